@@ -48,7 +48,7 @@ class ServerModel:
             next version.
         layout: the layout of the module, which says what is trained.
         broadcast: additional tensors for the clients' rules, by name; see :meth:`Strategy.broadcast`.
-        largest: the largest weight that can be summed exactly; updates with a larger one are refused.
+        max_abs_weight: the largest weight that can be summed exactly; updates with a larger one are refused.
         tolerates_broken: whether the strategy accepts weights that are not finite.
         first: the held tensors of the first model, by name, with which a client begins that has none of its own.
         session: the id of this start of the server; when it changes, remote clients go back to the round that begins.
@@ -60,7 +60,7 @@ class ServerModel:
     tensors: Mapping[str, Tensor]
     layout: ModelLayout
     broadcast: Mapping[str, Tensor] = field(default_factory=dict)
-    largest: float = math.inf
+    max_abs_weight: float = math.inf
     tolerates_broken: bool = False
     session: str = ""
     base: int = 0
@@ -161,7 +161,7 @@ class EvalReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
+class RoundCommit:
     """Announce the end of a round to remote clients.
 
     Attributes:

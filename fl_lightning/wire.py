@@ -25,15 +25,15 @@ from fl_lightning.messages import (
     ModelLayout,
     NameComparison,
     Progress,
+    RoundCommit,
     ServerModel,
-    Settlement,
 )
 from fl_lightning.types import ClientFailure, ClientUpdate, Compressed, Pull, Snapshot
 
 FORMAT = 7
 """The version of the format, which increases when a message changes."""
 
-_ORDERS = (ClientJob, ClientTask, EvalOrder, ModelLayout, Progress, ServerModel, Settlement)
+_ORDERS = (ClientJob, ClientTask, EvalOrder, ModelLayout, Progress, ServerModel, RoundCommit)
 _REPORTS = (ClientInfo, EvalReport, NameComparison)
 MESSAGES = {kind.__name__: kind for kind in (*_ORDERS, *_REPORTS, ClientFailure, ClientUpdate, Compressed, Pull, Snapshot)}
 _NOT_SENT = {"Snapshot": {"version"}}

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, Partitioner
-from fl_lightning.clients.assembly import ClientAssembly, Workplace
+from fl_lightning.clients.assembly import ClientAssembly, ClientEnvironment
 from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.clients.client_settings import client_settings
 from fl_lightning.clients.memory import ClientMemory
@@ -22,7 +22,7 @@ from fl_lightning.clients.pool import Chain
 from fl_lightning.clients.site import Site
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.keyed_noise import SecretKey
-from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, ServerModel, Settlement
+from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, RoundCommit, ServerModel
 from fl_lightning.server.assembly import Assembly
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 from fl_lightning.utilities.collectives import Collectives
@@ -88,7 +88,7 @@ def serve(connection: Connection, make: Make, share: Share, client: int, num_cli
         module=client_copy(module),
         data=ShareOf(share, client),
         settings=client_settings(federation, num_clients),
-        place=Workplace(),
+        place=ClientEnvironment(),
         memory=ClientMemory(),
         secret=SecretKey.draw(),
         drop_single=any(isinstance(part, _BatchNorm) for part in module.modules()),  # as the server does in a simulation
@@ -206,7 +206,7 @@ class BytesPool:
 
     def settle(self, round_idx: int, accepted: Collection[int], saved_round: int) -> dict[str, float]:
         for client in range(len(self._workers.sizes)):
-            self._send(client, Settlement(round_idx, tuple(accepted), saved_round))
+            self._send(client, RoundCommit(round_idx, tuple(accepted), saved_round))
             self._receive(client)
         return {}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fl_lightning import AdaFed, ClientError, ClientUpdate, FedAvg, FedLoss
 from fl_lightning.functional import ExactSum, Grid, Sums, grid_of
-from fl_lightning.functional.recycling import give_back, large_empty
+from fl_lightning.functional.recycling import large_empty, release_unused_memory
 from fl_lightning.types import Snapshot
 
 single = st.floats(-2, 2, width=32)
@@ -240,7 +240,7 @@ def test_large_memory_is_used_again_when_nothing_shares_it():
     assert second.data_ptr() == address
     assert second.shape == (size,)
     assert large_empty(10, torch.int64).dtype == torch.int64
-    give_back()
+    release_unused_memory()
 
 
 @given(

@@ -26,8 +26,8 @@ from fl_lightning.messages import (
     ModelLayout,
     NameComparison,
     Progress,
+    RoundCommit,
     ServerModel,
-    Settlement,
 )
 from fl_lightning.types import ClientFailure, ClientUpdate, Compressed, Pull, Snapshot
 from fl_lightning.wire import FORMAT, MESSAGES, from_bytes, to_bytes
@@ -65,7 +65,7 @@ EXAMPLES: list[Any] = [
     ClientFailure(1, 1, "OSError: a 'quoted' \n cause", 3),
     EvalOrder(2, 0, "test", "evaluation", SNAPSHOT, False, (ClientJob(0, 7),), 5),
     EvalReport(0, -math.inf),
-    Settlement(1, (0, 3), -1),
+    RoundCommit(1, (0, 3), -1),
     ClientInfo("Krankenhaus Süd", 12, (3, 0, 9), evaluations=("test",), features=NameComparison(("age",), 1)),
     NameComparison((), 0, "dose"),
     LAYOUT,

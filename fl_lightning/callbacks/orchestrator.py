@@ -25,7 +25,7 @@ from fl_lightning.data.content import client_contents
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import require
 from fl_lightning.functional.model_parts import give_own_memory
-from fl_lightning.functional.recycling import give_back
+from fl_lightning.functional.recycling import release_unused_memory
 from fl_lightning.functional.showing import settings_table, short_repr
 from fl_lightning.options.asynchronous import Asynchronous
 from fl_lightning.options.attackers import Attackers
@@ -217,7 +217,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         require_whole_models(trainer)
         if self.pool is not None:
             self._cleanup.callback(self.pool.close)
-            data.meet(self.pool.open(trainer, self))
+            data.register_clients(self.pool.open(trainer, self))
         require_same_partition(trainer, data)
         check_federation(self, trainer, data)
         tune_centralized(trainer, pl_module, data, self.local, self.trusted_classes, self._cleanup)
@@ -237,7 +237,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self._cleanup.callback(delattr, self, "_give_attributes")
         self._cleanup.callback(continue_global_step, trainer)  # callbacks run in reverse order
         self._cleanup.callback(self._takeover.release)
-        self._cleanup.callback(give_back)
+        self._cleanup.callback(release_unused_memory)
 
     def _open_options(self, trainer: Trainer, data: FederatedDataModule) -> None:
         options = self.active_options

@@ -31,7 +31,7 @@ from fl_lightning.rules import ClientRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workplace:
+class ClientEnvironment:
     """Describe the environment in which the clients of a process train.
 
     Attributes:
@@ -80,7 +80,7 @@ class ClientAssembly:
         module: LightningModule,
         data: ClientData,
         settings: ClientSettings,
-        place: Workplace,
+        place: ClientEnvironment,
         memory: ClientMemory,
         secret: SecretKey,
         drop_single: bool = False,

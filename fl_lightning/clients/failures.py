@@ -99,7 +99,7 @@ class UpdateCheck:
         """
         refuse_moved(update.snapshot.moved, self._fixed)
         who = f"Client {self._name_of(update.client)} (of {update.num_examples} examples) in round {update.round_idx}"
-        state, largest = update.snapshot.vector, self._server.largest
+        state, largest = update.snapshot.vector, self._server.max_abs_weight
         if state.shape != (self._size,) or not state.is_floating_point():
             raise ClientError(
                 f"{who}: it sent {state.dtype} of shape {tuple(state.shape)}, but the model has {self._size} weights. Do not "

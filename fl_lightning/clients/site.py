@@ -6,7 +6,7 @@ from typing import Any
 
 from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.errors import ClientError, WireError
-from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, ServerModel, Settlement
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, RoundCommit, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.wire import from_bytes, to_bytes
 
@@ -48,7 +48,7 @@ class Site:
             return self._train(message)
         if isinstance(message, EvalOrder):
             return self._runtime.evaluate(message)
-        if isinstance(message, Settlement):
+        if isinstance(message, RoundCommit):
             self._settle(message)
             return None
         raise WireError(f"A server does not send a {type(message).__name__}.")
@@ -71,7 +71,7 @@ class Site:
         self._before = {int(k): _with_numbers(kept) for k, kept in state["before"].items()}
         self._runtime.memory.load_state_dict(_with_numbers(state["memory"]))
 
-    def _settle(self, settlement: Settlement) -> None:
+    def _settle(self, settlement: RoundCommit) -> None:
         """Restore the client's state if the server did not use its update, also after a restart of this process."""
         self._runtime.settle(settlement.accepted)
         trained = self._unsettled

@@ -101,7 +101,7 @@ class ClientHolder(LightningDataModule):
         own = isinstance(self.datamodule, ClientSets) and self.datamodule.has_own(part)
         return own or (self.client_validation if part == "validation" else self.client_test) > 0
 
-    def meet(self, infos: Sequence[ClientInfo]) -> None:
+    def register_clients(self, infos: Sequence[ClientInfo]) -> None:
         """Take what clients outside this process tell about themselves, in the order of their ids."""
         self._client_datasets = RemoteDatasets(infos)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 
-from fl_lightning.clients.assembly import ClientAssembly, Workplace
+from fl_lightning.clients.assembly import ClientAssembly, ClientEnvironment
 from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.clients.client_settings import ClientSettings, client_settings
 from fl_lightning.clients.memory import ClientMemory
@@ -112,7 +112,7 @@ def build(contract: Mapping[str, Any], data: SiteData, policy: Policy, device: t
     torch.set_num_threads(contract["threads"])
     precision = resolve_precision(owner.local, contract["precision"], device)
     limits.check_module(owner.active_options, precision, module)
-    place = Workplace(
+    place = ClientEnvironment(
         precision=precision,
         device=device,
         logger=contract["logger"],

@@ -12,7 +12,7 @@ from fl_lightning.flower import envelope
 from fl_lightning.flower.transport import Answer, Transport
 from fl_lightning.flower.validation import conforms
 from fl_lightning.functional.digest import Digest
-from fl_lightning.messages import ClientTask, EvalOrder, ServerModel, Settlement
+from fl_lightning.messages import ClientTask, EvalOrder, RoundCommit, ServerModel
 from fl_lightning.types import ClientUpdate
 from fl_lightning.wire import to_bytes
 
@@ -72,7 +72,7 @@ class Exchange:
         self._digests: dict[str, str] = {}
         self._changed: dict[str, int] = {}  # the version in which each tensor changed last
         self._has: dict[int, int] = {}  # the version of the model that each site has
-        self._settlements: dict[int, list[Settlement]] = defaultdict(list)
+        self._settlements: dict[int, list[RoundCommit]] = defaultdict(list)
         self._trained = set[int]()
         self._requests: dict[int, _Request] = {}
         self._counts: dict[str, dict[int, int]] = {}
@@ -199,7 +199,7 @@ class Exchange:
 
     def settle(self, round_idx: int, accepted: Collection[int], saved_round: int) -> None:
         """Note the end of a round, which travels with the next order to each site."""
-        settlement = Settlement(round_idx, tuple(sorted(accepted)), saved_round)
+        settlement = RoundCommit(round_idx, tuple(sorted(accepted)), saved_round)
         for client in range(len(self._names)):
             waiting = self._settlements[client]
             if waiting and client not in self._trained:

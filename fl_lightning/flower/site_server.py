@@ -26,7 +26,7 @@ from fl_lightning.flower.site_limits import SiteLimits
 from fl_lightning.flower.site_record import SiteRecord, digest_of
 from fl_lightning.flower.site_state import SiteStore, require_id
 from fl_lightning.flower.validation import require_message, require_model, require_order
-from fl_lightning.messages import ClientJob, ClientTask, EvalOrder, EvalReport, ServerModel, Settlement
+from fl_lightning.messages import ClientJob, ClientTask, EvalOrder, EvalReport, RoundCommit, ServerModel
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.wire import from_bytes
@@ -219,7 +219,7 @@ class SiteServer:
 
     def _check(self, work: _Work, orders: Sequence[Any], settlements: Sequence[Any]) -> None:
         for settlement in settlements:
-            require_message(settlement, Settlement)
+            require_message(settlement, RoundCommit)
         settings = work.built.settings
         for order in orders:
             require_message(order, ClientTask, EvalOrder)

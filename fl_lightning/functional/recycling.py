@@ -42,6 +42,6 @@ def _take_back(memory: _Memory) -> None:
         free.append(memory)
 
 
-def give_back() -> None:
+def release_unused_memory() -> None:
     """Return unused memory to the system."""
     _free.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning.pytorch import LightningModule, Trainer
 
-from fl_lightning.clients.assembly import ClientAssembly, Workplace
+from fl_lightning.clients.assembly import ClientAssembly, ClientEnvironment
 from fl_lightning.clients.client_settings import client_settings
 from fl_lightning.clients.inner_trainer import moves_batches
 from fl_lightning.clients.local_pool import LocalPool
@@ -49,7 +49,7 @@ class Assembly:
         if not moves_batches(module, self._data):  # transfer hooks expect batches on the device that loaded them
             self._data.place(device)
         self._secret = self._shared_key()
-        self.place = Workplace(
+        self.place = ClientEnvironment(
             precision=resolve_precision(settings.local, trainer.precision, device),
             device=device,
             logger=bool(trainer.loggers),

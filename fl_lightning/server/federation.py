@@ -126,7 +126,7 @@ class Federation:
             tensors={**self.server.tensors(), **tensors},
             layout=self.server.layout,
             broadcast=strategy.broadcast(),
-            largest=self.largest,
+            max_abs_weight=self.max_abs_weight,
             tolerates_broken=strategy.tolerates_broken,
             session=self.session,
             first=self.server.held_tensors(),
@@ -136,7 +136,7 @@ class Federation:
         return model
 
     @cached_property
-    def largest(self) -> float:
+    def max_abs_weight(self) -> float:
         """Return the largest accepted weight, for which the sum over all clients, weighted by examples, is still exact."""
         return 2.0**40 / max(1, int(self.data.indices.sizes.sum()))
 

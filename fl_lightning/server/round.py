@@ -20,7 +20,7 @@ from fl_lightning.messages import ClientJob, Progress
 from fl_lightning.routes.base import Chains, Cohort
 from fl_lightning.server.announcements import announce, tell_failures
 from fl_lightning.server.federation import Federation
-from fl_lightning.server.reception import receive
+from fl_lightning.server.finalizing import finalize_aggregate
 from fl_lightning.server.round_result import RoundResult, as_one, shared_out, too_few, with_shares
 from fl_lightning.server.round_scores import RoundScores
 from fl_lightning.server.round_sums import RoundSums
@@ -232,7 +232,7 @@ class FederationRound(Cohort):
         metric = self.federation.strategy.metric
         if metric is not None:
             update = replace(update, score=self._scores.of(update, metric))
-        update = self._arrived(update)
+        update = self._rebased(update)
         self._counters = torch.maximum(self._counters, update.snapshot.counters)
         if not self.federation.shows_updates:
             update = replace(update, update_norm=None)
@@ -244,7 +244,7 @@ class FederationRound(Cohort):
                 add_note(error, f"Client {update.client} is '{name}'.")
             raise
 
-    def _arrived(self, update: ClientUpdate) -> ClientUpdate:
+    def _rebased(self, update: ClientUpdate) -> ClientUpdate:
         """Return an update as the strategy reads it."""
         return update
 
@@ -266,7 +266,7 @@ class FederationRound(Cohort):
         strategy = self.federation.strategy
         delivered = self._delivered({update.client for update in updates})
         aggregate, updates, moved = self._gathered.aggregate(updates, delivered, self._worth)
-        aggregate = receive(self.federation, self.round_idx, aggregate, len(updates), len(self.clients))
+        aggregate = finalize_aggregate(self.federation, self.round_idx, aggregate, len(updates), len(self.clients))
         counters = self._comm.elementwise_maximum(self._counters)
         return RoundResult(aggregate, counters, with_shares(updates, strategy), failures, moved, self.plan.lost)
 

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.core.hooks import ServerHooks
 from fl_lightning.functional.pseudo_gradient import set_pseudo_gradient
-from fl_lightning.functional.recycling import give_back
+from fl_lightning.functional.recycling import release_unused_memory
 from fl_lightning.messages import ClientJob, Progress
 from fl_lightning.reporting.rounds import movement
 from fl_lightning.server.announcements import announce, tell_failures
@@ -168,7 +168,7 @@ class RoundRunner:
         server = self._federation.server
         for hook in self._hooks:
             hook.before_step(result)
-        give_back()  # the clients' free memory: with the gradient, this is where a round needs most
+        release_unused_memory()  # the clients' free memory: with the gradient, this is where a round needs most
         step = set_pseudo_gradient(server.parameters(), result.aggregate)
         optimizer: Any = module.optimizers()
         optimizer.step()

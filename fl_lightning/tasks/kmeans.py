@@ -121,7 +121,7 @@ class KMeansTask(LoadsSafely, LightningModule):
             wanted = f"at most the clients' {training} training examples"
             require(self.num_clusters <= training, "model.num_clusters", wanted, self.num_clusters)
         if not self.started:
-            self._start(data)
+            self._initialize_centroids(data)
 
     def _check_precision(self) -> None:
         if self.centroids.dtype not in (torch.float32, torch.float64):
@@ -131,7 +131,7 @@ class KMeansTask(LoadsSafely, LightningModule):
             )
 
     @torch.no_grad()
-    def _start(self, data: Any) -> None:
+    def _initialize_centroids(self, data: Any) -> None:
         loaders = _validation_loaders(self.trainer, data)
         if not loaders:
             raise ConfigurationError(

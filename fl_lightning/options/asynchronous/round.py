@@ -75,7 +75,7 @@ class AsynchronousRound(FederationRound):
         failures = tuple(replace(failure, round_idx=self.round_idx) for failure in report.failures)
         super()._receive(replace(report, failures=failures))
 
-    def _arrived(self, update: ClientUpdate) -> ClientUpdate:
+    def _rebased(self, update: ClientUpdate) -> ClientUpdate:
         """Return the update with its staleness, and with its change on top of the current model."""
         staleness = self.round_idx - self._starts[update.client]
         update = replace(update, round_idx=self.round_idx, staleness=staleness)

@@ -17,7 +17,7 @@ from fl_lightning.strategies.base import JointStrategy
 from fl_lightning.transforms.base import Transform
 
 
-def receive(parts: Federation, round_idx: int, aggregate: Tensor, received: int, expected: int) -> Tensor:
+def finalize_aggregate(parts: Federation, round_idx: int, aggregate: Tensor, received: int, expected: int) -> Tensor:
     """Return the transformed aggregate of a round, float64, shape (d,), the same on every rank.
 
     Args:
