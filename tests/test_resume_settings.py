@@ -56,7 +56,7 @@ from fl_lightning import (
     Yogi,
 )
 from fl_lightning.core.resume_rule import kind_of
-from fl_lightning.data import TensorLoader
+from fl_lightning.data import CellSite, TensorLoader
 from fl_lightning.data.content import content, loader_content
 from fl_lightning.data.torchvision_sets import TorchvisionDataModule
 from fl_lightning.functional.description import Describer, constructor_arguments
@@ -649,8 +649,8 @@ def settings_of_this_package() -> list[tuple[type, str]]:
     others = (
         "FederatedOrchestrator LocalTraining PartialWork ExamplePrivacy Faults Availability ClientEvaluation ServerEvaluation"
     )
-    others += " Asynchronous Clock SecureAggregation Attackers Backdoor LabelAveraging CellSite TransferLearning"
-    named = [TorchvisionDataModule, *(getattr(fl_lightning, name) for name in others.split())]
+    others += " Asynchronous Clock SecureAggregation Attackers Backdoor LabelAveraging TransferLearning"
+    named = [TorchvisionDataModule, CellSite, *(getattr(fl_lightning, name) for name in others.split())]
     exported = [getattr(fl_lightning, name) for name in fl_lightning.__all__ if name != "__version__"]
     derived = [kind for kind in exported if inspect.isclass(kind) and issubclass(kind, bases)]
     return [(kind, name) for kind in [*named, *derived] for name in constructor_arguments(kind)]

@@ -120,7 +120,7 @@ class ServerHooks:
         return job
 
     def sampler(self, sampler: ClientSampler) -> ClientSampler:
-        """Return what plans the rounds, instead of the given sampler; see :meth:`OptionSettings.cohort`."""
+        """Return what plans the rounds, instead of the given sampler; see ``OptionSettings.cohort``."""
         return sampler
 
     def rounds(self, build: Callable[..., FederationRound]) -> Callable[..., FederationRound]:

@@ -43,8 +43,8 @@ _TORCH = {
     ),
 }
 _NO_SETTINGS = (
-    "AdaptiveLoss Cohort FilteringStrategy JointStrategy Message ModelScorer PeriodRoute Route RunningStrategy Sender Strategy "
-    "SupervisedTask Transform WeightedAverage"
+    "AdaptiveLoss FilteringStrategy JointStrategy PeriodRoute Route RunningStrategy Strategy SupervisedTask Transform "
+    "WeightedAverage"
 )
 NOT_ACCEPTED = {
     "KMeansTask": "its centroids are rows of the site, or means of a few of them",

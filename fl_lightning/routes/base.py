@@ -99,8 +99,8 @@ class Route(Unassuming, ChecksTypes, ABC):
         bypasses_server: whether in any round models reach other clients, or are chosen, without passing through the strategy
             one by one. Anything that protects or changes single updates in transit is then rejected.
         reads_data: whether the route measures models on the clients' training examples, or counts their labels.
-        needs_labels: whether the route calls :meth:`Cohort.label_counts`.
-        server_metric: the metric that :meth:`Cohort.server_scores` will measure, or None.
+        needs_labels: whether the route calls :meth:`~fl_lightning.routes.Cohort.label_counts`.
+        server_metric: the metric that :meth:`~fl_lightning.routes.Cohort.server_scores` will measure, or None.
         needs_convex: whether the route only makes sense for linear models with convex losses. Others are rejected.
     """
 
@@ -145,7 +145,11 @@ class Route(Unassuming, ChecksTypes, ABC):
 
     @abstractmethod
     def run(self, cohort: Cohort) -> None:
-        """Run one round; end in :meth:`Cohort.deliver`, :meth:`Cohort.hand_in` or :meth:`Cohort.conclude`."""
+        """Run one round, and end it.
+
+        A route ends in one of :meth:`~fl_lightning.routes.Cohort.deliver`, :meth:`~fl_lightning.routes.Cohort.hand_in` and
+        :meth:`~fl_lightning.routes.Cohort.conclude`.
+        """
 
     def turns_before(self, round_idx: int) -> int:
         """Return how many times a client that takes part in every round trains before a round."""

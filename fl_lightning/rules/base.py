@@ -23,7 +23,7 @@ class LocalStart:
 
     Attributes:
         parameters: the trained parameters at the start, in the module's order. Do not change them.
-        broadcast: the tensors that the strategy sent with the model, by name; see :meth:`Strategy.broadcast`.
+        broadcast: the tensors that the strategy sent with the model, by name; see :meth:`~fl_lightning.Strategy.broadcast`.
         kept: the tensors that the client has stored in earlier rounds, by name.
         pull: the model that attracts the client on this route, or None.
         model: the client's complete model at the start; None on the engine ``stacked``.
@@ -45,8 +45,8 @@ class LocalEnd:
         end: the trained parameters at the end, shape (p,).
         buffers: the averaged buffers at the end, shape (d - p,).
         rates: the sum of the learning rates over the steps; 0 if the optimizer is not plain SGD.
-        broadcast: the tensors that the strategy sent, as in :class:`LocalStart`.
-        kept: the tensors that the client has stored in earlier rounds, as in :class:`LocalStart`.
+        broadcast: the tensors that the strategy sent, as in :class:`~fl_lightning.rules.LocalStart`.
+        kept: the tensors that the client has stored in earlier rounds, as in :class:`~fl_lightning.rules.LocalStart`.
     """
 
     start: Sequence[Tensor]
@@ -100,7 +100,7 @@ class ClientRule(ABC):
             parameters: the parameters that the next step changes, each with the shape of its term.
             terms: their terms from :meth:`begin`.
             scale: the factor on the gradients if the optimizer removes it inside its step; otherwise 1.
-            pull: the model that attracts the client, as in :class:`LocalStart`.
+            pull: the model that attracts the client, as in :class:`~fl_lightning.rules.LocalStart`.
         """
 
     def loss_term(self, batch: Batch, parameters: Sequence[Tensor], terms: Sequence[Tensor]) -> Tensor | None:

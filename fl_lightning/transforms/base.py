@@ -95,7 +95,7 @@ class Transform(Unassuming, ChecksTypes, ABC):
             received: the number of updates in the average.
             expected: the number of clients in the cohort, including those that failed.
             draw: random numbers of this round and transform, on the CPU. They derive from the federation's seed.
-            secret: random numbers of the same purpose from a secret key, as in :class:`Sender`.
+            secret: random numbers of the same purpose from a secret key, as in :class:`~fl_lightning.transforms.Sender`.
         """
         return change
 
