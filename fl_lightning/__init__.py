@@ -31,7 +31,7 @@ _NAMES = {
         "ProximalLoss RobustLoss"
     ),
     "metrics": "DiagnosticOddsRatio PercentageError",
-    "models": "DensityCount FrozenBackbone KerasCNN LeNet MLP ResNet18 UNet VGG19",
+    "models": "DensityCount FrozenBackbone KerasCNN LeNet MLP ResNet18 Standardized UNet VGG19",
     "optimizers": "Yogi",
     "partitioners": (
         "AdaFedSimulation1 ClassesPartitioner ColumnPartitioner DirichletPartitioner DomainPartitioner "

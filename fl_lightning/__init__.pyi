@@ -199,6 +199,9 @@ from fl_lightning.models import (
     ResNet18 as ResNet18,
 )
 from fl_lightning.models import (
+    Standardized as Standardized,
+)
+from fl_lightning.models import (
     UNet as UNet,
 )
 from fl_lightning.optimizers import (

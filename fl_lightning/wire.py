@@ -30,7 +30,7 @@ from fl_lightning.messages import (
 )
 from fl_lightning.types import ClientFailure, ClientUpdate, Compressed, Pull, Snapshot
 
-FORMAT = 7
+FORMAT = 8
 """The version of the format, which increases when a message changes."""
 
 _ORDERS = (ClientJob, ClientTask, EvalOrder, ModelLayout, Progress, ServerModel, RoundCommit)

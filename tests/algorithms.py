@@ -67,6 +67,7 @@ from fl_lightning import (
     Scaffold,
     SecureAggregation,
     ShapleyValues,
+    Standardized,
     TopK,
     TransferLearning,
     TrimmedMean,
@@ -186,6 +187,14 @@ class Hidden(Plain):
         return super().training_step((batch[0] - self.late + sum(others), batch[1]), batch_idx) * (1 + noise)
 
 
+class Scaled(Plain):
+    """Its inputs are scaled by the mean and the deviation of all clients."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.net = Standardized(self.net, 4)
+
+
 class ThreeLines(Plain):
     """A linear model."""
 
@@ -302,6 +311,7 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
         "local": {"partial_work": PartialWork(0.4)},
         "clients_per_round": 4,
     },
+    "standardized": lambda: {"module": Scaled, "clients_per_round": 3, "momentum": 0.9},
     "transfer learning": lambda: {"module": Thawing, "strategy": FedAvgM(0.7), "clients_per_round": 4},
     "personal": lambda: {
         "personal": [PersonalPart(modules="torch.nn.BatchNorm1d"), HEAD],

@@ -92,7 +92,10 @@ OTHER_MEANINGS = {
     "functional/robust.py": "attackers",
     "server/checks/incomplete.py": "set 'federation.client_evaluation' to",  # the advice of a message
     **dict.fromkeys(  # a part of a client's examples, which metrics of strategies and routes read as well
-        ("clients/client_data.py", "clients/client_evaluators.py", "data/federated.py", "flower/site_data.py"),
+        (
+            *("clients/client_data.py", "clients/client_evaluators.py", "data/client_holder.py"),
+            *("data/federated.py", "flower/site_data.py"),
+        ),
         "client_evaluation_view",
     ),
     "flower/accepted_classes.py": "partialwork",  # the names of all public classes that a site may build

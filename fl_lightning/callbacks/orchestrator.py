@@ -56,6 +56,7 @@ from fl_lightning.server.checks.tools import (
     require_whole_models,
     warn_of_resting_parts,
 )
+from fl_lightning.server.input_moments import measure_inputs, unmeasured
 from fl_lightning.server.interruption import tell_how_to_resume
 from fl_lightning.server.outer_trainer import adapt_losses, prepare_trainer, set_threads
 from fl_lightning.server.requeue import requeue_whole_rounds
@@ -215,6 +216,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         data = federated_data(trainer)
         refuse_outer_flags(trainer)
         require_whole_models(trainer)
+        unmeasured(pl_module, parts_of(self))  # refuses, before a site is asked
         if self.pool is not None:
             self._cleanup.callback(self.pool.close)
             data.register_clients(self.pool.open(trainer, self))
@@ -265,6 +267,10 @@ class FederatedOrchestrator(ChecksTypes, Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lock the checkpoint folders, and copy the module for the clients, with its networks built and a checkpoint loaded."""
         lock_checkpoints(trainer, self._cleanup)
+        inputs = unmeasured(pl_module, parts_of(self) if self.enabled else ())
+        data = getattr(trainer, "datamodule", None)
+        if inputs is not None and isinstance(data, FederatedDataModule):
+            measure_inputs(trainer, data, inputs)
         if self._takeover is None:
             return
         federated_data(trainer).serve_rounds(True)  # from now on: 'setup' of the module may read a batch of the clients'

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
@@ -15,10 +16,11 @@ from fl_lightning.data.example_change import ExampleChange
 from fl_lightning.data.own_loaders import OwnLoaders
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.remote import RemoteDatasets
+from fl_lightning.functional.exact_moments import Moments, moments_of_batches
 from fl_lightning.functional.labels import client_label_counts
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.showing import client_bars, settings_table, short_repr
-from fl_lightning.messages import ClientInfo
+from fl_lightning.messages import ClientInfo, Part
 
 _MOST_CLASSES = 100
 """The largest number of classes that a notebook's bars show."""
@@ -126,6 +128,34 @@ class ClientHolder(LightningDataModule):
     def change_examples(self, changes: Mapping[int, ExampleChange]) -> None:
         """Change clients' examples from now on; see ``ClientDatasets.change_examples``."""
         self.client_datasets.change_examples(changes)
+
+    def input_moments(self, client: int) -> Moments:
+        """Return the exact sums of one client's training inputs, and of their squares, for each channel, as float32.
+
+        Inputs are those of an evaluation: after the datamodule's hooks, which find no Trainer, so nothing is augmented. A
+        client outside this process has told its sums.
+
+        Raises:
+            ConfigurationError: if such a client does not tell them.
+            DataError: if the inputs cannot be measured.
+        """
+        if isinstance(self._client_datasets, RemoteDatasets):
+            return self._client_datasets.input_moments(client)
+        return moments_of_batches(self._evaluated(client))
+
+    def _evaluated(self, client: int) -> Iterator[Any]:
+        """Yield the batches of one client's training examples as a module gets them in an evaluation."""
+        view, outer = self.client_evaluation_view(client, "training"), self.datamodule.trainer
+        self.datamodule.trainer = None  # a simulation must get what a site gets, whatever its Trainer's precision
+        try:
+            for batch in view.val_dataloader():
+                yield view.on_after_batch_transfer(view.on_before_batch_transfer(batch, 0), 0)
+        finally:
+            self.datamodule.trainer = outer
+
+    @abstractmethod
+    def client_evaluation_view(self, client: int, part: Part) -> LightningDataModule:
+        """Return a part of one client's examples as a validation set."""
 
     def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
         """Return one client's batches of Poisson sampling; see ``ClientDatasets.poisson_batches``."""

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fl_lightning.data.client_datasets import ClientDatasets
 from fl_lightning.data.client_splits import ClientSplits
-from fl_lightning.errors import DataError
+from fl_lightning.errors import ConfigurationError, DataError
+from fl_lightning.functional.exact_moments import Moments
 from fl_lightning.functional.partition import Partition, offsets
 from fl_lightning.messages import ClientInfo
 
@@ -82,6 +83,22 @@ class RemoteDatasets(ClientDatasets):
             raise DataError(f"No label counts from: {', '.join(silent)}. Use settings that do not need them.")
         classes = max(len(one) for one in counts if one is not None)
         return torch.tensor([[*one, *[0] * (classes - len(one))] for one in counts if one is not None])
+
+    def input_moments(self, client: int) -> Moments:
+        """Return the sums that a client has told.
+
+        Raises:
+            ConfigurationError: if it does not tell them.
+        """
+        info = self.infos[client]
+        if info.moments is None:
+            raise ConfigurationError(
+                f"Standardized scales inputs by the mean and deviation of all clients, but site {info.name} does not tell the "
+                "sums of its inputs. Its staff set 'policy.statistics' to true in its data.yaml; it tells none with "
+                "'policy.min_noise', and none over fewer than 'policy.min_count' numbers. Or leave out Standardized, and scale "
+                "by public numbers."
+            )
+        return Moments.of_texts(info.moments)
 
     def place(self, device: torch.device, limit: float | None) -> None:
         """Do nothing: no examples are here."""

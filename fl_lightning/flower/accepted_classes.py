@@ -17,7 +17,7 @@ OPTIONS: dict[str, type[OptionSettings]] = {
 """The options that sites build, by the setting that holds them."""
 _MODELS = {
     "tasks": "ClassificationTask LossAdaptation RegressionTask",
-    "models": "DensityCount FrozenBackbone KerasCNN LeNet MLP ResNet18 UNet VGG19",
+    "models": "DensityCount FrozenBackbone KerasCNN LeNet MLP ResNet18 Standardized UNet VGG19",
 }
 _PARTS = {
     "losses": "CrossEntropy F1WeightedCrossEntropy HalfSquaredError Hinge MetricWeightedCrossEntropy ProximalLoss RobustLoss",

@@ -51,7 +51,7 @@ def refuse_simulated(settings: Any, trainer: Trainer, data: Any) -> None:
     if standardizes(data.datamodule):
         raise ConfigurationError(
             "'data.datamodule.standardize' is true, but each site would scale by its own rows, and the server by its own. Set "
-            "it to false here and in the sites' data.yaml, and scale the files by the same numbers everywhere."
+            "it to false here and in the sites' data.yaml, and let the model scale: Standardized uses the rows of all sites."
         )
 
 

@@ -37,6 +37,10 @@ class Policy:
         label_counts: whether to tell the server the number of examples of each class.
         ranges: whether to tell the server the range, mean and deviation of each feature, rounded to two digits, so that a site
             with another unit is noticed.
+        statistics: whether to tell a server that asks the exact sums of the training inputs and of their squares, by feature,
+            from which it takes the mean and deviation over all sites (``Standardized``). They are told once: not again after
+            the data have changed, because the difference would tell about the new rows.
+        min_count: the fewest numbers of a feature over which the site tells a sum, >= 1.
         largest_message: the largest accepted message in MiB, > 0.
 
     Raises:
@@ -59,10 +63,12 @@ class Policy:
     evaluations: list[Part] = field(default_factory=list)
     label_counts: bool = False
     ranges: bool = False
+    statistics: bool = False
+    min_count: int = 10
     largest_message: float = 4096.0
 
     def __post_init__(self) -> None:
-        for name in ("max_rounds", "max_total_rounds", "max_epochs", "min_steps", "min_batch"):
+        for name in ("max_rounds", "max_total_rounds", "max_epochs", "min_steps", "min_batch", "min_count"):
             require(getattr(self, name) >= 1, f"policy.{name}", "1 or above", getattr(self, name))
         for name, unit in (("max_seconds", "seconds"), ("max_model", "MiB"), ("largest_message", "MiB")):
             require(getattr(self, name) > 0, f"policy.{name}", f"above 0, in {unit}", getattr(self, name))

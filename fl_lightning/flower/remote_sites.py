@@ -28,6 +28,7 @@ from fl_lightning.flower.replies import Needs, info_in
 from fl_lightning.flower.transport import Transport
 from fl_lightning.flower.values import build_model, configuration
 from fl_lightning.messages import ClientInfo
+from fl_lightning.models.standardized import standardized_parts
 from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
 from fl_lightning.settings.pool import RemoteClients
@@ -116,7 +117,8 @@ class RemoteSites(RemoteClients):
         absent = self._transport.absent() if self.min_sites is not None else {}
         classes, features = (_names_here(trainer, kind) for kind in ("classes", "feature_names"))
         require_fitting_classes(trainer.lightning_module, classes)
-        told = self._described(names, absent, {"classes": classes, "features": features})
+        asks = any(not part.is_measured for part in standardized_parts(trainer.lightning_module))
+        told = self._described(names, absent, {"classes": classes, "features": features}, asks)
         for client, cause in absent.items():
             rank_zero_warn(f"The fit starts without site {names[client]} (client {client}): {cause}.")
         everyone = enumerate(names)
@@ -130,11 +132,12 @@ class RemoteSites(RemoteClients):
         return self._infos
 
     def _described(
-        self, names: Sequence[str], absent: Collection[int], here: Mapping[str, Sequence[str] | None]
+        self, names: Sequence[str], absent: Collection[int], here: Mapping[str, Sequence[str] | None], statistics: bool
     ) -> dict[int, ClientInfo]:
         """Return what each site that is online tells about its data, compared with the names of the server's set."""
+        asked: dict[str, Any] = {**here, "statistics": statistics}
         online = [client for client in range(len(names)) if client not in absent]
-        found = self._ask_all({client: envelope.request("describe", client=client, **here) for client in online}, names)
+        found = self._ask_all({client: envelope.request("describe", client=client, **asked) for client in online}, names)
         infos: dict[int, ClientInfo] = {}
         for client in online:
             infos[client] = info_in(found[client], names[client], here)

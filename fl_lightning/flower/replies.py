@@ -16,6 +16,7 @@ from fl_lightning.flower.envelope import printable
 from fl_lightning.flower.exchange import SiteError
 from fl_lightning.flower.validation import require_message
 from fl_lightning.functional.compression import misfit, restore
+from fl_lightning.functional.exact_moments import Moments
 from fl_lightning.functional.exact_sum import magnitude, to_float64
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ClientInfo, ClientJob, EvalReport, NameComparison, ServerModel
@@ -124,6 +125,10 @@ def info_in(found: Mapping[str, Any], name: str, sent: Mapping[str, Sequence[str
         raise ConfigurationError(f"Site {name} tells digests with control characters.")
     if info.ranges is not None and not all(math.isfinite(value) for one in info.ranges for value in one):
         raise ConfigurationError(f"Site {name} tells ranges that are not finite. Check the data.yaml there.")
+    try:
+        Moments.of_texts(info.moments or ((), (), ()))
+    except ValueError as error:
+        raise ConfigurationError(f"Site {name} tells impossible sums of its inputs. {error} Update the site.") from error
     return info  # type: ignore[no-any-return]
 
 

@@ -33,13 +33,14 @@ def _data(arguments: argparse.Namespace) -> str:
         settings = read_settings(Path(arguments.data))
         device = settings.torch_device()
         data = SiteData(settings)
-        info = data.info(arguments.name, settings.policy)
+        info = data.info(arguments.name, settings.policy, statistics=settings.policy.statistics)
     training = "a stream, whose length it learns in each round" if info.streams else f"{info.num_examples} training examples"
     lines = [f"the server would learn the name '{info.name}', {training}"]
     lines += [f"{info.num_validation} validation and {info.num_test} test examples"]
     lines += ["whether its classes and columns have the server's names"]
     lines += [f"the counts of the classes: {info.label_counts}"] if info.label_counts else ["no counts of classes"]
     lines += ["the ranges of its features, to two digits"] if info.ranges else []
+    lines += ["to a server that asks, once, the exact sums of its inputs and of their squares"] if info.moments else []
     allowed = ", ".join(info.evaluations) or "none (FedLoss and AdaFed scored by clients need 'evaluations: [validation]')"
     lines += [f"evaluations that 'policy' allows: {allowed}", f"training would run on {device}"]
     lines += [f"note: {one.message}" for one in told if issubclass(one.category, UserWarning)]

@@ -81,7 +81,7 @@ class SiteSettings:
             if standardizes(datamodule):
                 raise ConfigurationError(
                     f"'{name}' has 'standardize: true', which scales by this site's own rows, while the other sites and the "
-                    "server scale by theirs. Set 'standardize: false', and scale the files of all by the same numbers."
+                    "server scale by theirs. Set it to false, and let the model scale: Standardized uses the rows of all sites."
                 )
 
     def torch_device(self) -> torch.device:
@@ -209,7 +209,12 @@ class SiteData:
         return names_of(self.whole.client_datasets.source, kind)
 
     def info(
-        self, name: str, policy: Policy, classes: Sequence[str] | None = None, features: Sequence[str] | None = None
+        self,
+        name: str,
+        policy: Policy,
+        classes: Sequence[str] | None = None,
+        features: Sequence[str] | None = None,
+        statistics: bool = False,
     ) -> ClientInfo:
         """Return what the server learns before the first round.
 
@@ -218,6 +223,7 @@ class SiteData:
             policy: what the site consents to tell.
             classes: the names of the server's classes, if it has any.
             features: the names of its features, if it has any.
+            statistics: whether it asks for the sums of the inputs.
         """
         counts = tuple(int(count) for count in self.whole.label_counts()[0]) if policy.label_counts else None
         own = self.names("classes"), self.names("feature_names")
@@ -233,7 +239,15 @@ class SiteData:
             features=compared(own[1], features),
             digests=("" if classes else digest_of_names(own[0]), "" if features else digest_of_names(own[1])),
             ranges=self._ranges() if policy.ranges else None,
+            moments=self._moments(policy) if statistics else None,
         )
+
+    def _moments(self, policy: Policy) -> tuple[tuple[str, ...], ...] | None:
+        """Return the sums of the training inputs, if the policy allows the server to know them."""
+        if not policy.statistics or policy.min_noise > 0:
+            return None
+        found = self.whole.input_moments(0)
+        return None if min(found.counts) < policy.min_count else found.texts()
 
     def _ranges(self) -> tuple[tuple[float, float, float, float], ...] | None:
         dataset: Any = self.whole.client_datasets.source.dataset

@@ -13,7 +13,7 @@ from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.utilities.atomic_file import write_whole
 
-_FILE, _APPROVED = "record.json", "approved.json"
+_FILE, _APPROVED, _STATISTICS = "record.json", "approved.json", "statistics.sha256"
 _NOT_AGREED = ("rounds", "num_clients", "threads", "logger", "inference_mode")
 """The parts of a contract that may change within a federation: more rounds and sites, another machine."""
 
@@ -61,6 +61,22 @@ class SiteRecord:
 
     def _write(self) -> None:
         write_whole(self._folder / _FILE, json.dumps({"number": self._number, "federations": self._known}).encode())
+
+    def tell_statistics(self, moments: tuple[tuple[str, ...], ...]) -> None:
+        """Keep a digest of the sums that the site tells, once for all federations.
+
+        Raises:
+            RefusedError: if other sums have been told before.
+        """
+        path = self._folder / _STATISTICS
+        digest = hashlib.sha256(json.dumps(moments).encode()).hexdigest()
+        if path.exists() and path.read_text(encoding="utf-8") != digest:
+            raise RefusedError(
+                "The data of this site have changed since it told the sums of its inputs, and the difference of both would "
+                f"tell about the rows that changed. If the server may know that, the site's staff delete '{path}'."
+            )
+        if not path.exists():
+            write_whole(path, digest.encode())
 
     def take_number(self, number: int) -> None:
         """Keep the number by which the server calls this site, from which its held-back rows follow.

@@ -148,8 +148,14 @@ class SiteServer:
         for one in names:
             if not (one is None or (isinstance(one, tuple) and all(isinstance(name, str) for name in one))):
                 raise WireError("The names of classes or features are no texts.")
+        statistics = asked.get("statistics", False)
+        if type(statistics) is not bool:
+            raise WireError("The request does not say whether it asks for statistics.")
         self._take_number(client)
-        return self._data.info(self._name, self._policy, *names)
+        info = self._data.info(self._name, self._policy, names[0], names[1], statistics)
+        if info.moments is not None:
+            self._record.tell_statistics(info.moments)
+        return info
 
     def _take_number(self, client: Any) -> int:
         if type(client) is not int or not 0 <= client < 10**6:

@@ -6,7 +6,8 @@ from fl_lightning.models.keras_cnn import KerasCNN
 from fl_lightning.models.lenet import LeNet
 from fl_lightning.models.mlp import MLP
 from fl_lightning.models.resnet import ResNet18
+from fl_lightning.models.standardized import Standardized
 from fl_lightning.models.unet import UNet
 from fl_lightning.models.vgg import VGG19
 
-__all__ = ["MLP", "VGG19", "DensityCount", "FrozenBackbone", "KerasCNN", "LeNet", "ResNet18", "UNet"]
+__all__ = ["MLP", "VGG19", "DensityCount", "FrozenBackbone", "KerasCNN", "LeNet", "ResNet18", "Standardized", "UNet"]

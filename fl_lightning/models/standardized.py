@@ -1,0 +1,110 @@
+"""Scale a network's inputs by the mean and the deviation over the examples of all clients."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.errors import DataError, require
+from fl_lightning.functional.exact_moments import Moments, moments_of_batches
+
+_UNMEASURED = (
+    "Standardized has not been measured, so inputs pass unchanged. A federation measures it before round 0; in any other "
+    "training, call its 'measure' with the training batches first."
+)
+
+
+class Standardized(nn.Module):
+    """Subtract the mean of each channel, divide by its standard deviation, and apply a network.
+
+    In a federation, both are those of the clients' training examples together, which clients measure before round 0; see
+    :meth:`~fl_lightning.FederatedDataModule.input_moments`. They are buffers of the server: clients get them with the model,
+    nobody averages them, and checkpoints, exports and ``torch.export`` contain them, so that the model predicts from raw
+    inputs. A missing number (NaN) becomes the mean, so 0. A constant channel is only centred.
+
+    Args:
+        network: the network.
+        num_features: the number d of channels, >= 1: of columns in inputs of shape (N, d), of colours in images (N, d, H, W).
+
+    Raises:
+        ConfigurationError: if ``num_features`` is below 1.
+
+    Example:
+        >>> import torch
+        >>> from fl_lightning import MLP, Standardized
+        >>> network = Standardized(MLP(2, [4], num_classes=3), num_features=2)
+        >>> network.measure([torch.tensor([[1.0, 10.0], [3.0, float("nan")]])])
+        >>> network.mean, network.std
+        (tensor([ 2., 10.]), tensor([1., 1.]))
+    """
+
+    server_buffers = ("mean", "std", "measured")
+    mean: Tensor
+    std: Tensor
+    measured: Tensor
+
+    def __init__(self, network: nn.Module, num_features: int) -> None:
+        super().__init__()
+        require(num_features >= 1, "model.network.num_features", "at least 1", num_features)
+        self.network, self.num_features = network, num_features
+        self.register_buffer("mean", torch.zeros(num_features))
+        self.register_buffer("std", torch.ones(num_features))
+        self.register_buffer("measured", torch.tensor(False))
+        self._is_measured = False  # reading the buffer would wait for a GPU in each step
+
+    def set_moments(self, moments: Moments) -> None:
+        """Set mean and deviation from the moments of all examples.
+
+        Raises:
+            DataError: if they have another number of channels, or if a channel has no number.
+        """
+        if len(moments.counts) != self.num_features:
+            raise DataError(
+                f"The inputs have {len(moments.counts)} channels, but 'model.network.num_features' is {self.num_features}. Set "
+                f"it to {len(moments.counts)}."
+            )
+        if 0 in moments.counts:
+            raise DataError(
+                f"Channel {moments.counts.index(0)} of the inputs has no number at any client. Leave it out of the inputs."
+            )
+        deviations = [deviation or 1.0 for deviation in moments.deviations()]
+        self.mean.copy_(torch.tensor(moments.means(), dtype=torch.float64))
+        self.std.copy_(torch.tensor(deviations, dtype=torch.float64))
+        self.measured.fill_(True)
+        self._is_measured = True
+
+    @property
+    def is_measured(self) -> bool:
+        """Return whether mean and deviation have been set, or loaded from a model in which they were."""
+        return self._is_measured
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self._is_measured = bool(self.measured)
+
+    def measure(self, batches: Iterable[Any]) -> None:
+        """Set mean and deviation from batches, whose inputs come first: for a training without a federation.
+
+        Raises:
+            DataError: as :meth:`set_moments` does, or if the inputs cannot be measured.
+        """
+        self.set_moments(moments_of_batches(batches))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the network's output for inputs of shape (N, d) or (N, d, ...)."""
+        if self.training and not self._is_measured:
+            warnings.warn(_UNMEASURED, stacklevel=2)
+        shape = (1, -1, *[1] * (inputs.dim() - 2))
+        centred = inputs - self.mean.view(shape)
+        centred = torch.where(torch.isnan(centred), torch.zeros_like(centred), centred)
+        output: Tensor = self.network(centred / self.std.view(shape))
+        return output
+
+
+def standardized_parts(module: nn.Module) -> list[Standardized]:
+    """Return the parts of a module that scale their inputs."""
+    return [part for part in module.modules() if isinstance(part, Standardized)]

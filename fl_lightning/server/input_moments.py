@@ -1,0 +1,75 @@
+"""Measure the inputs of all clients before round 0, for the parts of a module that scale them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from fl_lightning.core.capabilities import Capability, Need, Part, check_need
+from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.errors import ConfigurationError, add_note
+from fl_lightning.functional.exact_moments import Moments, together
+from fl_lightning.models.standardized import Standardized, standardized_parts
+from fl_lightning.utilities.collectives import Collectives
+
+_REMOVE = "Leave out Standardized, and scale by public numbers"
+
+
+def unmeasured(module: LightningModule, parts: Iterable[Part]) -> Standardized | None:
+    """Return the part of a module whose inputs the clients must measure; None without one.
+
+    Args:
+        module: the module.
+        parts: the parts of the federation, which may not allow it.
+
+    Raises:
+        ConfigurationError: if another part does not allow it, if there are several, or if the module changes batches.
+    """
+    found = standardized_parts(module)
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"{type(module).__name__} contains Standardized {len(found)} times, but it scales the inputs of the whole network. "
+            "Keep the outermost."
+        )
+    if not found or found[0].is_measured:
+        return None
+    hook = next((name for name in ("on_before_batch_transfer", "on_after_batch_transfer") if is_overridden(name, module)), "")
+    if hook:
+        raise ConfigurationError(
+            f"{type(module).__name__} changes batches in '{hook}', but Standardized is measured before that. Move the change "
+            "to the datamodule's hook of this name, or into the network."
+        )
+    everyone = list(parts)
+    why = "Standardized reads sums over the clients' inputs, which get no noise"
+    check_need(Need(Capability.OPEN_HOLDINGS, why, _REMOVE), everyone)
+    check_need(Need(Capability.SINGLE_UPDATES, "Standardized reads sums of each client", _REMOVE), everyone)
+    return found[0]
+
+
+def measure_inputs(trainer: Trainer, data: FederatedDataModule, part: Standardized) -> None:
+    """Set the scale of a module's inputs to that of all clients' training examples, the same on every rank.
+
+    Raises:
+        ConfigurationError: if a client outside this process does not tell its sums.
+        DataError: if inputs cannot be measured; it names the client.
+    """
+    comm = Collectives(trainer)
+    mine: list[Moments] = []
+    failure: Exception | None = None
+    for client in range(data.num_clients)[comm.rank :: comm.size]:
+        try:
+            mine.append(data.input_moments(client))
+        except Exception as error:
+            add_note(error, f"In the statistics of client {data.client_name(client)}.")
+            failure = error
+            break
+    everyone = [moments for theirs in comm.gather_or_raise(mine, failure) for moments in theirs]
+    sizes = {len(moments.counts) for moments in everyone}
+    if len(sizes) > 1:
+        raise ConfigurationError(
+            f"The clients' inputs have {' and '.join(map(str, sorted(sizes)))} channels, so they have no common scale. Give "
+            "all clients the same features."
+        )
+    part.set_moments(together(everyone))

@@ -1,0 +1,343 @@
+"""Inputs are scaled by the mean and the deviation of all clients' rows, to the bit the same wherever the rows are."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from federations import SIZES, Blobs, Consecutive, Plain, every_round, federate, network, same_bits, trainer, weights
+from hypothesis import given
+from hypothesis import strategies as st
+from sites_over_bytes import NAMES, SERVERS, TOLD, configuration, prepare, simulate, start_site
+from sites_over_bytes import federate as at_sites
+from torch.utils.data import DataLoader, TensorDataset
+
+from fl_lightning import (
+    MLP,
+    ClientPrivacy,
+    ConfigurationError,
+    DataError,
+    ExamplePrivacy,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    LocalTraining,
+    SecureAggregation,
+    Standardized,
+)
+from fl_lightning.flower import site_check
+from fl_lightning.functional.exact_moments import Moments, moments_of, together
+
+UNIT = 2**172
+
+
+class Scaled(Plain):
+    """A module whose inputs are scaled."""
+
+    def __init__(self, features: int = 4, **more: Any) -> None:
+        super().__init__(**more)
+        self.net = Standardized(network(), features)
+
+
+class Shifted(Blobs):
+    """Points of which two columns are far from 0, and one has a missing number."""
+
+    def __init__(self, missing: bool = True) -> None:
+        super().__init__()
+        for x, _ in (self.train, self.val):
+            x[:, 1] = 1950 + 10 * x[:, 1]
+            x[:, 2] *= 1e-6
+        if missing:
+            self.train[0][3, 1] = math.nan
+
+
+# ------------------------------------------------------------------ exact sums
+
+floats = st.floats(width=32, allow_infinity=False)
+
+
+@given(st.lists(floats, min_size=1, max_size=40), st.integers(0, 40))
+def test_sums_are_those_of_fractions_also_of_parts(numbers, cut):
+    there = [Fraction(x) for x in numbers if not math.isnan(x)]
+    found = moments_of(torch.tensor(numbers, dtype=torch.float32))
+    assert found.counts == (len(there),)
+    assert Fraction(found.totals[0], UNIT) == sum(there)
+    assert Fraction(found.squares[0], UNIT**2) == sum(x * x for x in there)
+    parts = [numbers[cut:], numbers[:cut]]
+    assert together(moments_of(torch.tensor(part, dtype=torch.float32)) for part in parts if part) == found
+
+
+def test_means_and_deviations_are_numpys_of_the_joined_rows():
+    """Birth years, of which sums of squares in float64 lose the digits of the variance."""
+    rows = np.random.default_rng(0).normal(size=(3000, 5)).astype(np.float32) * [1, 1e-20, 30, 1e12, 1e-3] + [0, 0, 1950, 0, 7]
+    rows = torch.tensor(rows, dtype=torch.float32)
+    found = together(moments_of(part) for part in rows.split([1, 1999, 1000]))
+    exact = rows.numpy().astype(np.longdouble)
+    assert np.allclose(found.means(), exact.mean(0).astype(float), rtol=1e-12, atol=0)
+    assert np.allclose(found.deviations(), exact.std(0).astype(float), rtol=1e-12, atol=0)
+
+
+def test_images_have_a_mean_for_each_colour():
+    images = torch.rand(6, 3, 4, 5)
+    found = moments_of(images)
+    assert found.counts == (6 * 4 * 5,) * 3
+    assert np.allclose(found.means(), images.double().mean((0, 2, 3)), rtol=1e-14)
+
+
+def test_many_numbers_are_added_in_pieces():
+    numbers = torch.full((2**20 + 5, 1), 3.0)
+    assert moments_of(numbers) == Moments((2**20 + 5,), (3 * (2**20 + 5) * UNIT,), (9 * (2**20 + 5) * UNIT**2,))
+
+
+# ------------------------------------------------------------------ in a federation
+
+
+def expected(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    mean, std = np.nanmean(rows.double().numpy(), 0), np.nanstd(rows.double().numpy(), 0)
+    return torch.tensor(mean, dtype=torch.float32), torch.tensor(std, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
+def test_the_scale_is_that_of_all_clients_rows(engine):
+    module, data = Scaled(), Shifted()
+    federate(module, 2, data=data, local=LocalTraining(engine=engine, max_epochs=2))
+    mean, std = expected(data.train[0])
+    assert torch.allclose(module.net.mean, mean, rtol=1e-6)
+    assert torch.allclose(module.net.std, std, rtol=1e-6)
+    assert float(module.trainer.callback_metrics["val_acc"]) > 0.5
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in weights(module).values())
+
+
+def test_one_client_is_plain_training_on_scaled_rows():
+    data = Shifted(missing=False)
+    federation, plain = Scaled(), Scaled()
+    plain.load_state_dict(federation.state_dict())
+    plain.net.measure(DataLoader(TensorDataset(*data.train), batch_size=7))
+    rows = Shifted(missing=False)
+    rows.shuffle = data.shuffle = False
+    local = LocalTraining(max_epochs=1)
+    federate(federation, 3, data=data, partitioner=Consecutive([sum(SIZES)]), local=local)
+    trainer(3).fit(plain, rows)
+    for name, tensor in weights(federation).items():
+        assert torch.allclose(tensor.double(), weights(plain)[name].double(), atol=1e-5), name
+
+
+def test_a_missing_number_becomes_the_mean():
+    net = Standardized(torch.nn.Identity(), 2)
+    net.measure([(torch.tensor([[1.0, 2.0], [3.0, math.nan]]), None)])
+    assert net(torch.tensor([[math.nan, 4.0], [5.0, 2.0]])).tolist() == [[0.0, 2.0], [3.0, 0.0]]
+
+
+def test_a_resumed_run_keeps_the_scale(tmp_path):
+    module = Scaled()
+    start = weights(module)
+    federate(module, 3, data=Shifted())
+    half = Scaled()
+    half.load_state_dict(start)
+    half.net._is_measured = False
+    federate(half, 2, every_round(tmp_path), data=Shifted(), flags={"enable_checkpointing": True})
+    again = Scaled()
+    federate(again, 3, data=Shifted(), ckpt_path=str(tmp_path / "last.ckpt"))
+    assert same_bits(weights(module), weights(again))
+
+
+def test_central_training_has_the_same_scale():
+    federation, central = Scaled(), Scaled()
+    federate(federation, 1, data=Shifted())
+    federate(central, 1, data=Shifted(), enabled=False)
+    assert torch.equal(federation.net.mean, central.net.mean)
+    assert torch.equal(federation.net.std, central.net.std)
+
+
+def test_a_loaded_scale_stays():
+    """A model that goes on training elsewhere must scale as before."""
+    first, second = Scaled(), Scaled()
+    federate(first, 1, data=Shifted())
+    second.load_state_dict(first.state_dict())
+    federate(second, 1)
+    assert torch.equal(first.net.mean, second.net.mean)
+
+
+def test_a_training_that_nobody_measured_warns():
+    with pytest.warns(UserWarning, match=r"has not been measured, so inputs pass unchanged\. .* call its 'measure'"):
+        trainer(1).fit(Scaled(), Blobs())
+
+
+class Words(L.LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return DataLoader([{"text": torch.ones(3)} for _ in range(sum(SIZES))], batch_size=5)
+
+
+class Infinite(Blobs):
+    def __init__(self) -> None:
+        super().__init__()
+        self.train[0][10, 2] = math.inf
+
+
+class Twice(Scaled):
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = Standardized(MLP(4, [2], 3), 4)
+
+
+class Changing(Scaled):
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return [batch[0] * 2, batch[1]]
+
+
+class Augmented(Blobs):
+    """Changes batches as a datamodule of images does: noise in training alone."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        noise = torch.randn(batch[0].shape) if self.trainer is not None and self.trainer.training else 0.0
+        return [batch[0] * 100 + noise, batch[1]]
+
+
+def test_inputs_are_measured_as_the_datamodule_prepares_them_without_augmentation():
+    module, data = Scaled(), Augmented()
+    federate(module, 1, data=data)
+    mean, std = expected(data.train[0] * 100)
+    assert torch.allclose(module.net.mean, mean, rtol=1e-6)
+    assert torch.allclose(module.net.std, std, rtol=1e-6)
+    assert data.trainer is None or data.trainer is module.trainer
+
+
+@pytest.mark.parametrize(
+    ("module", "settings", "message"),
+    [
+        (
+            Scaled,
+            {"transforms": [ClientPrivacy(1.0, 1.0, "local", noise_seed=1)]},
+            "inputs, which get no noise, but ClientPrivacy does not",
+        ),
+        (
+            Scaled,
+            {"secure_aggregation": SecureAggregation()},
+            "Standardized reads sums of each client, but with 'federation.secure",
+        ),
+        (Changing, {}, "Changing changes batches in 'on_after_batch_transfer', but Standardized is measured before that"),
+        (Twice, {}, "Twice contains Standardized 2 times"),
+        (lambda: Scaled(5), {}, r"The inputs have 4 channels, but 'model.network.num_features' is 5. Set it to 4\."),
+        (Scaled, {"data": Infinite()}, "The inputs cannot be measured: A number is infinite"),
+        (Scaled, {"data": Words()}, "but a batch is a dict. Scale such inputs in the module itself"),
+    ],
+)
+def test_what_cannot_be_scaled_is_refused(module, settings, message):
+    with pytest.raises((ConfigurationError, DataError), match=message):
+        federate(module(), 1, **settings)
+
+
+def test_private_examples_have_no_exact_sums():
+    pytest.importorskip("opacus")
+    module = Scaled()
+    module.train_acc = None
+    local = LocalTraining(privacy=ExamplePrivacy(1.0, 0.5, noise_seed=7))
+    with pytest.raises(ConfigurationError, match=r"get no noise, but 'federation\.local\.privacy' does not cover"):
+        federate(module, 1, local=local, flags={"limit_val_batches": 0})
+
+
+def test_the_number_of_channels_is_checked():
+    with pytest.raises(ConfigurationError, match=r"'model\.network\.num_features' must be at least 1"):
+        Standardized(MLP(), 0)
+
+
+def test_a_channel_without_numbers_is_refused():
+    data = Blobs()
+    data.train[0][:, 2] = math.nan
+    federation = FederatedOrchestrator()
+    with pytest.raises(DataError, match="Channel 2 of the inputs has no number at any client"):
+        trainer(1, federation).fit(Scaled(), FederatedDataModule(data, Consecutive()))
+
+
+# ------------------------------------------------------------------ at sites
+
+
+def scaled() -> dict[str, Any]:
+    config = configuration()
+    inner = config["model"]["init_args"]["network"]
+    config["model"]["init_args"]["network"] = {
+        "class_path": "Standardized",
+        "init_args": {"num_features": 6, "network": inner},
+    }
+    return config
+
+
+def refused(config: dict[str, Any], capsys: Any, folder: str = "real") -> str:
+    with pytest.raises(SystemExit):
+        at_sites(config, folder)
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_sites_that_consent_give_the_bits_of_the_simulation(tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch, {"statistics": True})
+    one, other = simulate(scaled()), at_sites(scaled())
+    assert same_bits(one, other)
+    (mean,) = (tensor for name, tensor in one.items() if name.endswith("network.mean"))
+    rows = np.concatenate([np.loadtxt(tmp_path / name / "own.csv", delimiter=",", skiprows=1)[:, :6] for name in NAMES])
+    assert np.allclose(mean, rows.mean(0), rtol=1e-6)
+
+
+def test_sites_tell_no_sums_unless_their_policy_says_so(tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch)
+    assert "but site north does not tell the sums of its inputs. Its staff set 'policy.statistics' to true" in refused(
+        scaled(), capsys
+    )
+    assert all(info.moments is None for info in TOLD.values())
+
+
+@pytest.mark.parametrize("policy", [{"min_count": 30}, {"min_noise": 0.5}])
+def test_sites_tell_no_sums_over_few_rows_or_where_noise_is_required(policy, tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch, {"statistics": True, **policy})
+    assert "but site north does not tell the sums" in refused(scaled(), capsys)
+
+
+def test_sums_are_not_told_to_a_server_that_does_not_ask(tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch, {"statistics": True})
+    at_sites(configuration())
+    assert all(info.moments is None for info in TOLD.values())
+    assert not list(tmp_path.rglob("statistics.sha256"))
+
+
+def test_changed_data_are_not_told_again(tmp_path, monkeypatch, capsys):
+    """The difference of two answers is the sum over the rows that changed."""
+    prepare(tmp_path, monkeypatch, {"statistics": True})
+    at_sites(scaled())
+    at_sites(scaled(), "again")  # the same answer tells nothing new
+    path = tmp_path / "south" / "own.csv"
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
+    start_site(tmp_path, "south")
+    told = refused(scaled(), capsys, "changed")
+    assert "Site south: RefusedError: The data of this site have changed since it told the sums of its inputs" in told
+    (tmp_path / "south" / "state" / "statistics.sha256").unlink()
+    at_sites(scaled(), "third")
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        (("3",), ("0",)),
+        (("3", "3"), ("0",), ("0",)),
+        (("f" * 18,), ("0",), ("0",)),
+        (("2",), ("a",), ("1",)),
+        (("2",), ("0",), ("-1",)),
+        (("2",), ("word",), ("1",)),
+        (("2",), ("0",), ("f" * 10**5,)),
+    ],
+)
+def test_impossible_sums_are_refused(told, tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch, {"statistics": True})
+    own = SERVERS["west"]._data.info
+    monkeypatch.setattr(SERVERS["west"]._data, "info", lambda *args: replace(own(*args), moments=told))
+    assert "Site west tells impossible sums of its inputs." in refused(scaled(), capsys)
+
+
+def test_the_check_of_a_site_says_what_would_leave(tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch, {"statistics": True})
+    said = site_check._data(Namespace(data=str(tmp_path / "north" / "data.yaml"), name="north"))
+    assert "; to a server that asks, once, the exact sums of its inputs and of their squares; " in said
