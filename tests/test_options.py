@@ -14,6 +14,7 @@ import pytest
 import torch
 from command_line import small
 from federations import SIZES, Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
+from jsonargparse import ArgumentError, ArgumentParser
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping
 from own_option import DropNumbers
@@ -344,6 +345,15 @@ def test_sums_of_an_option_are_used():
 def test_sums_that_would_be_ignored_are_refused(settings, message):
     with pytest.raises(ConfigurationError, match=message):
         federate(Plain(), 1, **settings)
+
+
+@pytest.mark.parametrize(("kind", "argument"), [(DropNumbers, "share"), (ClientPrivacy, "noise_multiplier")])
+def test_an_options_arguments_are_checked_before_it_is_built(kind, argument):
+    """Their modules postpone annotations, and their bases are dataclasses: text had been taken for a number."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(kind, "option")
+    with pytest.raises(ArgumentError, match=r"Expected a <class 'float'>. Got value: abc"):
+        parser.parse_args([f"--option.{argument}=abc"])
 
 
 class PlansRounds(Option, ServerHooks):

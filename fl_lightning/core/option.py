@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import count
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
 from lightning.pytorch import LightningModule
 
@@ -41,6 +42,14 @@ class OptionSettings:
         secret_cohorts: whether nobody may foresee which clients are drawn, so that they are not drawn from the seed.
         on_resume: what a resumed run may change.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Resolve the annotations of a constructor: in a dataclass, jsonargparse would look for those of fields instead."""
+        build = vars(cls).get("__init__")
+        if build is not None:
+            with suppress(NameError):  # a name that is imported for type checks only
+                build.__annotations__ = get_type_hints(build, include_extras=True)
+        super().__init_subclass__(**kwargs)
 
     setting: ClassVar[str]
     simulated_only: ClassVar[bool] = False
