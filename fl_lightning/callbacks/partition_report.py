@@ -10,10 +10,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
 from torch.utils.data import Subset
 
+from fl_lightning.data.class_names import names_of
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.labels import labels_at_hand
-from fl_lightning.errors import require
+from fl_lightning.errors import DataError, require
 from fl_lightning.functional.labels import client_label_counts
+from fl_lightning.reporting.features import FeatureSummary
 from fl_lightning.reporting.partition import PartitionSummary, draw_partition
 from fl_lightning.reporting.tables import log_table
 
@@ -30,12 +32,15 @@ class PartitionReport(Callback):
     Args:
         enabled: whether a fit shows the report; ``fl-lightning partition`` always does.
         max_clients: largest number of rows of the table on the terminal, >= 1; the files contain all clients.
+        features: whether to read the inputs, too, and show the mean, deviation and missing share of each feature, and the
+            client that differs most: a table on the terminal and ``features.csv``; ``fl-lightning describe`` always does.
     """
 
-    def __init__(self, enabled: bool = True, max_clients: int = 20) -> None:
+    def __init__(self, enabled: bool = True, max_clients: int = 20, features: bool = False) -> None:
         require(max_clients >= 1, "partition_report.max_clients", "at least 1", max_clients)
         self.enabled = enabled
         self.max_clients = max_clients
+        self.features = features
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the partition, on the first rank."""
@@ -43,6 +48,8 @@ class PartitionReport(Callback):
         quick: bool = trainer.fast_dev_run  # type: ignore[attr-defined]
         if self.enabled and not quick and trainer.is_global_zero and isinstance(data, FederatedDataModule):
             summary = self.show(data, Path(trainer.default_root_dir))
+            if self.features:
+                self.show_features(data, Path(trainer.default_root_dir))
             if any(isinstance(logger, WandbLogger) for logger in trainer.loggers):
                 log_table(trainer, "partition", summary.columns, summary.rows, **_picture(trainer))
 
@@ -66,6 +73,24 @@ class PartitionReport(Callback):
             files += " (a picture needs matplotlib: pip install 'fl_lightning[plots]')"
         print(f"Partition: {folder} ({files})")
         return summary
+
+    def show_features(self, data: FederatedDataModule, folder: Path | None) -> None:
+        """Print what the features are like at the clients, and write the file into a folder.
+
+        Args:
+            data: a datamodule after ``setup('fit')``.
+            folder: folder of the run; None writes no file.
+
+        Raises:
+            ConfigurationError: if a client outside this process does not tell the sums of its inputs.
+            DataError: if the inputs cannot be measured.
+        """
+        summary = summarize_features(data)
+        print(summary.text(self.max_clients))
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            summary.write(folder / "features.csv")
+            print(f"Features: {folder / 'features.csv'}")
 
 
 def summarize(data: FederatedDataModule) -> PartitionSummary:
@@ -95,6 +120,18 @@ def summarize(data: FederatedDataModule) -> PartitionSummary:
     if counts is not None and labels is not None:
         public = torch.bincount(labels[division.public], minlength=len(classes))
     return PartitionSummary(names, sizes, counts, classes, public)
+
+
+def summarize_features(data: FederatedDataModule) -> FeatureSummary:
+    """Measure the features of each client's training examples, after ``setup('fit')``."""
+    clients = range(data.num_clients)
+    moments = [data.input_moments(client) for client in clients]
+    channels = len(moments[0].counts)
+    if any(len(own.counts) != channels for own in moments):
+        raise DataError("The clients' inputs have different numbers of channels. Give all clients the same features.")
+    known = None if data.is_remote else names_of(data.client_datasets.source, "feature_names")
+    names = known if known is not None and len(known) == channels else [f"channel {k}" for k in range(channels)]
+    return FeatureSummary(names, [data.client_name(k) for k in clients], [data.num_examples(k) for k in clients], moments)
 
 
 def _picture(trainer: Trainer) -> dict[str, Any]:

@@ -58,6 +58,11 @@ _PAGES = {
     "validate": ("Evaluate a checkpoint on the server's validation set.", _EVALUATE, "runs/adafed_mnist/config.yaml"),
     "test": ("Evaluate a checkpoint on the server's test set.", _EVALUATE, "runs/adafed_mnist/config.yaml"),
     "predict": ("Write a checkpoint's predictions to a file in the run's folder.", _EVALUATE, "runs/adafed_mnist/config.yaml"),
+    "describe": (
+        "Show each client's data, and how features differ, without training.",
+        (*_RUN, *_CHOICES),
+        "configs/adafed_mnist.yaml",
+    ),
     "partition": ("Show what each client would hold, without training.", (*_RUN, *_CHOICES), "configs/adafed_mnist.yaml"),
 }
 

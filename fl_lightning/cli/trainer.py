@@ -37,15 +37,28 @@ class FederationTrainer(Trainer):
             model: not used.
             datamodule: datamodule to set up for a fit.
         """
+        self._show(datamodule)
+
+    def describe(self, model: LightningModule, datamodule: FederatedDataModule) -> None:
+        """Show what each client would hold, and what its features are like, without training.
+
+        Args:
+            model: not used.
+            datamodule: datamodule to set up for a fit.
+        """
+        self._show(datamodule, features=True)
+
+    def _show(self, datamodule: FederatedDataModule, features: bool = False) -> None:
         (report,) = (callback for callback in self.callbacks if isinstance(callback, PartitionReport))  # type: ignore[attr-defined]
         datamodule.prepare_data()
         datamodule.setup("fit")
-        folder = Path(self.default_root_dir)
-        if any((folder / "checkpoints").glob("*.ckpt")):
+        folder: Path | None = Path(self.default_root_dir)
+        if folder is not None and any((folder / "checkpoints").glob("*.ckpt")):
             print(f"'{folder}' contains a run, so its files are left unchanged.")
-            report.show(datamodule, None)
-        else:
-            report.show(datamodule, folder)
+            folder = None
+        report.show(datamodule, folder)
+        if features or report.features:
+            report.show_features(datamodule, folder)
 
 
 def _finish_wandb() -> None:

@@ -1,0 +1,108 @@
+"""What the clients' features are like before training, against numpy on the joined rows."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from command_line import ADAFED, SMALL
+from federations import SIZES, Blobs, Consecutive, Plain, trainer
+from torch.utils.data import TensorDataset
+
+from fl_lightning import DataError, FederatedDataModule, FederatedOrchestrator, PartitionReport
+from fl_lightning.callbacks.partition_report import summarize_features
+from fl_lightning.functional.exact_moments import moments_of
+from fl_lightning.reporting.features import FeatureSummary
+
+UNITS = ("age", "creatinine", "constant")
+
+
+def three_clients() -> list[torch.Tensor]:
+    draw = np.random.default_rng(1)
+    rows = [np.c_[draw.normal(60, 9, n), draw.normal(1, 0.2, n), np.ones(n)] for n in (30, 40, 50)]
+    rows[2][:, 1] *= 88.4
+    rows[1][:4, 0] = np.nan
+    return [torch.tensor(own, dtype=torch.float32) for own in rows]
+
+
+def summary_of(rows: list[torch.Tensor]) -> FeatureSummary:
+    return FeatureSummary(UNITS, ("a", "b", "c"), [len(own) for own in rows], [moments_of(own) for own in rows])
+
+
+def test_the_numbers_are_those_of_the_joined_rows():
+    rows = three_clients()
+    joined = torch.cat(rows).double().numpy()
+    found = summary_of(rows).rows
+    assert np.allclose([row[1] for row in found], np.nanmean(joined, 0), rtol=1e-12)
+    assert np.allclose([row[2] for row in found], np.nanstd(joined, 0), rtol=1e-9)
+    assert [row[3] for row in found] == pytest.approx([4 / 120, 0, 0])
+    means = [np.nanmean(own.double().numpy(), 0) for own in rows]
+    rest = np.concatenate([rows[0], rows[1]]).astype(float)[:, 1].mean()
+    assert found[1][4:] == ["c", pytest.approx((means[2][1] - rest) / np.std(joined[:, 1]), rel=1e-6)]
+    assert found[2][4:] == ["", None]  # a constant differs nowhere
+
+
+def test_the_feature_that_differs_most_comes_first_and_is_named():
+    text = summary_of(three_clients()).text(2)
+    assert text.splitlines()[1].split()[0] == "creatinine"
+    assert "... and 1 more features" in text
+    assert "The mean of 'creatinine' at client c is 2." in text
+    assert "deviations above that of the others. Check its unit there" in text
+    alike = [rows[:, [0, 2]] for rows in three_clients()]
+    told = FeatureSummary(("age", "constant"), "abc", [30, 40, 50], [moments_of(own) for own in alike]).text(20)
+    assert "Check its unit" not in told
+
+
+def test_the_file_has_every_client(tmp_path):
+    rows = three_clients()
+    summary_of(rows).write(tmp_path / "features.csv")
+    with (tmp_path / "features.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [(row["feature"], row["client"]) for row in table[:5]] == [
+        *(("age", name) for name in ("all", "a", "b", "c")),
+        ("creatinine", "all"),
+    ]
+    assert [float(row["missing"]) for row in table[:4]] == pytest.approx([4 / 120, 0, 0.1, 0])
+    assert [int(row["numbers"]) for row in table[:4]] == [116, 30, 36, 50]
+
+
+def test_one_client_differs_from_nobody():
+    found = FeatureSummary(("x",), ("only",), [3], [moments_of(torch.tensor([[1.0], [2.0], [3.0]]))])
+    assert found.rows[0][4:] == ["", None]
+    assert "only" not in found.text(5)
+
+
+def test_images_have_a_share_of_missing_pixels_by_colour():
+    images = torch.rand(5, 2, 3, 3)
+    images[0, 1, 0, 0] = float("nan")
+    found = FeatureSummary(("red", "blue"), ("a",), [5], [moments_of(images)]).rows
+    assert [row[3] for row in found] == pytest.approx([0, 1 / 45])
+
+
+def test_a_fit_shows_it_if_asked(capsys):
+    data = FederatedDataModule(Blobs(), Consecutive())
+    trainer(1, FederatedOrchestrator(), PartitionReport(features=True)).fit(Plain(), data)
+    assert "channel 0" in capsys.readouterr().out
+    assert Path("features.csv").exists()
+    assert len(summarize_features(data).moments) == len(SIZES)
+
+
+def test_inputs_of_different_widths_are_refused():
+    def client(width: int) -> TensorDataset:
+        return TensorDataset(torch.ones(10, width), torch.zeros(10, dtype=torch.int64))
+
+    data = FederatedDataModule.from_clients({"a": client(2), "b": client(3)}, batch_size=5)
+    data.setup("fit")
+    with pytest.raises(DataError, match="different numbers of channels"):
+        summarize_features(data)
+
+
+def test_the_command_shows_it_without_training(fl):
+    status, text = fl("describe", "--config", ADAFED, *SMALL, "--data.partitioner=IIDPartitioner")
+    assert status == 0, text
+    assert "Features: runs/adafed_mnist/features.csv" in text
+    names = sorted(path.name for path in Path("runs/adafed_mnist").iterdir())
+    assert names == ["features.csv", "partition.csv", "partition.png"]
