@@ -276,7 +276,6 @@ GOOD = "a,b,target\n1,2,3\n4,5,6\n"
         ("a,a,target\n1,2,3\n", r"The header of 'x.csv' names the column 'a' twice"),
         ("a,,target\n1,2,3\n", r"The header of 'x.csv' has a column without a name. Give every column"),
         ("a,,,target\n1,2,3,4\n", r"The header of 'x.csv' has a column without a name"),
-        ("a;b;target\n1;2;3\n", r"The header of 'x.csv' is one column, 'a;b;target'. Separate columns with commas"),
         (
             "a,b,c\n1,2,3\n",
             r"'x.csv' has no column 'target'. Its columns are a, b, c. Set 'data.datamodule.target' to one of them",
@@ -299,6 +298,13 @@ def test_files_that_are_not_of_the_form(text, message):
     Path("x.csv").write_bytes(text.encode("latin-1"))
     with pytest.raises(DataError, match=message):
         set_up("x.csv")
+
+
+def test_the_separator_that_is_set_is_the_wrong_one():
+    write("x.csv", "a;b;target", "1;2;3", "4;5;6")
+    with pytest.raises(DataError, match=r"The header of 'x.csv' is one column, 'a;b;target'. Set 'data.datamodule.csv: "):
+        set_up("x.csv", csv={"separator": ","})
+    assert len(set_up("x.csv", test_share=0.0).train_set) == 2
 
 
 def test_clients_files_must_have_the_same_columns():
@@ -339,7 +345,7 @@ def test_places_that_hold_no_table():
     ):
         set_up("nowhere")
     Path("empty").mkdir()
-    with pytest.raises(DataError, match=r"The folder 'empty' has no CSV file \(\*.csv\). Set 'data.datamodule.path'"):
+    with pytest.raises(DataError, match=r"The folder 'empty' has no CSV file \(\*.csv\) and no Parquet file. Set 'data"):
         set_up("empty")
     write("c/x.csv", GOOD)
     with pytest.raises(DataError, match=r"'nowhere' is neither a file nor a folder. Set 'data.datamodule.test_path'"):

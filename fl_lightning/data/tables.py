@@ -1,4 +1,4 @@
-"""Load your own numbers from CSV files: one file, or one for each client."""
+"""Load your own tables from CSV or Parquet files: one file, or one for each client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.class_names import class_name, given_classes, ordered_classes
 from fl_lightning.data.in_memory import InMemoryDataModule, named_dataset
 from fl_lightning.data.ranges import ranges_of, sentinels, unlike_ranges
-from fl_lightning.data.table_files import Columns, Table, read_table
+from fl_lightning.data.schema_file import read_schema
+from fl_lightning.data.table_exports import exports_of
+from fl_lightning.data.table_rows import Columns, Table, read_table
+from fl_lightning.data.table_settings import check_paths, target_of
 from fl_lightning.errors import ConfigurationError, DataError, require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
@@ -28,15 +31,17 @@ _SHOWN = 5
 
 
 class TableDataModule(InMemoryDataModule):
-    """Load rows of CSV files with a header: features, float32, shape (n, d), and a target, shape (n,), if one is named.
+    """Load rows of CSV or Parquet files: features, float32, shape (n, d), and a target, shape (n,), if one is named.
+
+    All features are numbers, unless a ``schema`` describes them. Needs ``pip install 'fl_lightning[tables]'``.
 
     :class:`~fl_lightning.DomainPartitioner` creates one client for each file, or for each value of ``client_column``, sorted
     by name; :class:`~fl_lightning.IIDPartitioner` mixes the rows.
 
     Args:
-        path: a CSV file; a folder with one file for each client, which names the client; or a file (or folder) for each
-            client by name. Columns are matched by name: files must have the same columns, in any order. None at a server
-            whose clients are sites of their own; it then needs ``test_path``.
+        path: a CSV file with a header, or a Parquet file; a folder with one file for each client, which names the client; or a
+            file (or folder) for each client by name. Columns are matched by name: files must have the same columns, in any
+            order. None at a server whose clients are sites of their own; it then needs ``test_path``.
         target: the column to predict; None for features alone, as K-means uses.
         test_path: the server's set in a separate file or folder, with the same features and target.
         test_share: the share of the rows, in [0, 1), drawn as the server's set if ``test_path`` is not given: from each
@@ -54,15 +59,25 @@ class TableDataModule(InMemoryDataModule):
         batch_size: the rows per training batch, B.
         eval_batch_size: the rows per evaluation batch.
         seed: the seed of the draw of a test share.
+        schema: the YAML or JSON file that says what the columns mean: categories, dates, ranges, missing values, the target and
+            its classes. The features of all files then have its names and its order, and further columns are ignored.
+        columns: the column of a file that holds a field of the schema, and how its cells are converted, by the field's name:
+            ``{age: {from: alter, scale: 0.1, offset: 0}, sex: {from: geschlecht, values: {m: male, w: female}}}``, also with
+            ``format`` of dates, such as ``%d.%m.%Y``, and ``missing``, a list of cells without a value.
+        csv: the form of CSV files: ``separator``, ``decimal``, ``encoding``, ``quote``, ``missing``. Separator, decimal commas
+            and UTF-8 or UTF-16 are detected where that is safe.
+        exports: ``columns`` and ``csv`` of single clients, by the client's name: ``{hospital_a: {csv: {encoding: cp1252}}}``;
+            they replace those of all files.
 
     Attributes:
+        schema: the schema; None if all features are numbers.
         feature_names: the names of the features, after ``setup``; the data sets have them, too.
         mean: the mean of the training part before standardising, float64, shape (d,), after ``setup``.
         std: its standard deviation (of the population), float64, shape (d,); 1 for a constant feature.
     """
 
     on_resume = ResumeRule(
-        free="path test_path",
+        free="path test_path schema columns csv exports",
         on_purpose="target test_share client_column person_column classes kind standardize batch_size eval_batch_size seed",
     )
 
@@ -80,9 +95,17 @@ class TableDataModule(InMemoryDataModule):
         seed: int = 0,
         classes: list[str | int] | None = None,
         person_column: str | None = None,
+        schema: str | None = None,
+        columns: dict[str, dict[str, Any]] | None = None,
+        csv: dict[str, Any] | None = None,
+        exports: dict[str, dict[str, Any]] | None = None,
     ) -> None:
         super().__init__(batch_size, eval_batch_size)
         name = "data.datamodule."
+        self.schema = None if schema is None else read_schema(schema)
+        self._exports = exports_of(self.schema, csv, columns, exports)
+        if self.schema is not None:
+            target, kind = target_of(self.schema, target, kind, classes, (client_column, person_column))
         if path is None and test_path is None:
             raise ConfigurationError(
                 "'data.datamodule.path' is missing. Set it to your table; a server whose clients are sites of their own needs "
@@ -115,11 +138,12 @@ class TableDataModule(InMemoryDataModule):
             DataError: if a file is invalid; the message names file, line and column.
         """
         held = None if self.test_path is None else Path(self.test_path)
-        columns = Columns(self.target, self.client_column, self.kind == "classification", self.person_column)
+        text = self.kind == "classification"
+        columns = Columns(self.target, self.client_column, text, self.person_column, self.schema, self._exports)
         if self.path is None:
             return None, self._server_alone(read_table(held or Path(), columns, "data.datamodule.test_path"))
         path = Path(self.path) if isinstance(self.path, str) else {name: Path(own) for name, own in self.path.items()}
-        self._check_paths(path, held)
+        check_paths(path, held, self.client_column)
         table = read_table(path, columns, "data.datamodule.path")
         self.feature_names = table.names
         self._warn_of_odd_values(table)
@@ -175,37 +199,14 @@ class TableDataModule(InMemoryDataModule):
             raise DataError("'data.datamodule.path' is null, so there are no rows to train on. Set it to a table.")
         return super().train_dataloader()
 
-    def _check_paths(self, path: Path | dict[str, Path], held: Path | None) -> None:
-        if isinstance(path, dict):
-            require(bool(path), "data.datamodule.path", "a file, a folder, or a file for each client", path)
-        several = isinstance(path, dict) or path.is_dir()
-        if several and self.client_column is not None:
-            what = (
-                "has a file for each client" if isinstance(path, dict) else f"is the folder '{path}', in which each file is one"
-            )
-            raise DataError(
-                f"'data.datamodule.client_column' names the clients of one file, but 'path' {what}. Set 'client_column' to "
-                "null, or 'path' to a file."
-            )
-        if held is not None:
-            for one in path.values() if isinstance(path, dict) else [path]:
-                self._check_apart(one, held)
-
-    @staticmethod
-    def _check_apart(path: Path, held: Path) -> None:
-        for inner, outer, what in ((held, path, "trained on"), (path, held, "tested on")):
-            if outer.resolve() in (inner.resolve(), *inner.resolve().parents):
-                raise DataError(
-                    f"'{inner}' is inside '{outer}', so its rows would be {what}, too. Set 'data.datamodule.path' to the "
-                    "training rows alone, and 'test_path' to the others."
-                )
-
     def _targets(self, table: Table, classes: tuple[str, ...] = ()) -> tuple[Tensor | None, tuple[str, ...]]:
         """Return targets as a tensor, and the names of their classes, given or found; without classes, an empty tuple."""
         if table.target is None:
             return None, ()
         if self.kind == "regression":
             return torch.from_numpy(table.target).float(), ()
+        if self.schema is not None:
+            return torch.from_numpy(table.target), self.schema.classes
         names = [class_name(cell) for cell in table.target]
         known = classes or ordered_classes(names)
         if len(known) < 2:
@@ -221,9 +222,9 @@ class TableDataModule(InMemoryDataModule):
                 "letters. If they are the same, write them alike in all files."
             )
         codes = {name: code for code, name in enumerate(known)}
-        for name, place in zip(names, table.places, strict=True):
+        for row, name in enumerate(names):
             if name not in codes:
-                raise DataError(f"{place}: the column '{self.target}' has the class '{name}', which {self._unknown}")
+                raise DataError(f"{table.place(row)}: the column '{self.target}' has the class '{name}', which {self._unknown}")
         return torch.tensor([codes[name] for name in names]), known
 
     @property

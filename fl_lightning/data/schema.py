@@ -1,0 +1,103 @@
+"""Describe what the columns of all clients' tables mean, so that the same number means the same everywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from datetime import date
+from typing import Any, Literal
+
+FieldType = Literal["number", "integer", "boolean", "string", "date"]
+Missing = Literal["refuse", "constant", "indicator"]
+
+BOOLEAN_CLASSES = ("false", "true")
+"""The classes of a boolean target, in the order of their codes."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """Describe one column.
+
+    Args:
+        name: the column's name.
+        type: the type of its values. An enum makes a field of type string or integer a category.
+        unit: the unit of its values, in words.
+        minimum: the smallest allowed number, or the first allowed day as days since ``since``; None for no limit.
+        maximum: the largest allowed number, or the last allowed day; None for no limit.
+        enum: the categories in their order; empty if the field is not a category.
+        required: whether missing values are refused, whatever ``missing`` says.
+        missing: what a missing value becomes: an error, a constant, or a constant and a column of its own that says so.
+        constant: what replaces a missing value: a number, a number of days, 0 or 1, or the number of a category; None for
+            no category.
+        since: the day from which the days of a date are counted.
+    """
+
+    name: str
+    type: FieldType
+    unit: str = ""
+    minimum: float | None = None
+    maximum: float | None = None
+    enum: tuple[str, ...] = ()
+    required: bool = False
+    missing: Missing = "refuse"
+    constant: float | None = None
+    since: date | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Return the names of the features that this field becomes."""
+        values = tuple(f"{self.name}={category}" for category in self.enum) or (self.name,)
+        return (*values, f"{self.name}=missing") if self.missing == "indicator" else values
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Describe the tables of all clients.
+
+    Args:
+        fields: the columns, in the order of their features.
+        target: the name of the field to predict; None for features alone.
+        missing_values: the cells that stand for a missing value, in every column.
+    """
+
+    fields: tuple[Field, ...]
+    target: str | None = None
+    missing_values: tuple[str, ...] = ("",)
+
+    @property
+    def features(self) -> tuple[Field, ...]:
+        """Return the fields that are features."""
+        return tuple(field for field in self.fields if field.name != self.target)
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Return the names of all features, in their order: one for each category, such as ``sex=male``."""
+        return tuple(name for field in self.features for name in field.columns)
+
+    @property
+    def target_field(self) -> Field | None:
+        """Return the field to predict, if there is one."""
+        return next((field for field in self.fields if field.name == self.target), None)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Return the target's classes in the order of their codes; empty if the target is a number, or if there is none."""
+        field = self.target_field
+        return () if field is None else BOOLEAN_CLASSES if field.type == "boolean" else field.enum
+
+    def digest(self) -> str:
+        """Return a digest that is equal for two schemas exactly if their tables mean the same.
+
+        Titles, descriptions, comments, and the order of ``missingValues`` do not count; units do.
+        """
+        values: dict[str, Any] = {
+            "fields": [{name: _plain(value) for name, value in vars(field).items()} for field in self.fields],
+            "target": self.target,
+            "missing_values": sorted(self.missing_values),
+        }
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, date) else float(value) if isinstance(value, int | float) else value
