@@ -66,7 +66,7 @@ def test_a_wrong_subcommand_gets_the_nearest(monkeypatch, capsys):
 
 
 def test_help_lists_the_subcommands_that_there_are():
-    own = {"init", "dashboard", "configs", "algorithms", "export", "serve", "register", "sites", "site"}
+    own = {"init", "dashboard", "configs", "algorithms", "export", "schema", "serve", "register", "sites", "site"}
     assert set(command.SUBCOMMANDS) == {*FederationCLI.subcommands(), *COMMANDS, *own}
     for small in ("init", "dashboard"):
         code = f"import sys; sys.argv = ['fl-lightning', '{small}', '--help']\n"

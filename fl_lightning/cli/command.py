@@ -25,6 +25,7 @@ SUBCOMMANDS = {
     "site": "Take part in a federation as a site, with data of your own.",
     "algorithms": "List every algorithm with a line, its configuration and its page.",
     "export": "Write one client's complete model: the shared part and its own.",
+    "schema": "Propose a schema for the tables of all clients from one of them.",
     "configs": "List, show or copy the configurations that come with the package.",
 }
 
@@ -93,8 +94,8 @@ def _run(arguments: list[str]) -> None:
         return
     _refuse_unknown(arguments)
     _see_this_folder()
-    if arguments[:1] == ["export"]:
-        import_module("fl_lightning.cli.commands.export").main(arguments[1:])
+    if arguments[:1] in (["export"], ["schema"]):
+        import_module(f"fl_lightning.cli.commands.{arguments[0]}").main(arguments[1:])
         return
     if arguments[:1] and arguments[0] in _FLOWER:
         import_module(_FLOWER[arguments[0]]).main(arguments)
