@@ -215,6 +215,7 @@ class ClientInfo:
             tells none.
         ranges: of each feature its smallest and largest value, mean and standard deviation, to two digits; None if it does
             not tell them.
+        schema: the digest of the schema that describes its tables; empty without one.
     """
 
     name: str
@@ -229,3 +230,4 @@ class ClientInfo:
     digests: tuple[str, str] = ("", "")
     ranges: tuple[tuple[float, float, float, float], ...] | None = None
     moments: tuple[tuple[str, ...], ...] | None = None
+    schema: str = ""

@@ -109,12 +109,15 @@ class FieldReader:
         source: the file.
         export: which of its columns holds which field.
         schema: the schema.
+
+    Attributes:
+        decimal: the decimal mark of the file's numbers.
     """
 
     def __init__(self, source: SourceTable, export: Export, schema: Schema) -> None:
         self.source, self.export, self.schema = source, export, schema
         plain = [export.source(one.name).column for one in schema.fields if one.type in ("number", "integer") and not one.enum]
-        self._decimal = decimal_mark(source, [name for name in plain if name in source.header])
+        self.decimal = decimal_mark(source, [name for name in plain if name in source.header])
 
     def values(self, field: Field) -> np.ndarray[Any, Any]:
         """Return a field's values in the schema's unit, float64, shape (n,): numbers, days, 0 or 1, or numbers of categories.
@@ -125,15 +128,15 @@ class FieldReader:
             DataError: naming the first cell that does not fit the schema.
         """
         origin = self.export.source(field.name)
-        cells = self._cells(origin)
+        cells = self.cells(origin)
         if field.enum or field.type in ("boolean", "date", "string"):
             return self._coded(field, origin, cells)
-        values = self._scaled(numbers(self.source, origin.column, cells, self._decimal), origin)
+        values = self.scaled(numbers(self.source, origin.column, cells, self.decimal), origin)
         if field.type == "integer":
             self._require(field, origin, np.isnan(values) | (values == np.round(values)), values, "a whole number")
         return values
 
-    def _cells(self, origin: ColumnSource) -> Any:
+    def cells(self, origin: ColumnSource) -> Any:
         """Return a column with null for missing values, and with the schema's texts."""
         pa = arrow()
         markers = [*self.schema.missing_values, *(self.source.form.missing if self.source.form else ()), *origin.missing]
@@ -151,7 +154,7 @@ class FieldReader:
         return cells
 
     @staticmethod
-    def _scaled(values: np.ndarray[Any, Any], origin: ColumnSource) -> np.ndarray[Any, Any]:
+    def scaled(values: np.ndarray[Any, Any], origin: ColumnSource) -> np.ndarray[Any, Any]:
         """Convert to the schema's unit; a division by 100 is exact where a product with 0.01 is not."""
         inverse = round(1 / origin.scale)
         exact = inverse != 0 and 1 / inverse == origin.scale

@@ -15,6 +15,7 @@ from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.class_names import class_name, given_classes, ordered_classes
 from fl_lightning.data.in_memory import InMemoryDataModule, named_dataset
 from fl_lightning.data.ranges import ranges_of, sentinels, unlike_ranges
+from fl_lightning.data.schema_check import compare_files
 from fl_lightning.data.schema_file import read_schema
 from fl_lightning.data.table_exports import exports_of
 from fl_lightning.data.table_rows import Columns, Table, read_table
@@ -167,6 +168,17 @@ class TableDataModule(InMemoryDataModule):
         shown = path if isinstance(path, Path) else f"{len(path)} paths"
         self.origin = f"{shown} ({rows}, {len(table.names)} features, {len(clients) or 'no'} clients)"
         return train, test
+
+    def compare_with_schema(self) -> list[str]:
+        """Return sentences about how the training files differ from the schema, for the eyes of those who own them.
+
+        Raises:
+            DataError: if a file cannot be read at all.
+        """
+        if self.schema is None or self.path is None:
+            return []
+        path = Path(self.path) if isinstance(self.path, str) else {name: Path(own) for name, own in self.path.items()}
+        return compare_files(path, self.schema, self._exports, (self.client_column, self.person_column))
 
     @staticmethod
     def _warn_of_odd_values(table: Table) -> None:

@@ -102,6 +102,36 @@ def compared(own: Sequence[str] | None, servers: Sequence[str] | None) -> NameCo
     return NameComparison(missing, further, "" if missing or further else moved)
 
 
+def digest_of_schema(datamodule: Any) -> str:
+    """Return the digest of the ``schema`` of a datamodule; empty if it has none."""
+    digest = getattr(getattr(datamodule, "schema", None), "digest", None)
+    return str(digest()) if callable(digest) else ""
+
+
+def require_schema(infos: Sequence[ClientInfo], own: str) -> None:
+    """Refuse sites whose tables have another schema than the server's, or than each other's without one there.
+
+    Args:
+        infos: what the sites told.
+        own: the digest of the server's schema; empty without one.
+
+    Raises:
+        ConfigurationError: naming the sites.
+    """
+    usual = own or next((info.schema for info in infos if info.schema), "")
+    other = [info.name for info in infos if info.schema != usual and (own or info.schema)]
+    if usual and other:
+        lacking = [info.name for info in infos if not info.schema and info.name in other]
+        without = f" ({', '.join(lacking)} without any)" if lacking and lacking != other else ""
+        than = "the server" if own else f"site {next(info.name for info in infos if info.schema)}"
+        what = "no schema" if lacking == other else "another schema"
+        raise ConfigurationError(
+            f"The tables of {', '.join(other)} have {what}{without}, so the same number would not mean the same as at {than}. "
+            "Send the file that 'data.datamodule.schema' names to these sites; they set it as 'schema' of the datamodule in "
+            "data.yaml, and describe their own exports with 'columns' and 'csv'."
+        )
+
+
 def require_names(infos: Sequence[ClientInfo], classes: Sequence[str] | None, features: Sequence[str] | None) -> None:
     """Refuse sites whose classes or features have other names than the server's, or than each other's without names there.
 

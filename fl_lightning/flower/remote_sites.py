@@ -15,11 +15,13 @@ from fl_lightning.data.class_names import names_of
 from fl_lightning.errors import ClientError, ConfigurationError, WireError, require
 from fl_lightning.flower import envelope
 from fl_lightning.flower.checks import (
+    digest_of_schema,
     refuse_simulated,
     require_claims,
     require_fitting_classes,
     require_names,
     require_parts,
+    require_schema,
     warn_of_ranges,
 )
 from fl_lightning.flower.exchange import Exchange
@@ -125,6 +127,7 @@ class RemoteSites(RemoteClients):
         self._infos = tuple(told.get(k) or self._recall(name) or ClientInfo(name, 0) for k, name in everyone)
         known = [info for info in self._infos if info.num_examples]
         require_claims(known, self.max_examples)
+        require_schema(known, digest_of_schema(trainer.datamodule.datamodule))  # type: ignore[attr-defined]
         require_names(known, classes, features)
         require_parts(settings, known, absent=len(absent))
         warn_of_ranges(known, features)

@@ -121,7 +121,7 @@ def info_in(found: Mapping[str, Any], name: str, sent: Mapping[str, Sequence[str
         known = {"", *((sent or {}).get(kind) or ())}
         if compared is not None and not {*compared.missing, compared.moved} <= known:
             raise ConfigurationError(f"Site {name} tells names of {kind} that the server does not have. Update the site.")
-    if any(printable(text) != text for text in info.digests):
+    if any(printable(text) != text for text in (*info.digests, info.schema)):
         raise ConfigurationError(f"Site {name} tells digests with control characters.")
     if info.ranges is not None and not all(math.isfinite(value) for one in info.ranges for value in one):
         raise ConfigurationError(f"Site {name} tells ranges that are not finite. Check the data.yaml there.")

@@ -22,7 +22,7 @@ from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.ranges import ranges_of, rounded
 from fl_lightning.errors import ConfigurationError, DataError, did_you_mean, require
-from fl_lightning.flower.checks import compared, digest_of_names, standardizes
+from fl_lightning.flower.checks import compared, digest_of_names, digest_of_schema, standardizes
 from fl_lightning.flower.policy import Policy
 from fl_lightning.messages import ClientInfo, Part
 from fl_lightning.partitioners.base import Partitioner
@@ -163,6 +163,10 @@ class SiteData:
     """
 
     def __init__(self, settings: SiteSettings) -> None:
+        self._schema = digest_of_schema(settings.datamodule)
+        for name, datamodule in {"validation": settings.validation, "test": settings.test}.items():
+            if datamodule is not None and digest_of_schema(datamodule) != self._schema:
+                raise ConfigurationError(f"'schema' of '{name}' and of 'datamodule' differ in data.yaml. Set both to one file.")
         whole = _whole(settings)
         self._views: dict[Part, FederatedDataModule] = {"training": whole}
         self._separate: dict[Part, FederatedDataModule] = {}
@@ -240,6 +244,7 @@ class SiteData:
             digests=("" if classes else digest_of_names(own[0]), "" if features else digest_of_names(own[1])),
             ranges=self._ranges() if policy.ranges else None,
             moments=self._moments(policy) if statistics else None,
+            schema=self._schema,
         )
 
     def _moments(self, policy: Policy) -> tuple[tuple[str, ...], ...] | None:

@@ -1,0 +1,197 @@
+"""A schema over the network: each site reads its own export, and the server refuses another schema before round 0."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from sites_over_bytes import ABSENT, POLICY, REGISTERED, TOLD, configuration, same_bits, simulate, start_site, weights
+from three_hospitals import NAMES, SCHEMA, SETTINGS, clean, write_exports
+
+from fl_lightning import ConfigurationError
+from fl_lightning.cli.federation_cli import main
+from fl_lightning.flower.checks import digest_of_schema, require_schema
+from fl_lightning.flower.policy import Policy
+from fl_lightning.flower.site_check import check
+from fl_lightning.flower.site_data import SiteData, read_settings
+from fl_lightning.messages import ClientInfo
+
+TABLE = {"test_share": 0, "standardize": False, "batch_size": 8}
+
+
+def write_site(name: str, path: str, schema: str = SCHEMA, more: dict[str, Any] | None = None, **settings: Any) -> Path:
+    """Write a site's data.yaml, with a copy of the schema of its own."""
+    folder = Path(name)
+    folder.mkdir(exist_ok=True)
+    (folder / "own_schema.yaml").write_text(schema)
+    own = {**TABLE, "path": path, "schema": str(folder / "own_schema.yaml"), **SETTINGS[name], **settings}
+    site = {
+        "datamodule": {"class_path": "TableDataModule", "init_args": own},
+        "policy": POLICY,
+        "device": "cpu",
+        **(more or {}),
+    }
+    (folder / "data.yaml").write_text(yaml.safe_dump(site, allow_unicode=True))
+    return folder / "data.yaml"
+
+
+@pytest.fixture
+def hospitals():
+    """Three sites with their exports, and the server's clean table."""
+    frame = clean()
+    paths = write_exports(Path("exports"), frame)
+    frame[:20].drop(columns="hospital").to_csv("server.csv", index=False)
+    Path("schema.yaml").write_text(SCHEMA)
+    REGISTERED[:] = NAMES
+    ABSENT.clear()
+    TOLD.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in NAMES:
+            write_site(name, paths[name])
+            start_site(Path(), name)
+    return paths
+
+
+def config(**settings: Any) -> dict[str, Any]:
+    found = configuration()
+    found["model"]["init_args"]["network"]["init_args"]["in_features"] = 14
+    own = {**TABLE, "schema": "schema.yaml", "test_path": "server.csv", **settings}
+    found["data"] = {"datamodule": {"class_path": "TableDataModule", "init_args": own}}
+    return found
+
+
+def over_bytes(found: dict[str, Any]) -> dict[str, Any]:
+    Path("config.yaml").write_text(yaml.safe_dump(found))
+    main(
+        [
+            "fit",
+            "--config",
+            "config.yaml",
+            "--federation.pool",
+            "sites_over_bytes.BytesSites",
+            "--trainer.default_root_dir",
+            "real",
+        ]
+    )
+    return weights(Path("real"))
+
+
+def test_three_exports_over_the_network_give_the_bits_of_the_simulation(hospitals):
+    simulated = config(path=hospitals, exports=SETTINGS)
+    simulated["data"]["partitioner"] = "DomainPartitioner"
+    assert same_bits(simulate(simulated), over_bytes(config()))
+    assert len({TOLD[name].schema for name in NAMES}) == 1
+    assert TOLD["south"].label_counts is None
+
+
+def test_a_site_with_another_schema_is_refused_by_name(hospitals, capsys):
+    write_site("south", hospitals["south"], SCHEMA.replace("unit: m,", "unit: cm,"))
+    start_site(Path(), "south")
+    with pytest.raises(SystemExit):
+        over_bytes(config())
+    said = " ".join(capsys.readouterr().err.split())
+    assert (
+        "The tables of south have another schema, so the same number would not mean the same as at the server. Send the "
+        "file that 'data.datamodule.schema' names to these sites; they set it as 'schema' of the datamodule in data.yaml"
+        in said
+    )
+    assert not list(Path("real").rglob("*.ckpt"))
+
+
+def test_sites_are_compared_with_the_server_or_with_each_other():
+    infos = [ClientInfo("a", 1), ClientInfo("b", 1, schema="x"), ClientInfo("c", 1, schema="x"), ClientInfo("d", 1, schema="y")]
+    require_schema(infos[:3], "")
+    require_schema(infos[:1], "")
+    require_schema(infos[1:3], "x")
+    with pytest.raises(ConfigurationError, match=r"The tables of d have another schema, so .* as at site b\. Send"):
+        require_schema(infos, "")
+    with pytest.raises(ConfigurationError, match=r"The tables of a have no schema, .* as at the server\."):
+        require_schema(infos[:3], "x")
+    with pytest.raises(ConfigurationError, match=r"The tables of a, b, c have another schema \(a without any\), "):
+        require_schema(infos, "y")
+
+
+def test_a_datamodule_of_ones_own_has_a_schema_if_it_says_so():
+    class Own:
+        schema = "a column, perhaps"
+
+    assert digest_of_schema(Own()) == digest_of_schema(object()) == ""
+
+
+def test_what_a_site_tells(hospitals):
+    """Neither columns nor conversions leave it."""
+    settings = read_settings(Path("south/data.yaml"))
+    told = SiteData(settings).info("south", Policy())
+    assert told.schema == settings.datamodule.schema.digest()
+    assert "alter" not in repr(told)
+    assert told.classes is None
+    compared = SiteData(settings).info("south", Policy(), ("healthy", "relapse", "dead"), settings.datamodule.feature_names)
+    assert compared.classes.equal
+    assert compared.features.equal
+
+
+def test_parts_of_a_site_with_two_schemas(hospitals):
+    test = {"class_path": "TableDataModule", "init_args": {**TABLE, "path": "server.csv", "schema": "other.yaml"}}
+    Path("other.yaml").write_text(SCHEMA.replace("unit: m,", "unit: cm,"))
+    write_site("north", hospitals["north"], more={"test": test})
+    with pytest.raises(
+        ConfigurationError, match=r"'schema' of 'test' and of 'datamodule' differ in data.yaml. Set both to one"
+    ):
+        SiteData(read_settings(Path("north/data.yaml")))
+
+
+# ------------------------------------------------------------------ site --check
+
+
+def checked(path: Path, capsys: Any, monkeypatch: Any) -> tuple[bool, str]:
+    """Return whether the data pass, and what is printed."""
+    monkeypatch.setattr("fl_lightning.flower.site_check.connection_tests", lambda arguments: [])
+    passed = check(argparse.Namespace(name="north", data=str(path)))
+    return passed, capsys.readouterr().out
+
+
+def test_the_check_of_a_good_export(hospitals, capsys, monkeypatch):
+    passed, text = checked(Path("south/data.yaml"), capsys, monkeypatch)
+    assert passed, text
+    assert "note    datamodule: compared with its schema, for this site's staff only:" in text
+    assert "'exports/south.csv' has 30 rows, separated by ';', in cp1252." in text
+    assert "'exports/south.csv': 'age' is read from 'alter'." in text
+    assert "% of the values are missing, which are marked." in text
+    assert "the digest " in text
+    passed, text = checked(Path("north/data.yaml"), capsys, monkeypatch)
+    assert passed, text
+    assert "'exports/north.csv': further columns are ignored: ward." in text
+
+
+def test_the_check_of_an_export_with_many_mistakes(hospitals, capsys, monkeypatch):
+    rows = [
+        f"{200 if k < 3 else 40 + k};{150 + k};{k},5;{'m' if k % 2 else 'female'};I;yes;2021-01-0{k % 9 + 1};healthy"
+        for k in range(20)
+    ]
+    Path("bad.csv").write_text(
+        "\n".join(["age;height;platelets;sex;Stage;smoker;admitted;outcome", *rows, ";180;7.5;;;no;x;ill"]) + "\n"
+    )
+    path = write_site("north", "bad.csv", csv={"decimal": "."})
+    passed, text = checked(path, capsys, monkeypatch)
+    assert not passed
+    for line in (
+        "'bad.csv' has 21 rows, separated by ';', in utf-8.",
+        "the column 'stage' is missing. Did you mean Stage?",
+        "further columns are ignored: Stage.",
+        "'age': 4.8 % of the values are missing, which the schema refuses.",
+        "'age': 3 of 20 values are out of range (at least 0 years and at most 120 years).",
+        "'height': 21 of 21 values are out of range (at least 0.3 m and at most 2.5 m). They seem to have another unit: with "
+        "'scale: 0.01', they would be in range.",
+        "'platelets': 20 values are not numbers, such as '0,5'. Cells such as '0,5' seem to have decimal commas: set 'csv: "
+        '{decimal: ","}\'.',
+        "'sex': 'm' (10 times) is no category of 'sex' in the schema (male, female, diverse).",
+        "'admitted': 'x' (1 times) is not a date of the form %Y-%m-%d.",
+        "'outcome': 'ill' (1 times) is no category of 'outcome' in the schema (healthy, relapse, dead).",
+    ):
+        assert line in text, line
+    assert "FAILED  data: 'bad.csv' lacks columns of the schema: 'stage'. Did you mean Stage?" in text
