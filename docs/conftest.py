@@ -50,8 +50,8 @@ NEEDS = {
     "norm_bounded": "tests/test_docs.py runs it",
 }
 """Words in a command that need something the page does not create."""
-ONE_RUN = ("after_training.md",)
-"""Pages whose commands and blocks work on the run that their first command starts."""
+ONE_RUN = ("after_training.md", "schema.md")
+"""Pages whose commands and blocks work on the files that the page creates before."""
 
 
 def commands(document: Document) -> Iterator[Region]:
@@ -66,6 +66,18 @@ def commands(document: Document) -> Iterator[Region]:
             elif text and not text.startswith(("#", "export ")):
                 words = shlex.split(Template(text.partition(" && ")[0]).safe_substitute(variables))
                 yield Region(block.start(1) + line.start(), block.start(1) + line.end(), words, run)
+
+
+def files(document: Document) -> Iterator[Region]:
+    """Yield each code block whose caption is the name of a file, which is written."""
+    for block in re.finditer(r"^```\{code-block\} \w+\n:caption: (\S+)\n(.*?)^```", document.text, re.MULTILINE | re.DOTALL):
+        yield Region(block.start(), block.end(), (block[1], block[2]), write)
+
+
+def write(example: Example) -> None:
+    """Write a file that a page shows."""
+    name, text = example.parsed
+    Path(name).write_text(text, encoding="utf-8")
 
 
 def run(example: Example) -> None:
@@ -127,7 +139,7 @@ def fresh_folder(in_a_folder_of_its_own, request, tmp_path, monkeypatch):
 
 
 pytest_collect_file = Sybil(
-    parsers=[PythonCodeBlockParser(), SkipParser(), commands],
+    parsers=[PythonCodeBlockParser(), SkipParser(), commands, files],
     patterns=["*.md"],
     excludes=["api/*", "_build/*", "notebooks/*"],
     fixtures=["fresh_folder"],

@@ -210,11 +210,11 @@ class ClientInfo:
         classes: how the names of its classes compare with those that the server sent, if it is remote and both have names.
         features: the same for the names of its features.
         digests: digests of the names of its classes and features in their order, if the server has none; otherwise empty.
+        ranges: of each feature its smallest and largest value, mean and standard deviation, to two digits; None if it does
+            not tell them.
         moments: of the inputs' channels the counts, sums and sums of squares, as
             :class:`~fl_lightning.functional.exact_moments.Moments` writes them; None if the server did not ask, or the site
             tells none.
-        ranges: of each feature its smallest and largest value, mean and standard deviation, to two digits; None if it does
-            not tell them.
         schema: the digest of the schema that describes its tables; empty without one.
     """
 

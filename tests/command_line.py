@@ -57,6 +57,7 @@ OTHER_TASKS: dict[str, tuple[list[str], list[str]]] = {
     "svm_simulated": (["svm_simulated"], []),
     "mocha_simulated": (["mocha_simulated"], []),
     "kmeans_simulated": (["kmeans_simulated"], []),
+    "hospital_tables": (["hospital_tables"], []),
     "table": (["data/table"], ["--model.network.in_features=2"]),
     "transfer_learning_mnist": (
         ["transfer_learning_mnist"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,16 @@ def bring_data(name: str) -> None:
     if name == "cells":
         tool = [str(ROOT / "tools" / "simulate_cells.py"), "--out=data/cells", "--images=5", "--image_size=40"]
         launch(tool, 120, Path.cwd())
+    if name == "hospital_tables":
+        Path("data/hospitals").mkdir(parents=True)
+        page = (ROOT / "docs" / "schema.md").read_text()
+        Path("data/schema.yaml").write_text(re.search(r":caption: schema.yaml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[1])
+        for hospital, classes in (("a", ["healthy"]), ("b", ["healthy", "cancer"])):
+            rows = [
+                f"{classes[k % len(classes)]},{20 + k},{k / 10 + 0.5},male,{k % 2},2021-03-{k % 28 + 1:02d}" for k in range(20)
+            ]
+            text = "\n".join(["outcome,age,creatinine,sex,smoker,admitted", *rows])
+            Path(f"data/hospitals/{hospital}.csv").write_text(text)
     if name == "table":
         Path("data").mkdir()
         rows = (f"{k % 7},{'xyz'[k % 3]},{-k},{k % 5 - 0.5 * k}" for k in range(60))
