@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import sys
 import warnings
 from pathlib import Path
@@ -11,6 +12,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from command_line import QUIET
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_other_tasks import bring_data
 from three_hospitals import NAMES, SCHEMA, SETTINGS, clean, expected, write_exports
 
 from fl_lightning import ConfigurationError, DataError, DomainPartitioner, FederatedDataModule, TableDataModule
@@ -23,8 +28,8 @@ def schema() -> str:
     return "schema.yaml"
 
 
-def set_up(path: Any, **settings: Any) -> TableDataModule:
-    data = TableDataModule(path, **{"standardize": False, "test_share": 0.0, **settings})
+def set_up(path: Any, **more: Any) -> TableDataModule:
+    data = TableDataModule(path, **{"standardize": False, "test_share": 0.0, **more})
     data.setup("fit")
     return data
 
@@ -381,3 +386,38 @@ def test_categories_in_another_order_are_columns_in_another_order(schema):
     assert one.feature_names == ("sex=male", "sex=female", "n")
     assert torch.equal(one.train_set.tensors[0], other.train_set.tensors[0][:, [1, 0, 2]])
     assert one.schema.digest() != other.schema.digest()
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(-999, 999), st.floats(-1e6, 1e6), st.sampled_from(["male", "female", ""])), min_size=1),
+    separator=st.sampled_from([",", ";", "\t", "|"]),
+    decimal=st.sampled_from([".", ","]),
+    quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+    end=st.sampled_from(["\n", "\r\n"]),
+    encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "cp1252"]),
+    order=st.permutations(["n", "größe", "sex"]),
+)
+@settings(max_examples=120, deadline=None)
+def test_a_table_survives_every_form_of_csv(rows, separator, decimal, quoting, end, encoding, order):
+    values = [{"n": str(n), "größe": repr(x).replace(".", decimal), "sex": sex} for n, x, sex in rows]
+    with open("x.csv", "w", newline="", encoding=encoding) as file:
+        writer = csv.writer(file, delimiter=separator, quoting=quoting, lineterminator=end)
+        writer.writerows([order, *([row[name] for name in order] for row in values)])
+    schema = small("name: größe, type: number", f"{SEX}, missing: indicator", "name: n, type: integer")
+    form = {"separator": separator, "decimal": decimal} | ({} if encoding.startswith("utf") else {"encoding": encoding})
+    inputs = set_up("x.csv", schema=schema, csv=form).train_set.tensors[0]
+    expected = [[x, sex == "male", sex == "female", sex == "", n] for n, x, sex in rows]
+    assert torch.equal(inputs, torch.tensor(expected, dtype=torch.float64).float())
+
+
+def test_a_resumed_run_has_the_same_schema(fl):
+    bring_data("hospital_tables")
+    arguments = ["fit", "--config", "hospital_tables", *QUIET, "--trainer.logger=false"]
+    assert fl(*arguments, "--trainer.max_epochs=1")[0] == 0
+    text = Path("data/schema.yaml").read_text()
+    Path("data/schema.yaml").write_text(text.replace("[female, male, diverse]", "[male, female, diverse]"))
+    status, said = fl(*arguments, "--trainer.max_epochs=2", "--ckpt_path=last")
+    assert status == 1
+    assert "written with 'data.datamodule.schema.fields.2.enum.0' 'female', but this run has 'male'" in " ".join(said.split())
+    Path("data/schema.yaml").write_text(f"title: the same\n{text}")
+    assert fl(*arguments, "--trainer.max_epochs=2", "--ckpt_path=last")[0] == 0

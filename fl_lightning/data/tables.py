@@ -78,8 +78,9 @@ class TableDataModule(InMemoryDataModule):
     """
 
     on_resume = ResumeRule(
-        free="path test_path schema columns csv exports",
-        on_purpose="target test_share client_column person_column classes kind standardize batch_size eval_batch_size seed",
+        free="path test_path columns csv exports",
+        on_purpose="target test_share client_column person_column classes kind standardize batch_size eval_batch_size seed "
+        "schema",
     )
 
     def __init__(

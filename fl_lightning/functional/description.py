@@ -8,6 +8,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from datetime import date
 from enum import Enum
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -114,6 +115,8 @@ class Describer:
             return str(value)
         if isinstance(value, Tensor | np.ndarray):
             return f"{type(value).__name__} {tuple(value.shape)} {digest(value)}"
+        if isinstance(value, date):
+            return value.isoformat()
         if isinstance(value, Path):
             return _NOTHING
         if isinstance(value, Mapping | list | tuple | set | frozenset):
