@@ -400,7 +400,7 @@ def test_stragglers_that_are_dropped_count_as_drawn():
     """Two of three are needed; one is dropped and one fails."""
     local = LocalTraining(max_epochs=2, partial_work=PartialWork(0.34, "drop"))
     for seed in range(20):
-        context = SimpleNamespace(local=local, cohort=3)
+        context = SimpleNamespace(settings=SimpleNamespace(local=local), cohort=3)
         hooks = [local.partial_work.at_server(context)]
         drawing = ClientSampler(num_clients=3, clients_per_round=1.0, faults=Faults(), seed=seed, hooks=hooks)
         if 1 in drawing.round(0).clients:

@@ -73,7 +73,7 @@ def test_killed_with_jobs_in_progress_and_resumed_is_the_uninterrupted_run(tmp_p
     whole = run(tmp_path / "whole", "whole", "--asynchronous", "--engine=fabric")
     run(tmp_path, "killed", "--asynchronous", "--engine=fabric", "--kill", "one rank", expect=-signal.SIGKILL)
     last = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
-    (state,) = [state for state in last["callbacks"].values() if "queue" in state]
+    (state,) = [state["options"]["asynchronous"] for state in last["callbacks"].values() if "options" in state]
     assert last["global_step"] == 2
     assert {version for *_, version, _ in state["queue"]["flights"]} == set(state["starts"]) != set()
     resumed = run(tmp_path, "resumed", "--asynchronous", "--engine=fabric", "--resume")

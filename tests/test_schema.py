@@ -151,7 +151,10 @@ FIELD = "fields:\n- {name: a, type: number}\n"
         ("fields:\n- {name: a, type: number, since: 2000-01-01}", "'since' is for dates"),
         ("fields:\n- {name: a, type: date, since: 2000-13-01}", "'2000-13-01' is not a date. Write it as 2024-12-31."),
         # missing values and targets
-        ("fields:\n- {name: a, type: number, missing: mean}", "Field 'a', 'missing': 'mean' is not supported. Write refuse,"),
+        (
+            "fields:\n- {name: a, type: number, missing: median}",
+            "Field 'a', 'missing': 'median' is not supported. Write refuse,",
+        ),
         (
             "fields:\n- {name: a, type: number, missing: constant}",
             "'constant' is not supported. Write refuse, {constant: VALUE}",

@@ -494,7 +494,9 @@ def test_a_site_does_not_scale_by_its_own_rows():
     for more in ("", ", standardize: true"):
         table = f"{{path: own.csv, kind: classification, test_share: 0{more}}}"
         Path("data.yaml").write_text(f"datamodule: {{class_path: TableDataModule, init_args: {table}}}\ndevice: cpu\n")
-        with pytest.raises(ConfigurationError, match=r"'datamodule' has 'standardize: true', .* Set 'standardize: false'"):
+        with pytest.raises(
+            ConfigurationError, match=r"'datamodule' has 'standardize: true', .* let the model scale: Standardized"
+        ):
             read_settings(Path("data.yaml"))
 
 

@@ -22,8 +22,9 @@ _FAR = 10.0
 
 
 def ranges_of(features: np.ndarray[Any, Any]) -> list[tuple[float, float, float, float]]:
-    """Return the ranges of features of shape (n, d), n >= 1."""
-    columns = zip(features.min(0), features.max(0), features.mean(0), features.std(0), strict=True)
+    """Return the ranges of features of shape (n, d), n >= 1, without missing numbers (NaN); 0 for a feature without numbers."""
+    there = np.where(np.isnan(features).all(0), 0.0, features)
+    columns = zip(np.nanmin(there, 0), np.nanmax(there, 0), np.nanmean(there, 0), np.nanstd(there, 0), strict=True)
     return [(float(low), float(high), float(mean), float(std)) for low, high, mean, std in columns]
 
 
@@ -79,7 +80,7 @@ def sentinels(names: Sequence[str], features: np.ndarray[Any, Any]) -> list[str]
     for value in _SENTINELS:
         equal = features == value
         for k in np.flatnonzero(equal.any(0)).tolist():
-            others = features[~equal[:, k], k]
+            others = features[~(equal[:, k] | np.isnan(features[:, k])), k]
             if others.size and abs(value - others.mean()) > _FAR * others.std() and abs(value) > 2 * np.abs(others).max():
                 found.append(
                     f"The column '{names[k]}' has {value:g} in {int(equal[:, k].sum())} of {len(features)} rows, and otherwise "

@@ -9,7 +9,7 @@ from datetime import date
 from typing import Any, Literal
 
 FieldType = Literal["number", "integer", "boolean", "string", "date"]
-Missing = Literal["refuse", "constant", "indicator"]
+Missing = Literal["refuse", "constant", "indicator", "mean"]
 
 BOOLEAN_CLASSES = ("false", "true")
 """The classes of a boolean target, in the order of their codes."""
@@ -27,7 +27,8 @@ class Field:
         maximum: the largest allowed number, or the last allowed day; None for no limit.
         enum: the categories in their order; empty if the field is not a category.
         required: whether missing values are refused, whatever ``missing`` says.
-        missing: what a missing value becomes: an error, a constant, or a constant and a column of its own that says so.
+        missing: what a missing value becomes: an error, a constant, a constant and a column of its own that says so, or NaN,
+            which ``Standardized`` in the model replaces by the mean over all clients.
         constant: what replaces a missing value: a number, a number of days, 0 or 1, or the number of a category; None for
             no category.
         since: the day from which the days of a date are counted.

@@ -83,9 +83,12 @@ def _counts(reader: FieldReader, field: Field) -> tuple[dict[str, int], list[str
     counts = dict(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True))
     if not cells.null_count:
         return counts, []
-    becomes = {"refuse": "which the schema refuses", "constant": "which become a constant"}.get(
-        field.missing, "which are marked"
-    )
+    becomes = {
+        "refuse": "which the schema refuses",
+        "constant": "which become a constant",
+        "indicator": "which are marked",
+        "mean": "which become the mean over all clients",
+    }[field.missing]
     return counts, [f"{100 * cells.null_count / len(cells):.2g} % of the values are missing, {becomes}."]
 
 

@@ -171,12 +171,16 @@ def _with_missing(field: Field, value: Any, where: str) -> Field:
     kind, given = next(iter(value.items())) if isinstance(value, dict) and len(value) == 1 else (value, None)
     kinds: tuple[Missing, ...] = get_args(Missing)
     alone = isinstance(value, str)
-    if kind not in kinds or (alone and kind == "constant") or (not alone and kind == "refuse"):
+    if kind not in kinds or (alone and kind == "constant") or (not alone and kind in ("refuse", "mean")):
         refuse(
-            where, f"'{shown(value)}' is not supported", "Write refuse, {constant: VALUE}, indicator, or {indicator: VALUE}."
+            where,
+            f"'{shown(value)}' is not supported",
+            "Write refuse, {constant: VALUE}, indicator, {indicator: VALUE}, or mean.",
         )
     if field.required and kind != "refuse":
         refuse(where, "a field with 'required: true' has no missing values", "Remove one of the two.")
+    if kind == "mean" and (field.enum or field.type == "boolean"):
+        refuse(where, "categories have no mean", "Write indicator, or {constant: VALUE}.")
     constant = None if alone else _constant(field, given, where)
     if kind == "indicator" and constant is None and not field.enum:
         constant = 0.0

@@ -24,6 +24,7 @@ from fl_lightning.errors import ConfigurationError, DataError, require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
 from fl_lightning.functional.splitting import count_units, hold_out
+from fl_lightning.models.standardized import standardized_parts
 
 _COMPARED = 100
 """The number of clients whose features' ranges are compared."""
@@ -127,11 +128,30 @@ class TableDataModule(InMemoryDataModule):
         self.target, self.client_column, self.kind = target, client_column, kind
         self.classes, self.person_column = given_classes(classes), person_column
         self.standardize = standardize
+        self._gaps = [field.name for field in self.schema.features if field.missing == "mean"] if self.schema else []
+        if self._gaps and standardize:
+            raise ConfigurationError(
+                f"'data.datamodule.standardize' is true, but missing values of '{self._gaps[0]}' become the mean, which the "
+                "model fills in. Set 'standardize' to false, and let the model scale, too: Standardized."
+            )
         self.seed = seed
         self.feature_names: tuple[str, ...] = ()
         self.mean, self.std = torch.zeros(0), torch.zeros(0)
         if not test_share and test_path is None:
             self.without_server_set()
+
+    def setup(self, stage: str) -> None:
+        """Read the tables once, after refusing a model that cannot fill in missing numbers.
+
+        Raises:
+            ConfigurationError: if the schema leaves missing numbers to the model, which has no Standardized.
+        """
+        if self._gaps and self.trainer is not None and not standardized_parts(self.trainer.lightning_module):
+            raise ConfigurationError(
+                f"Missing values of '{self._gaps[0]}' become the mean over all clients, which Standardized fills in, but the "
+                "model has no such part. Put it around the network, or choose another 'missing' in the schema of all."
+            )
+        super().setup(stage)
 
     def load(self) -> tuple[TensorDataset | None, TensorDataset | None]:
         """Read the files, divide and standardise.

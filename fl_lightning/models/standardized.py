@@ -55,6 +55,7 @@ class Standardized(nn.Module):
         self.register_buffer("std", torch.ones(num_features))
         self.register_buffer("measured", torch.tensor(False))
         self._is_measured = False  # reading the buffer would wait for a GPU in each step
+        self.register_load_state_dict_post_hook(_note_loaded)  # type: ignore[no-untyped-call]
 
     def set_moments(self, moments: Moments) -> None:
         """Set mean and deviation from the moments of all examples.
@@ -82,10 +83,6 @@ class Standardized(nn.Module):
         """Return whether mean and deviation have been set, or loaded from a model in which they were."""
         return self._is_measured
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        self._is_measured = bool(self.measured)
-
     def measure(self, batches: Iterable[Any]) -> None:
         """Set mean and deviation from batches, whose inputs come first: for a training without a federation.
 
@@ -103,6 +100,10 @@ class Standardized(nn.Module):
         centred = torch.where(torch.isnan(centred), torch.zeros_like(centred), centred)
         output: Tensor = self.network(centred / self.std.view(shape))
         return output
+
+
+def _note_loaded(part: nn.Module, keys: Any) -> None:
+    part._is_measured = bool(part.measured)  # type: ignore[assignment]
 
 
 def standardized_parts(module: nn.Module) -> list[Standardized]:
