@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -70,6 +70,25 @@ def not_at_sites(settings: Any) -> dict[str, bool]:
 def standardizes(datamodule: Any) -> bool:
     """Return whether a datamodule scales features by the mean and deviation of its own rows."""
     return bool(getattr(datamodule, "standardize", False))
+
+
+def refuse_parts(parts: Mapping[str, Any]) -> None:
+    """Refuse a site's datamodules that scale features by its own rows, or whose tables have different schemas.
+
+    Args:
+        parts: the datamodules by their setting in data.yaml; None for a part that is not set.
+
+    Raises:
+        ConfigurationError: naming the setting.
+    """
+    for name, datamodule in parts.items():
+        if standardizes(datamodule):
+            raise ConfigurationError(
+                f"'{name}' has 'standardize: true', which scales by this site's own rows, while the other sites and the "
+                "server scale by theirs. Set it to false, and let the model scale: Standardized uses the rows of all sites."
+            )
+        if datamodule is not None and digest_of_schema(datamodule) != digest_of_schema(parts["datamodule"]):
+            raise ConfigurationError(f"'schema' of '{name}' and of 'datamodule' differ in data.yaml. Set both to one file.")
 
 
 def evaluated_parts(settings: Any) -> list[tuple[str, Part]]:

@@ -22,7 +22,7 @@ from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.ranges import ranges_of, rounded
 from fl_lightning.errors import ConfigurationError, DataError, did_you_mean, require
-from fl_lightning.flower.checks import compared, digest_of_names, digest_of_schema, standardizes
+from fl_lightning.flower.checks import compared, digest_of_names, digest_of_schema, refuse_parts
 from fl_lightning.flower.policy import Policy
 from fl_lightning.messages import ClientInfo, Part
 from fl_lightning.partitioners.base import Partitioner
@@ -77,12 +77,7 @@ class SiteSettings:
     def __post_init__(self) -> None:
         known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)
         require(known is not None, "device", "auto, cpu, cuda or cuda:NUMBER", self.device)
-        for name, datamodule in {"datamodule": self.datamodule, "validation": self.validation, "test": self.test}.items():
-            if standardizes(datamodule):
-                raise ConfigurationError(
-                    f"'{name}' has 'standardize: true', which scales by this site's own rows, while the other sites and the "
-                    "server scale by theirs. Set it to false, and let the model scale: Standardized uses the rows of all sites."
-                )
+        refuse_parts({"datamodule": self.datamodule, "validation": self.validation, "test": self.test})
 
     def torch_device(self) -> torch.device:
         """Return the device.
@@ -164,9 +159,6 @@ class SiteData:
 
     def __init__(self, settings: SiteSettings) -> None:
         self._schema = digest_of_schema(settings.datamodule)
-        for name, datamodule in {"validation": settings.validation, "test": settings.test}.items():
-            if datamodule is not None and digest_of_schema(datamodule) != self._schema:
-                raise ConfigurationError(f"'schema' of '{name}' and of 'datamodule' differ in data.yaml. Set both to one file.")
         whole = _whole(settings)
         self._views: dict[Part, FederatedDataModule] = {"training": whole}
         self._separate: dict[Part, FederatedDataModule] = {}
