@@ -159,7 +159,7 @@ def test_the_check_of_a_good_export(hospitals, capsys, monkeypatch):
     passed, text = checked(Path("south/data.yaml"), capsys, monkeypatch)
     assert passed, text
     assert "note    datamodule: compared with its schema, for this site's staff only:" in text
-    assert "'exports/south.csv' has 30 rows, separated by ';', in cp1252." in text
+    assert "'exports/south.csv' has 30 rows, separated by semicolons, in cp1252." in text
     assert "'exports/south.csv': 'age' is read from 'alter'." in text
     assert "% of the values are missing, which are marked." in text
     assert "the digest " in text
@@ -180,7 +180,7 @@ def test_the_check_of_an_export_with_many_mistakes(hospitals, capsys, monkeypatc
     passed, text = checked(path, capsys, monkeypatch)
     assert not passed
     for line in (
-        "'bad.csv' has 21 rows, separated by ';', in utf-8.",
+        "'bad.csv' has 21 rows, separated by semicolons, in utf-8.",
         "the column 'stage' is missing. Did you mean Stage?",
         "further columns are ignored: Stage.",
         "'age': 4.8 % of the values are missing, which the schema refuses.",

@@ -194,7 +194,7 @@ def test_forms_of_csv(content, csv):
     [
         (
             "a;b,c;d\n1;2,3;4\n",
-            "'x.csv' may be separated by commas or semicolons. Set the one that it is: 'data.datamodule.csv",
+            "'x.csv' may be separated by commas or semicolons. Set the one that it is, such as 'data.datamodule.csv",
         ),
         ("a;b\n1,500;2\n2,250;3\n", "x.csv, line 2: the column 'a' holds '1,500', which may be a decimal comma, or separate"),
         ("a;b\n1;2\n2,25;3.5\n", "x.csv, line 3: the column 'a' holds '2,25', while other cells have decimal points"),

@@ -47,7 +47,7 @@ def compare_files(
             except DataError as error:
                 found.append(str(error))
                 continue
-            form = f", separated by '{source.form.separator}', in {source.form.encoding}" if source.form else ""
+            form = f", separated by {source.separated_by}, in {source.form.encoding}" if source.form else ""
             found.append(f"'{file}' has {source.rows} rows{form}.")
             found += [f"'{file}': {text}" for text in [*_columns(reader, others), *_fields(reader)]]
     return found

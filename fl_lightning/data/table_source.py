@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,12 @@ class SourceTable:
     header: tuple[str, ...]
     columns: tuple[Any, ...]
     form: CsvForm | None
+
+    @property
+    def separated_by(self) -> str:
+        """Return the separator of a CSV file in words; empty for a Parquet file."""
+        mark = None if self.form is None else self.form.separator
+        return "" if mark is None else _NAMES.get(mark, f"'{mark}'")
 
     @property
     def rows(self) -> int:
@@ -203,8 +210,8 @@ def _separator(path: Path, text: str, form: CsvForm) -> str:
     found = used if len(used) == 1 else even
     if used and len(found) != 1:
         raise DataError(
-            f"'{path}' may be separated by {' or '.join(_NAMES[mark] for mark in used)}. Set the one that it is: "
-            f"'data.datamodule.csv: {{separator: \"{used[0]}\"}}'."
+            f"'{path}' may be separated by {' or '.join(_NAMES[mark] for mark in used)}. Set the one that it is, such as "
+            f"'data.datamodule.csv: {{separator: {json.dumps(used[0])}}}'."
         )
     return found[0] if found else ","
 
