@@ -87,6 +87,7 @@ FIELD = "fields:\n- {name: a, type: number}\n"
     [
         # size and depth
         ("x" * (2**20 + 1), "It is larger than 1 MiB"),
+        ("fields: [" + "1," * 200_000 + "1]", "It has more than 200000 keys and values. Use a smaller one."),
         ("[" * 100_000, "nested deeper than 8 levels"),
         ("- " * 50_000 + "a", "nested deeper than 8 levels"),
         ("fields:\n" + "- {name: a, type: number}\n" * 5001, "'fields': the list has 5001 entries, but at most 5000"),

@@ -17,7 +17,7 @@ BYTES = 2**20
 """The size of the largest file."""
 NAME = 100
 """The length of the longest name."""
-_DEPTH, _TEXT = 8, 2000
+_DEPTH, _NODES, _TEXT = 8, 200_000, 2000
 _LARGEST = 1e30
 _TRUE, _FALSE = ("true", "1", "1.0", "yes"), ("false", "0", "0.0", "no")
 
@@ -44,13 +44,15 @@ def parse_plain(text: str, is_json: bool) -> Any:
 class _Texts(yaml.BaseLoader):  # type: ignore[misc]
     """Read every scalar as text, so that ``no`` is a category and a date stays as written; refuse anchors and repeated keys."""
 
-    _depth = 0
+    _depth = _nodes = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
         if self.check_event(yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             raise DataError(f"Line {event.start_mark.line + 1} has a YAML anchor or alias. Write the value out.")
-        self._depth += 1
+        self._depth, self._nodes = self._depth + 1, self._nodes + 1
+        if self._nodes > _NODES:
+            raise DataError(f"It has more than {_NODES} keys and values. Use a smaller one.")
         if self._depth > _DEPTH:
             raise DataError(f"Line {event.start_mark.line + 1} is nested deeper than {_DEPTH} levels. No part of a schema is.")
         node = super().compose_node(parent, index)
