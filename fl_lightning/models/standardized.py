@@ -22,7 +22,7 @@ class Standardized(nn.Module):
     """Subtract the mean of each channel, divide by its standard deviation, and apply a network.
 
     In a federation, both are those of the clients' training examples together, which clients measure before round 0; see
-    :meth:`~fl_lightning.FederatedDataModule.input_moments`. They are buffers of the server: clients get them with the model,
+    ``FederatedDataModule.input_moments``. They are buffers of the server: clients get them with the model,
     nobody averages them, and checkpoints, exports and ``torch.export`` contain them, so that the model predicts from raw
     inputs. A missing number (NaN) becomes the mean, so 0. A constant channel is only centred.
 
