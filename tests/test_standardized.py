@@ -70,7 +70,9 @@ def test_sums_are_those_of_fractions_also_of_parts(numbers, cut):
     assert Fraction(found.totals[0], UNIT) == sum(there)
     assert Fraction(found.squares[0], UNIT**2) == sum(x * x for x in there)
     parts = [numbers[cut:], numbers[:cut]]
-    assert together(moments_of(torch.tensor(part, dtype=torch.float32)) for part in parts if part) == found
+    own = [moments_of(torch.tensor(part, dtype=torch.float32)) for part in parts if part]
+    assert together(own) == found
+    assert len(own) < 2 or found.without(own[0]) == own[1]
 
 
 def test_means_and_deviations_are_numpys_of_the_joined_rows():
@@ -245,6 +247,11 @@ def test_private_examples_have_no_exact_sums():
 def test_the_number_of_channels_is_checked():
     with pytest.raises(ConfigurationError, match=r"'model\.network\.num_features' must be at least 1"):
         Standardized(MLP(), 0)
+
+
+def test_clients_with_other_numbers_of_channels_are_refused():
+    with pytest.raises(DataError, match=r"Inputs have different numbers of channels: 2 and 3\. Give all clients"):
+        together([moments_of(torch.ones(2, 3)), moments_of(torch.ones(2, 2))])
 
 
 def test_a_channel_without_numbers_is_refused():

@@ -216,10 +216,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         data = federated_data(trainer)
         refuse_outer_flags(trainer)
         require_whole_models(trainer)
-        unmeasured(pl_module, parts_of(self))  # refuses, before a site is asked
-        if self.pool is not None:
-            self._cleanup.callback(self.pool.close)
-            data.register_clients(self.pool.open(trainer, self))
+        self._register_clients(trainer, pl_module, data)
         require_same_partition(trainer, data)
         check_federation(self, trainer, data)
         tune_centralized(trainer, pl_module, data, self.local, self.trusted_classes, self._cleanup)
@@ -240,6 +237,12 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self._cleanup.callback(continue_global_step, trainer)  # callbacks run in reverse order
         self._cleanup.callback(self._takeover.release)
         self._cleanup.callback(release_unused_memory)
+
+    def _register_clients(self, trainer: Trainer, module: LightningModule, data: FederatedDataModule) -> None:
+        unmeasured(module, parts_of(self))  # refuses, before a site is asked
+        if self.pool is not None:
+            self._cleanup.callback(self.pool.close)
+            data.register_clients(self.pool.open(trainer, self))
 
     def _open_options(self, trainer: Trainer, data: FederatedDataModule) -> None:
         options = self.active_options

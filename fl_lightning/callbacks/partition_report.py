@@ -13,7 +13,8 @@ from torch.utils.data import Subset
 from fl_lightning.data.class_names import names_of
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.labels import labels_at_hand
-from fl_lightning.errors import DataError, require
+from fl_lightning.errors import require
+from fl_lightning.functional.exact_moments import together
 from fl_lightning.functional.labels import client_label_counts
 from fl_lightning.reporting.features import FeatureSummary
 from fl_lightning.reporting.partition import PartitionSummary, draw_partition
@@ -126,9 +127,7 @@ def summarize_features(data: FederatedDataModule) -> FeatureSummary:
     """Measure the features of each client's training examples, after ``setup('fit')``."""
     clients = range(data.num_clients)
     moments = [data.input_moments(client) for client in clients]
-    channels = len(moments[0].counts)
-    if any(len(own.counts) != channels for own in moments):
-        raise DataError("The clients' inputs have different numbers of channels. Give all clients the same features.")
+    channels = len(together(moments).counts)
     known = None if data.is_remote else names_of(data.client_datasets.source, "feature_names")
     names = known if known is not None and len(known) == channels else [f"channel {k}" for k in range(channels)]
     return FeatureSummary(names, [data.client_name(k) for k in clients], [data.num_examples(k) for k in clients], moments)

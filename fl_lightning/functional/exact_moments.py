@@ -65,6 +65,11 @@ class Moments:
                 raise ValueError("No numbers have these sums.")
         return Moments(counts, totals, squares)
 
+    def without(self, part: Moments) -> Moments:
+        """Return the moments of the other numbers, where these contain the part's."""
+        pairs = (zip(getattr(self, name), getattr(part, name), strict=True) for name in _FIELDS)
+        return Moments(*(tuple(whole - own for whole, own in numbers) for numbers in pairs))
+
     def means(self) -> list[float]:
         """Return the mean of each channel, rounded once; 0 for a channel without numbers."""
         return [float(Fraction(total, n << -_LOWEST)) if n else 0.0 for n, total in zip(self.counts, self.totals, strict=True)]
@@ -82,14 +87,19 @@ class Moments:
 
 
 def together(parts: Iterable[Moments]) -> Moments:
-    """Return the moments of all parts, in whatever order they come.
+    """Return the moments of all parts; their order does not matter.
 
     Raises:
-        ValueError: if there are none, or if they differ in their number of channels.
+        DataError: if there is none, or if they differ in their number of channels.
     """
     found = list(parts)
-    if len({len(part.counts) for part in found}) != 1:
-        raise ValueError(f"The numbers of channels are {sorted({len(part.counts) for part in found})}, but must be one number.")
+    sizes = sorted({len(part.counts) for part in found})
+    if not sizes:
+        raise DataError("There are no examples to measure.")
+    if len(sizes) > 1:
+        raise DataError(
+            f"Inputs have different numbers of channels: {' and '.join(map(str, sizes))}. Give all clients the same features."
+        )
     columns = [[sum(values) for values in zip(*(getattr(p, name) for p in found), strict=True)] for name in _FIELDS]
     return Moments(*map(tuple, columns))
 
@@ -153,6 +163,4 @@ def moments_of_batches(batches: Iterable[Any]) -> Moments:
             found.append(moments_of(inputs))
         except ValueError as error:
             raise DataError(f"The inputs cannot be measured: {error} Correct the data.") from error
-    if not found:
-        raise DataError("There are no examples to measure.")
     return together(found)

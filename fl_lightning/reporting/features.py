@@ -43,27 +43,28 @@ class FeatureSummary:
         whole = together(self.moments)
         means, deviations = whole.means(), whole.deviations()
         values = self._values_per_example(whole)
+        different = self._most_different(whole, deviations)
         rows = []
         for k, name in enumerate(self.features):
-            client, difference = self._most_different(k, deviations[k])
             missing = 1 - whole.counts[k] / (sum(self.examples) * values)
-            rows.append([name, means[k], deviations[k], missing, client, difference])
+            rows.append([name, means[k], deviations[k], missing, *different[k]])
         return rows
 
     def _values_per_example(self, whole: Moments) -> int:
         """Return how many numbers of a channel an example has: 1 in a table, the pixels of an image."""
         return max(1, math.ceil(max(whole.counts) / max(1, sum(self.examples))))
 
-    def _most_different(self, k: int, deviation: float) -> tuple[str, float | None]:
-        found: tuple[str, float | None] = ("", None)
-        for number, own in enumerate(self.moments):
-            others = [moments for place, moments in enumerate(self.moments) if place != number]
-            rest = together(others) if others else None
-            if rest is None or not rest.counts[k] or not own.counts[k] or not deviation:
-                continue
-            difference = (own.means()[k] - rest.means()[k]) / deviation
-            if found[1] is None or abs(difference) > abs(found[1]):
-                found = self.clients[number], difference
+    def _most_different(self, whole: Moments, deviations: Sequence[float]) -> list[tuple[str, float | None]]:
+        """Return the client that differs most in each feature, and by how much."""
+        found: list[tuple[str, float | None]] = [("", None)] * len(self.features)
+        for client, own in zip(self.clients, self.moments, strict=True):
+            rest = whole.without(own)
+            for k, (mine, others) in enumerate(zip(own.means(), rest.means(), strict=True)):
+                if not (own.counts[k] and rest.counts[k] and deviations[k]):
+                    continue
+                difference, largest = (mine - others) / deviations[k], found[k][1]
+                if largest is None or abs(difference) > abs(largest):
+                    found[k] = client, difference
         return found
 
     def text(self, max_features: int) -> str:
@@ -84,17 +85,15 @@ class FeatureSummary:
 
     def write(self, path: Path) -> None:
         """Write the numbers, mean, deviation and missing share of each feature at each client, and of all, to a CSV file."""
-        values = self._values_per_example(together(self.moments))
-        everyone = [
-            ("all", sum(self.examples), together(self.moments)),
-            *zip(self.clients, self.examples, self.moments, strict=True),
-        ]
+        whole = together(self.moments)
+        values = self._values_per_example(whole)
+        everyone = [("all", sum(self.examples), whole), *zip(self.clients, self.examples, self.moments, strict=True)]
+        scales = [(own.means(), own.deviations()) for _, _, own in everyone]
         with path.open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             table.writerow(["feature", "client", "numbers", "mean", "deviation", "missing"])
             for k, name in enumerate(self.features):
-                for client, examples, own in everyone:
+                for (client, examples, own), (means, deviations) in zip(everyone, scales, strict=True):
                     missing = 1 - own.counts[k] / max(1, examples * values)
-                    there = own.counts[k] > 0
-                    mean, deviation = (own.means()[k], own.deviations()[k]) if there else ("", "")
-                    table.writerow([name, client, own.counts[k], mean, deviation, missing])
+                    scale = (means[k], deviations[k]) if own.counts[k] else ("", "")
+                    table.writerow([name, client, own.counts[k], *scale, missing])

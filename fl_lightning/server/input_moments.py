@@ -53,7 +53,7 @@ def measure_inputs(trainer: Trainer, data: FederatedDataModule, part: Standardiz
 
     Raises:
         ConfigurationError: if a client outside this process does not tell its sums.
-        DataError: if inputs cannot be measured; it names the client.
+        DataError: if inputs cannot be measured, which names the client, or have different numbers of channels.
     """
     comm = Collectives(trainer)
     mine: list[Moments] = []
@@ -66,10 +66,4 @@ def measure_inputs(trainer: Trainer, data: FederatedDataModule, part: Standardiz
             failure = error
             break
     everyone = [moments for theirs in comm.gather_or_raise(mine, failure) for moments in theirs]
-    sizes = {len(moments.counts) for moments in everyone}
-    if len(sizes) > 1:
-        raise ConfigurationError(
-            f"The clients' inputs have {' and '.join(map(str, sorted(sizes)))} channels, so they have no common scale. Give "
-            "all clients the same features."
-        )
     part.set_moments(together(everyone))

@@ -82,10 +82,6 @@ class Asynchronous(OptionSettings):
 
         return AsynchronousAtServer(self, context)
 
-    def provides(self) -> tuple[Capability, ...]:
-        """Return nothing."""
-        return ()
-
     def slots(self, num_clients: int) -> int:
         """Return the number of clients that train at the same time.
 
