@@ -68,7 +68,7 @@ nitpick_ignore_regex = [
     # types of options' hooks, which are imported for type checks only
     ("py:class", r"UpdateEditor|Collectives|Trainer|Federation|SecretKey|RoundPlan|RoundSums|RoundResult"),
     ("py:class", r"FederationRound|ClientSampler|LocalTraining|Strategy"),
-    ("py:class", r"Capability|ClientData|ClientJob|FederationSettings|ModelState|PoissonBatches"),
+    ("py:class", r"Capability|ClientData|ClientTask|FederationSettings|ModelState|PoissonBatches"),
     ("py:class", r"fl_lightning\.(\w+\.)+_?[A-Z]\w*"),  # a type in a signature that is no public name
 ]
 

@@ -69,7 +69,7 @@ class ServerModel:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Place a turn of a client in the whole training, as if the client had taken part in every round.
+    """Place a task of a client in the whole training, as if the client had taken part in every round.
 
     Attributes:
         turn: the number of turns before this one, >= 0.
@@ -81,8 +81,8 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientJob:
-    """Describe one client's turn to train.
+class ClientTask:
+    """Ask for one local training of one client, which answers with a ``ClientUpdate`` or a ``ClientFailure``.
 
     Attributes:
         client: the client's id, from 0.
@@ -92,7 +92,10 @@ class ClientJob:
         slowness: the factor by which the client is slower: it does 1 / slowness of its steps.
         pull: the model that attracts its parameters, instead of a proximal term.
         own_model: whether the client starts from the model that it trained last, if any, and stores the new one.
-        progress: the place of the turn in the whole training; None for a training of its own.
+        progress: the place of the task in the whole training; None for a training of its own.
+        start: the model that the client starts from; None for the global one.
+        delivers: whether its model goes to the server, so that attacks, transforms and the score of sent models apply.
+        version: the version of the global model.
     """
 
     client: int
@@ -103,23 +106,9 @@ class ClientJob:
     pull: Pull | None = None
     own_model: bool = False
     progress: Progress | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ClientTask:
-    """Ask for one local training of one client, which answers with a ``ClientUpdate`` or a ``ClientFailure``.
-
-    Attributes:
-        version: the version of the global model.
-        job: the turn.
-        start: the model that the client starts from; None for the global one.
-        delivers: whether its model goes to the server, so that attacks, transforms and the score of sent models apply.
-    """
-
-    version: int
-    job: ClientJob
     start: Snapshot | None = None
     delivers: bool = True
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +122,8 @@ class EvalOrder:
         metric: the role of the metric, which both sides know from their settings; see :class:`ClientEvaluators`.
         model: the model to evaluate; None for the global one.
         own: whether to evaluate the client's own last model instead, if it has one.
-        jobs: the turns that the client first trains alone, starting from the model.
-        epochs: the number of local epochs of these turns; None for the number in the settings.
+        tasks: the trainings that the client first does alone, one after another, starting from the model.
+        epochs: the number of local epochs of each of them; None for the number in the settings.
     """
 
     version: int
@@ -143,7 +132,7 @@ class EvalOrder:
     metric: MetricRole
     model: Snapshot | None = None
     own: bool = False
-    jobs: tuple[ClientJob, ...] = ()
+    tasks: tuple[ClientTask, ...] = ()
     epochs: int | None = None
 
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from fl_lightning.errors import WireError
 from fl_lightning.messages import (
     ClientInfo,
-    ClientJob,
     ClientTask,
     EvalOrder,
     EvalReport,
@@ -30,10 +29,10 @@ from fl_lightning.messages import (
 )
 from fl_lightning.types import ClientFailure, ClientUpdate, Compressed, Pull, Snapshot
 
-FORMAT = 8
+FORMAT = 9
 """The version of the format, which increases when a message changes."""
 
-_ORDERS = (ClientJob, ClientTask, EvalOrder, ModelLayout, Progress, ServerModel, RoundCommit)
+_ORDERS = (ClientTask, EvalOrder, ModelLayout, Progress, ServerModel, RoundCommit)
 _REPORTS = (ClientInfo, EvalReport, NameComparison)
 MESSAGES = {kind.__name__: kind for kind in (*_ORDERS, *_REPORTS, ClientFailure, ClientUpdate, Compressed, Pull, Snapshot)}
 _NOT_SENT = {"Snapshot": {"version"}}

@@ -18,7 +18,6 @@ from fl_lightning.clients.assembly import ClientAssembly, ClientEnvironment
 from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.clients.client_settings import client_settings
 from fl_lightning.clients.memory import ClientMemory
-from fl_lightning.clients.pool import Chain
 from fl_lightning.clients.site import Site
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.keyed_noise import SecretKey
@@ -170,12 +169,12 @@ class BytesPool:
         for client in range(len(self._workers.sizes)):
             self._receive(client)
 
-    def mine(self, chains: Sequence[Chain]) -> Sequence[Chain]:
+    def mine(self, chains: Sequence[Sequence[ClientTask]], scored: int) -> Sequence[Sequence[ClientTask]]:
         return chains
 
     def submit(self, task: ClientTask) -> None:
-        self._send(task.job.client, task)
-        self._asked.append(task.job.client)
+        self._send(task.client, task)
+        self._asked.append(task.client)
 
     def results(self) -> Iterator[ClientUpdate | ClientFailure]:
         """Last first."""

@@ -267,11 +267,11 @@ class LossAtClients(Option, ServerHooks):
         unchanged = torch.equal(self.federation.server.vector(), self.before)
         self.calls.append(("before_step", unchanged, len(result.updates)))
 
-    def end_round(self, round_idx, jobs):
+    def end_round(self, round_idx, tasks):
         assert not torch.equal(self.federation.server.vector(), self.before)
         version = self.federation.publish().version
         (report,) = self.federation.pool.evaluate([EvalOrder(version, 1, "training", "own loss")])
-        self.calls.append(("end_round", round_idx, sorted(job.client for job in jobs)))
+        self.calls.append(("end_round", round_idx, sorted(task.client for task in tasks)))
         return {"federation/own_loss": report.value}
 
     def conclude(self, rounds):
@@ -390,8 +390,8 @@ class CountBatches(Option, ServerHooks, ClientHooks, Callback):
     def callbacks(self):
         return [self]
 
-    def batches(self, job, data, full_batch):
-        self.client = job.client
+    def batches(self, task, data, full_batch):
+        self.client = task.client
         return
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
@@ -404,9 +404,9 @@ class CountBatches(Option, ServerHooks, ClientHooks, Callback):
     def open(self, federation):
         self.calls.append("open")
 
-    def charge(self, federation, round_idx, plan, jobs):
+    def charge(self, federation, round_idx, plan, tasks):
         assert not self.found
-        self.calls.append([job.client for job in jobs])
+        self.calls.append([task.client for task in tasks])
 
     def drained(self, federation, round_idx, updates):
         self.told.update(federation.pool.counts()["batches"])

@@ -16,11 +16,11 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
 from fl_lightning import AdaFed, ConfigurationError, LocalTraining
-from fl_lightning.clients.engines.base import EngineJob
+from fl_lightning.clients.engines.base import PreparedTask
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import ClientSession
 from fl_lightning.functional import ModelState
-from fl_lightning.messages import ClientJob, ServerModel
+from fl_lightning.messages import ClientTask, ServerModel
 from fl_lightning.rules import ClientRule, ControlVariates, ProximalRule
 from fl_lightning.settings.local_training import resolve_precision
 
@@ -130,7 +130,7 @@ def session_of(module: Plain, start: Plain, *rules: ClientRule, **broadcast: Ten
     resident = ResidentModel(module)
     resident.publish(ServerModel(1, 0, server.tensors(), server.layout, broadcast))
     session = ClientSession(resident, rules=rules)
-    session.begin(EngineJob(ClientJob(0, 0), 0, lambda: Blobs(shuffle=False)))
+    session.begin(PreparedTask(ClientTask(0, 0), 0, lambda: Blobs(shuffle=False)))
     return session
 
 
@@ -162,7 +162,7 @@ def test_control_variates_under_gradient_scaling_and_clipping(clip):
         run = trainer(3, session, plugins=[plugin], gradient_clip_val=clip, limit_val_batches=0)
         run.fit(module, Blobs(shuffle=False))
         trained = session.end(run.global_step, {}, 0.0)
-        assert trained.normalizer == pytest.approx(run.global_step)
+        assert trained.update.normalizer == pytest.approx(run.global_step)
         assert trained.rates == pytest.approx(0.2 * run.global_step)
         results.append(weights(module.net))
     for name in results[0]:
@@ -178,8 +178,8 @@ def test_steps_that_gradient_scaling_leaves_out_do_not_count():
     run = trainer(1, session, plugins=[plugin], limit_val_batches=0, max_steps=-1)
     run.fit(module, Blobs(shuffle=False))
     trained = session.end(run.global_step, {}, 0.0)
-    assert trained.num_steps < run.global_step
-    assert trained.rates == pytest.approx(0.2 * trained.num_steps)
+    assert trained.update.num_steps < run.global_step
+    assert trained.rates == pytest.approx(0.2 * trained.update.num_steps)
     assert any(not torch.equal(p, q) for p, q in zip(module.parameters(), before, strict=True))
 
 

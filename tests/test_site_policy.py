@@ -165,10 +165,10 @@ def test_the_smallest_batch_counts(tmp_path, monkeypatch):
 
 
 def test_alone_training_in_evaluations_is_limited(site, tmp_path):  # noqa: F811
-    from fl_lightning.messages import ClientJob
+    from fl_lightning.messages import ClientTask
 
     site = with_policy(tmp_path, evaluations=["test"], max_epochs=5)
-    asked = EvalOrder(1, 0, "test", "evaluation", jobs=(ClientJob(0, 0),), epochs=10**6)
+    asked = EvalOrder(1, 0, "test", "evaluation", tasks=(ClientTask(0, 0),), epochs=10**6)
     assert "has 1e+06 epochs" in told(work(site, asked))
 
 

@@ -19,7 +19,7 @@ from fl_lightning.flower import envelope
 from fl_lightning.flower.accepted_classes import default_classes
 from fl_lightning.flower.recipe import Recipe, RefusedError
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ClientJob, ClientTask, EvalOrder, ServerModel
+from fl_lightning.messages import ClientTask, EvalOrder, Progress, ServerModel
 from fl_lightning.types import Pull, Snapshot
 from fl_lightning.wire import to_bytes
 
@@ -82,9 +82,7 @@ def work(site: Any, *orders: Any, model: ServerModel | None = None) -> dict[str,
 
 
 def order(client: int = 0, **changes: Any) -> ClientTask:
-    job = {name: value for name, value in changes.items() if name in ("round_idx", "period", "epochs", "slowness", "pull")}
-    rest = {name: value for name, value in changes.items() if name not in job}
-    return ClientTask(1, ClientJob(client, **{"round_idx": 0, **job}), **rest)
+    return ClientTask(client, **{"round_idx": 0, "version": 1, **changes})
 
 
 def test_an_honest_server_is_answered(site):
@@ -368,10 +366,10 @@ def test_a_model_that_does_not_fit_is_refused(tensors, site):
         order(start=Snapshot(torch.zeros(53, dtype=torch.int32), torch.zeros(0, dtype=torch.int64))),
         order(start=Snapshot(torch.zeros(53), torch.zeros(0))),
         order(pull=Pull(torch.zeros(3), 1.0)),
-        ClientTask(1, (ClientJob(0, 0), ClientJob(0, 0))),  # type: ignore[arg-type]
-        ClientJob(0, 0),
-        ClientTask("1", ClientJob(0, 0)),  # type: ignore[arg-type]
-        ClientTask(1, ClientJob(0, "0")),  # type: ignore[arg-type]
+        ClientTask((0, 0), (0, 0)),  # type: ignore[arg-type]
+        Progress(0),
+        ClientTask(0, 0, version="1"),  # type: ignore[arg-type]
+        ClientTask(0, "0"),  # type: ignore[arg-type]
         EvalOrder(1, 0, "everything", "evaluation"),  # type: ignore[arg-type]
     ],
 )

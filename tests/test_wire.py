@@ -19,7 +19,6 @@ from fl_lightning.errors import WireError
 from fl_lightning.flower.validation import require_message
 from fl_lightning.messages import (
     ClientInfo,
-    ClientJob,
     ClientTask,
     EvalOrder,
     EvalReport,
@@ -60,10 +59,10 @@ UPDATE = ClientUpdate(
 )
 EXAMPLES: list[Any] = [
     ServerModel(2, 1, {f"t{k}": t for k, t in enumerate(ODD)}, LAYOUT, {"c": ODD[2]}),
-    ClientTask(2, ClientJob(3, 1, 1, 2, 1.5, Pull(ODD[3], 0.1), True, Progress(4, 20)), SNAPSHOT, False),
+    ClientTask(3, 1, 1, 2, 1.5, Pull(ODD[3], 0.1), True, Progress(4, 20), SNAPSHOT, False, 2),
     UPDATE,
     ClientFailure(1, 1, "OSError: a 'quoted' \n cause", 3),
-    EvalOrder(2, 0, "test", "evaluation", SNAPSHOT, False, (ClientJob(0, 7),), 5),
+    EvalOrder(2, 0, "test", "evaluation", SNAPSHOT, False, (ClientTask(0, 7),), 5),
     EvalReport(0, -math.inf),
     RoundCommit(1, (0, 3), -1),
     ClientInfo("Krankenhaus Süd", 12, (3, 0, 9), evaluations=("test",), features=NameComparison(("age",), 1)),

@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from fl_lightning.clients.engines.base import EngineJob
+from fl_lightning.clients.engines.base import PreparedTask
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.compat.torch import buffers_of, is_batch_norm, parts_of
 from fl_lightning.functional.description import is_users
@@ -28,7 +28,7 @@ class Arrival:
         self._resident = resident
         self._loads: dict[str, bool] = {}
 
-    def hold(self, hook: str, trainer: Any, module: LightningModule, job: EngineJob, state: ModelState) -> None:
+    def hold(self, hook: str, trainer: Any, module: LightningModule, prepared: PreparedTask, state: ModelState) -> None:
         """Load the model again, if the module or a callback overrides a hook that has just run.
 
         Buffers stay as the hook left them, except those of BatchNorm, which belong to the weights.
@@ -37,18 +37,19 @@ class Arrival:
             hook: ``on_fit_start`` or ``on_train_start``.
             trainer: the Trainer of the fit, or what stands in for it.
             module: the module.
-            job: the turn.
+            prepared: the task.
             state: the view of the module.
         """
         if hook not in self._loads:
             self._loads[hook] = _may_load(hook, trainer, module)
         if not self._loads[hook]:
             return
-        if hook == "on_train_start" and job.start is None and not (job.job.round_idx or job.job.period):
+        task = prepared.task
+        if hook == "on_train_start" and task.start is None and not (task.round_idx or task.period):
             return
         found = [buffers_of(part) for part in parts_of(module).values() if not is_batch_norm(part)]
         kept = [(buffer, buffer.detach().clone()) for buffers in found for buffer in buffers.values() if buffer is not None]
-        self._resident.fill(state, job.start, job.own)
+        self._resident.fill(state, task.start, prepared.held)
         for buffer, value in kept:
             buffer.copy_(value)
 

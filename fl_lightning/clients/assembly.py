@@ -26,7 +26,7 @@ from fl_lightning.clients.task_trainer import TaskTrainer
 from fl_lightning.core.hooks import ClientContext, ClientHooks
 from fl_lightning.core.option import by_name
 from fl_lightning.functional.keyed_noise import SecretKey
-from fl_lightning.messages import ClientJob
+from fl_lightning.messages import ClientTask
 from fl_lightning.rules import ClientRule
 
 
@@ -84,7 +84,7 @@ class ClientAssembly:
         memory: ClientMemory,
         secret: SecretKey,
         drop_single: bool = False,
-        starts: Callable[[ClientJob], None] = lambda _: None,
+        starts: Callable[[ClientTask], None] = lambda _: None,
         tell: Callable[[Exception], str] = describe,
     ) -> None:
         self._data, self._settings, self._place, self._memory, self._secret = data, settings, place, memory, secret
@@ -164,7 +164,7 @@ class ClientAssembly:
         return self._engine.name
 
     @property
-    def trial(self) -> Callable[[Sequence[ClientJob]], dict[str, Trial]] | None:
+    def trial(self) -> Callable[[Sequence[ClientTask]], dict[str, Trial]] | None:
         """Return a function that times the engines, if the fastest one is requested and not known yet."""
         if self._settings.local.engine != "fastest" or self._place.engine is not None:
             return None

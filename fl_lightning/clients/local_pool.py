@@ -10,17 +10,16 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.clients.engines.fastest import choose
 from fl_lightning.clients.outbox import kept_by
-from fl_lightning.clients.pool import Chain
 from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.scheduling import balanced_shares
-from fl_lightning.messages import ClientInfo, ClientJob, ClientTask, EvalOrder, EvalReport, ServerModel
+from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, ServerModel
 from fl_lightning.transforms.base import Transform
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 from fl_lightning.utilities.collectives import Collectives
 
-Trial = Callable[[Sequence[ClientJob]], dict[str, Any]]
+Trial = Callable[[Sequence[ClientTask]], dict[str, Any]]
 
 
 class LocalPool:
@@ -87,10 +86,10 @@ class LocalPool:
                     "FedAvg."
                 )
 
-    def mine(self, chains: Sequence[Chain]) -> list[Chain]:
+    def mine(self, chains: Sequence[Sequence[ClientTask]], scored: int) -> list[Sequence[ClientTask]]:
         """Return this rank's chains, longest first, balanced by their examples and by the evaluation of their models."""
         # A step costs about three times as much as evaluating its examples: the backward pass costs twice the forward pass.
-        cost = {number: sum(map(self._steps, chain.jobs)) + chain.scored for number, chain in enumerate(chains)}
+        cost = {number: sum(map(self._steps, chain)) + scored for number, chain in enumerate(chains)}
         shares = balanced_shares(range(len(chains)), cost, self.comm.size)
         mine = [chains[number] for number in shares[self.comm.rank]]
         self._choose_engine(mine)
@@ -112,17 +111,17 @@ class LocalPool:
         """See :meth:`ClientPool.drained`."""
         return self.runtime.drained(self.comm, waiting)
 
-    def _steps(self, job: ClientJob) -> int:
-        epochs = self._max_epochs if job.epochs is None else job.epochs
-        return 3 * epochs * self._data.num_examples(job.client)
+    def _steps(self, task: ClientTask) -> int:
+        epochs = self._max_epochs if task.epochs is None else task.epochs
+        return 3 * epochs * self._data.num_examples(task.client)
 
-    def _choose_engine(self, mine: Sequence[Chain]) -> None:
+    def _choose_engine(self, mine: Sequence[Sequence[ClientTask]]) -> None:
         """Time the engines once if the fastest one is requested, with the same result on all ranks."""
         if self._trial is None:
             return
         trials, failure = {}, None
         try:
-            trials = self._trial([chain.jobs[0] for chain in mine])
+            trials = self._trial([chain[0] for chain in mine])
         except Exception as error:
             failure = error
         everyone = self.comm.gather_or_raise(trials, failure)

@@ -1,9 +1,9 @@
-"""Train clients locally: turn jobs and data into updates."""
+"""Train clients locally: turn tasks and data into updates, and into what the clients keep."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from fl_lightning.clients.client_data import ClientData
-from fl_lightning.clients.engines.base import EngineJob, Trained
+from fl_lightning.clients.engines.base import LocalResult, PreparedTask
 from fl_lightning.clients.engines.selection import LocalEngine
 from fl_lightning.clients.kept_training import NAME, OWN
 from fl_lightning.clients.memory import ClientMemory, held_part
@@ -19,27 +19,9 @@ from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.core.hooks import ClientHooks
 from fl_lightning.errors import DataError
 from fl_lightning.functional.seeding import derive_seed
-from fl_lightning.messages import ClientJob, ModelLayout
+from fl_lightning.messages import ClientTask, ModelLayout
 from fl_lightning.rules.base import ClientRule, LocalEnd
-from fl_lightning.types import ClientUpdate, Pull, Snapshot
-
-Turn = tuple[ClientJob, Snapshot | None]
-"""A client's job, and the model that it starts from (None for the global one)."""
-
-
-@dataclass(frozen=True)
-class Remains:
-    """Hold what a client keeps of a training, beside what its rules derive from the update.
-
-    Attributes:
-        own: the parameters and buffers that it holds, by name.
-        model: the model that it keeps, if it is another one than it sends.
-        tensors: the state of its training and of its rules, by name.
-    """
-
-    own: Mapping[str, Tensor]
-    model: Snapshot | None
-    tensors: Mapping[str, Tensor]
+from fl_lightning.types import Pull
 
 
 class LocalTrainer:
@@ -86,83 +68,83 @@ class LocalTrainer:
         """Return the names of stored tensors that have the length of the trained parameters."""
         return tuple(name for rule in self._rules for name in rule.kept_like_parameters)
 
-    def train(self, turns: Sequence[Turn]) -> Iterator[tuple[ClientUpdate, Remains]]:
-        """Train clients, and yield each update with its model, and what the client keeps, as soon as both are known.
+    def train(self, tasks: Sequence[ClientTask]) -> Iterator[LocalResult]:
+        """Train clients, and yield each result as soon as it is known.
 
-        The order may differ from that of the turns if the engine trains clients side by side.
+        The order may differ from that of the tasks if the engine trains clients side by side.
         """
-        for trained in self.engine.fit([self._prepared(job, start) for job, start in turns]):
-            yield self._update(self._with_own_model(trained))
+        for result in self.engine.fit([self._prepared(task) for task in tasks]):
+            yield self._complete(self._with_own_model(result))
+            del result  # it holds a model
 
-    def _with_own_model(self, trained: Trained) -> Trained:
-        """Train the client's own model after its turn, if a rule asks for one, and return the result of the turn with it."""
+    def _prepared(self, task: ClientTask, purpose: str = "") -> PreparedTask:
+        client, kept = task.client, self._memory.kept(task.client)
+        key = (self._seed, task.round_idx, client, *([task.period] if task.period else []))
+
+        def open_data() -> LightningDataModule:
+            drawn = (hook.batches(task, self._data, self._full_batch) for hook in self._hooks)
+            batches = next((found for found in drawn if found is not None), None)
+            shuffle = derive_seed(*key, purpose + "shuffle")
+            return self._data.client(client, shuffle, self._full_batch, self._drop_single, batches)
+
+        own = self._memory.last_model(client) if task.own_model else None
+        return PreparedTask(
+            task if own is None else replace(task, start=own),
+            derive_seed(*key, purpose + "training"),
+            open_data,
+            self._data.num_examples(client),
+            kept,
+            held_part(kept),
+        )
+
+    def _with_own_model(self, result: LocalResult) -> LocalResult:
+        """Train the client's own model after its task, if a rule asks for one, and return the result with it."""
         rule = next((rule for rule in self._rules if rule.own_model), None)
-        if rule is None or trained.kept_model is not None:
-            return trained
-        job, given = trained.job.job, trained.job.start
+        if rule is None or result.own_model is not None:
+            return result
+        task = result.prepared.task
         server, state = self._resident.server, self._resident.view()
         received = state.names()[0]
         anchor = (
             torch.cat([server.tensors[name].detach().reshape(-1) for name in received])
-            if given is None
-            else given.vector[: state.num_parameters]
+            if task.start is None
+            else task.start.vector[: state.num_parameters]
         )
-        pulled = replace(job, pull=Pull(anchor, rule.pull_strength), own_model=True)
-        prepared = self._prepared(pulled, given, "own ")
-        (own,) = self.engine.fit([replace(prepared, kept={NAME: prepared.kept[OWN]} if OWN in prepared.kept else {})])
-        return replace(trained, kept_model=own.model, own_kept=own.kept, seconds=trained.seconds + own.seconds)
+        pulled = replace(task, pull=Pull(anchor, rule.pull_strength), own_model=True)
+        prepared = self._prepared(pulled, "own ")
+        before = {NAME: prepared.kept[OWN]} if OWN in prepared.kept else {}
+        (own,) = self.engine.fit([replace(prepared, kept=before)])
+        return replace(
+            result,
+            update=replace(result.update, seconds=result.update.seconds + own.update.seconds),
+            kept={**result.kept, OWN: own.kept[NAME]} if NAME in own.kept else result.kept,
+            own_model=own.update.snapshot,
+        )
 
-    def _prepared(self, job: ClientJob, start: Snapshot | None, purpose: str = "") -> EngineJob:
-        own = self._memory.last_model(job.client) if job.own_model else None
-        key = (self._seed, job.round_idx, job.client, *([job.period] if job.period else []))
-
-        def open_data() -> LightningDataModule:
-            drawn = (hook.batches(job, self._data, self._full_batch) for hook in self._hooks)
-            batches = next((found for found in drawn if found is not None), None)
-            shuffle = derive_seed(*key, purpose + "shuffle")
-            return self._data.client(job.client, shuffle, self._full_batch, self._drop_single, batches)
-
-        kept = self._memory.kept(job.client)
-        return EngineJob(job, derive_seed(*key, purpose + "training"), open_data, own or start, kept, held_part(kept))
-
-    def _update(self, trained: Trained) -> tuple[ClientUpdate, Remains]:
-        job = trained.job.job
+    def _complete(self, result: LocalResult) -> LocalResult:
+        """Return a result with the tensors that the client's rules send and store, and with the sizes of its messages."""
+        model = result.update.snapshot
         down, up = self._message_sizes()
-        moved = trained.model.moved
-        up += sum(tensor.numel() * tensor.element_size() for tensor in moved.values())
-        extras, remembered = self._extras(trained)
+        extras, remembered = self._extras(result)
         sent_along = self._resident.server.broadcast.values() if extras else ()
-        width = trained.model.vector.element_size()
-        update = ClientUpdate(
-            client=job.client,
-            round_idx=job.round_idx,
-            num_examples=_counted(
-                trained, self._data.num_examples(job.client), getattr(self._data, "client_name", str)(job.client)
-            ),
-            num_steps=trained.num_steps,
-            train_loss=trained.train_loss,
-            metrics=trained.metrics,
-            seconds=trained.seconds,
-            bytes_down=down + width * sum(tensor.numel() for tensor in sent_along),
-            bytes_up=up + sum(tensor.numel() * tensor.element_size() for tensor in extras.values()),
-            normalizer=trained.normalizer,
-            optimizer=trained.optimizer,
-            model=trained.model,
+        update = replace(
+            result.update,
+            num_examples=_counted(result, getattr(self._data, "client_name", str)(result.update.client)),
+            bytes_down=down + model.vector.element_size() * sum(tensor.numel() for tensor in sent_along),
+            bytes_up=up + sum(tensor.nbytes for tensor in (*model.moved.values(), *extras.values())),
             extras=extras,
         )
-        packed = {NAME: trained.kept, OWN: trained.own_kept}
-        tensors = remembered | {name: tensor for name, tensor in packed.items() if tensor is not None}
-        return update, Remains(trained.own, trained.kept_model, tensors)
+        return replace(result, update=update, kept={**remembered, **result.kept})
 
-    def _extras(self, trained: Trained) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _extras(self, result: LocalResult) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the tensors that the client's rules send with the model, and those that they store."""
         if not self._rules:
             return {}, {}
         server, state = self._resident.server, self._resident.view()
-        size, given = state.num_parameters, trained.job.start
+        size, given = state.num_parameters, result.prepared.task.start
         start = [given.vector[:size]] if given is not None else [server.tensors[name] for name in state.names()[0]]
-        vector = trained.model.vector
-        end = LocalEnd(start, vector[:size], vector[size:], trained.rates, server.broadcast, trained.job.kept)
+        vector = result.update.snapshot.vector
+        end = LocalEnd(start, vector[:size], vector[size:], result.rates, server.broadcast, result.prepared.kept)
         sent = {name: tensor for rule in self._rules for name, tensor in rule.finish(end).items()}
         return sent, {name: tensor for rule in self._rules for name, tensor in rule.remember(end).items()}
 
@@ -174,45 +156,40 @@ class LocalTrainer:
             self._counted = self._resident.server.layout
         return self._bytes
 
-    def keep(self, update: ClientUpdate, remains: Remains, job: ClientJob) -> None:
-        """Store the client's state after its training; the memory takes it back if the server does not use the update.
-
-        Args:
-            update: the client's update, with its model.
-            remains: what the client keeps of its training.
-            job: the client's turn.
-        """
-        memory, client = self._memory, update.client
-        memory.keep_held(client, remains.own)
-        if remains.model is not None:
-            memory.keep_model(client, remains.model)
-        if remains.tensors:
-            memory.put(client, **remains.tensors)
-        if job.own_model:
-            memory.keep_model(client, update.snapshot)
+    def keep(self, result: LocalResult) -> None:
+        """Store what a client keeps of its training, whose update can be aggregated."""
+        memory, update = self._memory, result.update
+        memory.keep_held(update.client, result.held)
+        if result.own_model is not None:
+            memory.keep_model(update.client, result.own_model)
+        if result.kept:
+            memory.put(update.client, **result.kept)
+        if result.prepared.task.own_model:
+            memory.keep_model(update.client, update.snapshot)
         for rule in self._rules:
-            rule.keep(memory.drawer(client, ""), update.extras, in_place=not memory.undoable)
+            rule.keep(memory.drawer(update.client, ""), update.extras, in_place=not memory.undoable)
 
     def forget(self) -> None:
         """Discard the state of all clients."""
         self._memory.forget()
 
 
-def _counted(trained: Trained, planned: int, name: str) -> int:
+def _counted(result: LocalResult, name: str) -> int:
     """Return the number of the client's examples, which is that of its first epoch if its data have no length.
 
     Raises:
         DataError: if a stream has no examples.
     """
-    if trained.num_examples == 0:
+    found, planned = result.streamed, result.prepared.num_examples
+    if found is None:
+        return planned
+    if found == 0:
         raise DataError(
             f"The stream of client {name} has no examples. Let it yield some in every epoch, also when it is read again."
         )
-    if trained.num_examples is None:
-        return planned
-    if planned > trained.num_examples:
+    if planned > found:
         rank_zero_warn(
-            f"The stream of client {name} has a length of {planned}, but yielded {trained.num_examples} "
+            f"The stream of client {name} has a length of {planned}, but yielded {found} "
             "examples in an epoch, so it counts with these. Let '__len__' return their number."
         )
-    return trained.num_examples
+    return found

@@ -3,44 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fl_lightning.messages import ClientInfo, ClientJob, ClientTask, EvalOrder, EvalReport, ServerModel
+from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 from fl_lightning.utilities.collectives import Collectives
-
-
-@dataclass(frozen=True)
-class Chain:
-    """Ask for the training of a chain of clients.
-
-    Attributes:
-        version: the version of the global model.
-        jobs: the turns, in order.
-        start: the model that the first client starts from; None for the global one.
-        delivers: whether the last model goes to the server, so that attacks, transforms and the score of sent models apply.
-        scored: the number of examples on which the server will evaluate the chain's model, for balancing the ranks' work.
-    """
-
-    version: int
-    jobs: tuple[ClientJob, ...]
-    start: Snapshot | None = None
-    delivers: bool = True
-    scored: int = 0
-
-
-@dataclass(frozen=True)
-class ChainReport:
-    """Report the result of a chain of clients.
-
-    Attributes:
-        updates: the updates of the clients that trained, in order; the last one carries the model for the server.
-        failures: the failures of the other clients, each with its own cause.
-    """
-
-    updates: tuple[ClientUpdate, ...] = ()
-    failures: tuple[ClientFailure, ...] = ()
 
 
 class ClientPool(Protocol):
@@ -73,8 +40,13 @@ class ClientPool(Protocol):
         """
         ...
 
-    def mine(self, chains: Sequence[Chain]) -> Sequence[Chain]:
-        """Return the chains of this rank, in the order in which to begin them; ranks may exchange data."""
+    def mine(self, chains: Sequence[Sequence[ClientTask]], scored: int) -> Sequence[Sequence[ClientTask]]:
+        """Return the chains of this rank, in the order in which to begin them; ranks may exchange data.
+
+        Args:
+            chains: the tasks of each chain of clients.
+            scored: the number of examples on which the server will evaluate each chain's model, for balancing the ranks' work.
+        """
         ...
 
     def submit(self, task: ClientTask) -> None:

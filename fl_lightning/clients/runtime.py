@@ -21,7 +21,7 @@ from fl_lightning.clients.update_editor import UpdateEditor
 from fl_lightning.core.capabilities import Need
 from fl_lightning.core.hooks import ClientHooks
 from fl_lightning.errors import add_note
-from fl_lightning.messages import ClientJob, ClientTask, EvalOrder, EvalReport, ServerModel
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.utilities.collectives import Collectives
 
@@ -129,9 +129,9 @@ class ClientRuntime:
             raise
         return replace(sent, local_score=score)
 
-    def failed(self, job: ClientJob, error: Exception) -> ClientFailure:
+    def failed(self, task: ClientTask, error: Exception) -> ClientFailure:
         """Return the failure of a client whose update cannot be delivered, or raise the error if the policy is ``fatal``."""
-        return self._trainer_of_tasks.failed(job, error, 1)
+        return self._trainer_of_tasks.failed(task, error, 1)
 
     def drained(self, comm: Collectives, waiting: int) -> bool:
         """Tell the hooks that all updates that do not wait are delivered; return whether some may wait, on any rank."""
@@ -141,19 +141,19 @@ class ClientRuntime:
         return waits
 
     def evaluate(self, order: EvalOrder) -> EvalReport:
-        """Evaluate a model on a client's examples, after any turns that the client should first train alone."""
+        """Evaluate a model on a client's examples, after any tasks that the client should first train alone."""
         model, own = self.memory.last_model(order.client) if order.own else order.model, None
-        if order.jobs:
+        if order.tasks:
             if order.epochs not in self._alone_trainers:
                 self._alone_trainers[order.epochs] = self._alone(order.epochs)
             alone = self._alone_trainers[order.epochs]
             alone.forget()
             if order.model is None:  # fine-tuning continues from what the client holds
                 alone.memory.keep_held(order.client, self.memory.held(order.client))
-            for job in order.jobs:
-                ((update, remains),) = alone.train([(job, model)])
-                alone.keep(update, remains, job)
-                model, own = update.snapshot, alone.memory.held(order.client)
+            for task in order.tasks:
+                (result,) = alone.train([replace(task, start=model)])
+                alone.keep(result)
+                model, own = result.update.snapshot, alone.memory.held(order.client)
         try:
             value = self._evaluators.score(model, order.metric, order.client, order.part, own)
         except Exception as error:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.clients import kept_training
 from fl_lightning.clients.arrival import Arrival
-from fl_lightning.clients.engines.base import EngineJob, Trained
+from fl_lightning.clients.engines.base import LocalResult, PreparedTask
 from fl_lightning.clients.foreign_tensors import ForeignTensors
 from fl_lightning.clients.metrics import keep_metrics_to_this_process
 from fl_lightning.clients.passes import ClientModel, ListeningStep
@@ -29,7 +29,7 @@ from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.rules.base import ClientRule, LocalStart
 from fl_lightning.rules.sgd import StepTrace, describe, plain
-from fl_lightning.types import Snapshot
+from fl_lightning.types import ClientUpdate, Snapshot
 
 
 class ClientSession(Callback):
@@ -65,23 +65,24 @@ class ClientSession(Callback):
         """Return the callbacks of a fit in order: options get gradients before rules change them."""
         return [*(callback for hook in self._hooks for callback in hook.callbacks), self]
 
-    def begin(self, job: EngineJob, plan: TurnPlan | None = None) -> None:
+    def begin(self, prepared: PreparedTask, plan: TurnPlan | None = None) -> None:
         """Prepare for the next fit, whose plan is one epoch by default."""
-        self._job, self._plan = job, plan or TurnPlan()
-        self._before = kept_training.unpack(job.kept[kept_training.NAME]) if kept_training.NAME in job.kept else {}
+        self._prepared, self._plan = prepared, plan or TurnPlan()
+        packed = prepared.kept.get(kept_training.NAME)
+        self._before = {} if packed is None else kept_training.unpack(packed)
         self._kept: dict[str, Any] = {}
-        self._progress.begin(job.job, self._plan, self._before)
-        self._resident.python.begin(job.seed, self._before.get("attributes", {}))
-        self._pull = job.job.pull
+        self._progress.begin(prepared.task, self._plan, self._before)
+        self._resident.python.begin(prepared.seed, self._before.get("attributes", {}))
+        self._pull = prepared.task.pull
         self._begun = time.perf_counter()
         self._losses: list[Tensor] = []
         self._skipped, self._words = 0, ""
         self._size = StreamSize()
         self._trace, self._foreign = StepTrace(), None
         self._terms: list[tuple[ClientRule, list[Tensor]]] = []
-        self._resident.preload(job.start, job.own)
+        self._resident.preload(prepared.task.start, prepared.held)
 
-    def end(self, steps: int, metrics: Mapping[str, float], begun: float) -> Trained:
+    def end(self, steps: int, metrics: Mapping[str, float], begun: float) -> LocalResult:
         """Release the resources of the fit, and return its result.
 
         Args:
@@ -97,7 +98,7 @@ class ClientSession(Callback):
             self._foreign.refuse_trained()
         for parameter in (*self._client.parameters(), *self._client.held_parameters()):
             parameter.grad = None  # before the copy, so that both are never held
-        job, model = self._job, self._resident.snapshot(self._client)
+        prepared, model = self._prepared, self._resident.snapshot(self._client)
         sent, own = self._sent(model), self._own(model)
         figures = {name: value for rule, _ in self._terms for name, value in rule.figures().items()}
         self._terms = []
@@ -108,20 +109,26 @@ class ClientSession(Callback):
         switches = switches_of(self._resident.module, self._resident.server.layout)
         if switches:
             self._kept["switches"] = switches
-        return Trained(
-            job=job,
-            model=sent or model,
+        update = ClientUpdate(
+            client=prepared.task.client,
+            round_idx=prepared.task.round_idx,
+            num_examples=prepared.num_examples,
             num_steps=steps - self._progress.first_step - self._skipped,
             train_loss=float(torch.stack(self._losses).double().mean()) if self._losses else None,
             metrics={**metrics, **figures},
-            normalizer=None if coefficients is None else coefficients.normalizer,
-            rates=0.0 if coefficients is None else coefficients.rates,
-            optimizer=self._words,
             seconds=time.perf_counter() - begun,
-            kept=kept_training.pack(self._kept) if self._kept else None,
-            num_examples=self._size.found,
-            own={name: tensor.clone() for name, tensor in self._client.held_tensors().items()},
-            kept_model=own if sent is None else model,
+            normalizer=None if coefficients is None else coefficients.normalizer,
+            optimizer=self._words,
+            model=sent or model,
+        )
+        return LocalResult(
+            prepared,
+            update,
+            rates=0.0 if coefficients is None else coefficients.rates,
+            held={name: tensor.clone() for name, tensor in self._client.held_tensors().items()},
+            kept={kept_training.NAME: kept_training.pack(self._kept)} if self._kept else {},
+            own_model=own if sent is None else model,
+            streamed=self._size.found,
         )
 
     def _own(self, model: Snapshot) -> Snapshot | None:
@@ -148,11 +155,11 @@ class ClientSession(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Load the model and clear the metrics, after the module's own ``setup`` and ``configure_model``."""
         self._client = self._resident.view()
-        self._resident.complete(self._client, self._job.start, self._job.own)
+        self._resident.complete(self._client, self._prepared.task.start, self._prepared.held)
         set_switches(self._resident.module, self._before.get("switches", {}))
         self._resident.python.load_buffers(self._before.get("attributes", {}))
         model = ClientModel(pl_module, self._client)
-        start = LocalStart(self._client.parameters(), self._resident.server.broadcast, self._job.kept, self._pull, model)
+        start = LocalStart(self._client.parameters(), self._resident.server.broadcast, self._prepared.kept, self._pull, model)
         begun = [(rule, rule.begin(start)) for rule in self._rules if start.parameters]
         self._terms = [(rule, terms) for rule, terms in begun if terms]
         reading = [(rule, terms) for rule, terms in self._terms if rule.reads_batches]
@@ -166,7 +173,7 @@ class ClientSession(Callback):
         Raises:
             ConfigurationError: if a rule is not defined for the module's optimizers.
         """
-        self._arrival.hold("on_fit_start", trainer, pl_module, self._job, self._client)
+        self._arrival.hold("on_fit_start", trainer, pl_module, self._prepared, self._client)
         self._size = StreamSize(trainer)
         optimizers = [plain(optimizer) for optimizer in trainer.optimizers]
         self._foreign = ForeignTensors(pl_module, optimizers, self._resident.python)
@@ -193,7 +200,7 @@ class ClientSession(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Load the model again before the first epoch, if ``on_train_start`` of the module may have replaced it."""
         if trainer.current_epoch == self._progress.first_epoch:
-            self._arrival.hold("on_train_start", trainer, pl_module, self._job, self._client)
+            self._arrival.hold("on_train_start", trainer, pl_module, self._prepared, self._client)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the turn after its last epoch, which is not the last one of the whole training."""

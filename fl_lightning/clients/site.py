@@ -113,11 +113,11 @@ class Site:
         self._before = {k: kept for k, kept in self._before.items() if k in (needed, unsettled)}
 
     def _train(self, task: ClientTask) -> ClientUpdate | ClientFailure:
-        round_idx = task.job.round_idx
+        round_idx = task.round_idx
         if round_idx not in self._before:
             self._before[round_idx] = self._runtime.memory.state_dict()
             self._next_round = round_idx + 1
-        self._unsettled = round_idx, task.job.client
+        self._unsettled = round_idx, task.client
         self._runtime.submit(task)
         (result,) = self._runtime.results()
         if isinstance(result, ClientFailure) or not task.delivers:
@@ -125,7 +125,7 @@ class Site:
         try:
             sent = self._runtime.deliver(result)
         except ClientError as error:
-            return self._runtime.failed(task.job, error)
+            return self._runtime.failed(task, error)
         assert sent is not None  # options that let updates wait are simulated only
         return sent
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 import torch
 
 from fl_lightning.clients.client_evaluators import ClientEvaluators
+from fl_lightning.clients.engines.base import LocalResult
 from fl_lightning.clients.failures import UpdateCheck, describe, is_clients_fault
-from fl_lightning.clients.local_trainer import LocalTrainer, Remains
+from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.errors import add_note
-from fl_lightning.messages import ClientJob, ClientTask
+from fl_lightning.messages import ClientTask
 from fl_lightning.settings.faults import Faults
 from fl_lightning.types import ClientFailure, ClientUpdate
 
@@ -39,7 +40,7 @@ class TaskTrainer:
         memory: ClientMemory,
         evaluators: ClientEvaluators,
         faults: Faults,
-        starts: Callable[[ClientJob], None],
+        starts: Callable[[ClientTask], None],
         name_of: Callable[[int], str] = str,
         tell: Callable[[Exception], str] = describe,
     ) -> None:
@@ -58,17 +59,16 @@ class TaskTrainer:
         Raises:
             ClientError: if the client fails and the policy is ``fatal``. Errors that are not a client's are raised as they are.
         """
-        job = task.job
         begun: tuple[float | None] | None = None
         for attempt in range(1, self._faults.retries + 2):
             try:
-                begun = begun or (self._start(job),)
-                (trained,) = self._trainer.train([(job, task.start)])
-                return self._accepted(*trained, job, check, *begun)
+                begun = begun or (self._start(task),)
+                (result,) = self._trainer.train([task])
+                return self._accepted(result, check, *begun)
             except Exception as error:
                 self._recover()
                 if attempt > self._faults.retries or not is_clients_fault(error):
-                    return self.failed(job, error, attempt)
+                    return self.failed(task, error, attempt)
         raise AssertionError("the last attempt returns or raises")
 
     def train_together(self, tasks: Sequence[ClientTask], check: UpdateCheck) -> Iterator[Result]:
@@ -77,67 +77,63 @@ class TaskTrainer:
         Raises:
             ClientError: as :meth:`train` does.
         """
-        waiting = {task.job.client: task for task in tasks}
+        waiting = {task.client: task for task in tasks}
         begun: dict[int, float | None] = {}
         for attempt in range(1, self._faults.retries + 2):
-            training = self._trainer.train([(task.job, task.start) for task in waiting.values()])
+            training = self._trainer.train(list(waiting.values()))
             while True:
                 try:
                     for client, task in waiting.items():
                         if client not in begun:
-                            begun[client] = self._start(task.job)
-                    trained = next(training, None)
+                            begun[client] = self._start(task)
+                    result = next(training, None)
                 except Exception as error:
                     self._recover()
                     if not is_clients_fault(error):
                         raise
                     if attempt > self._faults.retries and len(waiting) == 1:
-                        yield from (self.failed(task.job, error, attempt) for task in waiting.values())
+                        yield from (self.failed(task, error, attempt) for task in waiting.values())
                         return
                     break
-                if trained is None:
+                if result is None:
                     return
-                client = trained[0].client
-                job = waiting.pop(client).job
-                yield self._judged(*trained, job, check, begun[client], attempt)
-                del trained  # it holds a model
+                client = result.update.client
+                del waiting[client]
+                yield self._judged(result, check, begun[client], attempt)
+                del result  # it holds a model
         yield from (self.train(task, check) for task in waiting.values())
 
-    def _judged(
-        self, update: ClientUpdate, remains: Remains, job: ClientJob, check: UpdateCheck, before: float | None, attempt: int
-    ) -> Result:
+    def _judged(self, result: LocalResult, check: UpdateCheck, before: float | None, attempt: int) -> Result:
         """Return an update that can be aggregated, or the client's failure."""
         try:
-            return self._accepted(update, remains, job, check, before)
+            return self._accepted(result, check, before)
         except Exception as error:
-            return self.failed(job, error, attempt)
+            return self.failed(result.prepared.task, error, attempt)
 
-    def _start(self, job: ClientJob) -> float | None:
+    def _start(self, task: ClientTask) -> float | None:
         """Announce a client, and score the global model on its examples if the strategy needs the score."""
-        self._starts(job)
+        self._starts(task)
         if not self._evaluators.measures("start"):
             return None
-        return self._evaluators.score(None, "start", job.client, "training")
+        return self._evaluators.score(None, "start", task.client, "training")
 
-    def _accepted(
-        self, update: ClientUpdate, remains: Remains, job: ClientJob, check: UpdateCheck, before: float | None
-    ) -> ClientUpdate:
+    def _accepted(self, result: LocalResult, check: UpdateCheck, before: float | None) -> ClientUpdate:
         """Return an update that can be aggregated, and store its client's state.
 
         Raises:
             ClientError: if it cannot be aggregated.
         """
-        update = check(update)
-        self._trainer.keep(update, remains, job)
-        return replace(update, global_score=before)
+        result = replace(result, update=check(result.update))
+        self._trainer.keep(result)
+        return replace(result.update, global_score=before)
 
-    def failed(self, job: ClientJob, error: Exception, attempts: int) -> ClientFailure:
+    def failed(self, task: ClientTask, error: Exception, attempts: int) -> ClientFailure:
         """Return a client's failure if the policy allows the round to continue; otherwise raise the error."""
         if not (self._faults.skips and is_clients_fault(error)):
-            add_note(error, f"In round {job.round_idx}, client {self._name_of(job.client)}.")
+            add_note(error, f"In round {task.round_idx}, client {self._name_of(task.client)}.")
             raise error
-        self._memory.undo(job.client)
-        return ClientFailure(job.client, job.round_idx, self._tell(error), attempts)
+        self._memory.undo(task.client)
+        return ClientFailure(task.client, task.round_idx, self._tell(error), attempts)
 
     def _recover(self) -> None:
         """Discard unfinished work after a client's error, and free its memory."""

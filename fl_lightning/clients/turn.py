@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.messages import ClientJob, Progress
+from fl_lightning.messages import ClientTask, Progress
 from fl_lightning.settings.local_training import LocalTraining
 
 
@@ -31,11 +31,11 @@ class TurnPlan:
     progress: Progress | None = None
 
     @classmethod
-    def of(cls, job: ClientJob, local: LocalTraining, fast_dev_run: bool = False) -> TurnPlan:
+    def of(cls, task: ClientTask, local: LocalTraining, fast_dev_run: bool = False) -> TurnPlan:
         """Return the plan of a client's turn."""
         whole = 1 if fast_dev_run else local.max_epochs
-        epochs = whole if job.epochs is None else job.epochs if whole == -1 else min(job.epochs, whole)
-        return cls(epochs, whole, local.max_steps, local.accumulate_grad_batches, job.progress)
+        epochs = whole if task.epochs is None else task.epochs if whole == -1 else min(task.epochs, whole)
+        return cls(epochs, whole, local.max_steps, local.accumulate_grad_batches, task.progress)
 
     # ---------------------------------------------------------------- the whole training, as the module sees it
 

@@ -13,7 +13,7 @@ from fl_lightning.clients.kept_optimizers import optimizer_state, restore_optimi
 from fl_lightning.clients.kept_training import ChangedSettings
 from fl_lightning.clients.schedules import Decay, ScheduleMover, restore, state_of
 from fl_lightning.clients.turn import TurnPlan
-from fl_lightning.messages import ClientJob
+from fl_lightning.messages import ClientTask
 from fl_lightning.rules.sgd import plain
 
 
@@ -45,15 +45,15 @@ class TurnProgress:
         self._place, self._limit = place, limit
         self._mover = ScheduleMover()
 
-    def begin(self, job: ClientJob, plan: TurnPlan, kept: Mapping[str, Any]) -> None:
+    def begin(self, task: ClientTask, plan: TurnPlan, kept: Mapping[str, Any]) -> None:
         """Prepare for the next fit.
 
         Args:
-            job: the turn.
+            task: the turn.
             plan: its epochs and steps, and their place in the whole training.
             kept: what :meth:`leave` returned at the end of the client's last turn; empty before the first.
         """
-        self._job, self._plan, self._before = job, plan, kept
+        self._task, self._plan, self._before = task, plan, kept
         self.first_step, self.first_epoch = 0, 0
         self.last_epoch = self.last_step = math.inf
 
@@ -67,7 +67,7 @@ class TurnProgress:
                 scaler.load_state_dict(self._before["scaler"])
         if self._plan.progress is not None:
             self._continue(trainer, module)
-        factor = self._lr_decay**self._job.round_idx
+        factor = self._lr_decay**self._task.round_idx
         self._decay = Decay(optimizers, configs, factor)
         if self._keeps_optimizer:
             plain_ones = [plain(optimizer) for optimizer in optimizers]
@@ -120,7 +120,7 @@ class TurnProgress:
 
     def _limit_work(self, trainer: Trainer) -> None:
         """Set the step at which the turn ends."""
-        slowness, batches = self._job.slowness, trainer.num_training_batches
+        slowness, batches = self._task.slowness, trainer.num_training_batches
         most = math.inf
         if slowness > 1:
             most = max(1, int(self._plan.steps(batches, whole=False) / slowness))

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
 
 from fl_lightning.core.capabilities import Capability
-from fl_lightning.messages import ClientJob
+from fl_lightning.messages import ClientTask
 from fl_lightning.types import ClientUpdate
 
 if TYPE_CHECKING:
@@ -115,9 +115,9 @@ class ServerHooks:
         """
         return ticks
 
-    def task(self, job: ClientJob) -> ClientJob:
-        """Return the job that a client gets instead of the given one. Every rank asks for all jobs of a round."""
-        return job
+    def task(self, task: ClientTask) -> ClientTask:
+        """Return the task that a client gets instead of the given one. Every rank asks for all tasks of a round."""
+        return task
 
     def sampler(self, sampler: ClientSampler) -> ClientSampler:
         """Return what plans the rounds, instead of the given sampler; see ``OptionSettings.cohort``."""
@@ -127,14 +127,14 @@ class ServerHooks:
         """Return what builds each round, instead of the given class."""
         return build
 
-    def charge(self, federation: Federation, round_idx: int, plan: RoundPlan, jobs: Sequence[ClientJob]) -> None:
-        """Learn which jobs are about to begin, before any of them does; ranks may exchange data.
+    def charge(self, federation: Federation, round_idx: int, plan: RoundPlan, tasks: Sequence[ClientTask]) -> None:
+        """Learn which tasks are about to begin, before any of them does; ranks may exchange data.
 
         Args:
             federation: the parts of the federation.
-            round_idx: the communication round, from 0; a job of an asynchronous round may have begun in an earlier one.
+            round_idx: the communication round, from 0; a task of an asynchronous round may have begun in an earlier one.
             plan: the clients that take part.
-            jobs: the jobs of all ranks. A round of several periods begins those of each period at once.
+            tasks: the tasks of all ranks. A round of several periods begins those of each period at once.
         """
 
     def drained(self, federation: Federation, round_idx: int, updates: list[ClientUpdate]) -> list[ClientUpdate]:
@@ -155,14 +155,14 @@ class ServerHooks:
         """Return metrics of a round, logged as ``federation/<name>``, after the global model has been set."""
         return {}
 
-    def end_round(self, round_idx: int, jobs: Sequence[ClientJob]) -> dict[str, float]:
+    def end_round(self, round_idx: int, tasks: Sequence[ClientTask]) -> dict[str, float]:
         """Return metrics of the new global model by their full names, after the round has been timed and logged.
 
         The module logs them, so that callbacks can monitor them.
 
         Args:
             round_idx: the communication round, from 0.
-            jobs: the turns of the round's clients, on all ranks.
+            tasks: the turns of the round's clients, on all ranks.
         """
         return {}
 
@@ -192,11 +192,11 @@ class ClientHooks:
         """Return Lightning callbacks for the clients' fits; they come first, and all clients share them."""
         return ()
 
-    def batches(self, job: ClientJob, data: ClientData, full_batch: bool) -> PoissonBatches | None:
+    def batches(self, task: ClientTask, data: ClientData, full_batch: bool) -> PoissonBatches | None:
         """Return the batches of a fit that is about to begin, also of a repeated one; None for those of the datamodule.
 
         Args:
-            job: the client's job.
+            task: the client's task.
             data: the clients' examples.
             full_batch: whether a client trains on all its examples in one batch.
         """

@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fl_lightning.clients.failures import describe, is_clients_fault
-from fl_lightning.clients.pool import Chain, ChainReport, ClientPool
+from fl_lightning.clients.pool import ClientPool
 from fl_lightning.errors import ClientError
 from fl_lightning.messages import ClientTask
 from fl_lightning.types import ClientFailure, ClientUpdate
 
 
 @dataclass
-class _Progress:
-    """Follow a chain, of which one client trains at a time."""
+class ChainRun:
+    """Follow a chain, of which one client trains at a time.
 
-    chain: Chain
-    task: ClientTask | None = None
-    delivered: ClientTask | None = None
+    Attributes:
+        tasks: the tasks of its clients, in order, all with the start of the first one.
+        updates: the updates of the clients that have trained, in order; the last one carries the model for the server.
+        failures: the failures of the other clients, each with its own cause.
+    """
+
+    tasks: Sequence[ClientTask]
     updates: list[ClientUpdate] = field(default_factory=list)
     failures: list[ClientFailure] = field(default_factory=list)
+    _current: ClientTask | None = None
+    _trained: ClientTask | None = None
 
     def next(self) -> ClientTask | None:
         """Return the next task, which starts from the last model of the chain; None at its end."""
         done = len(self.updates) + len(self.failures)
-        if done == len(self.chain.jobs):
+        if done == len(self.tasks):
             return None
-        start = self.updates[-1].snapshot if self.updates else self.chain.start
-        last = done + 1 == len(self.chain.jobs)
-        self.task = ClientTask(self.chain.version, self.chain.jobs[done], start, self.chain.delivers and last)
-        return self.task
+        task = self.tasks[done]
+        self._current = replace(task, start=self.updates[-1].snapshot) if self.updates else task
+        return self._current
 
     def take(self, result: ClientUpdate | ClientFailure) -> None:
         """Add a result; only the last update keeps its model."""
@@ -38,11 +43,21 @@ class _Progress:
             self.failures.append(result)
             return
         self.updates = [*(earlier.without_state() for earlier in self.updates), result]
-        self.delivered = self.task
+        self._trained = self._current
+
+    @property
+    def last_trained(self) -> ClientTask | None:
+        """Return the task of the last update; None without one."""
+        return self._trained
+
+    @property
+    def passes_on(self) -> bool:
+        """Return whether the last result is an update."""
+        return self._current is not None and self._current is self._trained
 
 
 class Loop:
-    """Run chains on a pool, and report each one as soon as it is done.
+    """Run chains on a pool, and return each one as soon as it is done.
 
     Args:
         pool: trains single clients.
@@ -52,64 +67,67 @@ class Loop:
 
     def __init__(self, pool: ClientPool, skips: bool, passes_on: Callable[[ClientUpdate], None]) -> None:
         self._pool, self._skips, self._passes_on = pool, skips, passes_on
-        self._waiting: list[_Progress] = []
+        self._waiting: list[ChainRun] = []
 
-    def run(self, chains: Sequence[Chain]) -> Iterator[ChainReport]:
-        """Train chains, and yield on each rank the reports of its own, in any order.
+    def run(self, chains: Sequence[Sequence[ClientTask]], scored: int = 0) -> Iterator[ChainRun]:
+        """Train chains, and yield on each rank its own, in any order.
 
-        Every rank reads all its reports, even after an error, before the ranks exchange anything. Only the call itself may be
+        Every rank reads all of its chains, even after an error, before the ranks exchange anything. Only the call itself may be
         an exchange.
+
+        Args:
+            chains: the tasks of each chain.
+            scored: the number of examples on which the server will evaluate each chain's model.
 
         Raises:
             ClientError: if a client fails and the policy is ``fatal``.
         """
-        running: dict[int, _Progress] = {}
-        for chain in self._pool.mine(chains):
-            self._submit(_Progress(chain), running)
-        return self._reports(running)
+        running: dict[int, ChainRun] = {}
+        for chain in self._pool.mine(chains, scored):
+            self._submit(ChainRun(chain), running)
+        return self._done(running)
 
-    def _reports(self, running: dict[int, _Progress]) -> Iterator[ChainReport]:
+    def _done(self, running: dict[int, ChainRun]) -> Iterator[ChainRun]:
         for result in self._pool.results():
-            progress = running.pop(result.client)
-            progress.take(result)
+            chain = running.pop(result.client)
+            chain.take(result)
             del result  # it holds a model, which must not stay in memory while the next client trains
-            if not self._submit(progress, running):
-                yield from self._ended(progress)
-            del progress
+            if not self._submit(chain, running):
+                yield from self._delivered(chain)
+            del chain
 
-    def _submit(self, progress: _Progress, running: dict[int, _Progress]) -> bool:
+    def _submit(self, chain: ChainRun, running: dict[int, ChainRun]) -> bool:
         """Submit the next task of a chain; return False at its end."""
-        passed = progress.task is not None and progress.task is progress.delivered
-        task = progress.next()
+        passes_on = chain.passes_on
+        task = chain.next()
         if task is None:
             return False
-        if passed:
-            self._passes_on(progress.updates[-1])
-        running[task.job.client] = progress
+        if passes_on:
+            self._passes_on(chain.updates[-1])
+        running[task.client] = chain
         self._pool.submit(task)
         return True
 
-    def _ended(self, progress: _Progress) -> Iterator[ChainReport]:
-        """Yield the report of a chain, unless its update waits."""
-        updates = progress.updates
-        if progress.delivered is not None and progress.chain.delivers:
+    def _delivered(self, chain: ChainRun) -> Iterator[ChainRun]:
+        """Yield a chain with its last update as the server receives it, unless this update waits."""
+        if chain.last_trained is not None and chain.tasks[-1].delivers:
             try:
-                last = self._pool.deliver(progress.delivered, updates[-1])
+                last = self._pool.deliver(chain.last_trained, chain.updates[-1])
             except ClientError as error:
                 if not self._skips or not is_clients_fault(error):
                     raise
-                lost = [ClientFailure(update.client, update.round_idx, describe(error)) for update in updates]
-                yield ChainReport((), (*progress.failures, *lost))
-                return
-            if last is None:
-                self._waiting.append(progress)
-                return
-            updates = [*updates[:-1], last]
-        yield ChainReport(tuple(updates), tuple(progress.failures))
+                chain.failures += [ClientFailure(update.client, update.round_idx, describe(error)) for update in chain.updates]
+                chain.updates = []
+            else:
+                if last is None:
+                    self._waiting.append(chain)
+                    return
+                chain.updates[-1] = last
+        yield chain
 
-    def answer(self) -> Iterator[ChainReport]:
-        """Yield the reports of chains whose update waited for those of all others; ranks exchange data before the first."""
+    def answer(self) -> Iterator[ChainRun]:
+        """Yield the chains whose update waited for those of all others; ranks exchange data before the first."""
         waiting, self._waiting = self._waiting, []
         if self._pool.drained(len(waiting)):
-            for progress in waiting:
-                yield from self._ended(progress)
+            for chain in waiting:
+                yield from self._delivered(chain)

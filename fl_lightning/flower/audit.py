@@ -38,9 +38,9 @@ def in_words(message: Any) -> dict[str, Any]:
     """Return what an order asks for, or what a report tells, as plain values: every number that is no tensor."""
     if isinstance(message, ClientTask):
         names = {"round": "round_idx", "period": "period", "epochs": "epochs"}
-        return {"train": {word: getattr(message.job, name, None) for word, name in names.items()}}  # it is not checked yet
+        return {"train": {word: getattr(message, name, None) for word, name in names.items()}}  # it is not checked yet
     if isinstance(message, EvalOrder):
-        return {"evaluate": message.part, "metric": message.metric, "turns_alone": len(message.jobs)}
+        return {"evaluate": message.part, "metric": message.metric, "turns_alone": len(message.tasks)}
     if isinstance(message, EvalReport):
         return {"value": message.value}
     if isinstance(message, ClientUpdate):

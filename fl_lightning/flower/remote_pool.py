@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from fl_lightning.clients.failures import UpdateCheck
-from fl_lightning.clients.pool import Chain
 from fl_lightning.errors import ClientError, FederationError
 from fl_lightning.flower.exchange import Exchange, SiteError
 from fl_lightning.flower.replies import Needs, TensorCheck, evaluations_in, update_in
@@ -84,7 +83,7 @@ class RemotePool:
 
     # ---------------------------------------------------------------- training
 
-    def mine(self, chains: Sequence[Chain]) -> Sequence[Chain]:
+    def mine(self, chains: Sequence[Sequence[ClientTask]], scored: int) -> Sequence[Sequence[ClientTask]]:
         """Return all chains, and find out which sites are absent."""
         assert self._model is not None
         if self._checks is None:
@@ -102,9 +101,9 @@ class RemotePool:
 
     def submit(self, task: ClientTask) -> None:
         """Send a task to its site, unless the site is absent."""
-        client = task.job.client
+        client = task.client
         if client in self._absent:
-            self._lost.append(ClientFailure(client, task.job.round_idx, self._absent[client]))
+            self._lost.append(ClientFailure(client, task.round_idx, self._absent[client]))
             return
         self._tasks[client] = task, 1
         self._exchange.send(client, [task])
@@ -138,14 +137,14 @@ class RemotePool:
             assert self._checks is not None
             info = self._infos[client]
             examples = None if info.streams else info.num_examples
-            return exchange.sized(update_in(found, exchange.who(client), task.job, examples, *self._checks), answer)
+            return exchange.sized(update_in(found, exchange.who(client), task, examples, *self._checks), answer)
         except ClientError as error:
             if answer.content is None and attempt <= self._faults.retries:
                 self._tasks[client] = task, attempt + 1
                 exchange.repeat(client)
                 return None
             told = self._skipped(error, answer)
-            return ClientFailure(client, task.job.round_idx, told.cause, max(told.attempts, attempt))
+            return ClientFailure(client, task.round_idx, told.cause, max(told.attempts, attempt))
 
     def _skipped(self, error: ClientError, answer: Answer) -> SiteError:
         """Return the error of a site that is left out, or raise it if the policy does not leave sites out."""

@@ -19,7 +19,7 @@ from fl_lightning.functional.compression import misfit, restore
 from fl_lightning.functional.exact_moments import Moments
 from fl_lightning.functional.exact_sum import magnitude, to_float64
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ClientInfo, ClientJob, EvalReport, NameComparison, ServerModel
+from fl_lightning.messages import ClientInfo, ClientTask, EvalReport, NameComparison, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
 
 _MOST_EXAMPLES = 2**36
@@ -133,14 +133,14 @@ def info_in(found: Mapping[str, Any], name: str, sent: Mapping[str, Sequence[str
 
 
 def update_in(
-    found: Mapping[str, Any], who: str, job: ClientJob, examples: int | None, tensors: TensorCheck, check: UpdateCheck
+    found: Mapping[str, Any], who: str, task: ClientTask, examples: int | None, tensors: TensorCheck, check: UpdateCheck
 ) -> ClientUpdate:
     """Return the update in a reply.
 
     Args:
         found: the contents of the reply.
         who: the site, for messages.
-        job: the turn that the site was asked for.
+        task: the turn that the site was asked for.
         examples: the number of training examples that the site has told; None if it learns it in training.
         tensors: refuses tensors that do not fit the model.
         check: refuses updates that cannot be aggregated.
@@ -158,7 +158,7 @@ def update_in(
         raise SiteError(who, printable(result.cause), max(1, result.attempts))
     update = _restored(result, who, check)
     _require_numbers(who, update)
-    expected = (job.client, job.round_idx, update.num_examples if examples is None else examples)
+    expected = (task.client, task.round_idx, update.num_examples if examples is None else examples)
     if update.model is None or (update.client, update.round_idx, update.num_examples) != expected:
         raise SiteError(who, "its update is for another client, round or number of examples.")
     tensors(who, update)

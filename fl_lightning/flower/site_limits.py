@@ -18,7 +18,7 @@ from fl_lightning.flower.checks import evaluated_parts
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ClientJob, ClientTask, EvalOrder
+from fl_lightning.messages import ClientTask, EvalOrder
 from fl_lightning.types import ClientUpdate
 
 
@@ -155,10 +155,10 @@ class SiteLimits:
                 "requires. Use the route ServerRoute, or noise in every step of the clients' training."
             )
         own = order.epochs if isinstance(order, EvalOrder) else None
-        for job in (order.job,) if isinstance(order, ClientTask) else order.jobs:
+        for task in (order,) if isinstance(order, ClientTask) else order.tasks:
             local = settings.local if own is None else replace(settings.local, max_epochs=own, max_steps=-1)
             turn = replace(settings, local=local)
-            self.check_turn(job, turn, batches, None if isinstance(order, EvalOrder) else smallest)
+            self.check_turn(task, turn, batches, None if isinstance(order, EvalOrder) else smallest)
         if isinstance(order, EvalOrder):
             allowed = () if policy.min_noise > 0 else policy.evaluations
             if order.part not in allowed:
@@ -167,11 +167,11 @@ class SiteLimits:
                     "'policy.evaluations', or its 'policy.min_noise' is above 0."
                 )
 
-    def check_turn(self, job: ClientJob, settings: ClientSettings, batches: float, smallest: int | None) -> None:
+    def check_turn(self, task: ClientTask, settings: ClientSettings, batches: float, smallest: int | None) -> None:
         """Refuse a turn with more epochs, fewer steps, or smaller batches than this site allows.
 
         Args:
-            job: the turn.
+            task: the turn.
             settings: the settings of the clients.
             batches: the number of batches in one of the site's epochs; inf if it is unknown.
             smallest: the number of rows (or persons) in the smallest of them; None if the trained model does not leave.
@@ -180,10 +180,10 @@ class SiteLimits:
             RefusedError: naming the limit.
         """
         policy = self._policy
-        if not 0 <= job.round_idx < policy.max_rounds:
-            raise RefusedError(f"Round {job.round_idx} is beyond this site's limit of {policy.max_rounds} rounds.")
-        plan = TurnPlan.of(job, settings.local)
-        steps = plan.steps(batches, whole=False) / job.slowness
+        if not 0 <= task.round_idx < policy.max_rounds:
+            raise RefusedError(f"Round {task.round_idx} is beyond this site's limit of {policy.max_rounds} rounds.")
+        plan = TurnPlan.of(task, settings.local)
+        steps = plan.steps(batches, whole=False) / task.slowness
         epochs = float(plan.epochs)
         if plan.epochs == -1:  # the number of steps ends the turn
             epochs = math.inf if batches == math.inf else plan.max_steps / math.ceil(batches / plan.accumulate)

@@ -26,7 +26,7 @@ from fl_lightning.flower.site_limits import SiteLimits
 from fl_lightning.flower.site_record import SiteRecord, digest_of
 from fl_lightning.flower.site_state import SiteStore, require_id
 from fl_lightning.flower.validation import require_message, require_model, require_order
-from fl_lightning.messages import ClientJob, ClientTask, EvalOrder, EvalReport, RoundCommit, ServerModel
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, RoundCommit, ServerModel
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.wire import from_bytes
@@ -183,7 +183,7 @@ class SiteServer:
         self._record.admit(federation, digest)
         store = SiteStore(self._folder, federation)
         built = build(contract, self._data, self._policy, self._device, self.told)
-        self._limits.check_turn(ClientJob(client, 0), built.settings, *self._batches(built.settings.local))
+        self._limits.check_turn(ClientTask(client, 0), built.settings, *self._batches(built.settings.local))
         site = Site(built.runtime)
         kept = store.load()
         if kept is not None:
@@ -266,7 +266,7 @@ class SiteServer:
         result = work.site.handle(order)
         assert result is not None
         if isinstance(order, ClientTask):
-            self._say(f"Round {order.job.round_idx}: {'failed' if isinstance(result, ClientFailure) else 'trained'}.")
+            self._say(f"Round {order.round_idx}: {'failed' if isinstance(result, ClientFailure) else 'trained'}.")
         return self._limits.without_figures(_as_sent(result)) if isinstance(result, ClientUpdate) else result
 
 

@@ -107,15 +107,15 @@ def require_order(order: ClientTask | EvalOrder, state: ModelState, broadcast: M
     Raises:
         WireError: saying what does not fit.
     """
-    jobs = (order.job,) if isinstance(order, ClientTask) else order.jobs
-    asked = {job.client for job in jobs} | ({order.client} if isinstance(order, EvalOrder) else set())
+    tasks = (order,) if isinstance(order, ClientTask) else order.tasks
+    asked = {task.client for task in tasks} | ({order.client} if isinstance(order, EvalOrder) else set())
     if asked != {client}:
         raise WireError(f"The order is for the clients {sorted(asked)}, but this site is client {client}.")
-    for job in jobs:
-        if job.period < 0 or (job.epochs is not None and job.epochs < 0) or not 1 <= job.slowness < 1e9:
+    for task in tasks:
+        if task.period < 0 or (task.epochs is not None and task.epochs < 0) or not 1 <= task.slowness < 1e9:
             raise WireError("The order has a period, epochs or slowness outside its range.")
-        if job.pull is not None:
-            _require_vector(job.pull.anchor, state.num_parameters, "anchor")
+        if task.pull is not None:
+            _require_vector(task.pull.anchor, state.num_parameters, "anchor")
     start = order.start if isinstance(order, ClientTask) else order.model
     if start is not None:
         _require_snapshot(start, state)

@@ -15,7 +15,7 @@ from fl_lightning.core.option import OptionSettings
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.seeding import generator
-from fl_lightning.messages import ClientJob
+from fl_lightning.messages import ClientTask
 from fl_lightning.utilities.argument_types import checks_types
 
 if TYPE_CHECKING:
@@ -104,13 +104,13 @@ class ClockAtServer(ServerHooks):
         """Start the time with the first round."""
         self._tick, self._longest = self._tick if round_idx else 0, 0
 
-    def task(self, job: ClientJob) -> ClientJob:
-        """Note how long the job takes."""
+    def task(self, task: ClientTask) -> ClientTask:
+        """Note how long the task takes."""
         if self._follows:
-            share = 1.0 if job.epochs is None else job.epochs / self._epochs
-            taken = self._clock.duration(job.client, job.round_idx, self._sizes, self._seed, share)
+            share = 1.0 if task.epochs is None else task.epochs / self._epochs
+            taken = self._clock.duration(task.client, task.round_idx, self._sizes, self._seed, share)
             self._longest = max(self._longest, taken)
-        return job
+        return task
 
     def duration(self, client: int, round_idx: int, ticks: float) -> float:
         """Return the duration of a client's training."""

@@ -14,7 +14,7 @@ from fl_lightning.core.option import OptionSettings
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.seeding import generator
-from fl_lightning.messages import ClientJob
+from fl_lightning.messages import ClientTask
 from fl_lightning.utilities.argument_types import checks_types
 
 if TYPE_CHECKING:
@@ -106,10 +106,10 @@ class Stragglers(ServerHooks):
         gone = self._epochs if self._settings.drops else ()
         return replace(plan, clients=tuple(client for client in plan.clients if client not in gone))
 
-    def task(self, job: ClientJob) -> ClientJob:
+    def task(self, task: ClientTask) -> ClientTask:
         """Give a straggler its epochs."""
-        epochs = self._epochs.get(job.client)
-        return job if epochs is None else replace(job, epochs=epochs)
+        epochs = self._epochs.get(task.client)
+        return task if epochs is None else replace(task, epochs=epochs)
 
     def after_round(self, federation: Federation, round_idx: int, result: RoundResult) -> dict[str, float]:
         """Return the number of stragglers."""

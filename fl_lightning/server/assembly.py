@@ -68,7 +68,7 @@ class Assembly:
             memory=run.memory,
             secret=self._secret,
             drop_single=check_batch_norm(module, self._data),
-            starts=lambda job: announce(trainer, "on_client_start", job.round_idx, job.client),
+            starts=lambda task: announce(trainer, "on_client_start", task.round_idx, task.client),
         )
 
     def _shared_key(self) -> SecretKey:

@@ -11,12 +11,11 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.clients.failures import refuse_moved
-from fl_lightning.clients.pool import Chain, ChainReport
 from fl_lightning.core.hooks import ServerHooks
-from fl_lightning.core.loop import Loop
+from fl_lightning.core.loop import ChainRun, Loop
 from fl_lightning.errors import FederationError, add_note
 from fl_lightning.functional.exact_sum import to_float64
-from fl_lightning.messages import ClientJob, Progress
+from fl_lightning.messages import ClientTask, Progress
 from fl_lightning.routes.base import Chains, Cohort
 from fl_lightning.server.announcements import announce, tell_failures
 from fl_lightning.server.federation import Federation
@@ -67,8 +66,8 @@ class FederationRound(Cohort):
         self._error: Exception | None = None
         self._scores = RoundScores(self.federation, self.round_idx, self.last_scores)
         self._version: int | None = None
-        self.jobs: list[ClientJob] = []
-        """The turns of the round, of all ranks."""
+        self.tasks: list[ClientTask] = []
+        """The tasks of the round, of all ranks, without the models that they start from."""
 
     # ---------------------------------------------------------------- what routes ask for
 
@@ -76,13 +75,14 @@ class FederationRound(Cohort):
         """See :meth:`Cohort.deliver`."""
         self._start_strategy([sum(map(self.federation.data.num_examples, chain)) for chain in chains])
         self._chains = chains
-        orders = self._orders(chains, scored=self._scored())
-        self._error = self._drain(self._loop.run(orders), self._receive)
+        self._error = self._deliver(chains)
         error = self._drain(self._loop.answer(), self._receive)
         self._error = self._error or error
 
-    def _scored(self) -> int:
-        return self.federation.examples_to_score if self._comm.size > 1 and self._scores.due else 0
+    def _deliver(self, chains: Chains) -> Exception | None:
+        """Train chains, and pass their updates to the strategy; return the error that ends this."""
+        scored = self.federation.examples_to_score if self._comm.size > 1 and self._scores.due else 0
+        return self._drain(self._loop.run(self._orders(chains), scored), self._receive)
 
     def train(
         self,
@@ -94,11 +94,11 @@ class FederationRound(Cohort):
         """See :meth:`Cohort.train`."""
         mine: list[ClientUpdate] = []
 
-        def take(report: ChainReport) -> None:
-            self._failures += report.failures
-            if report.updates:
-                self._announce_end(report.updates[-1])
-            mine.extend(report.updates)
+        def take(chain: ChainRun) -> None:
+            self._failures += chain.failures
+            if chain.updates:
+                self._announce_end(chain.updates[-1])
+            mine.extend(chain.updates)
 
         orders = self._orders(chains, starts or {}, period, pulled or {}, delivers=False)
         error = self._drain(self._loop.run(orders), take)
@@ -163,21 +163,21 @@ class FederationRound(Cohort):
         period: int = 0,
         pulled: Mapping[int, Pull] | None = None,
         delivers: bool = True,
-        scored: int = 0,
-    ) -> list[Chain]:
-        """Return the orders of the chains, of which the options learn."""
-        starts, pulled, orders = starts or {}, pulled or {}, list[Chain]()
+    ) -> list[list[ClientTask]]:
+        """Return the tasks of each chain, of which the options learn."""
+        starts, pulled = starts or {}, pulled or {}
         progress = None if self.progress is None else replace(self.progress, turn=self.progress.turn + period)
-        for chain in chains:
-            jobs = tuple(
-                self._job(ClientJob(k, self.round_idx, period, None, 1.0, pulled.get(k), self.from_own_models, progress))
-                for k in chain
-            )
-            orders.append(Chain(self._published(), jobs, starts.get(chain[0]), delivers, scored))
-            self.jobs += jobs
+        plain = ClientTask(0, self.round_idx, period, own_model=self.from_own_models, progress=progress)
+        tasks = [[self._task(replace(plain, client=k, pull=pulled.get(k))) for k in chain] for chain in chains]
+        every = [task for chain in tasks for task in chain]
+        version = self._published() if every else 0
         for hook in self.hooks:
-            hook.charge(self.federation, self.round_idx, self.plan, [job for order in orders for job in order.jobs])
-        return orders
+            hook.charge(self.federation, self.round_idx, self.plan, every)
+        self.tasks += every
+        for chain in tasks:
+            last, start = chain[-1], starts.get(chain[0].client)
+            chain[:] = [replace(t, start=start, delivers=delivers and t is last, version=version) for t in chain]
+        return tasks
 
     def _gathering(self) -> UpdateBuffer | RoundSums:
         """Return what gathers the updates: all of them, or their sums, plainly or as an option adds them up."""
@@ -190,29 +190,29 @@ class FederationRound(Cohort):
     def _announce_end(self, update: ClientUpdate) -> None:
         announce(self.federation.trainer, "on_client_end", update)
 
-    def _job(self, job: ClientJob) -> ClientJob:
+    def _task(self, task: ClientTask) -> ClientTask:
         for hook in self.hooks:
-            job = hook.task(job)
-        return job
+            task = hook.task(task)
+        return task
 
     @staticmethod
-    def _drain(reports: Iterator[ChainReport], take: Callable[[ChainReport], None]) -> Exception | None:
-        """Read all reports of this rank, and return an error that ends them, because other ranks must learn about it first."""
+    def _drain(chains: Iterator[ChainRun], take: Callable[[ChainRun], None]) -> Exception | None:
+        """Read all chains of this rank, and return an error that ends them, because other ranks must learn about it first."""
         try:
-            for report in reports:
-                take(report)
-                del report  # it holds a model, which must not stay in memory while the next client trains
+            for chain in chains:
+                take(chain)
+                del chain  # it holds a model, which must not stay in memory while the next client trains
         except Exception as error:
             return error
         return None
 
-    def _receive(self, report: ChainReport) -> None:
+    def _receive(self, chain: ChainRun) -> None:
         """Pass the update of a chain of clients to the strategy."""
-        self._failures += report.failures
-        if not report.updates:
+        self._failures += chain.failures
+        if not chain.updates:
             return
-        weighed = self._take(as_one(report.updates))
-        self._updates += shared_out(weighed, report.updates)
+        weighed = self._take(as_one(chain.updates))
+        self._updates += shared_out(weighed, chain.updates)
         self._announce_end(weighed)
 
     def _start_strategy(self, examples: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from fl_lightning.core.hooks import ServerHooks
 from fl_lightning.functional.pseudo_gradient import set_pseudo_gradient
 from fl_lightning.functional.recycling import release_unused_memory
-from fl_lightning.messages import ClientJob, Progress
+from fl_lightning.messages import ClientTask, Progress
 from fl_lightning.reporting.rounds import movement
 from fl_lightning.server.announcements import announce, tell_failures
 from fl_lightning.server.client_files import sweep_client_files
@@ -68,10 +68,10 @@ class RoundRunner:
         self.rounds += 1
         self._termination.agree(comm, raises=True)
         with outside_precision(trainer, self._default_dtype):
-            jobs = self._round(module)
+            tasks = self._round(module)
             figures: dict[str, float] = {}
             for hook in self._hooks:
-                figures |= hook.end_round(trainer.current_epoch, jobs)
+                figures |= hook.end_round(trainer.current_epoch, tasks)
         if figures:
             module.log_dict(figures, on_step=False, on_epoch=True, batch_size=1)
         self._termination.agree(comm, raises=False)
@@ -91,7 +91,7 @@ class RoundRunner:
             for hook in self._hooks:
                 hook.conclude(self._federation.trainer.current_epoch)
 
-    def _round(self, module: LightningModule) -> list[ClientJob]:
+    def _round(self, module: LightningModule) -> list[ClientTask]:
         """Run a round, log it, and return the turns of the clients."""
         begun = time.perf_counter()
         federation, run, trainer = self._federation, self._run, self._federation.trainer
@@ -117,7 +117,7 @@ class RoundRunner:
         data = federation.data
         log_round(trainer, result.updates, figures, data.num_clients <= self._settings.client_columns, data.client_name)
         write_matrices(trainer, self._settings.route.matrices(), federation.data)
-        return federation_round.jobs
+        return federation_round.tasks
 
     def _new_round(self, round_idx: int, plan: RoundPlan) -> FederationRound:
         settings, run = self._settings, self._run

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.core.hooks import ClientHooks
-from fl_lightning.messages import ClientJob
+from fl_lightning.messages import ClientTask
 from fl_lightning.rules.base import ClientRule
 from fl_lightning.settings.local_training import LocalTraining
-from fl_lightning.types import Snapshot
+from fl_lightning.types import ClientUpdate, Snapshot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,68 +50,54 @@ class EngineSettings:
 
 
 @dataclass(frozen=True)
-class EngineJob:
-    """Hold one client's turn, with everything that an engine needs for it.
+class PreparedTask:
+    """Hold a task with everything that an engine needs for it.
 
     Attributes:
-        job: the turn.
+        task: the task, with the model that it starts from; None for the global one.
         seed: the seed of the client's random numbers.
         open_data: a function that returns the client's examples, called once, when training begins.
-        start: the model to start from; None for the global one.
-        kept: the stored tensors of the client's rules, by name.
-        own: the parameters and buffers that the client holds, by name; empty before its first training.
+        num_examples: the number of these examples, as far as it is known before the training.
+        kept: the tensors that the client has stored, by name.
+        held: the parameters and buffers that the client holds, by name; empty before its first training.
     """
 
-    job: ClientJob
+    task: ClientTask
     seed: int
     open_data: Callable[[], LightningDataModule]
-    start: Snapshot | None = None
+    num_examples: int = 1
     kept: Mapping[str, Tensor] = field(default_factory=dict)
-    own: Mapping[str, Tensor] = field(default_factory=dict)
+    held: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Trained:
-    """Hold the result of one client's training.
+class LocalResult:
+    """Hold the result of a local training: the update for the server, and what stays at the client.
 
     Attributes:
-        job: the turn.
-        model: the client's model.
-        num_steps: the number of optimizer steps, without those that gradient scaling skipped.
-        train_loss: the mean loss over its batches; None if ``training_step`` returns no loss.
-        metrics: the metrics that the module logged.
-        normalizer: FedNova's ||a_k||; None if the optimizer has no rule.
+        prepared: the task.
+        update: the update, with its model.
         rates: the sum of the learning rates over the steps; 0 if the optimizer has no rule.
-        optimizer: the optimizer's name and momentum.
-        seconds: the wall-clock time; clients that train side by side share it equally.
-        kept: the state of the training that the client keeps until its next turn, packed; None if it keeps nothing.
-        num_examples: the number of examples in its first epoch, if its data are a stream without a length; otherwise None.
-        own: the parameters and buffers that the client holds, by name.
-        kept_model: the model that the client keeps, if it is another one than ``model``.
-        own_kept: as ``kept``, of the training of the client's own model after the turn.
+        held: the parameters and buffers that the client holds, by name.
+        kept: the tensors that the client stores until its next task, by name: the state of its training and of its rules.
+        own_model: the model that the client stores, if it is another one than it sends.
+        streamed: the number of examples in the first epoch, if the data are a stream without a length; otherwise None.
     """
 
-    job: EngineJob
-    model: Snapshot
-    num_steps: int
-    train_loss: float | None
-    metrics: Mapping[str, float]
-    normalizer: float | None
-    rates: float
-    optimizer: str
-    seconds: float
-    kept: Tensor | None = None
-    num_examples: int | None = None
-    own: Mapping[str, Tensor] = field(default_factory=dict)
-    kept_model: Snapshot | None = None
-    own_kept: Tensor | None = None
+    prepared: PreparedTask
+    update: ClientUpdate
+    rates: float = 0.0
+    held: Mapping[str, Tensor] = field(default_factory=dict)
+    kept: Mapping[str, Tensor] = field(default_factory=dict)
+    own_model: Snapshot | None = None
+    streamed: int | None = None
 
 
 class Engine(Protocol):
     """Train clients on a resident module.
 
     Attributes:
-        side_by_side: whether it trains several clients at once, and so benefits from many jobs per call.
+        side_by_side: whether it trains several clients at once, and so benefits from many tasks per call.
         checks_between_steps: whether it can end a client's training early, at a deadline or after fewer steps.
         pulls: whether it can pull each client towards a model of its own.
         equals_trainer: whether its results on a CPU equal those of the engine ``trainer`` to the last bit.
@@ -124,10 +110,10 @@ class Engine(Protocol):
 
     def __init__(self, resident: ResidentModel, settings: EngineSettings) -> None: ...
 
-    def fit(self, jobs: Sequence[EngineJob]) -> Iterator[Trained]:
-        """Train clients from the published model, or from the models of their jobs, and yield each one as soon as it is done.
+    def fit(self, tasks: Sequence[PreparedTask]) -> Iterator[LocalResult]:
+        """Train clients from the published model, or from the models of their tasks, and yield each result at once.
 
-        Between two results, the caller may load other models into the resident module. An error ends the iterator; jobs
+        Between two results, the caller may load other models into the resident module. An error ends the iterator; tasks
         without a result may be passed again.
 
         Raises:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fl_lightning.clients.engines.selection import ENGINES, LocalEngine
 from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.errors import FederationError
-from fl_lightning.messages import ClientJob
+from fl_lightning.messages import ClientTask
 from fl_lightning.settings.local_training import LocalTraining
 
 CANDIDATES = tuple(ENGINES)
@@ -33,17 +33,17 @@ class Trial:
 
 
 def time_engines(
-    jobs: Sequence[ClientJob], engine: LocalEngine, local: LocalTraining, trainer: Callable[[LocalEngine], LocalTrainer]
+    tasks: Sequence[ClientTask], engine: LocalEngine, local: LocalTraining, trainer: Callable[[LocalEngine], LocalTrainer]
 ) -> dict[str, Trial]:
     """Time each engine on some clients, and discard the results; return an empty dictionary without clients.
 
     Args:
-        jobs: the turns of this rank.
+        tasks: tasks of this rank.
         engine: the engine to derive the others from.
         local: the settings of the local training.
         trainer: a function that returns a trainer for clients that train alone, given an engine.
     """
-    if not jobs:
+    if not tasks:
         return {}
     limit = _STEPS if local.max_steps == -1 else min(_STEPS, local.max_steps)
 
@@ -52,12 +52,12 @@ def time_engines(
         engine.check(name)
         together = ENGINES[name].side_by_side
         other = trainer(engine.other(name, engine=name, max_steps=limit, compile=local.compile and together))
-        turns = [(job, None) for job in jobs[: local.stack_size if together else _CLIENTS]]
+        chosen = [replace(task, start=None) for task in tasks[: local.stack_size if together else _CLIENTS]]
         seconds, steps = 0.0, 1
         for _ in range(2):
             begun = time.perf_counter()
-            groups = [turns] if together else [[turn] for turn in turns]
-            steps = sum(update.num_steps for group in groups for update, _ in other.train(group))
+            groups = [chosen] if together else [[task] for task in chosen]
+            steps = sum(result.update.num_steps for group in groups for result in other.train(group))
             seconds = time.perf_counter() - begun
         return seconds / max(1, steps)
 

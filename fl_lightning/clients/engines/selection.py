@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from fl_lightning.clients.engines.base import Engine, EngineJob, EngineSettings, Trained
+from fl_lightning.clients.engines.base import Engine, EngineSettings, LocalResult, PreparedTask
 from fl_lightning.clients.engines.fabric.engine import FabricEngine
 from fl_lightning.clients.engines.stacked.engine import StackedEngine
 from fl_lightning.clients.engines.trainer import TrainerEngine
@@ -70,13 +70,14 @@ class LocalEngine:
             self._engine, self._layout = self.kind(self._resident, self._settings), layout
         return self._engine
 
-    def fit(self, jobs: Sequence[EngineJob]) -> Iterator[Trained]:
-        """Train clients; see :meth:`Engine.fit`. Under ``auto``, repeat a turn that the lean loop refuses on a Trainer."""
-        waiting = {id(job): job for job in jobs}
+    def fit(self, tasks: Sequence[PreparedTask]) -> Iterator[LocalResult]:
+        """Train clients; see :meth:`Engine.fit`. Under ``auto``, repeat a task that the lean loop refuses on a Trainer."""
+        waiting = {id(task): task for task in tasks}
         try:
-            for trained in self._current().fit(jobs):
-                del waiting[id(trained.job)]
-                yield trained
+            for result in self._current().fit(tasks):
+                del waiting[id(result.prepared)]
+                yield result
+                del result  # it holds a model
         except EngineError as error:
             if not self._falls_back or self.name == "trainer":
                 raise

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from lightning.pytorch import LightningDataModule
 
-from fl_lightning.clients.engines.base import EngineJob, EngineSettings, Trained
+from fl_lightning.clients.engines.base import EngineSettings, LocalResult, PreparedTask
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import ClientSession
 from fl_lightning.clients.turn import TurnPlan
@@ -43,19 +43,19 @@ class SequentialEngine(ABC):
             resident, rules=settings.rules, progress=progress, deadline=settings.deadline, hooks=settings.hooks
         )
 
-    def fit(self, jobs: Sequence[EngineJob]) -> Iterator[Trained]:
-        """Train clients in the order of the jobs; see :meth:`Engine.fit`."""
-        for job in jobs:
-            yield self._train(job)
+    def fit(self, tasks: Sequence[PreparedTask]) -> Iterator[LocalResult]:
+        """Train clients in the order of the tasks; see :meth:`Engine.fit`."""
+        for task in tasks:
+            yield self._train(task)
 
-    def _train(self, job: EngineJob) -> Trained:
+    def _train(self, prepared: PreparedTask) -> LocalResult:
         begun = time.perf_counter()
-        plan = TurnPlan.of(job.job, self.settings.local, self.settings.fast_dev_run)
-        self.session.begin(job, plan)
+        plan = TurnPlan.of(prepared.task, self.settings.local, self.settings.fast_dev_run)
+        self.session.begin(prepared, plan)
         # A module's own collectives would mix clients that train at the same time, or wait for ever.
-        with isolated_rng(job.seed, self.settings.device), without_process_group():
+        with isolated_rng(prepared.seed, self.settings.device), without_process_group():
             try:
-                steps, metrics = self._fit(job.open_data(), plan)
+                steps, metrics = self._fit(prepared.open_data(), plan)
             finally:
                 self.session.stop_listening()
         return self.session.end(steps, metrics, begun)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fl_lightning.clients.pool import ChainReport
+from fl_lightning.core.loop import ChainRun
 from fl_lightning.functional.exact_sum import to_float64
-from fl_lightning.messages import ClientJob
+from fl_lightning.messages import ClientTask
 from fl_lightning.options.asynchronous.jobs import JobsInProgress, start_vector
 from fl_lightning.options.asynchronous.sampler import AsynchronousPlan
 from fl_lightning.routes.base import Chains
@@ -23,10 +23,10 @@ from fl_lightning.types import ClientUpdate, Snapshot
 class AsynchronousRound(FederationRound):
     """Train the clients whose updates become a new model, each from its own start; see :class:`FederationRound`.
 
-    A job trains when its update arrives, not when it begins: the result is the same, and only start models must be kept.
+    A task trains when its update arrives, not when it begins: the result is the same, and only start models must be kept.
 
     Args:
-        in_progress: the jobs that have begun in earlier rounds.
+        in_progress: the tasks that have begun in earlier rounds.
     """
 
     in_progress: JobsInProgress = field(default_factory=JobsInProgress)
@@ -36,15 +36,14 @@ class AsynchronousRound(FederationRound):
         self._start_strategy([self.federation.data.num_examples(client) for (client,) in chains])
         self._chains = chains
         self._now = self._server.vector()
-        starts, scored = self._starts, self._scored()
+        starts = self._starts
         for start in sorted(set(starts.values())):
             self._version, self._start = None, self._now
             if start < self.round_idx:
                 model = self.in_progress.start_of(start, self._server)
                 self._version = self.federation.publish(start, model.tensors).version
                 self._start = start_vector(model, self._server)
-            orders = self._orders([chain for chain in chains if starts[chain[0]] == start], scored=scored)
-            error = self._drain(self._loop.run(orders), self._receive)
+            error = self._deliver([chain for chain in chains if starts[chain[0]] == start])
             self._error = self._error or error
         if self.round_idx not in starts.values():
             self._version = None  # the clients have an earlier model
@@ -58,22 +57,22 @@ class AsynchronousRound(FederationRound):
         assert isinstance(self.plan, AsynchronousPlan)
         return self.plan
 
-    def _job(self, job: ClientJob) -> ClientJob:
-        """Return a job that belongs to the round of its start."""
-        start = self._starts[job.client]
-        place = None if job.progress is None else replace(job.progress, turn=start)
-        return super()._job(replace(job, round_idx=start, progress=place))
+    def _task(self, task: ClientTask) -> ClientTask:
+        """Return a task that belongs to the round of its start."""
+        start = self._starts[task.client]
+        place = None if task.progress is None else replace(task.progress, turn=start)
+        return super()._task(replace(task, round_idx=start, progress=place))
 
     def result(self) -> RoundResult:
-        """Return the result of the round, and go on to the jobs after it."""
+        """Return the result of the round, and go on to the tasks after it."""
         result = super().result()
         self.in_progress.follow(self._events.queue, self.round_idx, self._server)
         return result
 
-    def _receive(self, report: ChainReport) -> None:
+    def _receive(self, chain: ChainRun) -> None:
         """Let failures belong to this round, not to that of the start."""
-        failures = tuple(replace(failure, round_idx=self.round_idx) for failure in report.failures)
-        super()._receive(replace(report, failures=failures))
+        failures = [replace(failure, round_idx=self.round_idx) for failure in chain.failures]
+        super()._receive(replace(chain, failures=failures))
 
     def _rebased(self, update: ClientUpdate) -> ClientUpdate:
         """Return the update with its staleness, and with its change on top of the current model."""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fl_lightning.core.hooks import ServerContext, ServerHooks
-from fl_lightning.messages import ClientJob
+from fl_lightning.messages import ClientTask
 from fl_lightning.options.attackers.detection import detection
 from fl_lightning.options.attackers.examples import poisoned
 from fl_lightning.options.attackers.triggered_images import Agreement, TriggeredImages
@@ -49,9 +49,9 @@ class AttackersAtServer(ServerHooks):
             self._data.change_examples(poisoned(labels, backdoors, self._seed))
             self._active = active
 
-    def task(self, job: ClientJob) -> ClientJob:
+    def task(self, task: ClientTask) -> ClientTask:
         """Let attackers that discard the global model start from their own last one."""
-        return replace(job, own_model=True) if self._active and job.client in self._attackers.discard_global else job
+        return replace(task, own_model=True) if self._active and task.client in self._attackers.discard_global else task
 
     def after_round(self, federation: Federation, round_idx: int, result: RoundResult) -> dict[str, float]:
         """Return how well the strategy's weights detect attackers, and the success rate of the backdoor."""

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from fl_lightning.core.hooks import ServerContext, ServerHooks
-from fl_lightning.messages import ClientJob
+from fl_lightning.messages import ClientTask
 from fl_lightning.server.checks.compatibility import require_steps
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.round_result import RoundResult
@@ -61,9 +61,9 @@ class AvailabilityAtServer(ServerHooks):
         left = tuple(client for client in plan.clients if client not in lost)
         return replace(plan, clients=left, lost=tuple(sorted({*plan.lost, *lost})))
 
-    def task(self, job: ClientJob) -> ClientJob:
+    def task(self, task: ClientTask) -> ClientTask:
         """Let slow clients do fewer steps until the deadline."""
-        return replace(job, slowness=self._settings.slowness) if self._deadline and job.client in self._slow else job
+        return replace(task, slowness=self._settings.slowness) if self._deadline and task.client in self._slow else task
 
     def duration(self, client: int, round_idx: int, ticks: float) -> float:
         """Let slow clients take longer."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from fl_lightning.core.capabilities import Capability
 from fl_lightning.core.hooks import ServerContext, ServerHooks
 from fl_lightning.errors import CheckpointError, ConfigurationError
-from fl_lightning.messages import ClientJob, EvalOrder, Progress
+from fl_lightning.messages import ClientTask, EvalOrder, Progress
 from fl_lightning.options.client_evaluation.settings import ROLE, ClientEvaluation
 from fl_lightning.options.client_evaluation.tables import comparison_table, spread_of_clients
 from fl_lightning.reporting.tables import log_table, text_table
@@ -47,7 +47,7 @@ class EvaluationAtServer(ServerHooks):
         self._settings = settings
         self.scores: dict[int, Tensor] = {}
         """The score of each client, by round."""
-        self._jobs: list[ClientJob] = []
+        self._tasks: list[ClientTask] = []
         self._start: Snapshot | None = None
         route, strategy = context.settings.route, context.settings.strategy
         self._own, self._incomplete = route.keeps_models or strategy.own_models, Capability.COMPLETE_MODEL in context.removed
@@ -64,16 +64,16 @@ class EvaluationAtServer(ServerHooks):
         """Return the scores so far, the turns of all clients, and the initial model."""
         start = None if self._start is None else [self._start.vector, self._start.counters, dict(self._start.moved)]
         turns = [
-            [job.client, job.round_idx, job.period, -1 if job.epochs is None else job.epochs, *_place(job)]
-            for job in self._jobs
+            [task.client, task.round_idx, task.period, -1 if task.epochs is None else task.epochs, *_place(task)]
+            for task in self._tasks
         ]
         return {"rounds": dict(self.scores), "turns": turns, "start": start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the scores, turns and initial model."""
         self.scores = dict(state["rounds"])
-        self._jobs = [
-            ClientJob(k, round_idx, period, None if epochs < 0 else epochs, progress=Progress(*place) if place else None)
+        self._tasks = [
+            ClientTask(k, round_idx, period, None if epochs < 0 else epochs, progress=Progress(*place) if place else None)
             for k, round_idx, period, epochs, *place in state["turns"]
         ]
         self._start = None if state["start"] is None else Snapshot(*state["start"])
@@ -86,7 +86,7 @@ class EvaluationAtServer(ServerHooks):
             ConfigurationError: if the module does not log the metric, which is checked before the first round.
         """
         if round_idx == 0:
-            self.scores, self._jobs, self._start = {}, [], None
+            self.scores, self._tasks, self._start = {}, [], None
             if self._settings.compare_alone:
                 server = self._parts.server
                 self._start = Snapshot(server.vector().cpu().clone(), server.counters().cpu().clone())
@@ -121,7 +121,7 @@ class EvaluationAtServer(ServerHooks):
             new = {name: own[name].cpu().clone() for name in result.moved if name not in before}
             self._start = replace(self._start, moved={**before, **new})
 
-    def end_round(self, round_idx: int, jobs: Sequence[ClientJob]) -> dict[str, float]:
+    def end_round(self, round_idx: int, tasks: Sequence[ClientTask]) -> dict[str, float]:
         """Evaluate the new global model, or the clients' own models, at all clients if due.
 
         Returns:
@@ -129,8 +129,10 @@ class EvaluationAtServer(ServerHooks):
             logged as the metric itself if the server cannot measure it, because its model is incomplete.
         """
         if self._settings.compare_alone:
-            alone = [ClientJob(job.client, job.round_idx, job.period, job.epochs, progress=job.progress) for job in jobs]
-            self._jobs += sorted(alone, key=lambda job: (job.client, job.period))
+            alone = [
+                ClientTask(task.client, task.round_idx, task.period, task.epochs, progress=task.progress) for task in tasks
+            ]
+            self._tasks += sorted(alone, key=lambda task: (task.client, task.period))
         every = self._settings.every_n_rounds
         if not every or (round_idx + 1) % every:
             return {}
@@ -227,21 +229,21 @@ class EvaluationAtServer(ServerHooks):
         epochs = self._settings.personal_epochs
 
         def order(client: int, version: int) -> EvalOrder:
-            return EvalOrder(version, client, "test", ROLE, jobs=(ClientJob(client, rounds),), epochs=epochs)
+            return EvalOrder(version, client, "test", ROLE, tasks=(ClientTask(client, rounds),), epochs=epochs)
 
         return self._each(order)
 
     def _alone(self) -> Tensor:
         """Evaluate every client's model, trained alone from the initial model with the same turns as in the federation."""
-        jobs: dict[int, list[ClientJob]] = {}
-        for job in self._jobs:
-            jobs.setdefault(job.client, []).append(job)
+        tasks: dict[int, list[ClientTask]] = {}
+        for task in self._tasks:
+            tasks.setdefault(task.client, []).append(task)
 
         def order(client: int, version: int) -> EvalOrder:
-            return EvalOrder(version, client, "test", ROLE, self._start, jobs=tuple(jobs.get(client, ())))
+            return EvalOrder(version, client, "test", ROLE, self._start, tasks=tuple(tasks.get(client, ())))
 
         return self._each(order)
 
 
-def _place(job: ClientJob) -> tuple[int | None, ...]:
-    return () if job.progress is None else (job.progress.turn, job.progress.turns)
+def _place(task: ClientTask) -> tuple[int | None, ...]:
+    return () if task.progress is None else (task.progress.turn, task.progress.turns)

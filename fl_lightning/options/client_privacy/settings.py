@@ -17,7 +17,7 @@ from fl_lightning.errors import require
 from fl_lightning.functional.keyed_noise import KeyedStream
 from fl_lightning.functional.privacy import epsilon_of_clients, require_package
 from fl_lightning.functional.spending import Entry, Spending
-from fl_lightning.messages import ClientJob
+from fl_lightning.messages import ClientTask
 from fl_lightning.options.privacy_account.settings import PrivateOption
 from fl_lightning.transforms.base import Message, Sender
 from fl_lightning.transforms.clip_update import ClipUpdate
@@ -140,9 +140,9 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
         noise = f"{self.max_norm}, {self.noise_multiplier}, {self.noise}, {self.delta}, noise_seed={self.noise_seed}"
         return f"ClientPrivacy({noise})"
 
-    def planned(self, federation: Federation, plan: RoundPlan, jobs: Sequence[ClientJob]) -> Entry:
+    def planned(self, federation: Federation, plan: RoundPlan, tasks: Sequence[ClientTask]) -> Entry:
         """Return the size of the cohort whose sum gets noise, or the messages that do."""
-        return {"drawn": plan.drawn} if self.noise == "central" else {"sent": {job.client: 1 for job in jobs}}
+        return {"drawn": plan.drawn} if self.noise == "central" else {"sent": {task.client: 1 for task in tasks}}
 
     def epsilons(self, spending: Spending, population: int) -> dict[str, float]:
         """Return the epsilon that the run has spent on a client."""

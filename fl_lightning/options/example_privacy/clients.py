@@ -17,7 +17,7 @@ from fl_lightning.core.hooks import ClientContext, ClientHooks
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.keyed_noise import KeyedStream
-from fl_lightning.messages import ClientJob
+from fl_lightning.messages import ClientTask
 
 if TYPE_CHECKING:
     from fl_lightning.options.example_privacy.settings import ExamplePrivacy
@@ -43,9 +43,9 @@ class PrivateSteps(Callback, ClientHooks):
         """Return this object."""
         return (self,)
 
-    def batches(self, job: ClientJob, data: ClientData, full_batch: bool) -> PoissonBatches:
+    def batches(self, task: ClientTask, data: ClientData, full_batch: bool) -> PoissonBatches:
         """Return the batches of a client's next fit, with fresh noise and batches even after a failed attempt."""
-        round_idx, client, period = job.round_idx, job.client, job.period
+        round_idx, client, period = task.round_idx, task.client, task.period
         attempt = self._attempts[round_idx, client, period]
         self._attempts[round_idx, client, period] += 1
         self._client, self._step = client, 0

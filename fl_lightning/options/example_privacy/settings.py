@@ -15,7 +15,7 @@ from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.privacy import epsilon_of_examples, require_package
 from fl_lightning.functional.spending import Entry, Spending
-from fl_lightning.messages import ClientJob
+from fl_lightning.messages import ClientTask
 from fl_lightning.options.privacy_account.settings import PrivateOption
 from fl_lightning.utilities.argument_types import checks_types
 
@@ -105,9 +105,9 @@ class ExamplePrivacy(PrivateOption):
 
         return PrivateSteps(self, context)
 
-    def planned(self, federation: Federation, plan: RoundPlan, jobs: Sequence[ClientJob]) -> Entry:
+    def planned(self, federation: Federation, plan: RoundPlan, tasks: Sequence[ClientTask]) -> Entry:
         """Return the steps of each turn and of its retries, and the rates at which they sample examples."""
-        plans = {job.client: _steps(federation, job) for job in jobs}
+        plans = {task.client: _steps(federation, task) for task in tasks}
         attempts = 1 + federation.faults.retries
         return {
             "steps": {client: steps * attempts for client, (steps, _) in plans.items()},
@@ -127,11 +127,11 @@ class ExamplePrivacy(PrivateOption):
         return epsilon_of_examples(self.noise_multiplier, rate, steps, self.delta)
 
 
-def _steps(federation: Federation, job: ClientJob) -> tuple[int, float]:
+def _steps(federation: Federation, task: ClientTask) -> tuple[int, float]:
     """Return the number of steps in a client's fit, and the rate at which they sample examples."""
     local = federation.local
-    batches = federation.data.poisson_batches(job.client, local.full_batch, _never)
-    steps = local.steps(len(batches), job.epochs) / job.slowness
+    batches = federation.data.poisson_batches(task.client, local.full_batch, _never)
+    steps = local.steps(len(batches), task.epochs) / task.slowness
     quick: bool = federation.trainer.fast_dev_run  # type: ignore[attr-defined]
     return 1 if quick else max(1, int(steps)), batches.rate
 

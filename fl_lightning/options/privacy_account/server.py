@@ -15,7 +15,7 @@ from fl_lightning.core.hooks import ServerContext, ServerHooks
 from fl_lightning.core.option import guarantees
 from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from fl_lightning.functional.spending import Entry, Spending
-from fl_lightning.messages import ClientJob
+from fl_lightning.messages import ClientTask
 from fl_lightning.options.privacy_account.ledger import PrivacyLedger
 from fl_lightning.options.privacy_account.settings import PrivateOption
 from fl_lightning.server.federation import Federation
@@ -125,13 +125,13 @@ class PrivacyAccount(ServerHooks):
         """Prepare for the charges of a round."""
         self._planned: dict[str, Counter[int]] = {"sent": Counter(), "steps": Counter()}
 
-    def charge(self, federation: Federation, round_idx: int, plan: RoundPlan, jobs: Sequence[ClientJob]) -> None:
+    def charge(self, federation: Federation, round_idx: int, plan: RoundPlan, tasks: Sequence[ClientTask]) -> None:
         """Charge the releases of turns in advance."""
-        if not jobs:
+        if not tasks:
             return
-        entry: Entry = {"round": round_idx, "period": jobs[0].period}
+        entry: Entry = {"round": round_idx, "period": tasks[0].period}
         for option in self._private:
-            entry |= option.planned(federation, plan, jobs)
+            entry |= option.planned(federation, plan, tasks)
         for name, planned in self._planned.items():
             planned.update(entry.get(name, {}))
         self._write(entry)

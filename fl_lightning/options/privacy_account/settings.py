@@ -11,7 +11,7 @@ from fl_lightning.core.option import OptionSettings
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.spending import Entry, Spending
-from fl_lightning.messages import ClientJob
+from fl_lightning.messages import ClientTask
 
 if TYPE_CHECKING:
     from fl_lightning.functional.model_state import ModelState
@@ -32,7 +32,7 @@ class PrivateOption(OptionSettings):
     protects = True
 
     @abstractmethod
-    def planned(self, federation: Federation, plan: RoundPlan, jobs: Sequence[ClientJob]) -> Entry:
+    def planned(self, federation: Federation, plan: RoundPlan, tasks: Sequence[ClientTask]) -> Entry:
         """Return what turns may release at most, before they train."""
 
     @abstractmethod

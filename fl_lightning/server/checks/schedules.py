@@ -17,7 +17,7 @@ from fl_lightning.compat.torch import chained_schedules, count_as_stepped, is_ba
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.seeding import isolated_rng
-from fl_lightning.messages import ClientJob, Progress
+from fl_lightning.messages import ClientTask, Progress
 from fl_lightning.server.outer_trainer import planned_rounds
 from fl_lightning.settings.federation import FederationSettings
 
@@ -49,7 +49,7 @@ def check_schedules(
     turns, progress = 1, None
     if owner.local.progress == "run":
         turns, progress = owner.route.turns_before(rounds), Progress(0, owner.route.turns_before(first or rounds))
-    plan = TurnPlan.of(ClientJob(0, 0, progress=progress), owner.local)
+    plan = TurnPlan.of(ClientTask(0, 0, progress=progress), owner.local)
     try:
         with isolated_rng(0, torch.device("cpu")):
             batches = _most_batches(owner, module, data)

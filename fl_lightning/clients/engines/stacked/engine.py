@@ -11,7 +11,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from fl_lightning.clients.engines.base import EngineJob, EngineSettings, Trained
+from fl_lightning.clients.engines.base import EngineSettings, LocalResult, PreparedTask
 from fl_lightning.clients.engines.fabric.engine import refuse_module
 from fl_lightning.clients.engines.fabric.hooks import HOOKS
 from fl_lightning.clients.engines.fabric.optimizer import batches_per_epoch, length_of
@@ -30,7 +30,7 @@ from fl_lightning.settings.local_training import LocalTraining
 _REFUSED_HOOKS = ("optimizer_step", "optimizer_zero_grad", "lr_scheduler_step", "setup", "configure_model", "prepare_data")
 _RULE_METHODS = ("begin", "check_optimizers", "correct_gradients", "strength", "finish", "remember", "keep")
 """The methods of a rule that stacked clients call; the last three are called by :class:`LocalTrainer` on every engine."""
-_Member = tuple[EngineJob, LightningDataModule, Any]
+_Member = tuple[PreparedTask, LightningDataModule, Any]
 _REMEDY = "Set 'federation.local.engine' to 'fabric' or 'trainer'."
 
 
@@ -79,15 +79,15 @@ class StackedEngine:
         """Clean up after a client's error, but keep the compiled graphs."""
         self._step.recover()
 
-    def fit(self, jobs: Sequence[EngineJob]) -> Iterator[Trained]:
+    def fit(self, tasks: Sequence[PreparedTask]) -> Iterator[LocalResult]:
         """Train clients stack by stack; see :meth:`Engine.fit`."""
         local, fast = self._settings.local, self._settings.fast_dev_run
         groups: dict[tuple[int, TurnPlan], list[_Member]] = {}
-        for job in jobs:
-            data = job.open_data()
+        for prepared in tasks:
+            data = prepared.open_data()
             loader: Any = data.train_dataloader()
             count = batches_per_epoch(length_of(loader, "stacked"), local, fast)
-            groups.setdefault((count, TurnPlan.of(job.job, local, fast)), []).append((job, data, loader))
+            groups.setdefault((count, TurnPlan.of(prepared.task, local, fast)), []).append((prepared, data, loader))
         for (count, plan), members in groups.items():
             for begin in range(0, len(members), local.stack_size):
                 stacked, data_of, loaders = zip(*members[begin : begin + local.stack_size], strict=True)

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.clients.engines.base import EngineJob, EngineSettings, Trained
+from fl_lightning.clients.engines.base import EngineSettings, LocalResult, PreparedTask
 from fl_lightning.clients.engines.client_run import ClientRun
 from fl_lightning.clients.engines.fabric.optimizer import configured_optimizers
 from fl_lightning.clients.engines.log_recorder import LogRecorder
@@ -32,6 +32,7 @@ from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.compat.torch import parameters_of
 from fl_lightning.errors import EngineError
 from fl_lightning.rules.base import ClientRule, LocalStart
+from fl_lightning.types import ClientUpdate
 
 
 class StackedFit:
@@ -40,7 +41,7 @@ class StackedFit:
     Args:
         resident: the clients' module, with the global model in it.
         step: the stacked training step.
-        jobs: the clients' jobs.
+        tasks: the clients' tasks.
         data: the clients' examples.
         settings: the settings of the engine.
         precision: Fabric's precision plugin.
@@ -50,7 +51,7 @@ class StackedFit:
         self,
         resident: ResidentModel,
         step: StackedStep,
-        jobs: Sequence[EngineJob],
+        tasks: Sequence[PreparedTask],
         data: Sequence[LightningDataModule],
         settings: EngineSettings,
         precision: Any,
@@ -58,22 +59,22 @@ class StackedFit:
         self._resident = resident
         self._module, self._step, self._settings = resident.module, step, settings
         self._local, self._device, self._server = settings.local, settings.device, resident.server
-        self._jobs, self._data, self._size, self._precision = jobs, data, len(jobs), precision
+        self._tasks, self._data, self._size, self._precision = tasks, data, len(tasks), precision
         self._begun = time.perf_counter()
         self._runs = [
             ClientRun("stacked", settings.local, own, (), precision, settings.device, settings.logger, settings.outer)
             for own in data
         ]
-        self._recorders = [LogRecorder(settings.device) for _ in jobs]
-        self._random = [ClientRandom(job.seed, settings.device) for job in jobs]
+        self._recorders = [LogRecorder(settings.device) for _ in tasks]
+        self._random = [ClientRandom(task.seed, settings.device) for task in tasks]
         self._metrics = [part for part in self._module.modules() if isinstance(part, Metric)]
         self._losses: list[Tensor] = []
-        own = [dict(job.own) for job in jobs]
-        self._stack = ClientStack(self._module, resident.view(), [job.start for job in jobs], own)
+        held = [dict(one.held) for one in tasks]
+        self._stack = ClientStack(self._module, resident.view(), [one.task.start for one in tasks], held)
 
     # ---------------------------------------------------------------- the fit
 
-    def run(self, loaders: Sequence[Any], num_batches: int, plan: TurnPlan, mover: ScheduleMover) -> list[Trained]:
+    def run(self, loaders: Sequence[Any], num_batches: int, plan: TurnPlan, mover: ScheduleMover) -> list[LocalResult]:
         """Train the stack.
 
         Args:
@@ -83,7 +84,7 @@ class StackedFit:
             mover: moves schedulers to the beginning of a turn.
 
         Returns:
-            The results of the clients, in the order of the jobs.
+            The results of the clients, in the order of the tasks.
         """
         with self._attached():
             for own, run in zip(self._data, self._runs, strict=True):
@@ -126,7 +127,7 @@ class StackedFit:
             mover.move(optimizers, configs, plan, num_batches, lambda config, epoch, step: config.scheduler.step())
         named = parameters_of(self._module)
         stacked = {id(named[name]): tensor for name, tensor in self._stack.parameters.items()}
-        decay = self._local.lr_decay ** self._jobs[0].job.round_idx
+        decay = self._local.lr_decay ** self._tasks[0].task.round_idx
         mu = sum(rule.strength(None) for rule in self._settings.rules)
         self._optimizer = StackedOptimizer(optimizers, configs, stacked, decay, mu, by_reference=plan.progress is not None)
         steps_on = {id(tensor) for tensor in self._optimizer.tensors}
@@ -140,7 +141,7 @@ class StackedFit:
     def _begin(self, rule: ClientRule) -> list[list[Tensor]]:
         """Return a rule's terms for each client."""
         sent = self._server.broadcast
-        starts = [LocalStart(self._stack.trained_of(k), sent, job.kept) for k, job in enumerate(self._jobs)]
+        starts = [LocalStart(self._stack.trained_of(k), sent, one.kept) for k, one in enumerate(self._tasks)]
         terms = [rule.begin(start) for start in starts]
         if any(terms) and not all(terms):
             raise EngineError(
@@ -177,7 +178,7 @@ class StackedFit:
         else:
             batches = StackedBatches(self._module, self._data, loaders, self._random, convert, self._device)
         sums: Tensors = {}
-        notes: list[list[tuple[list[Any], int]]] = [[] for _ in self._jobs]
+        notes: list[list[tuple[list[Any], int]]] = [[] for _ in self._tasks]
         accumulated = self._local.accumulate_grad_batches
         complete = False
         for batch_idx in range(num_batches):
@@ -259,7 +260,7 @@ class StackedFit:
                 recorder.compute()
             recorder.reset()
 
-    def _results(self) -> list[Trained]:
+    def _results(self) -> list[LocalResult]:
         moved = self._resident.view().moved(self._server.tensors)
         if moved:
             raise EngineError(
@@ -270,19 +271,24 @@ class StackedFit:
         coefficients = self._optimizer.trace.coefficients()
         means = torch.stack(self._losses).mean(dim=0).tolist() if self._losses else [None] * self._size
         return [
-            Trained(
-                job=job,
-                model=snapshot,
-                num_steps=self._optimizer.num_steps,
-                train_loss=mean,
-                metrics=scalar_metrics(recorder.metrics),
-                normalizer=None if coefficients is None else coefficients.normalizer,
+            LocalResult(
+                one,
+                ClientUpdate(
+                    client=one.task.client,
+                    round_idx=one.task.round_idx,
+                    num_examples=one.num_examples,
+                    num_steps=self._optimizer.num_steps,
+                    train_loss=mean,
+                    metrics=scalar_metrics(recorder.metrics),
+                    seconds=seconds,
+                    normalizer=None if coefficients is None else coefficients.normalizer,
+                    optimizer=self._optimizer.words,
+                    model=snapshot,
+                ),
                 rates=0.0 if coefficients is None else coefficients.rates,
-                optimizer=self._optimizer.words,
-                seconds=seconds,
-                own=own,
+                held=held,
             )
-            for job, snapshot, own, mean, recorder in zip(
-                self._jobs, self._stack.snapshots(), self._stack.held(), means, self._recorders, strict=True
+            for one, snapshot, held, mean, recorder in zip(
+                self._tasks, self._stack.snapshots(), self._stack.held(), means, self._recorders, strict=True
             )
         ]
