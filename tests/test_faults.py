@@ -383,7 +383,7 @@ def test_stacked_clients_hand_in_stack_by_stack(monkeypatch):
 
     def watched(self, *args):
         for trained in train(self, *args):
-            events.append(("trained", trained[0].client))
+            events.append(("trained", trained.update.client))
             yield trained
 
     class Ends(FederationCallback):

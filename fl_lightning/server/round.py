@@ -1,4 +1,4 @@
-"""Run one communication round: turn a route's requests into orders to clients, and their reports into updates."""
+"""Run one communication round: turn a route's requests into tasks of clients, and their results into updates."""
 
 from __future__ import annotations
 
