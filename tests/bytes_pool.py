@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, Partitioner
 from fl_lightning.clients.assembly import ClientAssembly, ClientEnvironment
-from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.clients.client_settings import client_settings
+from fl_lightning.clients.isolation.client_copy import client_copy
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.site import Site
 from fl_lightning.errors import ClientError

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSampler, TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback, LocalTraining, PartialWork
-from fl_lightning.clients.client_copy import client_copy
+from fl_lightning.clients.isolation.client_copy import client_copy
 from fl_lightning.errors import ConfigurationError, DataError, EngineError
 
 ENGINES = ["trainer", "fabric"]

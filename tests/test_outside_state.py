@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalOnly, LocalTraining
-from fl_lightning.clients.outside_state import OutsideState
+from fl_lightning.clients.isolation.outside_state import OutsideState
 
 LOG: list[int] = []
 TOTAL = 0

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator, LocalTraining
 from fl_lightning.clients.engines.stacked.stack import ClientStack
-from fl_lightning.clients.inner_trainer import _ResidentStrategy, is_on
+from fl_lightning.clients.training.inner_trainer import _ResidentStrategy, is_on
 from fl_lightning.data import TensorLoader, placement
 from fl_lightning.data.tensor_loader import beside
 from fl_lightning.functional.blocks import blocks

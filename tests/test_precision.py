@@ -18,7 +18,7 @@ from torch import Tensor
 from fl_lightning import AdaFed, ConfigurationError, LocalTraining
 from fl_lightning.clients.engines.base import PreparedTask
 from fl_lightning.clients.resident import ResidentModel
-from fl_lightning.clients.session import ClientSession
+from fl_lightning.clients.training.session import ClientSession
 from fl_lightning.functional import ModelState
 from fl_lightning.messages import ClientTask, ServerModel
 from fl_lightning.rules import ClientRule, ControlVariates, ProximalRule

@@ -29,7 +29,7 @@ from fl_lightning import (
     Scaffold,
     WarmStart,
 )
-from fl_lightning.clients.turn import TurnPlan
+from fl_lightning.clients.training.turn import TurnPlan
 from fl_lightning.errors import CheckpointError, EngineError
 from fl_lightning.functional.local_steps import StepCoefficients, control_change
 from fl_lightning.messages import Progress

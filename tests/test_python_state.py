@@ -26,8 +26,8 @@ from fl_lightning import (
     LocalOnly,
     LocalTraining,
 )
-from fl_lightning.clients import kept_training
-from fl_lightning.clients.python_state import PythonState
+from fl_lightning.clients.isolation.python_state import PythonState
+from fl_lightning.clients.training import kept_training
 
 SEEN: list[Any] = []
 

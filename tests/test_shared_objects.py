@@ -16,7 +16,7 @@ from federations import Consecutive, Plain, every_round, federate, same_bits, we
 from torch import Tensor, nn
 
 from fl_lightning import LocalTraining
-from fl_lightning.clients import shared_objects
+from fl_lightning.clients.isolation import shared_objects
 
 
 class Augmentation:

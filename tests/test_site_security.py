@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sites_over_bytes import NAMES, SERVERS, prepare, start_site, table
 
 import fl_lightning
-from fl_lightning.clients.client_copy import client_copy
+from fl_lightning.clients.isolation.client_copy import client_copy
 from fl_lightning.errors import ConfigurationError, WireError
 from fl_lightning.flower import envelope
 from fl_lightning.flower.accepted_classes import default_classes

@@ -11,7 +11,7 @@ from federations import Blobs, Plain, every_round, federate, network
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from fl_lightning import AdaFed, LocalTraining
-from fl_lightning.clients.outer_run import SilentLogger
+from fl_lightning.clients.isolation.outer_run import SilentLogger
 
 SEEN: list[Any] = []
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from fl_lightning.clients.client_data import ClientData
 from fl_lightning.clients.engines.base import LocalResult, PreparedTask
 from fl_lightning.clients.engines.selection import LocalEngine
-from fl_lightning.clients.kept_training import NAME, OWN
 from fl_lightning.clients.memory import ClientMemory, held_part
 from fl_lightning.clients.resident import ResidentModel
+from fl_lightning.clients.training.kept_training import NAME, OWN
 from fl_lightning.core.hooks import ClientHooks
 from fl_lightning.errors import DataError
 from fl_lightning.functional.seeding import derive_seed

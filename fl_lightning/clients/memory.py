@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.clients.kept_training import NAME, OWN
 from fl_lightning.clients.stored_state import ClientFiles, Kept, StoredState
+from fl_lightning.clients.training.kept_training import NAME, OWN
 from fl_lightning.types import Snapshot
 
 _MOVED = "moved "

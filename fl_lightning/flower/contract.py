@@ -11,8 +11,8 @@ import torch
 from lightning.pytorch import LightningModule
 
 from fl_lightning.clients.assembly import ClientAssembly, ClientEnvironment
-from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.clients.client_settings import ClientSettings, client_settings
+from fl_lightning.clients.isolation.client_copy import client_copy
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.core.option import options_in

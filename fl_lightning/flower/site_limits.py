@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch import LightningModule
 
 from fl_lightning.clients.client_settings import ClientSettings
-from fl_lightning.clients.turn import TurnPlan
+from fl_lightning.clients.training.turn import TurnPlan
 from fl_lightning.core.option import OptionSettings
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.checks import evaluated_parts

@@ -13,8 +13,8 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim import Optimizer
 
-from fl_lightning.clients.outer_run import LastMetrics, silent_logger
-from fl_lightning.clients.turn import refuse_unlimited
+from fl_lightning.clients.isolation.outer_run import LastMetrics, silent_logger
+from fl_lightning.clients.training.turn import refuse_unlimited
 from fl_lightning.compat.lightning import OffersOptimizers
 from fl_lightning.errors import EngineError
 from fl_lightning.settings.local_training import LocalTraining

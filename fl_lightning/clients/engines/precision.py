@@ -10,7 +10,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.plugins.precision import MixedPrecision
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
-from fl_lightning.clients.inner_trainer import ACCELERATORS, quiet
+from fl_lightning.clients.training.inner_trainer import ACCELERATORS, quiet
 
 
 class _Mixed(MixedPrecision):

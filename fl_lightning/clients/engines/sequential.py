@@ -11,9 +11,9 @@ from lightning.pytorch import LightningDataModule
 
 from fl_lightning.clients.engines.base import EngineSettings, LocalResult, PreparedTask
 from fl_lightning.clients.resident import ResidentModel
-from fl_lightning.clients.session import ClientSession
-from fl_lightning.clients.turn import TurnPlan
-from fl_lightning.clients.turn_progress import TurnProgress
+from fl_lightning.clients.training.session import ClientSession
+from fl_lightning.clients.training.turn import TurnPlan
+from fl_lightning.clients.training.turn_progress import TurnProgress
 from fl_lightning.compat.torch import without_process_group
 from fl_lightning.functional.seeding import isolated_rng
 

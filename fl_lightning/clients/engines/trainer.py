@@ -10,10 +10,10 @@ from lightning.pytorch import LightningDataModule
 
 from fl_lightning.clients.engines.base import EngineSettings
 from fl_lightning.clients.engines.sequential import SequentialEngine
-from fl_lightning.clients.inner_trainer import ClientTrainer, inner_trainer, quiet, restart
-from fl_lightning.clients.metrics import scalar_metrics
 from fl_lightning.clients.resident import ResidentModel
-from fl_lightning.clients.turn import TurnPlan
+from fl_lightning.clients.training.inner_trainer import ClientTrainer, inner_trainer, quiet, restart
+from fl_lightning.clients.training.metrics import scalar_metrics
+from fl_lightning.clients.training.turn import TurnPlan
 from fl_lightning.compat.lightning import continue_from
 from fl_lightning.compat.lightning_hooks import lean_hooks
 

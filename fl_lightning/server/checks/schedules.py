@@ -9,10 +9,10 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.clients.engines.client_run import ClientRun
 from fl_lightning.clients.engines.fabric.optimizer import batches_per_epoch, configured_optimizers
-from fl_lightning.clients.turn import TurnPlan
+from fl_lightning.clients.isolation.client_copy import client_copy
+from fl_lightning.clients.training.turn import TurnPlan
 from fl_lightning.compat.torch import chained_schedules, count_as_stepped, is_batch_norm, schedule_starts
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError

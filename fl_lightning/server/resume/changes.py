@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fl_lightning.clients.schedules import RATES
+from fl_lightning.clients.training.schedules import RATES
 from fl_lightning.core.resume_rule import Kind, kind_of
 from fl_lightning.functional.description import BASE, CLASS
 

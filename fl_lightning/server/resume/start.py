@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from fl_lightning.clients.python_state import PythonState
+from fl_lightning.clients.isolation.python_state import PythonState
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import CheckpointError
 from fl_lightning.server.resume.changes import Change, in_words

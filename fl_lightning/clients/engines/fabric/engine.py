@@ -15,7 +15,7 @@ from fl_lightning.clients.engines.fabric.fit import ClientFit
 from fl_lightning.clients.engines.precision import fabric_precision
 from fl_lightning.clients.engines.sequential import SequentialEngine
 from fl_lightning.clients.resident import ResidentModel
-from fl_lightning.clients.turn import TurnPlan
+from fl_lightning.clients.training.turn import TurnPlan
 from fl_lightning.errors import EngineError
 
 _NOT_HERE = ("backward", "configure_gradient_clipping", "clip_gradients", "log", "log_dict")

@@ -18,10 +18,10 @@ from fl_lightning.clients.engines.client_run import ClientRun
 from fl_lightning.clients.engines.fabric.hooks import ClientHooks
 from fl_lightning.clients.engines.fabric.optimizer import ClientOptimizer, batches_per_epoch, length_of
 from fl_lightning.clients.engines.log_recorder import LogRecorder
-from fl_lightning.clients.inner_trainer import is_on, transfer_hooks
-from fl_lightning.clients.metrics import scalar_metrics
-from fl_lightning.clients.outer_run import LastMetrics
-from fl_lightning.clients.turn import TurnPlan
+from fl_lightning.clients.isolation.outer_run import LastMetrics
+from fl_lightning.clients.training.inner_trainer import is_on, transfer_hooks
+from fl_lightning.clients.training.metrics import scalar_metrics
+from fl_lightning.clients.training.turn import TurnPlan
 from fl_lightning.compat.lightning import seed_workers, set_sampler_epoch
 from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.errors import ConfigurationError

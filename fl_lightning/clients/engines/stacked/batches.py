@@ -14,7 +14,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor
 
 from fl_lightning.clients.engines.stacked.padding import padded
-from fl_lightning.clients.inner_trainer import transfer_hooks
+from fl_lightning.clients.training.inner_trainer import transfer_hooks
 from fl_lightning.compat.torch import TreeSpec, tree_flatten, tree_unflatten
 from fl_lightning.data.resident_loader import ClientLoader, in_turn
 from fl_lightning.data.tensor_loader import TensorLoader

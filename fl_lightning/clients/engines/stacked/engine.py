@@ -19,8 +19,8 @@ from fl_lightning.clients.engines.precision import fabric_precision
 from fl_lightning.clients.engines.stacked.fit import StackedFit
 from fl_lightning.clients.engines.stacked.step import StackedStep
 from fl_lightning.clients.resident import ResidentModel
-from fl_lightning.clients.schedules import ScheduleMover
-from fl_lightning.clients.turn import TurnPlan
+from fl_lightning.clients.training.schedules import ScheduleMover
+from fl_lightning.clients.training.turn import TurnPlan
 from fl_lightning.core.hooks import ClientHooks
 from fl_lightning.errors import EngineError
 from fl_lightning.losses.proximal import ProximalLoss

@@ -24,11 +24,11 @@ from fl_lightning.clients.engines.stacked.notes import replay
 from fl_lightning.clients.engines.stacked.optimizer import StackedOptimizer, clip
 from fl_lightning.clients.engines.stacked.stack import ClientStack, Tensors
 from fl_lightning.clients.engines.stacked.step import StackedStep
-from fl_lightning.clients.inner_trainer import transfer_hooks
-from fl_lightning.clients.metrics import scalar_metrics
 from fl_lightning.clients.resident import ResidentModel
-from fl_lightning.clients.schedules import ScheduleMover
-from fl_lightning.clients.turn import TurnPlan
+from fl_lightning.clients.training.inner_trainer import transfer_hooks
+from fl_lightning.clients.training.metrics import scalar_metrics
+from fl_lightning.clients.training.schedules import ScheduleMover
+from fl_lightning.clients.training.turn import TurnPlan
 from fl_lightning.compat.torch import parameters_of
 from fl_lightning.errors import EngineError
 from fl_lightning.rules.base import ClientRule, LocalStart

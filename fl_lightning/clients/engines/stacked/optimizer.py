@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, optim
 from torch.optim import Optimizer
 
-from fl_lightning.clients.schedules import Decay
+from fl_lightning.clients.training.schedules import Decay
 from fl_lightning.compat.light_steps import has_step_hooks
 from fl_lightning.compat.torch import count_as_stepped, lower_each_to, raise_each_to
 from fl_lightning.errors import EngineError

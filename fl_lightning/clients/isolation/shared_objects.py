@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor, nn
 
-from fl_lightning.clients.attribute_values import generators_in
+from fl_lightning.clients.isolation.attribute_values import generators_in
 from fl_lightning.compat.torch import times_changed
 from fl_lightning.functional.digest import digest
 

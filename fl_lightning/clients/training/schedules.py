@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.clients.turn import TurnPlan
+from fl_lightning.clients.training.turn import TurnPlan
 from fl_lightning.compat.torch import count_as_stepped, update_last_rates
 
 State = tuple[list[Any], list[list[dict[str, Any]]]]

@@ -10,8 +10,8 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
-from fl_lightning.clients.metrics import keep_metrics_to_this_process
-from fl_lightning.clients.rebinding import rebound_copy
+from fl_lightning.clients.isolation.rebinding import rebound_copy
+from fl_lightning.clients.training.metrics import keep_metrics_to_this_process
 from fl_lightning.compat.jsonargparse import is_parsed_factory
 from fl_lightning.compat.lightning import forget_compiled, forget_metric_names, is_compiled
 from fl_lightning.errors import ConfigurationError

@@ -9,10 +9,10 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from fl_lightning.clients.kept_optimizers import optimizer_state, restore_optimizers
-from fl_lightning.clients.kept_training import ChangedSettings
-from fl_lightning.clients.schedules import Decay, ScheduleMover, restore, state_of
-from fl_lightning.clients.turn import TurnPlan
+from fl_lightning.clients.training.kept_optimizers import optimizer_state, restore_optimizers
+from fl_lightning.clients.training.kept_training import ChangedSettings
+from fl_lightning.clients.training.schedules import Decay, ScheduleMover, restore, state_of
+from fl_lightning.clients.training.turn import TurnPlan
 from fl_lightning.messages import ClientTask
 from fl_lightning.rules.sgd import plain
 

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
-from fl_lightning.clients.attribute_values import (
+from fl_lightning.clients.isolation.attribute_values import (
     HOLDERS,
     copied,
     equal,
@@ -31,11 +31,11 @@ from fl_lightning.clients.attribute_values import (
     stored,
     tensors_in,
 )
-from fl_lightning.clients.evaluation_reads import reads_in_evaluation
-from fl_lightning.clients.hook_registers import HookRegisters
-from fl_lightning.clients.outside_state import OutsideState
-from fl_lightning.clients.plain_values import PLAIN, is_storable
-from fl_lightning.clients.shared_objects import SharedObjects
+from fl_lightning.clients.isolation.evaluation_reads import reads_in_evaluation
+from fl_lightning.clients.isolation.hook_registers import HookRegisters
+from fl_lightning.clients.isolation.outside_state import OutsideState
+from fl_lightning.clients.isolation.plain_values import PLAIN, is_storable
+from fl_lightning.clients.isolation.shared_objects import SharedObjects
 from fl_lightning.compat.torch import children_of, parameters_of, parts_of
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_parts import client_state, is_computed, turn_state

@@ -12,17 +12,17 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.clients import kept_training
-from fl_lightning.clients.arrival import Arrival
 from fl_lightning.clients.engines.base import LocalResult, PreparedTask
-from fl_lightning.clients.foreign_tensors import ForeignTensors
-from fl_lightning.clients.metrics import keep_metrics_to_this_process
-from fl_lightning.clients.passes import ClientModel, ListeningStep
+from fl_lightning.clients.isolation.foreign_tensors import ForeignTensors
+from fl_lightning.clients.isolation.switches import set_switches, switches_of
 from fl_lightning.clients.resident import ResidentModel
-from fl_lightning.clients.stream_size import StreamSize
-from fl_lightning.clients.switches import set_switches, switches_of
-from fl_lightning.clients.turn import TurnPlan
-from fl_lightning.clients.turn_progress import TurnProgress
+from fl_lightning.clients.training import kept_training
+from fl_lightning.clients.training.arrival import Arrival
+from fl_lightning.clients.training.metrics import keep_metrics_to_this_process
+from fl_lightning.clients.training.passes import ClientModel, ListeningStep
+from fl_lightning.clients.training.stream_size import StreamSize
+from fl_lightning.clients.training.turn import TurnPlan
+from fl_lightning.clients.training.turn_progress import TurnProgress
 from fl_lightning.compat.torch import overflowed, parts_of, unscales_in_step
 from fl_lightning.core.hooks import ClientHooks
 from fl_lightning.errors import ClientError, ConfigurationError

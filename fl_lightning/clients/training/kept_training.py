@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.clients.attribute_values import equal, holds
-from fl_lightning.clients.kept_optimizers import with_inner
-from fl_lightning.clients.plain_values import decoded, encoded, is_kept
-from fl_lightning.clients.schedules import RATES
+from fl_lightning.clients.isolation.attribute_values import equal, holds
+from fl_lightning.clients.isolation.plain_values import decoded, encoded, is_kept
+from fl_lightning.clients.training.kept_optimizers import with_inner
+from fl_lightning.clients.training.schedules import RATES
 from fl_lightning.compat.torch import chained_schedules
 
 NAME = "training"

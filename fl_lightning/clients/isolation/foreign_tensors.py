@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fl_lightning.clients.python_state import PythonState
+from fl_lightning.clients.isolation.python_state import PythonState
 from fl_lightning.compat.torch import parameters_of, times_changed
 from fl_lightning.errors import ConfigurationError
 

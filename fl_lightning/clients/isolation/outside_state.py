@@ -19,8 +19,8 @@ from typing import Any
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
-from fl_lightning.clients.attribute_values import copied, equal, is_constant, is_copied, tensors_in
-from fl_lightning.clients.plain_values import PLAIN, is_storable
+from fl_lightning.clients.isolation.attribute_values import copied, equal, is_constant, is_copied, tensors_in
+from fl_lightning.clients.isolation.plain_values import PLAIN, is_storable
 from fl_lightning.functional.description import is_users
 
 _LARGEST = 32 * 2**20

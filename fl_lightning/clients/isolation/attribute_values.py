@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fl_lightning.clients.plain_values import PLAIN, is_storable
+from fl_lightning.clients.isolation.plain_values import PLAIN, is_storable
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.seeding import GENERATORS
 

@@ -1,0 +1,1 @@
+"""Run one client's fit, whichever engine trains: its session, its place in the whole training, and what it keeps."""
