@@ -21,7 +21,12 @@ from fl_lightning.flower.site_server import SiteServer
 from fl_lightning.flower.transport import Answer, Parts, Transport
 from fl_lightning.messages import ClientInfo
 
-POLICY: dict[str, Any] = {"federations": "any", "evaluations": ["training", "validation", "test"]}
+POLICY: dict[str, Any] = {
+    "federations": "any",
+    "evaluations": ["training", "validation", "test"],
+    "metrics": "any",
+    "min_examples": 1,
+}
 """What the sites of the tests allow, unless a test is about it."""
 NAMES = ("north", "south", "west")
 SERVERS: dict[str, SiteServer] = {}

@@ -510,12 +510,16 @@ def test_a_site_is_told_what_the_server_would_learn(monkeypatch):
     rows = [f"{k},{k % 3 - (9999 if k == 5 else 0)},{k % 2}" for k in range(12)]
     Path("own.csv").write_text("\n".join(["a,b,target", *rows]).replace("-9997", "-9999") + "\n")
     table = "{path: own.csv, kind: classification, test_share: 0, standardize: false}"
-    policy = "policy: {evaluations: [test], ranges: true}\nclient_test: 0.25\n"
+    policy = "policy: {evaluations: [test], ranges: true, min_examples: 1}\nclient_test: 0.25\n"
     Path("data.yaml").write_text(f"datamodule: {{class_path: TableDataModule, init_args: {table}}}\ndevice: cpu\n{policy}")
     monkeypatch.setattr(site_check, "SiteData", lambda settings: warned(SiteData(settings)))
     said = site_check._data(argparse.Namespace(data="data.yaml", name="a"))
     assert said.startswith("the server would learn the name 'a', 9 training examples; 0 validation and 3 test examples; ")
-    assert "; the ranges of its features, to two digits; evaluations that 'policy' allows: test; " in said
+    assert "; the ranges of its features, to two digits; of each training: the update, train_loss, the number of steps " in said
+    assert "and the number of examples, the seconds; evaluations that 'policy' allows: test; " in said
+        in said
+    )
+    assert "the number of examples, the seconds; evaluations that 'policy' allows: test; " in said
     assert "unclosed" not in said
     assert "note: The column 'b' has -9999 in 1 of 12 rows, and otherwise 0 to 2." in said
 

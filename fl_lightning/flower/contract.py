@@ -20,6 +20,7 @@ from fl_lightning.data.batch_norm import check_batch_norm
 from fl_lightning.flower.accepted_classes import OPTIONS
 from fl_lightning.flower.checks import not_at_sites
 from fl_lightning.flower.policy import Policy
+from fl_lightning.flower.rate_limits import RateLimits
 from fl_lightning.flower.recipe import Recipe, RefusedError
 from fl_lightning.flower.site_data import SiteData
 from fl_lightning.flower.site_limits import SiteLimits
@@ -104,9 +105,11 @@ def build(contract: Mapping[str, Any], data: SiteData, policy: Policy, device: t
     never = [name for name, asked in not_at_sites(owner).items() if asked]
     if never:
         raise RefusedError(f"Sites do not do this for any server: {', '.join(never)}.")
-    limits.check_settings(owner)
+    limits.check_settings(owner, data.units)
     module = _module(recipe, contract["model"], limits)
     _require_classes(module, data)
+    if policy.limits_rates:
+        owner.local = replace(owner.local, callbacks=[RateLimits(policy)])
     owner.faults = replace(owner.faults, deadline=min(policy.max_seconds, owner.faults.deadline or policy.max_seconds))
     settings = client_settings(owner, contract["num_clients"])
     torch.set_num_threads(contract["threads"])

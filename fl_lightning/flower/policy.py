@@ -2,13 +2,59 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from fl_lightning.errors import require
+from fl_lightning.errors import ConfigurationError, did_you_mean, require
 from fl_lightning.flower.accepted_classes import default_classes, model_classes
 from fl_lightning.messages import Part
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "strict": {
+        "federations": 0,
+        "max_rounds": 200,
+        "max_total_rounds": 1000,
+        "min_steps": 5,
+        "min_batch": 8,
+        "min_examples": 11,
+        "min_rate": 1e-6,
+        "max_rate": 1.0,
+        "digits": 3,
+        "examples": "rounded",
+        "seconds": False,
+        "optimizer": False,
+    },
+    "open": {
+        "federations": "any",
+        "min_examples": 1,
+        "metrics": "any",
+        "evaluations": ["training", "validation", "test"],
+        "label_counts": True,
+        "ranges": True,
+        "statistics": True,
+        "min_count": 1,
+    },
+}
+"""What ``policy: strict`` and ``policy: open`` stand for."""
+
+
+def with_preset(given: Any) -> Any:
+    """Return the limits of a policy that names a preset: ``strict``, or ``{preset: strict, max_rounds: 50}``.
+
+    Raises:
+        ConfigurationError: for a preset that does not exist.
+    """
+    if not isinstance(given, str) and not (isinstance(given, dict) and "preset" in given):
+        return given
+    name, more = (given, {}) if isinstance(given, str) else (given["preset"], given)
+    if name not in PRESETS:
+        raise ConfigurationError(
+            f"'policy' is the preset '{name}', but must be {' or '.join(PRESETS)}, or limits by name."
+            f"{did_you_mean(str(name), PRESETS)}"
+        )
+    return PRESETS[name] | {limit: value for limit, value in more.items() if limit != "preset"}
 
 
 @dataclass(frozen=True)
@@ -30,10 +76,21 @@ class Policy:
         max_model: the size of the largest accepted model in MiB, > 0.
         min_steps: the fewest optimizer steps of a turn, >= 1. A model that leaves after one step on few rows can reveal them.
         min_batch: the fewest rows of a batch, >= 1; persons instead of rows if the data name persons.
+        min_examples: the fewest rows, or persons if the data name them, behind an update, a count or an evaluation, >= 1. A
+            smaller part is not evaluated and not told, and a training that would read fewer is refused.
+        min_rate: the smallest learning rate of a step, >= 0.
+        max_rate: the largest learning rate of a step, above ``min_rate``.
         min_noise: the least noise multiplier of differential privacy at the client, >= 0: of ``ClientPrivacy`` with local
             noise, or of ``federation.local.privacy``. The site then also refuses settings, modules and orders by which more
             would leave it than this noise covers, evaluates nothing, and sends no loss and no metric. 0 needs no noise.
         evaluations: the parts of the site's examples on which a server may have models evaluated: training, validation, test.
+        metrics: the names of the figures of a training that may leave: of what the module logs, and ``train_loss``, the mean
+            training loss; ``any`` for all.
+        digits: the significant digits of figures that leave, >= 1; null for all.
+        examples: whether to tell numbers of examples ``exact``, or ``rounded`` to multiples of ``min_examples``, by which the
+            server then weighs. Numbers of steps leave, too: they tell the size up to one batch.
+        seconds: whether to tell how long a training took.
+        optimizer: whether to tell the optimizer's name and momentum.
         label_counts: whether to tell the server the number of examples of each class.
         ranges: whether to tell the server the range, mean and deviation of each feature, rounded to two digits, so that a site
             with another unit is noticed.
@@ -59,8 +116,16 @@ class Policy:
     max_model: float = 2048.0
     min_steps: int = 1
     min_batch: int = 1
+    min_examples: int = 10
+    min_rate: float = 0.0
+    max_rate: float = math.inf
     min_noise: float = 0.0
     evaluations: list[Part] = field(default_factory=list)
+    metrics: list[str] | Literal["any"] = field(default_factory=lambda: ["train_loss"])
+    digits: int | None = None
+    examples: Literal["exact", "rounded"] = "exact"
+    seconds: bool = True
+    optimizer: bool = True
     label_counts: bool = False
     ranges: bool = False
     statistics: bool = False
@@ -68,7 +133,7 @@ class Policy:
     largest_message: float = 4096.0
 
     def __post_init__(self) -> None:
-        for name in ("max_rounds", "max_total_rounds", "max_epochs", "min_steps", "min_batch", "min_count"):
+        for name in ("max_rounds", "max_total_rounds", "max_epochs", "min_steps", "min_batch", "min_examples", "min_count"):
             require(getattr(self, name) >= 1, f"policy.{name}", "1 or above", getattr(self, name))
         for name, unit in (("max_seconds", "seconds"), ("max_model", "MiB"), ("largest_message", "MiB")):
             require(getattr(self, name) > 0, f"policy.{name}", f"above 0, in {unit}", getattr(self, name))
@@ -77,6 +142,9 @@ class Policy:
         require(
             self.max_threads is None or self.max_threads >= 1, "policy.max_threads", "1 or above, or null", self.max_threads
         )
+        require(self.digits is None or self.digits >= 1, "policy.digits", "1 or above, or null", self.digits)
+        require(self.min_rate >= 0, "policy.min_rate", "0 or above", self.min_rate)
+        require(self.max_rate > self.min_rate, "policy.max_rate", f"above 'min_rate' ({self.min_rate})", self.max_rate)
         require(self.min_noise >= 0, "policy.min_noise", "0 or above", self.min_noise)
         known = get_args(Part)
         require(all(p in known for p in self.evaluations), "policy.evaluations", f"parts of {known}", self.evaluations)
@@ -88,6 +156,11 @@ class Policy:
         if self.models:
             found = found - model_classes() | frozenset(self.models)
         return found | frozenset(self.classes)
+
+    @property
+    def limits_rates(self) -> bool:
+        """Return whether a learning rate can be outside the limits."""
+        return self.min_rate > 0 or self.max_rate < math.inf
 
     @property
     def most_threads(self) -> int:

@@ -7,8 +7,11 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.site_connection import ERRORS, connection_tests
 from fl_lightning.flower.site_data import SiteData, SiteSettings, read_settings
+from fl_lightning.flower.site_figures import info_to_tell
+from fl_lightning.flower.site_limits import SiteLimits
 from fl_lightning.flower.words import printable
 
 
@@ -36,18 +39,34 @@ def _data(arguments: argparse.Namespace) -> str:
         _print_comparison(settings)
         data = SiteData(settings)
         info = data.info(arguments.name, settings.policy, statistics=settings.policy.statistics)
+        if not info.streams:
+            SiteLimits(settings.policy).check_part("training", data.units("training"))
+        info, kept = info_to_tell(info, settings.policy, data.units)
     training = "a stream, whose length it learns in each round" if info.streams else f"{info.num_examples} training examples"
     lines = [f"the server would learn the name '{info.name}', {training}"]
     lines += [f"{info.num_validation} validation and {info.num_test} test examples"]
+    lines += [f"not {', nor '.join(kept)} ('policy.min_examples')"] if kept else []
     lines += ["whether its classes and columns have the server's names"]
     lines += [f"the digest {info.schema} of its schema"] if info.schema else []
     lines += [f"the counts of the classes: {info.label_counts}"] if info.label_counts else ["no counts of classes"]
     lines += ["the ranges of its features, to two digits"] if info.ranges else []
     lines += ["to a server that asks, once, the exact sums of its inputs and of their squares"] if info.moments else []
+    lines += [f"of each training: {_figures(settings.policy)}"]
     allowed = ", ".join(info.evaluations) or "none (FedLoss and AdaFed scored by clients need 'evaluations: [validation]')"
     lines += [f"evaluations that 'policy' allows: {allowed}", f"training would run on {device}"]
     lines += [f"note: {one.message}" for one in told if issubclass(one.category, UserWarning)]
     return "; ".join(lines)
+
+
+def _figures(policy: Policy) -> str:
+    """Return in words what leaves beside an update."""
+    if policy.min_noise > 0:
+        return "the update with noise, the numbers of examples and steps, no figure"
+    names = "all figures that its module logs" if policy.metrics == "any" else ", ".join(policy.metrics) or "no figure"
+    digits = f", to {policy.digits} digits" if policy.digits else ""
+    rounded = "rounded " if policy.examples == "rounded" else ""
+    seconds = ", the seconds" if policy.seconds else ""
+    return f"the update, {names}{digits}, the number of steps and the {rounded}number of examples{seconds}"
 
 
 def _print_comparison(settings: SiteSettings) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import IterableDataset, TensorDataset
@@ -23,7 +24,7 @@ from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.ranges import ranges_of, rounded
 from fl_lightning.errors import ConfigurationError, DataError, did_you_mean, require
 from fl_lightning.flower.checks import compared, digest_of_names, digest_of_schema, refuse_parts
-from fl_lightning.flower.policy import Policy
+from fl_lightning.flower.policy import Policy, with_preset
 from fl_lightning.messages import ClientInfo, Part
 from fl_lightning.partitioners.base import Partitioner
 
@@ -107,7 +108,10 @@ def read_settings(path: Path) -> SiteSettings:
     parser = ArgumentParser(prog="data.yaml", exit_on_error=False)
     parser.add_class_arguments(SiteSettings, None, fail_untyped=False)
     try:
-        parsed = parser.parse_path(str(path))
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        given = content.get("policy") if isinstance(content, dict) else None
+        limits = with_preset(given)
+        parsed = parser.parse_path(str(path)) if limits is given else parser.parse_object({**content, "policy": limits})
         refuse_null(parsed, parser)
         return SiteSettings(**vars(parser.instantiate(parsed)))
     except Exception as error:
@@ -199,6 +203,15 @@ class SiteData:
             return self._separate[part].num_examples(0)
         found = getattr(self.whole.splits, part)
         return 0 if found is None else int(found.sizes[0])
+
+    def units(self, part: Part) -> int:
+        """Return the number of persons of a part, or of rows if the data name no persons; of a stream the least, 1."""
+        data = self._separate.get(part, self.whole)
+        indices = data.indices if part in self._separate else getattr(self.whole.splits, part)
+        persons = data.splits.persons
+        if persons is None or indices is None:
+            return self.size(part)
+        return len(set(persons[indices[0]].tolist()))
 
     def names(self, kind: str) -> tuple[str, ...] | None:
         """Return the names of the site's ``classes`` or ``feature_names``; None if its data have none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,8 +18,7 @@ from fl_lightning.flower.checks import evaluated_parts
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ClientTask, EvalOrder
-from fl_lightning.types import ClientUpdate
+from fl_lightning.messages import ClientTask, EvalOrder, Part
 
 
 class SiteLimits:
@@ -69,8 +68,12 @@ class SiteLimits:
             planned = f"{rounds} rounds" if periods == 1 else f"{rounds} rounds of {periods} periods"
             raise RefusedError(f"The server plans {planned}, but this site allows {self._policy.max_rounds}.")
 
-    def check_settings(self, owner: Any) -> None:
+    def check_settings(self, owner: Any, units: Callable[[Part], int]) -> None:
         """Refuse settings with less noise than this site requires, and evaluations that it does not allow.
+
+        Args:
+            owner: the federation's settings.
+            units: returns the number of persons of a part, or of rows if the data name no persons.
 
         Raises:
             RefusedError: naming the settings.
@@ -93,6 +96,19 @@ class SiteLimits:
                     f"'{setting}' evaluates models on each client's {part} examples, which this site does not allow. The site "
                     f"would have to add '{part}' to 'policy.evaluations'."
                 )
+            self.check_part(part, units(part))
+
+    def check_part(self, part: Part, units: int) -> None:
+        """Refuse to compute a figure or an update from fewer persons or rows than this site requires behind one.
+
+        Raises:
+            RefusedError: naming the limit, without the number.
+        """
+        if units < self._policy.min_examples:
+            raise RefusedError(
+                f"This site's {part} part has fewer than {self._policy.min_examples} examples or persons "
+                "('policy.min_examples'), so nothing that is computed from it leaves."
+            )
 
     def check_module(self, options: Sequence[OptionSettings], precision: str, module: LightningModule) -> None:
         """Refuse a precision or a module with which the required noise would not cover single examples or the change.
@@ -135,7 +151,9 @@ class SiteLimits:
 
     # ---------------------------------------------------------------- orders
 
-    def check_order(self, order: ClientTask | EvalOrder, settings: ClientSettings, batches: float, smallest: int) -> None:
+    def check_order(
+        self, order: ClientTask | EvalOrder, settings: ClientSettings, batches: float, smallest: int, every: float
+    ) -> None:
         """Refuse rounds, evaluations, turns, and models without noise that this site does not allow.
 
         Args:
@@ -143,6 +161,7 @@ class SiteLimits:
             settings: the settings, some of whose options cover also models that pass no transforms.
             batches: the number of batches in one of the site's epochs; inf if it is unknown.
             smallest: the number of rows (or persons) in the smallest of them.
+            every: the number of batches of an epoch that the server does not shorten.
 
         Raises:
             RefusedError: naming the limit.
@@ -158,7 +177,7 @@ class SiteLimits:
         for task in (order,) if isinstance(order, ClientTask) else order.tasks:
             local = settings.local if own is None else replace(settings.local, max_epochs=own, max_steps=-1)
             turn = replace(settings, local=local)
-            self.check_turn(task, turn, batches, None if isinstance(order, EvalOrder) else smallest)
+            self.check_turn(task, turn, batches, None if isinstance(order, EvalOrder) else smallest, every)
         if isinstance(order, EvalOrder):
             allowed = () if policy.min_noise > 0 else policy.evaluations
             if order.part not in allowed:
@@ -167,7 +186,9 @@ class SiteLimits:
                     "'policy.evaluations', or its 'policy.min_noise' is above 0."
                 )
 
-    def check_turn(self, task: ClientTask, settings: ClientSettings, batches: float, smallest: int | None) -> None:
+    def check_turn(
+        self, task: ClientTask, settings: ClientSettings, batches: float, smallest: int | None, every: float
+    ) -> None:
         """Refuse a turn with more epochs, fewer steps, or smaller batches than this site allows.
 
         Args:
@@ -175,6 +196,7 @@ class SiteLimits:
             settings: the settings of the clients.
             batches: the number of batches in one of the site's epochs; inf if it is unknown.
             smallest: the number of rows (or persons) in the smallest of them; None if the trained model does not leave.
+            every: the number of batches of an epoch that the server does not shorten.
 
         Raises:
             RefusedError: naming the limit.
@@ -192,16 +214,17 @@ class SiteLimits:
         if smallest is not None and steps < policy.min_steps:
             raise RefusedError(f"The turn has {steps:g} steps, but this site's 'policy.min_steps' is {policy.min_steps}.")
         noisy = _noise(settings.options, delivered=False) > 0
+        read = min(steps * plan.accumulate, batches)  # an epoch repeats no row, and the next one may repeat all
+        if smallest is not None and not noisy and read < every and read * smallest < policy.min_examples:
+            raise RefusedError(
+                f"The turn reads {read * smallest:g} rows or persons at least, but this site's 'policy.min_examples' is "
+                f"{policy.min_examples}. Train longer, or on larger batches."
+            )
         if smallest is not None and not noisy and smallest < policy.min_batch:
             raise RefusedError(
-                f"A batch has {smallest} rows or persons at least, but this site's 'policy.min_batch' is {policy.min_batch}."
+                f"A batch has {smallest} rows or persons at least, but this site's 'policy.min_batch' is {policy.min_batch}. "
+                "The site's staff can choose a 'batch_size' that leaves no small rest."
             )
-
-    def without_figures(self, update: ClientUpdate) -> ClientUpdate:
-        """Return an update as it may leave: with a required noise, without figures that the noise does not cover."""
-        if self._policy.min_noise == 0:
-            return update
-        return replace(update, train_loss=None, metrics={}, seconds=0.0, local_score=None, global_score=None)
 
 
 def _noise(options: Sequence[OptionSettings], delivered: bool = True) -> float:

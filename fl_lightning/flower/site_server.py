@@ -22,6 +22,7 @@ from fl_lightning.flower.contract import Built, build, check_contract
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.flower.site_data import SiteData
+from fl_lightning.flower.site_figures import info_to_tell, report_to_send, update_to_send
 from fl_lightning.flower.site_limits import SiteLimits
 from fl_lightning.flower.site_record import SiteRecord, digest_of
 from fl_lightning.flower.site_state import SiteStore, require_id
@@ -73,6 +74,7 @@ class SiteServer:
         self._audit, self._record = AuditLog(folder / "audit.jsonl"), SiteRecord(folder, policy, name)
         self._limits = SiteLimits(policy)
         self._work: _Work | None = None
+        self._kept = set[str]()
 
     def _say(self, line: str) -> None:
         self._print(envelope.printable(line))
@@ -153,9 +155,20 @@ class SiteServer:
             raise WireError("The request does not say whether it asks for statistics.")
         self._take_number(client)
         info = self._data.info(self._name, self._policy, names[0], names[1], statistics)
+        if not info.streams:
+            self._limits.check_part("training", self._data.units("training"))
+        info, kept = info_to_tell(info, self._policy, self._data.units)
+        self._say_kept(kept)
         if info.moments is not None:
             self._record.tell_statistics(info.moments)
         return info
+
+    def _say_kept(self, kept: Sequence[str]) -> None:
+        """Tell the staff once what stays here because of the policy."""
+        new = [name for name in kept if name not in self._kept]
+        self._kept.update(new)
+        if new:
+            self._say(f"Not sent, because of this site's policy: {', '.join(new)}.")
 
     def _take_number(self, client: Any) -> int:
         if type(client) is not int or not 0 <= client < 10**6:
@@ -215,10 +228,12 @@ class SiteServer:
             tensors, first = ({k: t.to(self._device) for k, t in each.items()} for each in (model.tensors, model.first))
             work.site.handle(replace(model, tensors=tensors, first=first))
             work.model = model
+        self._withheld = 0
         replies = [self._one(work, order) for order in orders]
         found = work.built.runtime.counts()
         counts = {name: {str(client): n for client, n in numbers.items()} for name, numbers in found.items()}
-        reply = self._sent(work, envelope.reply(replies=replies, releases=counts), replies)
+        withheld = {"figures_withheld": self._withheld} if self._withheld else {}
+        reply = self._sent(work, envelope.reply(replies=replies, releases=counts), replies, **withheld)
         final = not any(isinstance(one, ClientFailure) for one in replies)
         work.store.save(work.site.state_dict(), key, reply if final else None)
         return reply
@@ -230,15 +245,17 @@ class SiteServer:
         for order in orders:
             require_message(order, ClientTask, EvalOrder)
             self._limits.check_order(order, settings, *self._batches(settings.local))
+            if isinstance(order, EvalOrder):
+                self._limits.check_part(order.part, self._data.units(order.part))
 
-    def _batches(self, local: LocalTraining) -> tuple[float, int]:
-        """Return the number of batches of an epoch under these settings, and the size of the smallest one."""
-        batches, smallest = self._data.batches(local.full_batch)
-        return batches if batches == math.inf else batches_per_epoch(int(batches), local, False), smallest
+    def _batches(self, local: LocalTraining) -> tuple[float, int, float]:
+        """Return the number of batches of an epoch under these settings, the size of the smallest one, and that of all."""
+        every, smallest = self._data.batches(local.full_batch)
+        return every if every == math.inf else batches_per_epoch(int(every), local, False), smallest, every
 
-    def _sent(self, work: _Work, reply: bytes, replies: Sequence[Any], stored: bool = False) -> bytes:
-        """Return a reply after it has been written down."""
-        details: dict[str, Any] = {"replies": list(map(in_words, replies))} | ({"stored": True} if stored else {})
+    def _sent(self, work: _Work, reply: bytes, replies: Sequence[Any], **more: Any) -> bytes:
+        """Return a reply after it has been written down, with more details."""
+        details: dict[str, Any] = {"replies": list(map(in_words, replies)), **more}
         self._audit.record("out", "work", reply, {"replies": replies}, work.federation, **details)
         return reply
 
@@ -267,7 +284,15 @@ class SiteServer:
         assert result is not None
         if isinstance(order, ClientTask):
             self._say(f"Round {order.round_idx}: {'failed' if isinstance(result, ClientFailure) else 'trained'}.")
-        return self._limits.without_figures(_as_sent(result)) if isinstance(result, ClientUpdate) else result
+        if isinstance(result, EvalReport):
+            return report_to_send(result, self._policy)
+        if isinstance(result, ClientFailure):
+            return result
+        self._limits.check_part("training", result.num_examples)  # which a stream tells only now
+        sent, kept = update_to_send(_as_sent(result), self._policy)
+        self._say_kept(kept)
+        self._withheld += len(kept)
+        return sent
 
 
 def _as_sent(update: ClientUpdate) -> ClientUpdate:

@@ -1,0 +1,90 @@
+"""Keep at a site the figures that its policy does not let leave: of updates, of evaluations, and of what it tells first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from fl_lightning.flower.policy import Policy
+from fl_lightning.messages import ClientInfo, EvalReport, Part
+from fl_lightning.types import ClientUpdate
+
+LOSS = "train_loss"
+"""The name in ``policy.metrics`` of the mean training loss, which every update has."""
+
+
+def rounded(value: float, digits: int | None) -> float:
+    """Return a figure to a number of significant digits; None for all."""
+    return value if digits is None or not math.isfinite(value) else float(f"{value:.{digits - 1}e}")
+
+
+def counted(number: int, policy: Policy) -> int:
+    """Return a number of examples as the site tells it: rounded to multiples of ``min_examples``, if the policy says so."""
+    step = policy.min_examples
+    return number if policy.examples == "exact" or not number else max(1, (number + step // 2) // step) * step
+
+
+def update_to_send(update: ClientUpdate, policy: Policy) -> tuple[ClientUpdate, list[str]]:
+    """Return an update with the figures that may leave, and the names of those that stay.
+
+    With a required noise, no figure leaves that the noise does not cover.
+    """
+
+    def may_leave(name: str) -> bool:
+        return policy.min_noise == 0 and (policy.metrics == "any" or name in policy.metrics)
+
+    metrics = {name: rounded(value, policy.digits) for name, value in update.metrics.items() if may_leave(name)}
+    kept = sorted(set(update.metrics) - set(metrics))
+    loss = update.train_loss
+    if loss is not None and not may_leave(LOSS):
+        kept, loss = [*kept, LOSS], None
+    local, of_global = (
+        None if score is None or policy.min_noise > 0 else rounded(score, policy.digits)
+        for score in (update.local_score, update.global_score)
+    )
+    sent = replace(
+        update,
+        num_examples=counted(update.num_examples, policy),
+        train_loss=None if loss is None else rounded(loss, policy.digits),
+        metrics=metrics,
+        seconds=update.seconds if policy.seconds and policy.min_noise == 0 else 0.0,
+        optimizer=update.optimizer if policy.optimizer else "",
+        local_score=local,
+        global_score=of_global,
+    )
+    return sent, kept
+
+
+def report_to_send(report: EvalReport, policy: Policy) -> EvalReport:
+    """Return the result of an evaluation as it may leave."""
+    return replace(report, value=rounded(report.value, policy.digits))
+
+
+def info_to_tell(info: ClientInfo, policy: Policy, units: Callable[[Part], int]) -> tuple[ClientInfo, list[str]]:
+    """Return what a site may tell about its data, and what it keeps because too few examples are behind it.
+
+    A single count below the limit withholds the counts of all classes: with the number of examples, the others would tell it.
+
+    Args:
+        info: what the server would learn.
+        policy: what the site allows.
+        units: returns the number of persons of a part, or of rows if the data name no persons.
+    """
+    least, kept = policy.min_examples, list[str]()
+    small = {part for part in ("validation", "test") if 0 < units(part) < least}
+    kept += [f"the {part} part, with fewer than {least} examples" for part in sorted(small)]
+    counts = info.label_counts
+    if counts is not None and any(0 < count < least for count in counts):
+        kept, counts = [*kept, f"the counts of classes, of which one is below {least}"], None
+    return (
+        replace(
+            info,
+            num_examples=info.num_examples if info.streams else counted(info.num_examples, policy),
+            label_counts=None if counts is None else tuple(counted(count, policy) for count in counts),
+            num_validation=0 if "validation" in small else counted(info.num_validation, policy),
+            num_test=0 if "test" in small else counted(info.num_test, policy),
+            evaluations=tuple(part for part in info.evaluations if part not in small),
+        ),
+        kept,
+    )
