@@ -49,7 +49,7 @@ class ExamplePrivacy(PrivateOption):
             it and from 'federation.seed', so that the run can be repeated bit for bit: a simulation that protects no example.
 
     Raises:
-        ConfigurationError: for a value outside its range, or if Opacus is not installed.
+        ConfigurationError: for a value outside its range, or if Opacus or dp-accounting is not installed.
     """
 
     max_grad_norm: float
@@ -67,6 +67,7 @@ class ExamplePrivacy(PrivateOption):
             require(0 < value < 1e12, _NAME + name, "above 0 and below 1e12", value)
         require(0 < self.delta < 1, _NAME + "delta", "above 0 and below 1", self.delta)
         require_package("opacus", "opacus", "federation.local.privacy")
+        require_package("dp_accounting", "dp-accounting", "federation.local.privacy")
 
     def removes(self) -> Iterator[Removal]:
         """Return what the noise takes away: what clients keep has none."""
