@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from pathlib import Path
 
 import pytest
 import torch
+from command_line import ADAFED, SMALL
 from federations import SIZES, Consecutive, Plain, every_round, federate
 from run_private import MODES
 from test_epsilon import attained, gaussian_epsilon, poisson
@@ -253,3 +255,54 @@ def test_one_client_of_all_examples_by_closed_form(tmp_path):
     _, logged = fit(tmp_path, 4, partitioner=Consecutive([40]), local=local)
     exact = gaussian_epsilon(logged["federation/noise_of_examples"] / math.sqrt(8), DELTA)
     assert 0.99 * 2 <= exact <= 2.0
+
+
+# ---------------------------------------------------------------- before a run
+
+
+def table_of(text):
+    return [row for row in csv.DictReader(text[text.index("privacy of,") :].splitlines()) if row["epsilon"]]
+
+
+def test_the_command_shows_epsilon_against_rounds_cohort_and_noise(fl):
+    """Cohorts of all 4 clients are Gaussians: by closed form; smaller ones cost less."""
+    transform = "{class_path: ClientPrivacy, init_args: {max_norm: 0.5, noise_multiplier: 8.0, delta: 1.0e-3}}"
+    strategy = "{class_path: FedAvg, init_args: {weighting: uniform}}"
+    four = ("--data.partitioner=IIDPartitioner", "--data.partitioner.num_clients=4")
+    more = (f"--federation.transforms=[{transform}]", f"--federation.strategy={strategy}", "--trainer.max_epochs=4")
+    status, text = fl("privacy", "--config", ADAFED, *SMALL, *four, *more, "--layout=csv")
+    assert status == 0, text
+    rows = table_of(text)
+    assert {row["what varies"] for row in rows} == {"as configured", "rounds", "noise", "clients per round", "target epsilon"}
+    for row in rows:
+        rounds, noise, epsilon = int(row["rounds"]), float(row["noise multiplier"]), float(row["epsilon"])
+        exact = gaussian_epsilon(noise / 2 / math.sqrt(rounds), 1e-3)
+        if row["clients per round"] == "4":
+            assert epsilon == pytest.approx(exact, rel=1e-3)
+        else:
+            assert epsilon < 0.9 * exact
+    spent = [float(row["epsilon"]) for row in rows if row["what varies"] == "target epsilon"]
+    assert all(0.99 * target <= epsilon <= target for target, epsilon in zip(TARGETS, spent, strict=True))
+    status, text = fl("privacy", "--config", ADAFED, *SMALL, *four, *more, "--layout=markdown")
+    assert "| clients | as configured | 4 | 4 | 8 |" in text
+    assert not Path("runs").exists()
+
+
+def test_the_command_shows_epsilon_of_the_examples_of_the_worst_client(fl):
+    privacy = "{max_grad_norm: 1.0, target_epsilon: 2.0, delta: 1.0e-3}"
+    status, text = fl("privacy", "--config", ADAFED, *SMALL, f"--federation.local.privacy={privacy}", "--layout=csv")
+    assert status == 0, text
+    rows = table_of(text)
+    assert {row["what varies"] for row in rows} == {"as configured", "rounds", "noise", "target epsilon"}
+    assert 1.98 <= float(rows[0]["epsilon"]) <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("more", "message"), [((), "adds noise, so it has no epsilon"), (("-1",), "'trainer.max_epochs' is -1")]
+)
+def test_the_command_says_what_is_missing(more, message, fl):
+    privacy = "{max_grad_norm: 1.0, noise_multiplier: 2.0}"
+    flags = (f"--federation.local.privacy={privacy}", f"--trainer.max_epochs={more[0]}") if more else ()
+    status, text = fl("privacy", "--config", ADAFED, *SMALL, *flags)
+    assert status == 1
+    assert message in text
