@@ -347,7 +347,7 @@ def test_sums_that_would_be_ignored_are_refused(settings, message):
         federate(Plain(), 1, **settings)
 
 
-@pytest.mark.parametrize(("kind", "argument"), [(DropNumbers, "share"), (ClientPrivacy, "noise_multiplier")])
+@pytest.mark.parametrize(("kind", "argument"), [(DropNumbers, "share"), (ClientPrivacy, "max_norm")])
 def test_an_options_arguments_are_checked_before_it_is_built(kind, argument):
     """Their modules postpone annotations, and their bases are dataclasses: text had been taken for a number."""
     parser = ArgumentParser(exit_on_error=False)

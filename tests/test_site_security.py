@@ -211,6 +211,20 @@ def test_weaker_noise_is_refused(noise, site, tmp_path):
     assert "error" not in ask(site, "prepare", contract=contract(transforms=[transform]))
 
 
+@pytest.mark.parametrize("least", [0.0, 1.0])
+def test_a_target_epsilon_without_its_noise_is_refused(least, site, tmp_path):
+    """An honest server sends the noise that it has solved; the site cannot solve it, and never trains without."""
+    site = with_policy(tmp_path, min_noise=least)
+    privacy = {"max_norm": 1.0, "target_epsilon": 2.0, "noise": "local"}
+    transform = {"class_path": "fl_lightning.ClientPrivacy", "init_args": privacy}
+    local = {"threads": 1, "privacy": {"max_grad_norm": 1.0, "target_epsilon": 2.0}}
+    for asked in ({"transforms": [transform]}, {"local": local}):
+        assert "ConfigurationError (code" in str(ask(site, "prepare", contract=contract(**asked))["error"])
+        (log,) = tmp_path.rglob("errors.log")
+        assert "has not been solved for 'target_epsilon' 2.0" in log.read_text()
+        log.unlink()
+
+
 def test_central_noise_is_not_the_clients(site, tmp_path):
     site = with_policy(tmp_path, min_noise=1.0)
     transform = {"class_path": "fl_lightning.ClientPrivacy", "init_args": {"max_norm": 1.0, "noise_multiplier": 9.0}}

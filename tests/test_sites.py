@@ -30,6 +30,7 @@ from sites_over_bytes import (
     simulate,
     start_site,
 )
+from test_epsilon import gaussian_epsilon
 
 import fl_lightning
 from fl_lightning.cli.commands.export import main as export_main
@@ -163,6 +164,24 @@ def test_central_noise_of_clients_privacy(tmp_path, monkeypatch):
     config["federation"]["transforms"] = []
     free = federate(config, "free")
     assert max(float((free[name] - there[name]).abs().max()) for name in free) > 0.01
+
+
+def test_sites_get_the_noise_that_was_solved_for_a_target_and_hold_it_to_their_policy(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("dp_accounting")
+    prepare(tmp_path, monkeypatch)
+    privacy = {"max_norm": 0.05, "noise": "local", "target_epsilon": 2.0, "delta": 1e-3}
+    config = configuration(transforms=[{"class_path": "ClientPrivacy", "init_args": privacy}])
+    federate(config)
+    audit = [json.loads(line) for line in (tmp_path / "north/state/audit.jsonl").read_text().splitlines()]
+    (settings,) = (json.loads(line["text"])["federation"] for line in audit if "text" in line)
+    sent = settings["transforms"][0]["init_args"]
+    assert sent["target_epsilon"] is None
+    assert 1.98 <= gaussian_epsilon(sent["noise_multiplier"] / 2 / math.sqrt(3), 1e-3) <= 2.0
+    (tmp_path / "strict").mkdir()
+    prepare(tmp_path / "strict", monkeypatch, {"min_noise": 50.0})
+    with pytest.raises(SystemExit):
+        federate(config)
+    assert "policy requires 50" in capsys.readouterr().err
 
 
 SENT = {  # 53 parameters, 16 of which are 30 %

@@ -285,6 +285,8 @@ class FederatedOrchestrator(ChecksTypes, Callback):
                 check_schedules(self, trainer, client, federated_data(trainer), self._run.rounds)
         self._run.hold_weights(pl_module)
         warn_of_resting_parts(pl_module)
+        for hook in self._run.hooks.values():
+            hook.restored()
         assembly = Assembly(self, self._run, trainer, pl_module, client)
         federation = assembly.federation(self._build_pool(assembly))
         self._run.pool = federation.pool

@@ -15,6 +15,7 @@ SUBCOMMANDS = {
     "predict": "Write a checkpoint's predictions to a file.",
     "partition": "Show what each client would hold, without training.",
     "describe": "Show that, and how the features of the clients differ, without training.",
+    "privacy": "Show epsilon against rounds, cohort and noise, without training.",
     "compare": "Run algorithms x data x seeds, and write the table, tests and figures.",
     "report": "Write the report of a run or a study again, from its logs or its table.",
     "init": "Write a small project that runs, as a starting point for your own.",

@@ -107,8 +107,8 @@ class FederationCLI(OpenCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Return Lightning's subcommands, ``partition`` and ``describe``."""
-        return {**OpenCLI.subcommands(), "partition": {"model", "datamodule"}, "describe": {"model", "datamodule"}}
+        """Return Lightning's subcommands, ``partition``, ``describe`` and ``privacy``."""
+        return {**OpenCLI.subcommands(), **{name: {"model", "datamodule"} for name in ("partition", "describe", "privacy")}}
 
     def prepare_subcommand(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         """Add settings only to the subcommand that was typed: adding them to one takes 0.06 s."""

@@ -63,6 +63,16 @@ _PAGES = {
         (*_RUN, *_CHOICES),
         "configs/adafed_mnist.yaml",
     ),
+    "privacy": (
+        "Show epsilon against rounds, cohort and noise, without training, as text; '--layout markdown' or csv: for programs.",
+        (
+            *_RUN,
+            ("--trainer.max_epochs N", "Rounds: one epoch of the Trainer is one communication round."),
+            ("--federation.clients_per_round X", "Clients per round: a number such as 10, or a fraction such as 0.5."),
+            *_CHOICES,
+        ),
+        "configs/private_clients_mnist.yaml",
+    ),
     "partition": ("Show what each client would hold, without training.", (*_RUN, *_CHOICES), "configs/adafed_mnist.yaml"),
 }
 

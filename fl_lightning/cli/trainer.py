@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import csv
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lightning.pytorch import LightningModule, Trainer
 
+from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
 from fl_lightning.callbacks.partition_report import PartitionReport
 from fl_lightning.compat.lightning import has_whole_epoch
 from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.reporting.tables import text_table
 
 
 class FederationTrainer(Trainer):
-    """Add the command ``partition`` to Lightning's Trainer, and remove a new run's folder if no round was completed."""
+    """Add commands that do not train to Lightning's Trainer, and remove a new run's folder if no round was completed."""
 
     makes_folder = False
     """Whether this run created its folder."""
@@ -47,6 +50,30 @@ class FederationTrainer(Trainer):
             datamodule: datamodule to set up for a fit.
         """
         self._show(datamodule, features=True)
+
+    def privacy(
+        self, model: LightningModule, datamodule: FederatedDataModule, layout: Literal["text", "markdown", "csv"] = "text"
+    ) -> None:
+        """Show epsilon against rounds, cohort and noise, and the noise for an epsilon, without training.
+
+        Args:
+            model: not used.
+            datamodule: datamodule to set up for a fit; only the clients' numbers of examples are read.
+            layout: the layout of the table: text, markdown or csv.
+        """
+        from fl_lightning.options.privacy_account.forecast import COLUMNS, in_words, privacy_rows, shown
+
+        (settings,) = (callback for callback in self.callbacks if isinstance(callback, FederatedOrchestrator))  # type: ignore[attr-defined]
+        datamodule.prepare_data()
+        datamodule.setup("fit")
+        rows = privacy_rows(settings, self, datamodule)
+        if layout == "csv":
+            csv.writer(sys.stdout).writerows([COLUMNS, *rows])
+        elif layout == "markdown":
+            lines = [COLUMNS, ["---"] * len(COLUMNS), *shown(rows)]
+            print("\n".join(f"| {' | '.join(line)} |" for line in lines))
+        else:
+            print(text_table(COLUMNS, shown(rows)), in_words(settings), sep="\n")
 
     def _show(self, datamodule: FederatedDataModule, features: bool = False) -> None:
         (report,) = (callback for callback in self.callbacks if isinstance(callback, PartitionReport))  # type: ignore[attr-defined]

@@ -88,6 +88,12 @@ class ServerHooks:
         """Return the names of parameters and buffers of which each client keeps its own: they are neither sent nor averaged."""
         return ()
 
+    def restored(self) -> None:
+        """Learn that a checkpoint's state, if any, has been restored, before the clients are built or sites are asked.
+
+        Ranks may exchange data.
+        """
+
     def open(self, federation: Federation) -> None:
         """Take the parts of the federation when all are built, with a checkpoint's state restored, before the first round.
 

@@ -139,6 +139,10 @@ class OptionSettings:
         """Return the settings in use, by name, that only a simulation can have."""
         return (f"federation.{self.setting}",) if self.simulated_only else ()
 
+    def sent_to_sites(self) -> Mapping[str, Any]:
+        """Return arguments that sites get instead of those that were given, because they were found at the start of the fit."""
+        return {}
+
     def clients_noise(self, delivered: bool) -> float:
         """Return how much noise clients add to what they send, as the multiplier of a norm; 0 for none. Sites require some.
 

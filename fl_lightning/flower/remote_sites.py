@@ -28,7 +28,7 @@ from fl_lightning.flower.exchange import Exchange
 from fl_lightning.flower.remote_pool import RemotePool
 from fl_lightning.flower.replies import Needs, info_in
 from fl_lightning.flower.transport import Transport
-from fl_lightning.flower.values import build_model, configuration
+from fl_lightning.flower.values import build_model, configuration, found_at_start
 from fl_lightning.messages import ClientInfo
 from fl_lightning.models.standardized import standardized_parts
 from fl_lightning.routes.base import Route
@@ -178,9 +178,10 @@ class RemoteSites(RemoteClients):
         """See :class:`RemoteClients`."""
         assert self._transport is not None
         settings, trainer, place = self._settings, self._trainer, assembly.place
+        sections = self._values["federation"]
         contract = {
             "model": self._values["model"],
-            "federation": self._values["federation"],
+            "federation": {name: found_at_start(getattr(settings, name), value) for name, value in sections.items()},
             "seed": settings.seed,
             "num_clients": len(self._infos),
             "precision": str(trainer.precision),

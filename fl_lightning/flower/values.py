@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from importlib import import_module
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
@@ -12,6 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
 from fl_lightning.compat.pyyaml import load
+from fl_lightning.core.option import OptionSettings
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.accepted_classes import default_classes
 from fl_lightning.flower.contract import SECTIONS
@@ -120,6 +122,25 @@ def values_of(value: Any, where: str) -> Any:
         raise _no_values(value, where)
     arguments = {name: values_of(item, f"{where}.{name}") for name, item in kept.items()}
     return {"class_path": public_path(type(value)), "init_args": arguments}
+
+
+def found_at_start(setting: Any, values: Any) -> Any:
+    """Return a setting's values with those arguments of options that were found at the start of the fit.
+
+    Args:
+        setting: the setting: an option, another object of settings, or a list of them.
+        values: the same as values.
+    """
+    if isinstance(setting, list | tuple) and isinstance(values, list):
+        return [found_at_start(one, value) for one, value in zip(setting, values, strict=True)]
+    if not isinstance(values, Mapping):
+        return values
+    inner = dict(values.get("init_args", values))
+    found = setting.sent_to_sites() if isinstance(setting, OptionSettings) else {}
+    if is_dataclass(setting):
+        inner = {name: found_at_start(getattr(setting, name, None), value) for name, value in inner.items()}
+    inner |= found
+    return {**values, "init_args": inner} if "init_args" in values else inner
 
 
 def _kept(value: Any, name: str) -> Any:

@@ -43,6 +43,14 @@ class Spending:
         for client, rate in dict(entry.get("rates", {})).items():
             self.rates[int(client)] = max(self.rates.get(int(client), 0.0), float(rate))
 
+    def within(self, other: Spending) -> bool:
+        """Return whether nothing is more than in another spending."""
+        return (self.sums <= other.sums and self.drawn <= other.drawn) and all(
+            number <= theirs.get(client, 0)
+            for mine, theirs in ((self.sent, other.sent), (self.steps, other.steps), (self.rates, other.rates))
+            for client, number in mine.items()
+        )
+
     def state_dict(self) -> Entry:
         """Return the whole state, in plain types only."""
         return {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}

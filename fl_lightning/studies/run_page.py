@@ -52,7 +52,9 @@ def write_run_page(folder: Path) -> Path:
     (panel,) = panels(table, labels={"all": "run"})
     metric = (config.get("best_checkpoint") or {}).get("monitor") or METRIC
     on_test = on_test_set(table)
-    final = [m for m in table.metrics if (m.startswith(("val", "test")) and "/" not in m) or "/epsilon_of_" in m]
+    final = [
+        m for m in table.metrics if (m.startswith(("val", "test")) and "/" not in m) or "/epsilon_of_" in m or "/noise_of_" in m
+    ]
     measures = [Measure(m, known_direction(m) is not False, percent=False, ranked=False, on_test=on_test) for m in final]
     shown = (final_table(table, panel, measures), cost_table(table, panel, Measure(metric, percent=False), []))
     made = [*(one for one in shown if one is not None)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
@@ -23,6 +22,7 @@ from fl_lightning.transforms.base import Message, Sender
 from fl_lightning.transforms.clip_update import ClipUpdate
 
 if TYPE_CHECKING:
+    from fl_lightning.core.hooks import ServerContext
     from fl_lightning.server.federation import Federation
     from fl_lightning.server.sampling import RoundPlan
     from fl_lightning.settings.federation import FederationSettings
@@ -45,17 +45,20 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
 
     Args:
         max_norm: the largest L2 norm C of a client's change of all parameters, > 0, in the units of the weights.
-        noise_multiplier: the noise multiplier z > 0.
+        noise_multiplier: the noise multiplier z > 0; None with ``target_epsilon``.
         noise: where the noise is added, ``central`` or ``local``.
         delta: delta, in (0, 1); choose it below 1 / number of clients.
         noise_seed: None draws noise and cohorts from a secret key that is new at each start. With a number, they derive from it
             and from 'federation.seed', so that the run can be repeated bit for bit: a simulation that protects no client.
+        target_epsilon: the largest epsilon of the whole run, > 0, instead of a noise multiplier: at the start, the least noise
+            is solved for the planned rounds, with ``local`` for a client that is drawn in all of them.
 
     Raises:
         ConfigurationError: if a value is outside its range, or dp-accounting is not installed.
     """
 
     setting = "transforms"
+    unit = "clients"
     no_rebalancing = (
         "lets each client's label counts influence the training of other clients, which ClientPrivacy does not cover"
     )
@@ -65,25 +68,26 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
     def __init__(
         self,
         max_norm: float,
-        noise_multiplier: float,
+        noise_multiplier: float | None = None,
         noise: Literal["central", "local"] = "central",
         delta: float = 1e-5,
         noise_seed: int | None = None,
+        target_epsilon: float | None = None,
     ) -> None:
         super().__init__(max_norm)
-        positive = 0 < noise_multiplier < math.inf
-        require(positive, _NAME + "noise_multiplier", "above 0 and finite", noise_multiplier)
         require(noise in ("central", "local"), _NAME + "noise", "central or local", noise)
-        require(0 < delta < 1, _NAME + "delta", "above 0 and below 1", delta)
         require_package("dp_accounting", "dp-accounting", "federation.transforms: ClientPrivacy")
         self.noise_multiplier = noise_multiplier
         self.noise = noise
         self.delta = delta
         self.noise_seed = noise_seed
+        self.target_epsilon = target_epsilon
+        self._check_noise("federation.transforms")
 
     def needs(self) -> Iterator[Need]:
         """Return what the noise needs: at the server, that any client may be in any cohort, as the accountant assumes."""
         yield from super().needs()
+        yield from PrivateOption.needs(self)
         if self.noise == "central":
             what = "ClientPrivacy with noise at the server needs cohorts that are drawn from all clients"
             yield Need(Capability.FULL_DRAWS, what, "Set its 'noise' to local")
@@ -132,26 +136,38 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
 
     def clients_noise(self, delivered: bool) -> float:
         """Return the noise multiplier, if clients add the noise themselves."""
-        return self.noise_multiplier if delivered and self.noise == "local" else 0.0
+        return self.multiplier if delivered and self.noise == "local" else 0.0
 
     @property
     def guarantee(self) -> str:
         """Return what all rounds of a run must share for one epsilon to cover them."""
-        noise = f"{self.max_norm}, {self.noise_multiplier}, {self.noise}, {self.delta}, noise_seed={self.noise_seed}"
-        return f"ClientPrivacy({noise})"
+        noise = self.noise_multiplier if self.target_epsilon is None else f"target_epsilon={self.target_epsilon}"
+        return f"ClientPrivacy({self.max_norm}, {noise}, {self.noise}, {self.delta}, noise_seed={self.noise_seed})"
 
     def planned(self, federation: Federation, plan: RoundPlan, tasks: Sequence[ClientTask]) -> Entry:
         """Return the size of the cohort whose sum gets noise, or the messages that do."""
         return {"drawn": plan.drawn} if self.noise == "central" else {"sent": {task.client: 1 for task in tasks}}
 
-    def epsilons(self, spending: Spending, population: int) -> dict[str, float]:
-        """Return the epsilon that the run has spent on a client."""
+    def whole_run(self, context: ServerContext, rounds: int) -> Spending:
+        """Return sums over cohorts, or messages of clients that are drawn in every round."""
+        spending = Spending()
         if self.noise == "central":
-            spent = epsilon_of_clients(self.noise_multiplier, spending.drawn, population, spending.sums, self.delta)
+            spending.sums, spending.drawn = rounds, context.cohort
         else:
-            spent = epsilon_of_clients(self.noise_multiplier, 1, 1, max(spending.sent.values(), default=0), self.delta)
-        return {"epsilon_of_clients": spent}
+            spending.sent = dict.fromkeys(range(context.data.num_clients), rounds)
+        return spending
+
+    def cases(self, spending: Spending, population: int) -> list[tuple[float, ...]]:
+        """Return the size of the largest cohort, the number of clients, and the rounds; with local noise, of one client."""
+        if self.noise == "central":
+            return [(spending.drawn, population, spending.sums)]
+        return [(1, 1, max(spending.sent.values(), default=0))]
+
+    def epsilon(self, multiplier: float, case: tuple[float, ...]) -> float:
+        """Return epsilon of a client."""
+        sampled, population, rounds = map(int, case)
+        return epsilon_of_clients(multiplier, sampled, population, rounds, self.delta)
 
     def _noisy(self, change: Tensor, count: int, secret: KeyedStream) -> Tensor:
         noise = secret.normals(change.numel()).to(change.device)
-        return change + noise * (self.noise_multiplier * self.max_norm / count)
+        return change + noise * (self.multiplier * self.max_norm / count)

@@ -85,7 +85,7 @@ class PrivateSteps(Callback, ClientHooks):
         self._detach(pl_module)  # the hooks of a failed fit
         self._layers = [part for part in pl_module.modules() if not vars(part).keys() & {*LAYER_ATTRIBUTES}]
         self._hooks = GradSampleHooks(pl_module, loss_reduction="mean", strict=False)
-        norm, noise, expected = self._settings.max_grad_norm, self._settings.noise_multiplier, self._batches.expected_persons
+        norm, noise, expected = self._settings.max_grad_norm, self._settings.multiplier, self._batches.expected_persons
         self._optimizer = DPOptimizer(
             trainer.optimizers[0], noise_multiplier=noise, max_grad_norm=norm, expected_batch_size=expected
         )
@@ -144,7 +144,7 @@ class PrivateSteps(Callback, ClientHooks):
         sizes = [parameter.numel() for parameter in parameters]
         drawn = self._stream("noise", self._step).normals(sum(sizes))
         self._step += 1
-        drawn *= self._settings.noise_multiplier * self._settings.max_grad_norm
+        drawn *= self._settings.multiplier * self._settings.max_grad_norm
         for parameter, noise in zip(parameters, torch.split(drawn, sizes), strict=True):
             parameter.grad = parameter.summed_grad + noise.view_as(parameter).to(parameter.summed_grad)  # type: ignore[attr-defined]
 

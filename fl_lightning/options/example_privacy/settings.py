@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,9 +21,12 @@ from fl_lightning.options.privacy_account.settings import PrivateOption
 from fl_lightning.utilities.argument_types import checks_types
 
 if TYPE_CHECKING:
+    from fl_lightning.core.hooks import ServerContext
+    from fl_lightning.data.federated import FederatedDataModule
     from fl_lightning.server.federation import Federation
     from fl_lightning.server.sampling import RoundPlan
     from fl_lightning.settings.federation import FederationSettings
+    from fl_lightning.settings.local_training import LocalTraining
 
 _NAME = "federation.local.privacy."
 
@@ -43,30 +47,34 @@ class ExamplePrivacy(PrivateOption):
 
     Args:
         max_grad_norm: largest L2 norm of an example's gradient, > 0.
-        noise_multiplier: sigma > 0; the noise on the sum has the standard deviation sigma * max_grad_norm.
+        noise_multiplier: sigma > 0; the noise on the sum has the standard deviation sigma * max_grad_norm. None with
+            ``target_epsilon``.
         delta: delta of differential privacy, in (0, 1); choose it below 1 / (examples of a client).
         noise_seed: None draws noise and batches from a secret key that is new at each start. With a number, they derive from
             it and from 'federation.seed', so that the run can be repeated bit for bit: a simulation that protects no example.
+        target_epsilon: the largest epsilon of the whole run, > 0, instead of a noise multiplier: at the start, the least noise
+            is solved for the client with the largest epsilon, drawn in every planned round.
 
     Raises:
-        ConfigurationError: for a value outside its range, or if Opacus is not installed.
+        ConfigurationError: for a value outside its range, or if Opacus or dp-accounting is not installed.
     """
 
     max_grad_norm: float
-    noise_multiplier: float
+    noise_multiplier: float | None = None
     delta: float = 1e-5
     noise_seed: int | None = None
+    target_epsilon: float | None = None
 
+    unit = "examples"
     setting = "local.privacy"
     no_rebalancing = "repeats examples, but 'federation.local.privacy' needs each example to occur only once"
     on_resume = ResumeRule(stays="*")
 
     def __post_init__(self) -> None:
-        for name in ("max_grad_norm", "noise_multiplier"):
-            value = getattr(self, name)
-            require(0 < value < 1e12, _NAME + name, "above 0 and below 1e12", value)
-        require(0 < self.delta < 1, _NAME + "delta", "above 0 and below 1", self.delta)
+        require(0 < self.max_grad_norm < 1e12, _NAME + "max_grad_norm", "above 0 and below 1e12", self.max_grad_norm)
+        self._check_noise("federation.local.privacy")
         require_package("opacus", "opacus", "federation.local.privacy")
+        require_package("dp_accounting", "dp-accounting", "federation.local.privacy")
 
     def removes(self) -> Iterator[Removal]:
         """Return what the noise takes away: what clients keep has none."""
@@ -75,6 +83,7 @@ class ExamplePrivacy(PrivateOption):
 
     def needs(self) -> Iterator[Need]:
         """Return what the noise needs: that it reaches all that training changes."""
+        yield from super().needs()
         name = "'federation.local.privacy'"
         yield Need(Capability.FIXED_TENSORS, f"{name} does not cover such tensors", f"Remove {name}")
 
@@ -92,12 +101,14 @@ class ExamplePrivacy(PrivateOption):
 
     def clients_noise(self, delivered: bool) -> float:
         """Return the multiplier of the noise in every step, which covers all models."""
-        return self.noise_multiplier
+        return self.multiplier
 
     @property
     def guarantee(self) -> str:
         """Return what all rounds of a run must share for one epsilon to cover them."""
-        return str(self)
+        noise = f"noise_multiplier={self.noise_multiplier}"
+        noise = noise if self.target_epsilon is None else f"target_epsilon={self.target_epsilon}"
+        return f"ExamplePrivacy(max_grad_norm={self.max_grad_norm}, {noise}, delta={self.delta}, noise_seed={self.noise_seed})"
 
     def at_clients(self, context: ClientContext) -> ClientHooks:
         """Return the hooks where clients train."""
@@ -107,32 +118,51 @@ class ExamplePrivacy(PrivateOption):
 
     def planned(self, federation: Federation, plan: RoundPlan, tasks: Sequence[ClientTask]) -> Entry:
         """Return the steps of each turn and of its retries, and the rates at which they sample examples."""
-        plans = {task.client: _steps(federation, task) for task in tasks}
+        data, local = federation.data, federation.local
+        quick: bool = federation.trainer.fast_dev_run  # type: ignore[attr-defined]
+        plans = {task.client: _steps(data, local, task.client, task.epochs, task.slowness, quick) for task in tasks}
         attempts = 1 + federation.faults.retries
         return {
             "steps": {client: steps * attempts for client, (steps, _) in plans.items()},
             "rates": {client: rate for client, (_, rate) in plans.items()},
         }
 
-    def epsilons(self, spending: Spending, population: int) -> dict[str, float]:
-        """Return the epsilon of one example at the client that trained most."""
-        spent = {(spending.rates[client], steps) for client, steps in spending.steps.items()}
-        return {"epsilon_of_examples": max((self._epsilon(*one) for one in spent), default=0.0)}
+    def whole_run(self, context: ServerContext, rounds: int) -> Spending:
+        """Return the steps of clients that are drawn in every round, and that may try again in the last one."""
+        settings, spending = context.settings, Spending()
+        quick: bool = context.trainer.fast_dev_run  # type: ignore[attr-defined]
+        turns = settings.route.turns_before(rounds) + settings.faults.retries
+        for client in range(context.data.num_clients):
+            steps, spending.rates[client] = _steps(context.data, settings.local, client, quick=quick)
+            spending.steps[client] = steps * turns
+        return spending
+
+    def cases(self, spending: Spending, population: int) -> list[tuple[float, ...]]:
+        """Return the rate and the number of the steps of each client."""
+        found = {(spending.rates[client], steps) for client, steps in spending.steps.items()}
+        return sorted(found, key=lambda case: -case[0] * math.sqrt(case[1]))
+
+    def epsilon(self, multiplier: float, case: tuple[float, ...]) -> float:
+        """Return epsilon of an example."""
+        rate, steps = case
+        return epsilon_of_examples(multiplier, rate, int(steps), self.delta)
 
     def epsilon_of(self, client: int, spending: Spending) -> float:
         """Return the epsilon that a client has spent on each of its examples."""
-        return self._epsilon(spending.rates.get(client, 0.0), spending.steps.get(client, 0))
-
-    def _epsilon(self, rate: float, steps: int) -> float:
-        return epsilon_of_examples(self.noise_multiplier, rate, steps, self.delta)
+        return self.epsilon(self.multiplier, (spending.rates.get(client, 0.0), spending.steps.get(client, 0)))
 
 
-def _steps(federation: Federation, task: ClientTask) -> tuple[int, float]:
+def _steps(
+    data: FederatedDataModule,
+    local: LocalTraining,
+    client: int,
+    epochs: int | None = None,
+    slowness: float = 1.0,
+    quick: bool = False,
+) -> tuple[int, float]:
     """Return the number of steps in a client's fit, and the rate at which they sample examples."""
-    local = federation.local
-    batches = federation.data.poisson_batches(task.client, local.full_batch, _never)
-    steps = local.steps(len(batches), task.epochs) / task.slowness
-    quick: bool = federation.trainer.fast_dev_run  # type: ignore[attr-defined]
+    batches = data.poisson_batches(client, local.full_batch, _never)
+    steps = local.steps(len(batches), epochs) / slowness
     return 1 if quick else max(1, int(steps)), batches.rate
 
 

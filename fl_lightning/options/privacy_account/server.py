@@ -16,6 +16,7 @@ from fl_lightning.core.option import guarantees
 from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from fl_lightning.functional.spending import Entry, Spending
 from fl_lightning.messages import ClientTask
+from fl_lightning.options.privacy_account.budget import Budget
 from fl_lightning.options.privacy_account.ledger import PrivacyLedger
 from fl_lightning.options.privacy_account.settings import PrivateOption
 from fl_lightning.server.federation import Federation
@@ -53,11 +54,16 @@ class PrivacyAccount(ServerHooks):
         self._written = self._noise_seed is None and not context.trainer.fast_dev_run  # type: ignore[attr-defined]
         self._ledger: PrivacyLedger | None = None  # on the first rank
         self.spending = Spending()
+        self._budget = Budget(private, context)
         self._run, self._lines = "", 0
         self._loaded: Mapping[str, Any] = {}
         self.begin_round(0)
 
     # ---------------------------------------------------------------- start and checkpoints
+
+    def restored(self) -> None:
+        """Solve the noise for a target epsilon, before clients or sites are told."""
+        self._budget.solve()
 
     def open(self, federation: Federation) -> None:
         """Open the account that a resumed run continues.
@@ -108,11 +114,12 @@ class PrivacyAccount(ServerHooks):
         if not self._run:
             return dict(self._loaded)
         kept = {"lines": self._lines} if self._written else {"spending": self.spending.state_dict()}
-        return {"run": self._run, **kept}
+        return {"run": self._run, **kept, "budget": self._budget.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Store the state of a checkpoint for :meth:`open`."""
         self._loaded = state
+        self._budget.load_state_dict(state.get("budget", {}))
 
     def conclude(self, rounds: int) -> None:
         """Warn at the end of a fit if its noise was simulated."""
@@ -132,6 +139,7 @@ class PrivacyAccount(ServerHooks):
         entry: Entry = {"round": round_idx, "period": tasks[0].period}
         for option in self._private:
             entry |= option.planned(federation, plan, tasks)
+        self._budget.require(round_idx, self.spending, entry)
         for name, planned in self._planned.items():
             planned.update(entry.get(name, {}))
         self._write(entry)
@@ -176,5 +184,7 @@ class PrivacyAccount(ServerHooks):
         """Return the privacy that the run has spent so far."""
         figures: dict[str, float] = {}
         for option in self._private:
-            figures |= option.epsilons(self.spending, federation.data.num_clients)
+            figures[f"epsilon_of_{option.unit}"] = option.spent(self.spending, federation.data.num_clients)
+        self._budget.stop_if_spent(round_idx, self.spending)
+        figures |= self._budget.figures()
         return figures | ({} if self._noise_seed is None else {"noise_is_simulated": 1.0})

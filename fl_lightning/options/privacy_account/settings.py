@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from fl_lightning.core.capabilities import Capability, Need
 from fl_lightning.core.hooks import ServerContext, ServerHooks
 from fl_lightning.core.option import OptionSettings
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.spending import Entry, Spending
 from fl_lightning.messages import ClientTask
@@ -23,26 +24,90 @@ class PrivateOption(OptionSettings):
     """Hold the settings of differential privacy, of clients or of examples.
 
     Attributes:
+        noise_multiplier: the noise multiplier; None if it is solved for ``target_epsilon``.
+        target_epsilon: the largest epsilon of the whole run; None if the noise is given.
+        delta: delta.
         noise_seed: the number from which the noise is derived; None for a secret key.
+        unit: what the noise protects, for metrics.
         no_rebalancing: why the data must not repeat examples, after the name of the setting that does.
     """
 
+    noise_multiplier: float | None
+    target_epsilon: float | None
+    delta: float
     noise_seed: int | None
+    unit: ClassVar[str]
     no_rebalancing: ClassVar[str]
     protects = True
+    _solved = None
+
+    def _check_noise(self, name: str) -> None:
+        """Refuse both or none of the noise and of the epsilon that it is solved for, and values outside their ranges."""
+        noise, target = self.noise_multiplier, self.target_epsilon
+        if (noise is None) == (target is None):
+            given = "neither is set" if noise is None else f"they are {noise} and {target}"
+            raise ConfigurationError(
+                f"'{name}' needs exactly one of 'noise_multiplier' and 'target_epsilon', but {given}. Set 'target_epsilon' to "
+                "the largest epsilon of the whole run, from which the noise is solved, or 'noise_multiplier' to a noise."
+            )
+        require(noise is None or 0 < noise < 1e12, f"{name}.noise_multiplier", "above 0 and below 1e12", noise)
+        require(target is None or 0 < target < 1e6, f"{name}.target_epsilon", "above 0 and below 1e6", target)
+        require(0 < self.delta < 1, f"{name}.delta", "above 0 and below 1", self.delta)
+
+    def needs(self) -> Iterator[Need]:
+        """Return what a target needs: rounds whose number limits the turns of a client."""
+        yield from super().needs()
+        if self.target_epsilon is not None:
+            what = f"'target_epsilon' of {self.title} needs rounds that draw a cohort, to know how often a client may train"
+            yield Need(Capability.COHORTS, what, "Set 'noise_multiplier' instead")
+
+    @property
+    def multiplier(self) -> float:
+        """Return the noise multiplier, given or solved.
+
+        Raises:
+            ConfigurationError: if it has not been solved, which happens at the server, at the start of a fit.
+        """
+        found = self._solved if self.noise_multiplier is None else self.noise_multiplier
+        if found is None:
+            raise ConfigurationError(
+                f"The noise of {self.title} has not been solved for 'target_epsilon' {self.target_epsilon}, which happens at "
+                "the server, at the start of a fit. Set 'noise_multiplier' instead."
+            )
+        return found
+
+    def use_noise(self, multiplier: float | None) -> None:
+        """Take the noise multiplier that was solved for the target."""
+        object.__setattr__(self, "_solved", multiplier)
+
+    def sent_to_sites(self) -> Mapping[str, Any]:
+        """Return the solved noise, which a site compares with its policy, in place of the target."""
+        return {} if self.target_epsilon is None else {"noise_multiplier": self.multiplier, "target_epsilon": None}
 
     @abstractmethod
     def planned(self, federation: Federation, plan: RoundPlan, tasks: Sequence[ClientTask]) -> Entry:
         """Return what turns may release at most, before they train."""
 
     @abstractmethod
-    def epsilons(self, spending: Spending, population: int) -> dict[str, float]:
-        """Return the privacy that the run has spent, for the log.
+    def whole_run(self, context: ServerContext, rounds: int) -> Spending:
+        """Return what a run of so many rounds may release at most, if no round is repeated."""
+
+    @abstractmethod
+    def cases(self, spending: Spending, population: int) -> list[tuple[float, ...]]:
+        """Return what was released of each client, or of all of them, as arguments of :meth:`epsilon`; the worst first.
 
         Args:
             spending: everything that the run has released.
             population: the number of clients in the federation.
         """
+
+    @abstractmethod
+    def epsilon(self, multiplier: float, case: tuple[float, ...]) -> float:
+        """Return epsilon of one of the cases with a noise."""
+
+    def spent(self, spending: Spending, population: int) -> float:
+        """Return the largest epsilon of all clients."""
+        return max((self.epsilon(self.multiplier, case) for case in self.cases(spending, population)), default=0.0)
 
     def epsilon_of(self, client: int, spending: Spending) -> float | None:
         """Return what a client has spent on each of its examples; None if that is not known."""
