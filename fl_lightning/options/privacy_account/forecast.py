@@ -38,14 +38,13 @@ def privacy_rows(settings: FederationSettings, trainer: Trainer, data: Federated
     rounds = planned_rounds(trainer)
     if not private:
         raise ConfigurationError(
-            "Nothing in 'federation' adds noise, so it has no epsilon. Add ClientPrivacy to 'federation.transforms', or set "
-            "'federation.local.privacy'."
+            "Nothing in 'federation' adds noise, so it has no epsilon. docs/privacy.md shows the settings that add noise."
         )
     if rounds is None or own_cohort(settings.active_options, data.num_clients) is not None:
         raise ConfigurationError(
             f"The table needs rounds that draw a cohort, and their number, but 'trainer.max_epochs' is {trainer.max_epochs}"
-            f"{'' if rounds is None else ' and the rounds are asynchronous'}. Set 'trainer.max_epochs' to the planned number, "
-            "and remove 'federation.asynchronous'."
+            f"{'' if rounds is None else ' and an option draws other rounds'}. Set 'trainer.max_epochs' to the planned number, "
+            "and remove such an option."
         )
     context = ServerContext(
         trainer=trainer,
