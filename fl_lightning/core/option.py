@@ -23,9 +23,13 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.utilities.argument_types import ChecksTypes
 
 if TYPE_CHECKING:
+    from fl_lightning.clients.client_data import ClientData
     from fl_lightning.functional.keyed_noise import SecretKey
     from fl_lightning.functional.model_state import ModelState
+    from fl_lightning.functional.releases import Release
+    from fl_lightning.messages import ClientTask
     from fl_lightning.settings.federation import FederationSettings
+    from fl_lightning.settings.local_training import LocalTraining
 
 
 # jsonargparse takes a dataclass for settings only if all its bases are dataclasses, so this one cannot derive from Unassuming.
@@ -150,6 +154,17 @@ class OptionSettings:
             delivered: whether a model passes the transforms on its way to the server.
         """
         return 0.0
+
+    def released(self, task: ClientTask, data: ClientData, local: LocalTraining, attempts: int) -> Release | None:
+        """Return the noisy numbers that a task releases, for the budget of a site; None if the option adds no noise.
+
+        Args:
+            task: the task.
+            data: the data of the client.
+            local: the settings of local training.
+            attempts: how often the client may try.
+        """
+        return None
 
     def at_server(self, context: ServerContext) -> ServerHooks:
         """Return the hooks at the server.

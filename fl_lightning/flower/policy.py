@@ -58,6 +58,36 @@ def with_preset(given: Any) -> Any:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """Limit the privacy that a site spends on its data, over all federations.
+
+    Args:
+        data: the name of the data in the account, which the site's staff choose. New rows keep it: their persons have spent
+            what the others have, at most.
+        account: the file of the account, outside of the folders of sites, so that every site on the same data finds it. It must
+            exist: an empty one begins an account.
+        max_epsilon: the largest epsilon of all releases together, > 0.
+        delta: the delta at which epsilon is computed, in (0, 1).
+        protects: what epsilon is counted for: ``persons`` or ``rows``, by noise in each step (``federation.local.privacy``), or
+            the whole ``site``, by local ``ClientPrivacy``.
+
+    Raises:
+        ConfigurationError: for a value outside its range.
+    """
+
+    data: str
+    account: str
+    max_epsilon: float
+    delta: float = 1e-6
+    protects: Literal["persons", "rows", "site"] = "persons"
+
+    def __post_init__(self) -> None:
+        require(bool(self.data.strip()), "policy.budget.data", "a name", self.data)
+        require(self.max_epsilon > 0, "policy.budget.max_epsilon", "above 0", self.max_epsilon)
+        require(0 < self.delta < 1, "policy.budget.delta", "above 0 and below 1", self.delta)
+
+
+@dataclass(frozen=True)
 class Policy:
     """Limit what a server can have a site do, and what it learns.
 
@@ -83,6 +113,7 @@ class Policy:
         min_noise: the least noise multiplier of differential privacy at the client, >= 0: of ``ClientPrivacy`` with local
             noise, or of ``federation.local.privacy``. The site then also refuses settings, modules and orders by which more
             would leave it than this noise covers, evaluates nothing, and sends no loss and no metric. 0 needs no noise.
+        budget: the privacy that the site may spend over all federations; it needs ``min_noise``.
         evaluations: the parts of the site's examples on which a server may have models evaluated: training, validation, test.
         metrics: the names of the figures of a training that may leave: of what the module logs, and ``train_loss``, the mean
             training loss; ``any`` for all.
@@ -120,6 +151,7 @@ class Policy:
     min_rate: float = 0.0
     max_rate: float = math.inf
     min_noise: float = 0.0
+    budget: Budget | None = None
     evaluations: list[Part] = field(default_factory=list)
     metrics: list[str] | Literal["any"] = field(default_factory=lambda: ["train_loss"])
     digits: int | None = None
@@ -146,6 +178,9 @@ class Policy:
         require(self.min_rate >= 0, "policy.min_rate", "0 or above", self.min_rate)
         require(self.max_rate > self.min_rate, "policy.max_rate", f"above 'min_rate' ({self.min_rate})", self.max_rate)
         require(self.min_noise >= 0, "policy.min_noise", "0 or above", self.min_noise)
+        covered = self.budget is None or self.min_noise > 0
+        need = "above 0 with 'policy.budget', because figures without noise leave otherwise, which no epsilon counts"
+        require(covered, "policy.min_noise", need, self.min_noise)
         known = get_args(Part)
         require(all(p in known for p in self.evaluations), "policy.evaluations", f"parts of {known}", self.evaluations)
 

@@ -120,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(
         prog="fl-lightning site",
         description="Take part in a federation with your own data.",
-        epilog="Also: fl-lightning site approve, withdraw and audit; see their --help.",
+        epilog="Also: fl-lightning site approve, withdraw, audit and budget; see their --help.",
     )
     parser.add_argument("--name", help="The name under which the server registered this site.")
     parser.add_argument("--server", help="The server's address, https://HOST:PORT.")
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run the command."""
     parser, words = _parser(), arguments[1:]
     try:
-        if words and words[0] in ("approve", "withdraw", "audit"):
+        if words and words[0] in ("approve", "withdraw", "audit", "budget"):
             from fl_lightning.flower.site_commands import main as decide
 
             decide(words[0], words[1:])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fl_lightning.flower.policy import Policy
+from fl_lightning.flower.site_budget import SiteBudget
 from fl_lightning.flower.site_connection import ERRORS, connection_tests
 from fl_lightning.flower.site_data import SiteData, SiteSettings, read_settings
 from fl_lightning.flower.site_figures import info_to_tell
@@ -51,6 +52,8 @@ def _data(arguments: argparse.Namespace) -> str:
     lines += [f"the counts of the classes: {info.label_counts}"] if info.label_counts else ["no counts of classes"]
     lines += ["the ranges of its features, to two digits"] if info.ranges else []
     lines += ["to a server that asks, once, the exact sums of its inputs and of their squares"] if info.moments else []
+    if settings.policy.budget is not None:
+        lines += [SiteBudget(settings.policy.budget, data.names_persons).in_words()]
     lines += [f"of each training: {_figures(settings.policy)}"]
     allowed = ", ".join(info.evaluations) or "none (FedLoss and AdaFed scored by clients need 'evaluations: [validation]')"
     lines += [f"evaluations that 'policy' allows: {allowed}", f"training would run on {device}"]

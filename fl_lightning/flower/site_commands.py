@@ -15,12 +15,16 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.audit import read_log
 from fl_lightning.flower.envelope import printable
 from fl_lightning.flower.policy import Policy
+from fl_lightning.flower.site_budget import SiteBudget
+from fl_lightning.flower.site_data import SiteData, read_settings
 from fl_lightning.flower.site_record import SiteRecord, approve
+from fl_lightning.reporting.tables import text_table
 from fl_lightning.utilities.argument_parser import ArgumentParser
 
 _TEXTS = {
     "approve": "Agree to a federation with its settings, or to another number of this site, in the words of the message.",
     "withdraw": "Leave a federation: the site trains for it no more, and deletes what it kept for it.",
+    "budget": "Print what federations have spent of the budget of this site's data.",
     "audit": "Print what has crossed the border of this site, by federation and day, and whether the log is complete.",
 }
 
@@ -32,6 +36,10 @@ def main(command: str, arguments: Sequence[str]) -> None:
         ConfigurationError: if the arguments do not fit, or the folder is none of a site.
     """
     parser = ArgumentParser(prog=f"fl-lightning site {command}", description=_TEXTS[command])
+    if command == "budget":
+        parser.add_argument("--data", required=True, help="The data.yaml of this site.")
+        _print_budget(parser.parse_args(arguments))
+        return
     parser.add_argument("--name", help="The name of the site, whose folder is site_NAME.")
     parser.add_argument("--folder", help="The folder of the site, if it is another one.")
     if command == "approve":
@@ -133,6 +141,15 @@ def _lines(entries: Sequence[dict[str, Any]]) -> list[str]:
         if "error" in entry:
             found.append(f"  error: {entry['error']}")
     return found
+
+
+def _print_budget(parsed: argparse.Namespace) -> None:
+    settings = read_settings(Path(parsed.data))
+    if settings.policy.budget is None:
+        raise ConfigurationError(f"'{parsed.data}' has no 'policy.budget'; see docs/real_federation.md.")
+    budget = SiteBudget(settings.policy.budget, SiteData(settings).names_persons)
+    print(text_table(["federation", "releases", "epsilon alone"], budget.table()))
+    print(f"Together, {budget.in_words()}.")
 
 
 def _size(entries: Sequence[dict[str, Any]], direction: str) -> str:

@@ -204,6 +204,11 @@ class SiteData:
         found = getattr(self.whole.splits, part)
         return 0 if found is None else int(found.sizes[0])
 
+    @property
+    def names_persons(self) -> bool:
+        """Return whether the data name persons, who may have several rows."""
+        return self.whole.splits.persons is not None
+
     def units(self, part: Part) -> int:
         """Return the number of persons of a part, or of rows if the data name no persons; of a stream the least, 1."""
         data = self._separate.get(part, self.whole)

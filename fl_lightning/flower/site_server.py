@@ -21,6 +21,7 @@ from fl_lightning.flower.audit import AuditLog, in_words
 from fl_lightning.flower.contract import Built, build, check_contract
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
+from fl_lightning.flower.site_budget import SiteBudget
 from fl_lightning.flower.site_data import SiteData
 from fl_lightning.flower.site_figures import info_to_tell, report_to_send, update_to_send
 from fl_lightning.flower.site_limits import SiteLimits
@@ -73,6 +74,7 @@ class SiteServer:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._audit, self._record = AuditLog(folder / "audit.jsonl"), SiteRecord(folder, policy, name)
         self._limits = SiteLimits(policy)
+        self._budget = None if policy.budget is None else SiteBudget(policy.budget, data.names_persons)
         self._work: _Work | None = None
         self._kept = set[str]()
 
@@ -197,6 +199,8 @@ class SiteServer:
         store = SiteStore(self._folder, federation)
         built = build(contract, self._data, self._policy, self._device, self.told)
         self._limits.check_turn(ClientTask(client, 0), built.settings, *self._batches(built.settings.local))
+        if self._budget is not None:
+            self._budget.require_noise(built.settings, ClientTask(client, 0), self._data)
         site = Site(built.runtime)
         kept = store.load()
         if kept is not None:
@@ -222,6 +226,10 @@ class SiteServer:
         if orders and (known is None or known.version != asked.get("model_version")):
             return self._sent(work, envelope.reply(needs="model"), ())
         self._record.count_turns(work.federation, sum(isinstance(order, ClientTask) for order in orders))
+        if self._budget is not None:
+            for order in orders:
+                if isinstance(order, ClientTask):
+                    self._budget.charge(work.federation, order, work.built.settings, self._data)
         for settlement in settlements:
             work.site.handle(settlement)
         if model is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -140,18 +140,47 @@ def epsilon_of_examples(noise_multiplier: float, sample_rate: float, steps: int,
     """
     if not steps:
         return 0.0
-    if sample_rate >= 1:  # such batches equal one batch with this noise
-        noise_multiplier, steps = noise_multiplier / math.sqrt(steps), 1
-    if noise_multiplier < _LEAST_NOISE:
-        return math.inf
-    return float(_example_losses(noise_multiplier, sample_rate).self_compose(steps).get_epsilon_for_delta(delta))
+    return epsilon_of_example_releases(((noise_multiplier, sample_rate, steps),), delta)
 
 
 @lru_cache(maxsize=256)
-def _example_losses(noise_multiplier: float, sample_rate: float) -> Any:
-    """Return the privacy loss distribution of one step."""
+def epsilon_of_example_releases(parts: tuple[tuple[float, float, int], ...], delta: float) -> float:
+    """Return epsilon of one training example after steps with different noises and sample rates.
+
+    As :func:`epsilon_of_examples`, with the losses of all steps on the finest grid that any of them needs.
+
+    Args:
+        parts: the noise multiplier, the sample rate and the number of steps of each kind, at least one.
+        delta: delta, in (0, 1).
+
+    Returns:
+        An upper bound; infinity if no bound is available.
+    """
+    whole = [(noise, steps) for noise, rate, steps in parts if rate >= 1]
+    drawn = [part for part in parts if part[1] < 1]
+    if whole:  # batches of all examples equal one batch with this noise
+        drawn.append((1 / math.sqrt(math.fsum(steps / noise**2 for noise, steps in whole)), 1.0, 1))
+    if min(noise for noise, _, _ in drawn) < _LEAST_NOISE:
+        return math.inf
+    step = min(_example_step(noise, rate) for noise, rate, _ in drawn)
+    step = max(step, *(_most_loss(noise) / _MOST_STEPS for noise, _, _ in drawn))
+    losses = [_example_losses(noise, rate, step).self_compose(steps) for noise, rate, steps in drawn]
+    return float(reduce(lambda one, other: one.compose(other), losses).get_epsilon_for_delta(delta))
+
+
+def _most_loss(noise_multiplier: float) -> float:
+    """Return the largest loss of a step that counts as finite."""
+    return 1 / (2 * noise_multiplier**2) + _TAIL / noise_multiplier
+
+
+def _example_step(noise_multiplier: float, sample_rate: float) -> float:
+    """Return the step of the grid of a step's losses."""
+    return _grid_step(sample_rate / noise_multiplier, _most_loss(noise_multiplier))
+
+
+@lru_cache(maxsize=256)
+def _example_losses(noise_multiplier: float, sample_rate: float, step: float) -> Any:
+    """Return the privacy loss distribution of one step, on a grid."""
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
-    shift = 1 / noise_multiplier
-    step = _grid_step(sample_rate * shift, shift * shift / 2 + _TAIL * shift)
     return from_gaussian_mechanism(noise_multiplier, sampling_prob=sample_rate, value_discretization_interval=step)

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from fl_lightning.errors import ConfigurationError
 
@@ -24,11 +24,35 @@ if sys.platform == "win32":
         file.seek(0)
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
 
+    def _wait(file: IO[Any]) -> None:
+        msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+
+    def _free(file: IO[Any]) -> None:
+        file.seek(0)
+        msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)
+
 else:
     import fcntl
 
     def _lock(file: IO[str]) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _wait(file: IO[Any]) -> None:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+    def _free(file: IO[Any]) -> None:
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
+@contextmanager
+def waiting_for(file: IO[Any]) -> Iterator[None]:
+    """Keep other processes out of an open file while a block runs, after waiting for them."""
+    _wait(file)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            _free(file)
 
 
 @contextmanager

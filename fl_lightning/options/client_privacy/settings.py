@@ -15,6 +15,7 @@ from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.keyed_noise import KeyedStream
 from fl_lightning.functional.privacy import epsilon_of_clients, require_package
+from fl_lightning.functional.releases import Release
 from fl_lightning.functional.spending import Entry, Spending
 from fl_lightning.messages import ClientTask
 from fl_lightning.options.privacy_account.settings import PrivateOption
@@ -22,10 +23,12 @@ from fl_lightning.transforms.base import Message, Sender
 from fl_lightning.transforms.clip_update import ClipUpdate
 
 if TYPE_CHECKING:
+    from fl_lightning.clients.client_data import ClientData
     from fl_lightning.core.hooks import ServerContext
     from fl_lightning.server.federation import Federation
     from fl_lightning.server.sampling import RoundPlan
     from fl_lightning.settings.federation import FederationSettings
+    from fl_lightning.settings.local_training import LocalTraining
 
 _NAME = "federation.transforms."
 
@@ -137,6 +140,10 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
     def clients_noise(self, delivered: bool) -> float:
         """Return the noise multiplier, if clients add the noise themselves."""
         return self.multiplier if delivered and self.noise == "local" else 0.0
+
+    def released(self, task: ClientTask, data: ClientData, local: LocalTraining, attempts: int) -> Release | None:
+        """Return the noisy message of a task whose model goes to the server, if clients add the noise themselves."""
+        return Release("clients", self.multiplier) if task.delivers and self.noise == "local" else None
 
     @property
     def guarantee(self) -> str:

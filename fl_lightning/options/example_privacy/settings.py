@@ -15,12 +15,14 @@ from fl_lightning.core.hooks import ClientContext, ClientHooks
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.privacy import epsilon_of_examples, require_package
+from fl_lightning.functional.releases import Release
 from fl_lightning.functional.spending import Entry, Spending
 from fl_lightning.messages import ClientTask
 from fl_lightning.options.privacy_account.settings import PrivateOption
 from fl_lightning.utilities.argument_types import checks_types
 
 if TYPE_CHECKING:
+    from fl_lightning.clients.client_data import ClientData
     from fl_lightning.core.hooks import ServerContext
     from fl_lightning.data.federated import FederatedDataModule
     from fl_lightning.server.federation import Federation
@@ -127,6 +129,11 @@ class ExamplePrivacy(PrivateOption):
             "rates": {client: rate for client, (_, rate) in plans.items()},
         }
 
+    def released(self, task: ClientTask, data: ClientData, local: LocalTraining, attempts: int) -> Release:
+        """Return the noisy steps of a task."""
+        steps, rate = _steps(data, local, task.client, task.epochs, task.slowness)
+        return Release("examples", self.multiplier, rate, steps * attempts)
+
     def whole_run(self, context: ServerContext, rounds: int) -> Spending:
         """Return the steps of clients that are drawn in every round, and that may try again in the last one."""
         settings, spending = context.settings, Spending()
@@ -153,7 +160,7 @@ class ExamplePrivacy(PrivateOption):
 
 
 def _steps(
-    data: FederatedDataModule,
+    data: ClientData | FederatedDataModule,
     local: LocalTraining,
     client: int,
     epochs: int | None = None,
