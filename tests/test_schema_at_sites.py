@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
+import time
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from sites_over_bytes import ABSENT, POLICY, REGISTERED, TOLD, configuration, same_bits, simulate, start_site, weights
+from sites_over_bytes import ABSENT, POLICY, REGISTERED, SERVERS, TOLD, configuration, same_bits, simulate, start_site, weights
 from three_hospitals import NAMES, SCHEMA, SETTINGS, clean, write_exports
 
-from fl_lightning import ConfigurationError
+from fl_lightning import ConfigurationError, DataError
 from fl_lightning.cli.federation_cli import main
+from fl_lightning.data.schema_file import parse_schema, read_schema, schema_text
+from fl_lightning.flower import envelope
 from fl_lightning.flower.checks import digest_of_schema, require_schema
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.site_check import check
-from fl_lightning.flower.site_data import SiteData, read_settings
+from fl_lightning.flower.site_data import SiteData
+from fl_lightning.flower.site_settings import read_settings
 from fl_lightning.messages import ClientInfo
 
 TABLE = {"test_share": 0, "standardize": False, "batch_size": 8}
 
 
-def write_site(name: str, path: str, schema: str = SCHEMA, more: dict[str, Any] | None = None, **settings: Any) -> Path:
-    """Write a site's data.yaml, with a copy of the schema of its own."""
+def write_site(name: str, path: str, schema: str | None = SCHEMA, more: dict[str, Any] | None = None, **settings: Any) -> Path:
+    """Write a site's data.yaml, with a copy of the schema of its own unless that is None."""
     folder = Path(name)
     folder.mkdir(exist_ok=True)
-    (folder / "own_schema.yaml").write_text(schema)
-    own = {**TABLE, "path": path, "schema": str(folder / "own_schema.yaml"), **SETTINGS[name], **settings}
+    (folder / "own_schema.yaml").write_text(schema or "")
+    own = {**TABLE, "path": path, **SETTINGS[name], **settings}
+    own |= {} if schema is None else {"schema": str(folder / "own_schema.yaml")}
     site = {
         "datamodule": {"class_path": "TableDataModule", "init_args": own},
         "policy": POLICY,
@@ -65,7 +72,7 @@ def config(**settings: Any) -> dict[str, Any]:
     return found
 
 
-def over_bytes(found: dict[str, Any]) -> dict[str, Any]:
+def over_bytes(found: dict[str, Any], folder: str = "real") -> dict[str, Any]:
     Path("config.yaml").write_text(yaml.safe_dump(found))
     main(
         [
@@ -75,10 +82,10 @@ def over_bytes(found: dict[str, Any]) -> dict[str, Any]:
             "--federation.pool",
             "sites_over_bytes.BytesSites",
             "--trainer.default_root_dir",
-            "real",
+            folder,
         ]
     )
-    return weights(Path("real"))
+    return weights(Path(folder))
 
 
 def test_three_exports_over_the_network_give_the_bits_of_the_simulation(hospitals):
@@ -145,13 +152,132 @@ def test_parts_of_a_site_with_two_schemas(hospitals):
         SiteData(read_settings(Path("north/data.yaml")))
 
 
+# ------------------------------------------------------------------ the server's schema
+
+
+def take_the_servers(names: tuple[str, ...], paths: dict[str, str], **policy: Any) -> None:
+    """Start sites without a schema of their own, which take the server's unless the policy says otherwise."""
+    for name in names:
+        write_site(name, paths[name], more={"policy": {**POLICY, "schema": "server", **policy}}, schema=None)
+        start_site(Path(), name)
+
+
+def test_sites_that_take_the_servers_schema_give_the_bits_of_the_simulation(hospitals):
+    simulated = config(path=hospitals, exports=SETTINGS)
+    simulated["data"]["partitioner"] = "DomainPartitioner"
+    take_the_servers(NAMES, hospitals)
+    assert SERVERS["south"]._loaded is None
+    one, other = simulate(simulated), over_bytes(config())
+    assert same_bits(one, other)
+    assert read_schema("south/state/server_schema.json") == read_schema("schema.yaml")
+    start_site(Path(), "south")  # it knows the schema from now on
+    assert SERVERS["south"]._loaded is not None
+    assert same_bits(one, over_bytes(config(), "again"))
+
+
+def test_a_server_cannot_read_other_columns_by_a_second_schema(hospitals, capsys):
+    take_the_servers(("north",), hospitals, statistics=True)
+    over_bytes(config())
+    other = SCHEMA.replace(
+        "  - {name: smoker, type: boolean}\n", "  - {name: ward, type: string, constraints: {enum: [3b, 4]}}\n"
+    )
+    kept = Path("north/state/server_schema.json").read_bytes()
+    for _ in range(2):
+        start_site(Path(), "north")
+        said = envelope.opened(SERVERS["north"].answer(asking(schema_text(parse_schema(other)))), ("reply",))
+        assert re.search(r"RefusedError: The server offers the schema \w+, but this site has taken \w+ from it", said["error"])
+        assert Path("north/state/server_schema.json").read_bytes() == kept
+
+
+def test_a_site_that_does_not_take_it_keeps_it_for_its_staff_alone(hospitals, capsys, monkeypatch):
+    over_bytes(config())
+    path = write_site("north", hospitals["north"], more={"policy": POLICY}, schema=None)
+    for given in ({"folder": "north/state"}, {"schema": "schema.yaml", "folder": "elsewhere"}):
+        passed, text = checked(path, capsys, monkeypatch, **given)
+        assert passed, text
+        assert "note    schema: that of the server (" in text
+        assert ") describes the same tables as this site's" in text
+        assert "'exports/north.csv': further columns are ignored: ward." in text
+        assert "the site takes the server's schema only with 'policy.schema: server'" in text
+    with pytest.raises(DataError, match="has no column 'target'"):
+        start_site(Path(), "north")
+
+
+def test_the_check_compares_a_schema_of_ones_own_with_the_servers(hospitals, capsys, monkeypatch):
+    Path("other.yaml").write_text(SCHEMA.replace("unit: m,", "unit: cm,"))
+    passed, text = checked(Path("north/data.yaml"), capsys, monkeypatch, schema="other.yaml")
+    assert passed, text
+    assert "other.yaml) describes other tables than this site's (" in text
+
+
+def test_the_check_of_tables_that_wait_for_the_server(hospitals, capsys, monkeypatch):
+    take_the_servers(("north",), hospitals)
+    passed, text = checked(Path("north/data.yaml"), capsys, monkeypatch)
+    assert not passed
+    assert "FAILED  data: The tables wait for the server's schema ('policy.schema' is 'server'), and no server has" in text
+    passed, text = checked(Path("north/data.yaml"), capsys, monkeypatch, schema="schema.yaml")
+    assert passed, text
+
+
+def asking(schema: Any, **more: Any) -> dict[str, bytes]:
+    """Return a server's question about the data, with a schema."""
+    return {"order": envelope.request("describe", client=0, classes=None, features=None, schema=schema, **more)}
+
+
+def hostile(name: str = "age", **more: Any) -> str:
+    return json.dumps({"fields": [{"name": name, "type": "number", **more}]})
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (hostile(constraints={"pattern": "(a+)+$"}), "the key 'pattern' is not supported"),
+        (hostile("=cmd|' /C calc'!A0"), "a spreadsheet would run the name"),
+        (hostile(**{"$ref": "https://evil.example/x"}), "the key '$ref' is not supported"),
+        (hostile(type="os.system"), "the type 'os.system' is not supported"),
+        (hostile("a\u001b[2J"), "contains control characters"),
+        ("!!python/object/apply:os.system [touch harmed]", "It is not valid JSON"),
+        ('{"fields": [' + "1," * 250_000 + "1]}", "It has more than 200000 keys and values."),
+        ('{"fields": ' + "[" * 90_000 + "]" * 90_000 + "}", "It is"),
+        (" " * 2**20 + "{}", "It is larger than 1 MiB."),
+        ({"fields": []}, "The server's schema is not a text."),
+    ],
+)
+def test_hostile_schemas_of_a_server_are_refused_and_not_kept(schema, message, hospitals):
+    take_the_servers(("north",), hospitals)
+    began = time.monotonic()
+    said = envelope.opened(SERVERS["north"].answer(asking(schema)), ("reply",))
+    assert message in said["error"]
+    assert time.monotonic() - began < 10
+    assert SERVERS["north"]._loaded is None
+    assert not Path("north/state/server_schema.json").exists()
+    assert not Path("harmed").exists()
+
+
+def test_a_schema_that_does_not_fit_tells_the_server_nothing_of_the_rows(hospitals):
+    take_the_servers(("north",), hospitals)
+    reply = envelope.opened(SERVERS["north"].answer(asking(hostile(constraints={"maximum": 50}))), ("reply",))
+    assert re.fullmatch(r"DataError \(code \w{8}; its text is in the site's errors.log\)", reply["error"])
+    assert "info" not in reply
+    again = envelope.opened(SERVERS["north"].answer(asking(hostile(constraints={"maximum": 60}))), ("reply",))
+    assert "has taken" in again["error"]  # a server could halve the range until it knew the oldest
+
+
+def test_a_site_that_waits_for_a_schema_refuses_a_server_without_one(hospitals):
+    take_the_servers(("north",), hospitals)
+    reply = envelope.opened(SERVERS["north"].answer(asking("")), ("reply",))
+    assert "RefusedError: This site's tables take the server's schema, but the server offers none." in reply["error"]
+
+
 # ------------------------------------------------------------------ site --check
 
 
-def checked(path: Path, capsys: Any, monkeypatch: Any) -> tuple[bool, str]:
+def checked(
+    path: Path, capsys: Any, monkeypatch: Any, schema: str | None = None, folder: str | None = None
+) -> tuple[bool, str]:
     """Return whether the data pass, and what is printed."""
     monkeypatch.setattr("fl_lightning.flower.site_check.connection_tests", lambda arguments: [])
-    passed = check(argparse.Namespace(name="north", data=str(path)))
+    passed = check(argparse.Namespace(name="north", data=str(path), schema=schema, folder=folder))
     return passed, capsys.readouterr().out
 
 

@@ -346,5 +346,5 @@ def test_impossible_sums_are_refused(told, tmp_path, monkeypatch, capsys):
 
 def test_the_check_of_a_site_says_what_would_leave(tmp_path, monkeypatch):
     prepare(tmp_path, monkeypatch, {"statistics": True})
-    said = site_check._data(Namespace(data=str(tmp_path / "north" / "data.yaml"), name="north"))
+    said = site_check._data(Namespace(data=str(tmp_path / "north" / "data.yaml"), name="north", schema=None, folder=None))
     assert "; to a server that asks, once, the exact sums of its inputs and of their squares; " in said

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, get_args
 
@@ -201,3 +202,33 @@ def _constant(field: Field, given: Any, where: str) -> float:
     if field.type == "integer" and not number.is_integer():
         refuse(where, f"'{shown(given)}' is not a whole number")
     return number
+
+
+# ---------------------------------------------------------------- back to text
+
+
+def schema_text(schema: Schema) -> str:
+    """Return a schema as JSON, from which :func:`parse_schema` returns an equal one; without titles and comments."""
+    values: dict[str, Any] = {"fields": [_values(field) for field in schema.fields]}
+    values |= {} if schema.target is None else {"target": schema.target}
+    return json.dumps(values | {"missingValues": schema.missing_values}, ensure_ascii=False)
+
+
+def _values(field: Field) -> dict[str, Any]:
+    """Return a field in the words of a file."""
+    limits = {"minimum": field.minimum, "maximum": field.maximum}
+    constraints: dict[str, Any] = {key: _written(field, value) for key, value in limits.items() if value is not None}
+    constraints |= {"enum": field.enum} if field.enum else {}
+    constraints |= {"required": True} if field.required else {}
+    missing: Any = field.missing
+    if field.constant is not None:
+        missing = {missing: field.enum[int(field.constant)] if field.enum else _written(field, field.constant)}
+    found = {"unit": field.unit, "since": field.since and field.since.isoformat(), "constraints": constraints}
+    return {"name": field.name, "type": field.type, "missing": missing} | {key: value for key, value in found.items() if value}
+
+
+def _written(field: Field, value: float) -> Any:
+    """Return a number as a file has it: days as a date, 0 and 1 of a boolean as false and true."""
+    if field.since is not None:
+        return (field.since + timedelta(days=value)).isoformat()
+    return bool(value) if field.type == "boolean" else value

@@ -7,8 +7,13 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+from fl_lightning.data.schema_file import read_schema
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.flower.checks import digest_of_schema
+from fl_lightning.flower.server_schema import kept_schema
 from fl_lightning.flower.site_connection import ERRORS, connection_tests
-from fl_lightning.flower.site_data import SiteData, SiteSettings, read_settings
+from fl_lightning.flower.site_data import SiteData
+from fl_lightning.flower.site_settings import SiteSettings, read_settings
 from fl_lightning.flower.words import printable
 
 
@@ -31,9 +36,15 @@ def check(arguments: argparse.Namespace) -> bool:
 def _data(arguments: argparse.Namespace) -> str:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        settings = read_settings(Path(arguments.data))
+        schema = _schema(arguments)
+        settings = read_settings(Path(arguments.data), schema)
         device = settings.torch_device()
-        _print_comparison(settings)
+        if settings.waits:
+            raise ConfigurationError(
+                "The tables wait for the server's schema ('policy.schema' is 'server'), and no server has offered one yet. Ask "
+                "for its file, and pass it with '--schema'."
+            )
+        _print_comparison(settings, schema)
         data = SiteData(settings)
         info = data.info(arguments.name, settings.policy, statistics=settings.policy.statistics)
     training = "a stream, whose length it learns in each round" if info.streams else f"{info.num_examples} training examples"
@@ -50,8 +61,20 @@ def _data(arguments: argparse.Namespace) -> str:
     return "; ".join(lines)
 
 
-def _print_comparison(settings: SiteSettings) -> None:
-    """Print how the site's files differ from their schema; the server learns nothing of it."""
+def _schema(arguments: argparse.Namespace) -> Path | None:
+    """Return the file of the server's schema: that of ``--schema``, or the last one that a server has offered."""
+    if arguments.schema:
+        return Path(arguments.schema)
+    return kept_schema(Path(arguments.folder or f"site_{arguments.name}"))
+
+
+def _print_comparison(settings: SiteSettings, schema: Path | None) -> None:
+    """Print how the site's files differ from their schema, and whether it is the server's; the server learns nothing of it."""
+    if schema is not None:
+        theirs, mine = read_schema(schema).digest(), digest_of_schema(settings.datamodule)
+        same = "the same tables as this site's" if theirs == mine else f"other tables than this site's ({mine or 'none'})"
+        print(f"note    schema: that of the server ({theirs}, {schema}) describes {same};", flush=True)
+        print("        without 'schema' in data.yaml, the site takes the server's schema only with 'policy.schema: server'")
     for name in ("datamodule", "validation", "test"):
         compare = getattr(getattr(settings, name), "compare_with_schema", None)
         lines = compare() if callable(compare) else []

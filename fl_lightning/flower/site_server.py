@@ -21,6 +21,7 @@ from fl_lightning.flower.audit import AuditLog, in_words
 from fl_lightning.flower.contract import Built, build, check_contract
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
+from fl_lightning.flower.server_schema import keep_schema
 from fl_lightning.flower.site_data import SiteData
 from fl_lightning.flower.site_limits import SiteLimits
 from fl_lightning.flower.site_record import SiteRecord, digest_of
@@ -51,28 +52,44 @@ class SiteServer:
 
     Args:
         name: the site's name.
-        data: the site's data.
+        data: the site's data; None if they wait for the server's schema.
         policy: what a server may have this site do.
         folder: the site's folder, for state, audit log and the details of errors.
         device: the device to train on.
         say: prints a line for the site's staff.
+        load: returns the data as the file of a schema describes them.
     """
 
     def __init__(
         self,
         name: str,
-        data: SiteData,
+        data: SiteData | None,
         policy: Policy,
         folder: Path,
         device: torch.device = torch.device("cpu"),  # noqa: B008
         say: Callable[[str], None] = print,
+        load: Callable[[Path], SiteData] | None = None,
     ) -> None:
-        self._name, self._data, self._policy, self._folder = name, data, policy, folder
-        self._device, self._print = device, say
+        self._name, self._loaded, self._policy, self._folder = name, data, policy, folder
+        self._device, self._print, self._load = device, say, load
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._audit, self._record = AuditLog(folder / "audit.jsonl"), SiteRecord(folder, policy, name)
         self._limits = SiteLimits(policy)
         self._work: _Work | None = None
+
+    @property
+    def _data(self) -> SiteData:
+        """Return the site's data.
+
+        Raises:
+            RefusedError: if they wait for the server's schema.
+        """
+        if self._loaded is None:
+            raise RefusedError(
+                "This site's tables take the server's schema, but the server offers none. Set 'data.datamodule.schema' at the "
+                "server, or 'schema' of the datamodule in the site's data.yaml."
+            )
+        return self._loaded
 
     def _say(self, line: str) -> None:
         self._print(envelope.printable(line))
@@ -151,6 +168,10 @@ class SiteServer:
         statistics = asked.get("statistics", False)
         if type(statistics) is not bool:
             raise WireError("The request does not say whether it asks for statistics.")
+        schema = keep_schema(self._folder, self._policy, asked.get("schema", ""))
+        if self._loaded is None and schema is not None and self._load is not None:
+            self._loaded = self._load(schema)
+            self._say(f"The tables are read as the server's schema says, which is {schema}.")
         self._take_number(client)
         info = self._data.info(self._name, self._policy, names[0], names[1], statistics)
         if info.moments is not None:
