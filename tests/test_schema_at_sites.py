@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from sites_over_bytes import ABSENT, POLICY, REGISTERED, SERVERS, TOLD, configuration, same_bits, simulate, start_site, weights
-from three_hospitals import NAMES, SCHEMA, SETTINGS, clean, write_exports
+from three_hospitals import NAMES, SCHEMA, SETTINGS, clean, expected, write_exports
 
 from fl_lightning import ConfigurationError, DataError
 from fl_lightning.cli.federation_cli import main
@@ -24,6 +24,7 @@ from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.site_check import check
 from fl_lightning.flower.site_data import SiteData
 from fl_lightning.flower.site_settings import read_settings
+from fl_lightning.functional.exact_moments import Moments
 from fl_lightning.messages import ClientInfo
 
 TABLE = {"test_share": 0, "standardize": False, "batch_size": 8}
@@ -217,6 +218,52 @@ def test_the_check_of_tables_that_wait_for_the_server(hospitals, capsys, monkeyp
     assert "FAILED  data: The tables wait for the server's schema ('policy.schema' is 'server'), and no server has" in text
     passed, text = checked(Path("north/data.yaml"), capsys, monkeypatch, schema="schema.yaml")
     assert passed, text
+
+
+def test_counts_of_few_patients_do_not_leave_a_site_and_the_rest_fills_in_what_is_missing(hospitals):
+    """West has two diverse patients, and hospitals of 30 rows have rare stages."""
+    schema = SCHEMA.replace("missing: indicator}", "missing: most_frequent}")
+    Path("schema.yaml").write_text(schema)
+    for name in NAMES:
+        write_site(name, hospitals[name], schema, more={"policy": {**POLICY, "statistics": True, "min_count": 5}})
+        start_site(Path(), name)
+    found = config()
+    inner = found["model"]["init_args"]["network"]
+    inner["init_args"]["in_features"] = 13
+    scale = {"num_features": 13, "network": inner, "min_count": 5}
+    found["model"]["init_args"]["network"] = {"class_path": "Standardized", "init_args": scale}
+    simulated = {**found, "data": config(path=hospitals, exports=SETTINGS)["data"]}
+    simulated["data"]["partitioner"] = "DomainPartitioner"
+    one = over_bytes(found)
+    assert same_bits(simulate(simulated), one)
+    frame = expected(clean())[0]
+    stages = [f"stage={stage}" for stage in ("I", "II", "III", "IV")]
+    told = dict.fromkeys(stages, 0)
+    for k, name in enumerate(NAMES):
+        rows, sums = frame[30 * k : 30 * k + 30], Moments.of_texts(TOLD[name].moments)
+        for place, column in enumerate(read_schema("schema.yaml").feature_names):
+            ones = rows[column].sum()
+            if set(rows[column]) <= {0.0, 1.0} and sums.counts[place]:
+                assert 5 <= ones == sums.totals[place] / 2**172
+            if column in stages and sums.counts[place]:
+                told[column] += int(ones)
+    assert Moments.of_texts(TOLD["west"].moments).counts[4:7].count(0) >= 2  # one gap would follow from the total
+    fill = next(tensor for name, tensor in one.items() if name.endswith("network.fill"))
+    assert fill[7:11].tolist() == [float(stage == max(stages, key=told.__getitem__)) for stage in stages]
+
+
+def test_the_check_names_the_columns_whose_sums_stay(hospitals, capsys, monkeypatch):
+    path = write_site("west", hospitals["west"], more={"policy": {**POLICY, "statistics": True, "min_count": 3}})
+    passed, text = checked(path, capsys, monkeypatch)
+    assert passed, text
+    assert re.search(r"and of their squares, but not those of [^;]*sex=male, sex=diverse[^;]*, which would tell of few", text)
+
+
+def test_a_server_without_a_schema_cannot_fill_in_categories(hospitals):
+    write_site("north", hospitals["north"], SCHEMA.replace("missing: indicator}", "missing: most_frequent}"))
+    start_site(Path(), "north")
+    reply = envelope.opened(SERVERS["north"].answer(asking("")), ("reply",))
+    assert "Set 'data.datamodule.schema' at the server." in reply["error"]
 
 
 def asking(schema: Any, **more: Any) -> dict[str, bytes]:

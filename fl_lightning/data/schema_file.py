@@ -172,16 +172,18 @@ def _with_missing(field: Field, value: Any, where: str) -> Field:
     kind, given = next(iter(value.items())) if isinstance(value, dict) and len(value) == 1 else (value, None)
     kinds: tuple[Missing, ...] = get_args(Missing)
     alone = isinstance(value, str)
-    if kind not in kinds or (alone and kind == "constant") or (not alone and kind in ("refuse", "mean")):
+    if kind not in kinds or (alone and kind == "constant") or (not alone and kind in ("refuse", "mean", "most_frequent")):
         refuse(
             where,
             f"'{shown(value)}' is not supported",
-            "Write refuse, {constant: VALUE}, indicator, {indicator: VALUE}, or mean.",
+            "Write refuse, {constant: VALUE}, indicator, {indicator: VALUE}, mean, or most_frequent.",
         )
     if field.required and kind != "refuse":
         refuse(where, "a field with 'required: true' has no missing values", "Remove one of the two.")
     if kind == "mean" and (field.enum or field.type == "boolean"):
-        refuse(where, "categories have no mean", "Write indicator, or {constant: VALUE}.")
+        refuse(where, "categories have no mean", "Write most_frequent, indicator, or {constant: VALUE}.")
+    if kind == "most_frequent" and not (field.enum or field.type == "boolean"):
+        refuse(where, "only categories and booleans have a most frequent value", "Write mean, indicator, or {constant: VALUE}.")
     constant = None if alone else _constant(field, given, where)
     if kind == "indicator" and constant is None and not field.enum:
         constant = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.data.schema import Schema
+from fl_lightning.data.schema import schema_of
 from fl_lightning.data.schema_file import parse_schema, read_schema, schema_text
 from fl_lightning.data.schema_text import BYTES
 from fl_lightning.errors import ConfigurationError, DataError, WireError
@@ -28,8 +28,8 @@ def offered(datamodule: Any) -> str:
     Raises:
         ConfigurationError: if it is too long for them.
     """
-    schema = getattr(datamodule, "schema", None)
-    text = schema_text(schema) if isinstance(schema, Schema) else ""
+    schema = schema_of(datamodule)
+    text = "" if schema is None else schema_text(schema)
     if len(text) > BYTES:
         raise ConfigurationError(
             f"The schema has {len(text)} characters as JSON, but sites read at most 1 MiB. Use a smaller one."

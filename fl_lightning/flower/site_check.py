@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fl_lightning.data.schema_file import read_schema
@@ -54,11 +54,18 @@ def _data(arguments: argparse.Namespace) -> str:
     lines += [f"the digest {info.schema} of its schema"] if info.schema else []
     lines += [f"the counts of the classes: {info.label_counts}"] if info.label_counts else ["no counts of classes"]
     lines += ["the ranges of its features, to two digits"] if info.ranges else []
-    lines += ["to a server that asks, once, the exact sums of its inputs and of their squares"] if info.moments else []
+    lines += [_sums(info.moments, data.names("feature_names"))] if info.moments else []
     allowed = ", ".join(info.evaluations) or "none (FedLoss and AdaFed scored by clients need 'evaluations: [validation]')"
     lines += [f"evaluations that 'policy' allows: {allowed}", f"training would run on {device}"]
     lines += [f"note: {one.message}" for one in told if issubclass(one.category, UserWarning)]
     return "; ".join(lines)
+
+
+def _sums(moments: Sequence[Sequence[str]], names: Sequence[str] | None) -> str:
+    """Return in words which sums leave the site."""
+    kept = [str(names[k]) if names else f"channel {k}" for k, count in enumerate(moments[0]) if count == "0"]
+    without = f", but not those of {', '.join(kept)}, which would tell of few rows" if kept else ""
+    return f"to a server that asks, once, the exact sums of its inputs and of their squares{without}"
 
 
 def _schema(arguments: argparse.Namespace) -> Path | None:

@@ -14,10 +14,12 @@ from fl_lightning.data.class_names import names_of
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.ranges import ranges_of, rounded
+from fl_lightning.data.schema import categories_of, schema_of
 from fl_lightning.errors import DataError
 from fl_lightning.flower.checks import compared, digest_of_names, digest_of_schema
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.site_settings import SiteSettings
+from fl_lightning.functional.small_counts import without_small
 from fl_lightning.messages import ClientInfo, Part
 from fl_lightning.partitioners.base import Partitioner
 
@@ -73,7 +75,7 @@ class SiteData:
     """
 
     def __init__(self, settings: SiteSettings) -> None:
-        self._schema = digest_of_schema(settings.datamodule)
+        self._datamodule, self._schema = settings.datamodule, digest_of_schema(settings.datamodule)
         whole = _whole(settings)
         self._views: dict[Part, FederatedDataModule] = {"training": whole}
         self._separate: dict[Part, FederatedDataModule] = {}
@@ -159,13 +161,21 @@ class SiteData:
         if not policy.statistics or policy.min_noise > 0:
             return None
         found = self.whole.input_moments(0)
-        return None if min(found.counts) < policy.min_count else found.texts()
+        if min(found.counts) < policy.min_count:
+            return None
+        return without_small(found, categories_of(self._datamodule, len(found.counts)), policy.min_count).texts()
 
     def _ranges(self) -> tuple[tuple[float, float, float, float], ...] | None:
         dataset: Any = self.whole.client_datasets.source.dataset
         if type(dataset) is not TensorDataset or dataset.tensors[0].dim() != 2 or self.names("feature_names") is None:
             return None
         return rounded(ranges_of(dataset.tensors[0].double().numpy()))
+
+    @property
+    def needs_schema(self) -> bool:
+        """Return whether missing values become the most frequent category, which a server without a schema cannot know."""
+        schema = schema_of(self._datamodule)
+        return schema is not None and bool(schema.filled)
 
     def batches(self, full_batch: bool) -> tuple[float, int]:
         """Return the number of batches of an epoch, inf for a stream, and the fewest persons that may be in one of them.

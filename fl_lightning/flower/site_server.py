@@ -172,6 +172,11 @@ class SiteServer:
         if self._loaded is None and schema is not None and self._load is not None:
             self._loaded = self._load(schema)
             self._say(f"The tables are read as the server's schema says, which is {schema}.")
+        if self._data.needs_schema and not asked.get("schema"):
+            raise RefusedError(
+                "Missing values of this site's tables become the most frequent category of all sites, which a server without a "
+                "schema does not know. Set 'data.datamodule.schema' at the server."
+            )
         self._take_number(client)
         info = self._data.info(self._name, self._policy, names[0], names[1], statistics)
         if info.moments is not None:

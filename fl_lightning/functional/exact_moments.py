@@ -86,6 +86,16 @@ class Moments:
         return found
 
 
+def is_binary(moments: Moments, channel: int) -> bool:
+    """Return whether the sums of a channel are those of zeros and ones."""
+    return moments.totals[channel] << -_LOWEST == moments.squares[channel]
+
+
+def number_of_ones(moments: Moments, channel: int) -> int:
+    """Return how many ones there are in a channel of zeros and ones."""
+    return moments.totals[channel] >> -_LOWEST
+
+
 def together(parts: Iterable[Moments]) -> Moments:
     """Return the moments of all parts; their order does not matter.
 

@@ -6,11 +6,14 @@ from collections.abc import Iterable
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.core.capabilities import Capability, Need, Part, check_need
 from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.data.schema import categories_of, schema_of
 from fl_lightning.errors import ConfigurationError, add_note
 from fl_lightning.functional.exact_moments import Moments, together
+from fl_lightning.functional.small_counts import without_small
 from fl_lightning.models.standardized import Standardized, standardized_parts
 from fl_lightning.utilities.collectives import Collectives
 
@@ -60,10 +63,16 @@ def measure_inputs(trainer: Trainer, data: FederatedDataModule, part: Standardiz
     failure: Exception | None = None
     for client in range(data.num_clients)[comm.rank :: comm.size]:
         try:
-            mine.append(data.input_moments(client))
+            own = data.input_moments(client)
+            groups = categories_of(data.datamodule, len(own.counts))
+            mine.append(own if data.is_remote else without_small(own, groups, part.min_count))
         except Exception as error:
             add_note(error, f"In the statistics of client {data.client_name(client)}.")
             failure = error
             break
     everyone = [moments for theirs in comm.gather_or_raise(mine, failure) for moments in theirs]
-    part.set_moments(together(everyone))
+    whole, schema = together(everyone), schema_of(data.datamodule)
+    part.set_moments(whole, () if schema is None else schema.filled, data.is_remote or part.min_count > 1)
+    untold = [str(k) for k, count in enumerate(whole.counts) if not count]
+    if untold:
+        rank_zero_warn(f"Not scaled, because no client tells sums over few rows: channels {', '.join(untold)} of the inputs.")
