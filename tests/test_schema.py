@@ -184,13 +184,13 @@ FIELD = "fields:\n- {name: a, type: number}\n"
             "a field with 'required: true' has no missing values. Remove one of the two.",
         ),
         (FIELD + "target: b", "'target': no field has the name 'b'. Add a field 'b'."),
-        (FIELD + "target: a", "It has no fields besides the target. Add the features."),
+        (FIELD + "target: a", "It has neither features nor a target with classes. Add the fields."),
         (
             FIELD + "- {name: y, type: date, since: 2000-01-01}\ntarget: y",
             "Field 'y': a target of type date needs 'constraints: {enum: [...]}', its classes in order",
         ),
         (FIELD + "- {name: y, type: number, missing: indicator}\ntarget: y", "missing targets cannot be filled"),
-        ("fields: []", "It has no fields besides the target"),
+        ("fields: []", "It has neither features nor a target with classes"),
         ("fields: {a: number}", "'fields': a list is missing"),
     ],
 )
@@ -232,7 +232,9 @@ def test_files_that_cannot_be_read():
     with pytest.raises(DataError, match=r"The schema 'latin.yaml' is not UTF-8"):
         read_schema("latin.yaml")
     Path("wrong.yaml").write_text("fields: []")
-    with pytest.raises(DataError, match=r"The schema 'wrong.yaml' cannot be used: It has no fields besides the target"):
+    with pytest.raises(
+        DataError, match=r"The schema 'wrong.yaml' cannot be used: It has neither features nor a target with classes"
+    ):
         read_schema("wrong.yaml")
 
 

@@ -10,10 +10,16 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import yaml
+from lightning.pytorch import LightningDataModule
+from PIL import Image
 from sites_over_bytes import ABSENT, POLICY, REGISTERED, SERVERS, TOLD, configuration, same_bits, simulate, start_site, weights
+from small_images import paint
 from three_hospitals import NAMES, SCHEMA, SETTINGS, clean, expected, write_exports
+from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import ConfigurationError, DataError
 from fl_lightning.cli.federation_cli import main
@@ -23,7 +29,7 @@ from fl_lightning.flower.checks import digest_of_schema, require_schema
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.site_check import check
 from fl_lightning.flower.site_data import SiteData
-from fl_lightning.flower.site_settings import read_settings
+from fl_lightning.flower.site_settings import SiteSettings, read_settings
 from fl_lightning.functional.exact_moments import Moments
 from fl_lightning.messages import ClientInfo
 
@@ -250,6 +256,66 @@ def test_counts_of_few_patients_do_not_leave_a_site_and_the_rest_fills_in_what_i
     assert Moments.of_texts(TOLD["west"].moments).counts[4:7].count(0) >= 2  # one gap would follow from the total
     fill = next(tensor for name, tensor in one.items() if name.endswith("network.fill"))
     assert fill[7:11].tolist() == [float(stage == max(stages, key=told.__getitem__)) for stage in stages]
+
+
+@pytest.mark.filterwarnings("ignore:.*training batches")
+def test_images_of_a_schemas_classes_have_one_scale_at_all_sites():
+    """South lacks a class, and West takes the server's schema."""
+    Path("schema.yaml").write_text(
+        "fields: [{name: animal, type: string, constraints: {enum: [cat, dog, emu]}}]\ntarget: animal\n"
+    )
+    REGISTERED[:] = NAMES
+    TOLD.clear()
+    for k, (name, classes) in enumerate(zip(NAMES, ("cat dog emu", "cat dog", "cat emu"), strict=True)):
+        for label in [*classes.split()]:
+            paint(Path(f"images/{name}/{label}"), 6 + k, seed=10 * k + len(label))
+        own = {"root": f"images/{name}", "batch_size": 4} | ({} if name == "west" else {"schema": "schema.yaml"})
+        policy = {**POLICY, "statistics": True, "schema": "server"}
+        Path(name).mkdir()
+        site = {"datamodule": {"class_path": "ImageFolderDataModule", "init_args": own}, "policy": policy, "device": "cpu"}
+        Path(f"{name}/data.yaml").write_text(yaml.safe_dump(site))
+        start_site(Path(), name)
+    paint(Path("server/cat"), 4, seed=99)
+    found = configuration()
+    lenet = {"class_path": "fl_lightning.LeNet", "init_args": {"channels": 3, "image_size": 16, "num_classes": 3}}
+    found["model"]["init_args"]["network"] = {"class_path": "Standardized", "init_args": {"num_features": 3, "network": lenet}}
+    shown = {"schema": "schema.yaml", "batch_size": 4, "root": "images", "test_root": "server"}
+    found["data"] = {"datamodule": {"class_path": "ImageFolderDataModule", "init_args": shown}}
+    found["data"]["partitioner"] = "DomainPartitioner"
+    one = simulate(found)
+    del found["data"]["partitioner"]
+    assert same_bits(one, over_bytes(found))
+    pixels = np.stack([np.asarray(Image.open(path)) for path in Path("images").rglob("*.png")]) / 255
+    mean, std = (next(t for name, t in one.items() if name.endswith(f"network.{kind}")) for kind in ("mean", "std"))
+    assert np.allclose(mean, pixels.mean((0, 1, 2)), rtol=1e-6)
+    assert np.allclose(std, pixels.std((0, 1, 2)), rtol=1e-6)
+
+
+class Named(LightningDataModule):
+    """Names its classes itself, and not its dataset."""
+
+    classes = ("cat", "dog")
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.rand(8, 2), torch.arange(8) % 2), batch_size=4)
+
+
+def test_classes_of_a_datamodule_of_ones_own_are_compared():
+    data = SiteData(SiteSettings(Named(), device="cpu"))
+    assert data.info("a", Policy(), ("cat", "dog")).classes.equal
+    assert data.info("a", Policy(), ("dog", "cat")).classes.moved == "dog"
+    assert data.info("a", Policy()).digests[0] != ""
+
+
+def test_sums_over_few_images_do_not_leave_a_site():
+    """An image has more numbers than 'min_count'."""
+    for label in ("cat", "dog"):
+        paint(Path("few") / label, 4)
+    site = "datamodule: {class_path: ImageFolderDataModule, init_args: {root: few}}\ndevice: cpu\n"
+    Path("data.yaml").write_text(site)
+    data = SiteData(read_settings(Path("data.yaml")))
+    assert data.info("few", Policy(statistics=True), statistics=True).moments is None
+    assert data.info("few", Policy(statistics=True, min_count=8), statistics=True).moments is not None
 
 
 def test_the_check_names_the_columns_whose_sums_stay(hospitals, capsys, monkeypatch):

@@ -276,9 +276,30 @@ def test_inputs_are_measured_as_the_datamodule_prepares_them_without_augmentatio
     assert data.trainer is None or data.trainer is module.trainer
 
 
+class Counting(Blobs):
+    """Measures its inputs itself, each client's in a call of its own."""
+
+    def statistics(self, batches: Any) -> Any:
+        return together(moments_of(2 * rows) for rows, _ in batches)
+
+
+class Wrong(Blobs):
+    def statistics(self, batches: Any) -> Any:
+        return 3
+
+
+def test_a_datamodule_may_measure_its_inputs_itself():
+    module, data = Scaled(), Counting()
+    federate(module, 1, data=data)
+    mean, std = expected(2 * data.train[0])
+    assert torch.allclose(module.net.mean, mean, rtol=1e-6)
+    assert torch.allclose(module.net.std, std, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("module", "settings", "message"),
     [
+        (Scaled, {"data": Wrong()}, "'statistics' of Wrong returned a int. Return what 'fl_lightning.functional.exact_mom"),
         (
             Scaled,
             {"transforms": [ClientPrivacy(1.0, 1.0, "local", noise_seed=1)]},

@@ -16,6 +16,7 @@ from fl_lightning.data.example_change import ExampleChange
 from fl_lightning.data.own_loaders import OwnLoaders
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.remote import RemoteDatasets
+from fl_lightning.errors import DataError
 from fl_lightning.functional.exact_moments import Moments, moments_of_batches
 from fl_lightning.functional.labels import client_label_counts
 from fl_lightning.functional.partition import Partition
@@ -133,7 +134,7 @@ class ClientHolder(LightningDataModule):
         """Return the exact sums of one client's training inputs, and of their squares, for each channel, as float32.
 
         Inputs are those of an evaluation: after the datamodule's hooks, which find no Trainer, so nothing is augmented. A
-        client outside this process has told its sums.
+        datamodule with a method ``statistics(batches)`` adds them up itself. A client outside this process has told its sums.
 
         Raises:
             ConfigurationError: if such a client does not tell them.
@@ -141,7 +142,14 @@ class ClientHolder(LightningDataModule):
         """
         if isinstance(self._client_datasets, RemoteDatasets):
             return self._client_datasets.input_moments(client)
-        return moments_of_batches(self._evaluated(client))
+        own = getattr(self.datamodule, "statistics", None)
+        found = (own if callable(own) else moments_of_batches)(self._evaluated(client))
+        if not isinstance(found, Moments):
+            raise DataError(
+                f"'statistics' of {type(self.datamodule).__name__} returned a {type(found).__name__}. Return what "
+                "'fl_lightning.functional.exact_moments.together' or 'moments_of' returns."
+            )
+        return found
 
     def _evaluated(self, client: int) -> Iterator[Any]:
         """Yield the batches of one client's training examples as a module gets them in an evaluation."""

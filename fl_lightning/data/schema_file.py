@@ -106,8 +106,8 @@ def _check(schema: Schema) -> None:
         )
     if target is not None and target.missing != "refuse":
         refuse(f"field '{target.name}'", "missing targets cannot be filled", "Remove 'missing', and the rows without a target.")
-    if not features:
-        raise DataError("It has no fields besides the target. Add the features.")
+    if not features and not schema.classes:
+        raise DataError("It has neither features nor a target with classes. Add the fields.")
     if len(features) > _FEATURES:
         raise DataError(f"Its fields become {len(features)} features, but at most {_FEATURES} are supported.")
     if len(set(features)) < len(features):

@@ -108,6 +108,7 @@ class TableDataModule(InMemoryDataModule):
         self.schema = None if schema is None else read_schema(schema)
         self._exports = exports_of(self.schema, csv, columns, exports)
         if self.schema is not None:
+            require(bool(self.schema.feature_names), name + "schema", "the file of a schema with features", schema)
             target, kind = target_of(self.schema, target, kind, classes, (client_column, person_column))
         if path is None and test_path is None:
             raise ConfigurationError(

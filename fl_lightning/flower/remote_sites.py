@@ -237,7 +237,7 @@ class RemoteSites(RemoteClients):
 
 
 def _names_here(trainer: Trainer, kind: str) -> tuple[str, ...] | None:
-    """Return the names of the classes or features of the server's validation or test set; None if it has no names."""
+    """Return the names of classes or features of the server's validation or test set, or its datamodule; None without names."""
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
     for name in ("val_dataloader", "test_dataloader"):
         if is_overridden(name, datamodule.datamodule, LightningDataModule):
@@ -246,7 +246,7 @@ def _names_here(trainer: Trainer, kind: str) -> tuple[str, ...] | None:
             found = names_of(first[0] if isinstance(first, list | tuple) else first, kind)
             if found is not None:
                 return found
-    return None
+    return names_of(datamodule.datamodule, kind)
 
 
 def _needs(strategy: Strategy, route: Route) -> Needs:

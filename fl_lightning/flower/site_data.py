@@ -119,7 +119,7 @@ class SiteData:
 
     def names(self, kind: str) -> tuple[str, ...] | None:
         """Return the names of the site's ``classes`` or ``feature_names``; None if its data have none."""
-        return names_of(self.whole.client_datasets.source, kind)
+        return names_of(self.whole.client_datasets.source, kind) or names_of(self._datamodule, kind)
 
     def info(
         self,
@@ -161,7 +161,7 @@ class SiteData:
         if not policy.statistics or policy.min_noise > 0:
             return None
         found = self.whole.input_moments(0)
-        if min(found.counts) < policy.min_count:
+        if min(*found.counts, self.size("training")) < policy.min_count:  # an image has many numbers
             return None
         return without_small(found, categories_of(self._datamodule, len(found.counts)), policy.min_count).texts()
 

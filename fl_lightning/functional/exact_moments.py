@@ -167,7 +167,8 @@ def moments_of_batches(batches: Iterable[Any]) -> Moments:
         if not isinstance(inputs, Tensor):
             raise DataError(
                 f"Inputs can be measured if they are a tensor, or the first entry of a batch, but a batch is a "
-                f"{type(batch).__name__}. Scale such inputs in the module itself, without Standardized."
+                f"{type(batch).__name__}. Scale such inputs in the module itself, without Standardized, or give the datamodule "
+                "a method 'statistics(batches)'."
             )
         try:
             found.append(moments_of(inputs))
