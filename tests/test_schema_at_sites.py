@@ -7,6 +7,7 @@ import json
 import re
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +324,94 @@ def test_the_check_names_the_columns_whose_sums_stay(hospitals, capsys, monkeypa
     passed, text = checked(path, capsys, monkeypatch)
     assert passed, text
     assert re.search(r"and of their squares, but not those of [^;]*sex=male, sex=diverse[^;]*, which would tell of few", text)
+
+
+def describing(paths: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of a fit that shows what the features are like: at sites, and simulated."""
+    found = {**config(), "partition_report": {"features": True, "min_count": 5}}
+    simulated = {**found, "data": config(path=paths, exports=SETTINGS)["data"]}
+    simulated["data"]["partitioner"] = "DomainPartitioner"
+    return found, simulated
+
+
+def start_telling(paths: dict[str, str], **policy: Any) -> None:
+    for name in NAMES:
+        agreed = {**POLICY, "statistics": True, "histograms": True, "min_count": 5, **policy}
+        write_site(name, paths[name], more={"policy": agreed})
+        start_site(Path(), name)
+
+
+def bins_in(folder: str) -> list[str]:
+    rows = Path(folder, "histograms.csv").read_text().splitlines()
+    return [row for row in rows if not row.startswith("admitted")]  # it has no range, and so no common bins at sites
+
+
+def test_sites_that_consent_tell_the_bins_of_the_simulation(hospitals):
+    start_telling(hospitals)
+    found, simulated = describing(hospitals)
+    over_bytes(found)
+    simulate(simulated)
+    assert bins_in("real") == bins_in("simulated")
+    ages = expected(clean())[0]["age"].to_numpy().reshape(3, 30)
+    for own, name in zip(ages, NAMES, strict=True):
+        counts = np.histogram(own.astype(np.float32), np.linspace(0, 120, 11))[0]
+        told = TOLD[name].histograms[0]
+        assert all(n in (-1, count) for n, count in zip(told, counts, strict=True))
+        assert all(n == -1 or n >= 5 for n in told)
+        assert sum(count for n, count in zip(told, counts, strict=True) if n == -1) not in range(1, 5)
+    assert Path("real/features.png").exists()
+
+
+def test_sites_tell_no_bins_unless_their_policy_says_so(hospitals):
+    start_telling(hospitals, histograms=False)
+    over_bytes(describing(hospitals)[0])
+    assert all(info.histograms is None and info.moments is not None for info in TOLD.values())
+    assert not any(row.startswith("age,") for row in bins_in("real"))
+    start_telling(hospitals)
+    over_bytes(config(), "again")  # a server that does not ask learns nothing
+    assert all(info.histograms is None and info.moments is None for info in TOLD.values())
+    data = SiteData(read_settings(Path("north/data.yaml")))
+    assert data.info("north", Policy(histograms=True, min_noise=1.0), histograms=True).histograms is None
+    assert data.info("north", Policy(histograms=True, min_count=31), histograms=True).histograms is None
+
+
+def test_bins_are_told_once(hospitals, capsys):
+    """A server could move the borders of the bins, or see which of them a new row is in."""
+    start_telling(hospitals)
+    over_bytes(describing(hospitals)[0])
+    moved = SCHEMA.replace("maximum: 120", "maximum: 121")
+    write_site("north", hospitals["north"], moved, {"policy": {**POLICY, "histograms": True}})
+    start_site(Path(), "north")
+    reply = envelope.opened(SERVERS["north"].answer(asking("", histograms=True)), ("reply",))
+    assert "have changed since it told the counts of its bins" in reply["error"]
+
+
+def test_impossible_counts_of_bins_are_refused(hospitals, monkeypatch, capsys):
+    start_telling(hospitals)
+    own = SERVERS["west"]._data.info
+    monkeypatch.setattr(SERVERS["west"]._data, "info", lambda *args: replace(own(*args), histograms=((-2,),)))
+    with pytest.raises(SystemExit):
+        over_bytes(describing(hospitals)[0])
+    assert "Site west tells impossible counts of bins." in capsys.readouterr().err
+
+
+def test_a_report_about_inputs_is_refused_beside_privacy(hospitals, capsys):
+    start_telling(hospitals)
+    found = describing(hospitals)[0]
+    privacy = {"max_norm": 1.0, "noise_multiplier": 1.0, "noise": "local"}
+    found["federation"]["transforms"] = [{"class_path": "ClientPrivacy", "init_args": privacy}]
+    with pytest.raises(SystemExit):
+        over_bytes(found)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "'partition_report.features' reads sums over the clients' inputs, which get no noise, but ClientPrivacy" in said
+    assert not TOLD
+
+
+def test_describe_says_how_to_ask_sites(hospitals, capsys):
+    Path("config.yaml").write_text(yaml.safe_dump(config()))
+    with pytest.raises(SystemExit):
+        main(["describe", "--config", "config.yaml", "--federation.pool", "sites_over_bytes.BytesSites"])
+    assert "To see what they tell, set 'partition_report.features' to true" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_server_without_a_schema_cannot_fill_in_categories(hospitals):

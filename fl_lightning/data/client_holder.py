@@ -18,6 +18,7 @@ from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.remote import RemoteDatasets
 from fl_lightning.errors import DataError
 from fl_lightning.functional.exact_moments import Moments, moments_of_batches
+from fl_lightning.functional.histograms import Cuts, histograms_of
 from fl_lightning.functional.labels import client_label_counts
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.showing import client_bars, settings_table, short_repr
@@ -150,6 +151,17 @@ class ClientHolder(LightningDataModule):
                 "'fl_lightning.functional.exact_moments.together' or 'moments_of' returns."
             )
         return found
+
+    def input_histograms(self, client: int, cuts: Cuts) -> list[list[int]]:
+        """Return how many of one client's training examples are in each bin, for each column; none for other inputs.
+
+        Args:
+            client: the client's id, from 0.
+            cuts: the borders between the bins of each column.
+        """
+        if callable(getattr(self.datamodule, "statistics", None)):
+            return [[] for _ in cuts]
+        return histograms_of(self._evaluated(client), cuts)
 
     def _evaluated(self, client: int) -> Iterator[Any]:
         """Yield the batches of one client's training examples as a module gets them in an evaluation."""

@@ -9,6 +9,8 @@ from datetime import date
 from itertools import accumulate
 from typing import Any, Literal
 
+from fl_lightning.functional.histograms import equal_cuts
+
 FieldType = Literal["number", "integer", "boolean", "string", "date"]
 Missing = Literal["refuse", "constant", "indicator", "mean", "most_frequent"]
 
@@ -87,6 +89,11 @@ class Schema:
         """Return the numbers of the features of each field whose missing values become its most frequent category."""
         return tuple(span for field, span in self._spans() if field.missing == "most_frequent")
 
+    @property
+    def cuts(self) -> tuple[tuple[float, ...], ...]:
+        """Return the borders between ten bins for each feature: of its range, if it has one; none for categories."""
+        return tuple(own for field in self.features for own in (_cuts(field), *[()] * (len(field.columns) - 1)))
+
     def _spans(self) -> list[tuple[Field, tuple[int, ...]]]:
         ends = list(accumulate(len(field.columns) for field in self.features))
         return [(f, tuple(range(end - len(f.columns), end))) for f, end in zip(self.features, ends, strict=True)]
@@ -113,6 +120,11 @@ class Schema:
             "missing_values": sorted(self.missing_values),
         }
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _cuts(field: Field) -> tuple[float, ...]:
+    low, high = field.minimum, field.maximum
+    return () if low is None or high is None or low == high else equal_cuts(low, high)
 
 
 def schema_of(datamodule: Any) -> Schema | None:

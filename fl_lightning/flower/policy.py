@@ -40,6 +40,8 @@ class Policy:
         statistics: whether to tell a server that asks the exact sums of the training inputs and of their squares, by feature,
             from which it takes the mean and deviation over all sites (``Standardized``). They are told once: not again after
             the data have changed, because the difference would tell about the new rows.
+        histograms: whether to tell a server that asks how many rows are in each of ten bins of a feature's range in the schema,
+            also once, without counts below ``min_count`` and those from which they would follow.
         schema: whose schema describes the tables of ``data.yaml`` that name none: with ``server``, the first one that a server
             offers. It reads columns that ``columns`` does not name by its own names, so the file should have no others.
         min_count: the fewest numbers of a feature over which the site tells a sum, >= 1. Features of a category with fewer rows
@@ -67,6 +69,7 @@ class Policy:
     label_counts: bool = False
     ranges: bool = False
     statistics: bool = False
+    histograms: bool = False
     schema: Literal["own", "server"] = "own"
     min_count: int = 10
     largest_message: float = 4096.0

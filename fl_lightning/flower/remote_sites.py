@@ -120,10 +120,11 @@ class RemoteSites(RemoteClients):
         absent = self._transport.absent() if self.min_sites is not None else {}
         classes, features = (_names_here(trainer, kind) for kind in ("classes", "feature_names"))
         require_fitting_classes(trainer.lightning_module, classes)
-        asks = any(not part.is_measured for part in standardized_parts(trainer.lightning_module))
+        shows = any(getattr(callback, "reads_inputs", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        asks = shows or any(not part.is_measured for part in standardized_parts(trainer.lightning_module))
         schema = offered(trainer.datamodule.datamodule)  # type: ignore[attr-defined]
         here = {"classes": classes, "features": features}
-        told = self._described(names, absent, here, {"statistics": asks, "schema": schema})
+        told = self._described(names, absent, here, {"statistics": asks, "histograms": shows, "schema": schema})
         for client, cause in absent.items():
             rank_zero_warn(f"The fit starts without site {names[client]} (client {client}): {cause}.")
         everyone = enumerate(names)

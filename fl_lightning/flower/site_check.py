@@ -46,7 +46,7 @@ def _data(arguments: argparse.Namespace) -> str:
             )
         _print_comparison(settings, schema)
         data = SiteData(settings)
-        info = data.info(arguments.name, settings.policy, statistics=settings.policy.statistics)
+        info = data.info(arguments.name, settings.policy, statistics=True, histograms=True)
     training = "a stream, whose length it learns in each round" if info.streams else f"{info.num_examples} training examples"
     lines = [f"the server would learn the name '{info.name}', {training}"]
     lines += [f"{info.num_validation} validation and {info.num_test} test examples"]
@@ -55,6 +55,7 @@ def _data(arguments: argparse.Namespace) -> str:
     lines += [f"the counts of the classes: {info.label_counts}"] if info.label_counts else ["no counts of classes"]
     lines += ["the ranges of its features, to two digits"] if info.ranges else []
     lines += [_sums(info.moments, data.names("feature_names"))] if info.moments else []
+    lines += ["to a server that asks, once, the counts of bins of its columns"] if info.histograms else []
     allowed = ", ".join(info.evaluations) or "none (FedLoss and AdaFed scored by clients need 'evaluations: [validation]')"
     lines += [f"evaluations that 'policy' allows: {allowed}", f"training would run on {device}"]
     lines += [f"note: {one.message}" for one in told if issubclass(one.category, UserWarning)]

@@ -19,8 +19,9 @@ from fl_lightning.errors import DataError
 from fl_lightning.flower.checks import compared, digest_of_names, digest_of_schema
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.site_settings import SiteSettings
+from fl_lightning.functional.histograms import without_few
 from fl_lightning.functional.small_counts import without_small
-from fl_lightning.messages import ClientInfo, Part
+from fl_lightning.messages import UNTOLD, ClientInfo, Part
 from fl_lightning.partitioners.base import Partitioner
 
 
@@ -128,6 +129,7 @@ class SiteData:
         classes: Sequence[str] | None = None,
         features: Sequence[str] | None = None,
         statistics: bool = False,
+        histograms: bool = False,
     ) -> ClientInfo:
         """Return what the server learns before the first round.
 
@@ -137,6 +139,7 @@ class SiteData:
             classes: the names of the server's classes, if it has any.
             features: the names of its features, if it has any.
             statistics: whether it asks for the sums of the inputs.
+            histograms: whether it asks how many examples are in each bin.
         """
         counts = tuple(int(count) for count in self.whole.label_counts()[0]) if policy.label_counts else None
         own = self.names("classes"), self.names("feature_names")
@@ -153,6 +156,7 @@ class SiteData:
             digests=("" if classes else digest_of_names(own[0]), "" if features else digest_of_names(own[1])),
             ranges=self._ranges() if policy.ranges else None,
             moments=self._moments(policy) if statistics else None,
+            histograms=self._histograms(policy) if histograms else None,
             schema=self._schema,
         )
 
@@ -164,6 +168,14 @@ class SiteData:
         if min(*found.counts, self.size("training")) < policy.min_count:  # an image has many numbers
             return None
         return without_small(found, categories_of(self._datamodule, len(found.counts)), policy.min_count).texts()
+
+    def _histograms(self, policy: Policy) -> tuple[tuple[int, ...], ...] | None:
+        """Return the counts of the bins that the schema's ranges have, if the policy allows the server to know them."""
+        schema = schema_of(self._datamodule)
+        if not policy.histograms or policy.min_noise > 0 or schema is None or self.size("training") < policy.min_count:
+            return None
+        counts = [without_few(one, policy.min_count) for one in self.whole.input_histograms(0, schema.cuts)]
+        return tuple(tuple(UNTOLD if n is None else n for n in one) for one in counts)
 
     def _ranges(self) -> tuple[tuple[float, float, float, float], ...] | None:
         dataset: Any = self.whole.client_datasets.source.dataset

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.utilities.atomic_file import write_whole
 
-_FILE, _APPROVED, _STATISTICS = "record.json", "approved.json", "statistics.sha256"
+_FILE, _APPROVED = "record.json", "approved.json"
 _NOT_AGREED = ("rounds", "num_clients", "threads", "logger", "inference_mode")
 """The parts of a contract that may change within a federation: more rounds and sites, another machine."""
 
@@ -62,17 +62,22 @@ class SiteRecord:
     def _write(self) -> None:
         write_whole(self._folder / _FILE, json.dumps({"number": self._number, "federations": self._known}).encode())
 
-    def tell_statistics(self, moments: tuple[tuple[str, ...], ...]) -> None:
-        """Keep a digest of the sums that the site tells, once for all federations.
+    def tell_once(self, kind: str, what: str, told: Sequence[Sequence[object]]) -> None:
+        """Keep a digest of what the site tells about its rows, once for all federations.
+
+        Args:
+            kind: the name of the digest's file.
+            what: what is told, in words.
+            told: the numbers.
 
         Raises:
-            RefusedError: if other sums have been told before.
+            RefusedError: if others have been told before.
         """
-        path = self._folder / _STATISTICS
-        digest = hashlib.sha256(json.dumps(moments).encode()).hexdigest()
+        path = self._folder / f"{kind}.sha256"
+        digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()
         if path.exists() and path.read_text(encoding="utf-8") != digest:
             raise RefusedError(
-                "The data of this site have changed since it told the sums of its inputs, and the difference of both would "
+                f"The data of this site have changed since it told {what}, and the difference of both would "
                 f"tell about the rows that changed. If the server may know that, the site's staff delete '{path}'."
             )
         if not path.exists():

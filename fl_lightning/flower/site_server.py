@@ -165,9 +165,9 @@ class SiteServer:
         for one in names:
             if not (one is None or (isinstance(one, tuple) and all(isinstance(name, str) for name in one))):
                 raise WireError("The names of classes or features are no texts.")
-        statistics = asked.get("statistics", False)
-        if type(statistics) is not bool:
-            raise WireError("The request does not say whether it asks for statistics.")
+        wanted = [asked.get(what, False) for what in ("statistics", "histograms")]
+        if any(type(one) is not bool for one in wanted):
+            raise WireError("The request does not say whether it asks for statistics and histograms.")
         schema = keep_schema(self._folder, self._policy, asked.get("schema", ""))
         if self._loaded is None and schema is not None and self._load is not None:
             self._loaded = self._load(schema)
@@ -178,9 +178,11 @@ class SiteServer:
                 "schema does not know. Set 'data.datamodule.schema' at the server."
             )
         self._take_number(client)
-        info = self._data.info(self._name, self._policy, names[0], names[1], statistics)
+        info = self._data.info(self._name, self._policy, names[0], names[1], *wanted)
         if info.moments is not None:
-            self._record.tell_statistics(info.moments)
+            self._record.tell_once("statistics", "the sums of its inputs", info.moments)
+        if info.histograms is not None:
+            self._record.tell_once("histograms", "the counts of its bins", info.histograms)
         return info
 
     def _take_number(self, client: Any) -> int:

@@ -163,15 +163,24 @@ def moments_of_batches(batches: Iterable[Any]) -> Moments:
     """
     found = []
     for batch in batches:
-        inputs = batch[0] if isinstance(batch, list | tuple) and batch else batch
-        if not isinstance(inputs, Tensor):
-            raise DataError(
-                f"Inputs can be measured if they are a tensor, or the first entry of a batch, but a batch is a "
-                f"{type(batch).__name__}. Scale such inputs in the module itself, without Standardized, or give the datamodule "
-                "a method 'statistics(batches)'."
-            )
         try:
-            found.append(moments_of(inputs))
+            found.append(moments_of(inputs_of(batch)))
         except ValueError as error:
             raise DataError(f"The inputs cannot be measured: {error} Correct the data.") from error
     return together(found)
+
+
+def inputs_of(batch: Any) -> Tensor:
+    """Return the inputs in a batch: the batch if it is a tensor, otherwise its first entry.
+
+    Raises:
+        DataError: if they are no tensor.
+    """
+    inputs = batch[0] if isinstance(batch, list | tuple) and batch else batch
+    if not isinstance(inputs, Tensor):
+        raise DataError(
+            f"Inputs can be measured if they are a tensor, or the first entry of a batch, but a batch is a "
+            f"{type(batch).__name__}. Scale such inputs in the module itself, without Standardized, or give the datamodule "
+            "a method 'statistics(batches)'."
+        )
+    return inputs

@@ -18,8 +18,8 @@ def told(counts: Sequence[int], least: int) -> list[bool]:
         counts: the number of rows of each category; every row has one.
         least: the fewest rows of a category that is told.
     """
-    small = [count for count in counts if count < least]
-    hidden, limit = sum(small), least
+    small = [count for count in counts if count < least] if least > 1 else []
+    hidden, limit = sum(small), least if least > 1 else 0
     just_below = bool(small) and hidden == len(small) * (least - 1)
     for count in sorted(set(counts) - set(small)):
         if not (0 < hidden < least or just_below):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -49,6 +50,23 @@ def unmeasured(module: LightningModule, parts: Iterable[Part]) -> Standardized |
     check_need(Need(Capability.OPEN_HOLDINGS, why, _REMOVE), everyone)
     check_need(Need(Capability.SINGLE_UPDATES, "Standardized reads sums of each client", _REMOVE), everyone)
     return found[0]
+
+
+def refuse_reading(trainer: Trainer, parts: Iterable[Part]) -> None:
+    """Refuse a report about the inputs of clients elsewhere if another part does not allow it.
+
+    Raises:
+        ConfigurationError: naming that part.
+    """
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    if any(getattr(callback, "reads_inputs", False) for callback in callbacks):
+        why, remedy = (
+            "'partition_report.features' reads sums over the clients' inputs",
+            "Set 'partition_report.features' to false",
+        )
+        everyone = list(parts)
+        check_need(Need(Capability.OPEN_HOLDINGS, f"{why}, which get no noise", remedy), everyone)
+        check_need(Need(Capability.SINGLE_UPDATES, f"{why}, of each client", remedy), everyone)
 
 
 def measure_inputs(trainer: Trainer, data: FederatedDataModule, part: Standardized) -> None:
