@@ -386,6 +386,39 @@ def test_bins_are_told_once(hospitals, capsys):
     assert "have changed since it told the counts of its bins" in reply["error"]
 
 
+def standardized() -> dict[str, Any]:
+    found = config()
+    inner = found["model"]["init_args"]["network"]
+    scale = {"num_features": 14, "network": inner}
+    found["model"]["init_args"]["network"] = {"class_path": "Standardized", "init_args": scale}
+    return found
+
+
+def test_a_site_that_demands_noise_tells_the_same_noisy_sums_to_everyone(hospitals, capsys, monkeypatch):
+    """The mean of several answers would have less noise."""
+    start_telling(hospitals, epsilon=20.0, histograms=False)
+    over_bytes(standardized())
+    first = {name: TOLD[name].moments for name in NAMES}
+    start_site(Path(), "north")
+    over_bytes(standardized(), "again")
+    assert {name: TOLD[name].moments for name in NAMES} == first
+    exact = expected(clean())[0].to_numpy().reshape(3, 30, -1)
+    for own, name in zip(exact, NAMES, strict=True):
+        told = Moments.of_texts(first[name])
+        assert told.counts == (30,) * 13 + (0,)
+        assert not np.isclose(told.means()[:4], own.mean(0)[:4]).all()
+        assert np.all(np.abs(np.array(told.means())[[0, 1, 3]] - own.mean(0)[[0, 1, 3]]) < [60, 2, 1000])
+    passed, text = checked(Path("north/data.yaml"), capsys, monkeypatch)
+    assert passed, text
+    assert "sums with noise (epsilon 20) of its inputs and of their squares, but not those of admitted, which have no" in text
+    rows = Path("exports/north.csv").read_text().splitlines()
+    Path("exports/north.csv").write_text("\n".join(rows[:-1]) + "\n")
+    start_site(Path(), "north")
+    with pytest.raises(SystemExit):
+        over_bytes(standardized(), "changed")
+    assert "have changed since it told the sums of its inputs" in " ".join(capsys.readouterr().err.split())
+
+
 def test_impossible_counts_of_bins_are_refused(hospitals, monkeypatch, capsys):
     start_telling(hospitals)
     own = SERVERS["west"]._data.info

@@ -274,7 +274,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         inputs = unmeasured(pl_module, parts_of(self) if self.enabled else ())
         data = getattr(trainer, "datamodule", None)
         if inputs is not None and isinstance(data, FederatedDataModule):
-            measure_inputs(trainer, data, inputs)
+            measure_inputs(trainer, data, inputs, self.seed)
         if self._takeover is None:
             return
         federated_data(trainer).serve_rounds(True)  # from now on: 'setup' of the module may read a batch of the clients'

@@ -16,10 +16,12 @@ from fl_lightning.data.example_change import ExampleChange
 from fl_lightning.data.own_loaders import OwnLoaders
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.remote import RemoteDatasets
-from fl_lightning.errors import DataError
-from fl_lightning.functional.exact_moments import Moments, moments_of_batches
+from fl_lightning.data.schema import schema_of
+from fl_lightning.errors import ConfigurationError, DataError
+from fl_lightning.functional.exact_moments import Moments, inputs_of, moments_of_batches
 from fl_lightning.functional.histograms import Cuts, histograms_of
 from fl_lightning.functional.labels import client_label_counts
+from fl_lightning.functional.noisy_moments import RandBelow, noisy_moments
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.showing import client_bars, settings_table, short_repr
 from fl_lightning.messages import ClientInfo, Part
@@ -151,6 +153,26 @@ class ClientHolder(LightningDataModule):
                 "'fl_lightning.functional.exact_moments.together' or 'moments_of' returns."
             )
         return found
+
+    def noisy_moments(self, client: int, epsilon: float, draw: RandBelow) -> Moments:
+        """Return the sums of one client's training inputs with noise; see :func:`~fl_lightning.functional.noisy_moments`.
+
+        Args:
+            client: the client's id, from 0.
+            epsilon: the privacy loss of a row that is replaced.
+            draw: draws the noise.
+
+        Raises:
+            ConfigurationError: if the inputs are not the features of a schema, which bounds them.
+        """
+        schema, first = schema_of(self.datamodule), next(self._evaluated(client))
+        inputs = inputs_of(first)
+        if schema is None or inputs.dim() != 2 or inputs.shape[1] != len(schema.feature_names):
+            raise ConfigurationError(
+                "Sums with noise need a schema, whose ranges bound the values. Set 'schema' of a TableDataModule, or leave out "
+                "'epsilon' of Standardized and 'policy.epsilon'."
+            )
+        return noisy_moments(self._evaluated(client), schema.bounded, inputs.shape[1], epsilon, draw)
 
     def input_histograms(self, client: int, cuts: Cuts) -> list[list[int]]:
         """Return how many of one client's training examples are in each bin, for each column; none for other inputs.

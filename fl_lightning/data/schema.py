@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from fl_lightning.functional.histograms import equal_cuts
+from fl_lightning.functional.noisy_moments import BoundedField
 
 FieldType = Literal["number", "integer", "boolean", "string", "date"]
 Missing = Literal["refuse", "constant", "indicator", "mean", "most_frequent"]
@@ -93,6 +94,21 @@ class Schema:
     def cuts(self) -> tuple[tuple[float, ...], ...]:
         """Return the borders between ten bins for each feature: of its range, if it has one; none for categories."""
         return tuple(own for field in self.features for own in (_cuts(field), *[()] * (len(field.columns) - 1)))
+
+    @property
+    def bounded(self) -> tuple[BoundedField, ...]:
+        """Return the features whose values are bounded: categories, booleans, and numbers and dates with a range."""
+        found: list[BoundedField] = []
+        for field, span in self._spans():
+            gaps = field.missing in ("mean", "most_frequent")
+            if field.enum:
+                found.append(BoundedField(span, gaps=gaps, is_binary=True))
+                continue
+            low, high = (0.0, 1.0) if field.type == "boolean" else (field.minimum, field.maximum)
+            if low is not None and high is not None and low < high:
+                found.append(BoundedField(span[:1], low, high, gaps, field.type == "boolean"))
+            found += [BoundedField((k,), is_binary=True) for k in span[1:]]  # whether the value is missing
+        return tuple(found)
 
     def _spans(self) -> list[tuple[Field, tuple[int, ...]]]:
         ends = list(accumulate(len(field.columns) for field in self.features))

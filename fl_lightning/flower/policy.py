@@ -40,6 +40,8 @@ class Policy:
         statistics: whether to tell a server that asks the exact sums of the training inputs and of their squares, by feature,
             from which it takes the mean and deviation over all sites (``Standardized``). They are told once: not again after
             the data have changed, because the difference would tell about the new rows.
+        epsilon: the privacy loss of a row that is replaced by another, through all sums that ``statistics`` tells, > 0. They
+            then get noise, and only columns with a range in the schema are told. Null tells exact sums.
         histograms: whether to tell a server that asks how many rows are in each of ten bins of a feature's range in the schema,
             also once, without counts below ``min_count`` and those from which they would follow.
         schema: whose schema describes the tables of ``data.yaml`` that name none: with ``server``, the first one that a server
@@ -69,6 +71,7 @@ class Policy:
     label_counts: bool = False
     ranges: bool = False
     statistics: bool = False
+    epsilon: float | None = None
     histograms: bool = False
     schema: Literal["own", "server"] = "own"
     min_count: int = 10
@@ -84,6 +87,9 @@ class Policy:
         require(
             self.max_threads is None or self.max_threads >= 1, "policy.max_threads", "1 or above, or null", self.max_threads
         )
+        require(self.epsilon is None or self.epsilon > 0, "policy.epsilon", "above 0, or null", self.epsilon)
+        bins = self.epsilon is None or not self.histograms
+        require(bins, "policy.histograms", "false with 'policy.epsilon', because the counts have no noise", self.histograms)
         require(self.min_noise >= 0, "policy.min_noise", "0 or above", self.min_noise)
         known = get_args(Part)
         require(all(p in known for p in self.evaluations), "policy.evaluations", f"parts of {known}", self.evaluations)

@@ -54,7 +54,7 @@ def _data(arguments: argparse.Namespace) -> str:
     lines += [f"the digest {info.schema} of its schema"] if info.schema else []
     lines += [f"the counts of the classes: {info.label_counts}"] if info.label_counts else ["no counts of classes"]
     lines += ["the ranges of its features, to two digits"] if info.ranges else []
-    lines += [_sums(info.moments, data.names("feature_names"))] if info.moments else []
+    lines += [_sums(info.moments, data.names("feature_names"), settings.policy.epsilon)] if info.moments else []
     lines += ["to a server that asks, once, the counts of bins of its columns"] if info.histograms else []
     allowed = ", ".join(info.evaluations) or "none (FedLoss and AdaFed scored by clients need 'evaluations: [validation]')"
     lines += [f"evaluations that 'policy' allows: {allowed}", f"training would run on {device}"]
@@ -62,11 +62,13 @@ def _data(arguments: argparse.Namespace) -> str:
     return "; ".join(lines)
 
 
-def _sums(moments: Sequence[Sequence[str]], names: Sequence[str] | None) -> str:
+def _sums(moments: Sequence[Sequence[str]], names: Sequence[str] | None, epsilon: float | None) -> str:
     """Return in words which sums leave the site."""
     kept = [str(names[k]) if names else f"channel {k}" for k, count in enumerate(moments[0]) if count == "0"]
-    without = f", but not those of {', '.join(kept)}, which would tell of few rows" if kept else ""
-    return f"to a server that asks, once, the exact sums of its inputs and of their squares{without}"
+    why = "which would tell of few rows" if epsilon is None else "which have no range in the schema"
+    without = f", but not those of {', '.join(kept)}, {why}" if kept else ""
+    noise = "exact sums" if epsilon is None else f"sums with noise (epsilon {epsilon:g})"
+    return f"to a server that asks, once, the {noise} of its inputs and of their squares{without}"
 
 
 def _schema(arguments: argparse.Namespace) -> Path | None:

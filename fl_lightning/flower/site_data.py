@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -164,10 +166,17 @@ class SiteData:
         """Return the sums of the training inputs, if the policy allows the server to know them."""
         if not policy.statistics or policy.min_noise > 0:
             return None
+        if policy.epsilon is not None:
+            few = self.size("training") < policy.min_count
+            return None if few else self.whole.noisy_moments(0, policy.epsilon, secrets.randbelow).texts()
         found = self.whole.input_moments(0)
         if min(*found.counts, self.size("training")) < policy.min_count:  # an image has many numbers
             return None
         return without_small(found, categories_of(self._datamodule, len(found.counts)), policy.min_count).texts()
+
+    def digest(self) -> str:
+        """Return a digest of the exact sums of the training inputs, which never leaves the site."""
+        return hashlib.sha256(repr(self.whole.input_moments(0)).encode()).hexdigest()
 
     def _histograms(self, policy: Policy) -> tuple[tuple[int, ...], ...] | None:
         """Return the counts of the bins that the schema's ranges have, if the policy allows the server to know them."""

@@ -75,13 +75,26 @@ class SiteRecord:
         """
         path = self._folder / f"{kind}.sha256"
         digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()
-        if path.exists() and path.read_text(encoding="utf-8") != digest:
-            raise RefusedError(
-                f"The data of this site have changed since it told {what}, and the difference of both would "
-                f"tell about the rows that changed. If the server may know that, the site's staff delete '{path}'."
-            )
         if not path.exists():
             write_whole(path, digest.encode())
+        _require_same(path, what, path.read_text(encoding="utf-8"), digest)
+
+    def first_told(self, digest: str, told: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
+        """Return the sums with noise that the site told first, because the mean of several answers has less noise.
+
+        Args:
+            digest: a digest of the exact sums.
+            told: the sums to tell if it has told none.
+
+        Raises:
+            RefusedError: if the data have changed since.
+        """
+        path = self._folder / "noisy_statistics.json"
+        if not path.exists():
+            write_whole(path, json.dumps({"digest": digest, "told": told}).encode())
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        _require_same(path, "the sums of its inputs", kept["digest"], digest)
+        return tuple(map(tuple, kept["told"]))
 
     def take_number(self, number: int) -> None:
         """Keep the number by which the server calls this site, from which its held-back rows follow.
@@ -156,6 +169,14 @@ class SiteRecord:
         write_whole(self._folder / _APPROVED, json.dumps(lines).encode())
         self._write()
         return known is not None
+
+
+def _require_same(path: Path, what: str, before: str, now: str) -> None:
+    if before != now:
+        raise RefusedError(
+            f"The data of this site have changed since it told {what}, and the difference of both would tell about the rows "
+            f"that changed. If the server may know that, the site's staff delete '{path}'."
+        )
 
 
 def _now() -> str:

@@ -179,7 +179,9 @@ class SiteServer:
             )
         self._take_number(client)
         info = self._data.info(self._name, self._policy, names[0], names[1], *wanted)
-        if info.moments is not None:
+        if info.moments is not None and self._policy.epsilon is not None:
+            info = replace(info, moments=self._record.first_told(self._data.digest(), info.moments))
+        elif info.moments is not None:
             self._record.tell_once("statistics", "the sums of its inputs", info.moments)
         if info.histograms is not None:
             self._record.tell_once("histograms", "the counts of its bins", info.histograms)

@@ -14,6 +14,7 @@ from lightning.pytorch import LightningDataModule
 from fl_lightning.compat.jsonargparse import actions_of, in_words
 from fl_lightning.config.null_settings import refuse_null
 from fl_lightning.config.wrong_value import wrong_value
+from fl_lightning.data.schema import schema_of
 from fl_lightning.errors import ConfigurationError, did_you_mean, require
 from fl_lightning.flower.checks import refuse_parts
 from fl_lightning.flower.policy import Policy
@@ -39,7 +40,7 @@ class SiteSettings:
         device: the device to train on: ``auto``, ``cpu``, ``cuda``, or ``cuda:1`` for the second GPU.
 
     Raises:
-        ConfigurationError: if the device is not one of these.
+        ConfigurationError: if the device is not one of these, or the policy asks for noise without a schema.
     """
 
     datamodule: LightningDataModule
@@ -54,6 +55,12 @@ class SiteSettings:
     def __post_init__(self) -> None:
         known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)
         require(known is not None, "device", "auto, cpu, cuda or cuda:NUMBER", self.device)
+        schema = schema_of(self.datamodule)
+        if self.policy.epsilon is not None and not self.waits and (schema is None or not schema.bounded):
+            raise ConfigurationError(
+                f"'policy.epsilon' is {self.policy.epsilon:g}, but no column has a range in a schema, which noise needs. Set "
+                "'schema' of the datamodule, with 'minimum' and 'maximum' of its fields, or leave out 'policy.epsilon'."
+            )
         refuse_parts({"datamodule": self.datamodule, "validation": self.validation, "test": self.test})
 
     @property

@@ -16,7 +16,9 @@ from fl_lightning.errors import DataError
 
 _BITS = 24
 """The bits of a float32's significand."""
-_LOWEST = -172
+UNIT_BITS = 172
+"""Sums are in units of 2^-172, and sums of squares in units of 2^-344."""
+_LOWEST = -UNIT_BITS
 """The exponent of the smallest unit: subnormal numbers are multiples of 2^-149, with 23 bits of their significand below."""
 _BINS = 128 - _BITS - _LOWEST + 1
 _HALF = 12

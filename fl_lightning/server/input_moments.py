@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +15,7 @@ from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.schema import categories_of, schema_of
 from fl_lightning.errors import ConfigurationError, add_note
 from fl_lightning.functional.exact_moments import Moments, together
+from fl_lightning.functional.seeding import derive_seed
 from fl_lightning.functional.small_counts import without_small
 from fl_lightning.models.standardized import Standardized, standardized_parts
 from fl_lightning.utilities.collectives import Collectives
@@ -69,8 +71,23 @@ def refuse_reading(trainer: Trainer, parts: Iterable[Part]) -> None:
         check_need(Need(Capability.SINGLE_UPDATES, f"{why}, of each client", remedy), everyone)
 
 
-def measure_inputs(trainer: Trainer, data: FederatedDataModule, part: Standardized) -> None:
+def _told(data: FederatedDataModule, client: int, part: Standardized, seed: int) -> Moments:
+    """Return the sums that a client of a simulation tells: with noise, or without those over few rows."""
+    if part.epsilon is not None:
+        draw = random.Random(derive_seed(seed, client, "noise of sums"))
+        return data.noisy_moments(client, part.epsilon, draw.randrange)
+    own = data.input_moments(client)
+    return without_small(own, categories_of(data.datamodule, len(own.counts)), part.min_count)
+
+
+def measure_inputs(trainer: Trainer, data: FederatedDataModule, part: Standardized, seed: int) -> None:
     """Set the scale of a module's inputs to that of all clients' training examples, the same on every rank.
+
+    Args:
+        trainer: the Trainer.
+        data: the datamodule.
+        part: the part of the module.
+        seed: the seed of the noise that clients of a simulation add, if they add any.
 
     Raises:
         ConfigurationError: if a client outside this process does not tell its sums.
@@ -81,16 +98,19 @@ def measure_inputs(trainer: Trainer, data: FederatedDataModule, part: Standardiz
     failure: Exception | None = None
     for client in range(data.num_clients)[comm.rank :: comm.size]:
         try:
-            own = data.input_moments(client)
-            groups = categories_of(data.datamodule, len(own.counts))
-            mine.append(own if data.is_remote else without_small(own, groups, part.min_count))
+            mine.append(data.input_moments(client) if data.is_remote else _told(data, client, part, seed))
         except Exception as error:
             add_note(error, f"In the statistics of client {data.client_name(client)}.")
             failure = error
             break
     everyone = [moments for theirs in comm.gather_or_raise(mine, failure) for moments in theirs]
     whole, schema = together(everyone), schema_of(data.datamodule)
-    part.set_moments(whole, () if schema is None else schema.filled, data.is_remote or part.min_count > 1)
+    part.set_moments(
+        whole, () if schema is None else schema.filled, data.is_remote or part.min_count > 1 or part.epsilon is not None
+    )
     untold = [str(k) for k, count in enumerate(whole.counts) if not count]
     if untold:
-        rank_zero_warn(f"Not scaled, because no client tells sums over few rows: channels {', '.join(untold)} of the inputs.")
+        rank_zero_warn(
+            f"Channels {', '.join(untold)} of the inputs are not scaled, because no client tells their sums: they would tell of "
+            "few rows, or have no range for noise."
+        )
