@@ -111,6 +111,6 @@ def measure_inputs(trainer: Trainer, data: FederatedDataModule, part: Standardiz
     untold = [str(k) for k, count in enumerate(whole.counts) if not count]
     if untold:
         rank_zero_warn(
-            f"Channels {', '.join(untold)} of the inputs are not scaled, because no client tells their sums: they would tell of "
-            "few rows, or have no range for noise."
+            f"Channels {', '.join(untold)} of the inputs are not scaled, because no client tells their sums: they would tell "
+            "of few rows, or have no range for noise."
         )
