@@ -184,6 +184,10 @@ class NameComparison:
         return not (self.missing or self.further or self.moved)
 
 
+UNTOLD = -1
+"""A count that a client leaves out, because few rows are behind it or another one."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClientInfo:
     """Describe a client to the server before the first round.
@@ -204,6 +208,8 @@ class ClientInfo:
         moments: of the inputs' channels the counts, sums and sums of squares, as
             :class:`~fl_lightning.functional.exact_moments.Moments` writes them; None if the server did not ask, or the site
             tells none.
+        histograms: of each feature with a range in the schema, how many examples are in each bin, :data:`UNTOLD` for few; None
+            if the server did not ask, or the site tells none.
         schema: the digest of the schema that describes its tables; empty without one.
     """
 
@@ -219,4 +225,5 @@ class ClientInfo:
     digests: tuple[str, str] = ("", "")
     ranges: tuple[tuple[float, float, float, float], ...] | None = None
     moments: tuple[tuple[str, ...], ...] | None = None
+    histograms: tuple[tuple[int, ...], ...] | None = None
     schema: str = ""

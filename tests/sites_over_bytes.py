@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from fl_lightning import TableDataModule
 from fl_lightning.cli.federation_cli import main
 from fl_lightning.flower.remote_sites import RemoteSites
-from fl_lightning.flower.site_data import SiteData, read_settings
+from fl_lightning.flower.site_data import SiteData
 from fl_lightning.flower.site_server import SiteServer
+from fl_lightning.flower.site_settings import read_settings, read_site
 from fl_lightning.flower.transport import Answer, Parts, Transport
 from fl_lightning.messages import ClientInfo
 
@@ -97,8 +98,13 @@ class BytesSites(RemoteSites):
 
 def start_site(folder: Path, name: str) -> SiteServer:
     """Start a site, or start it again after a crash: it knows what is in its folder."""
-    settings = read_settings(folder / name / "data.yaml")
-    SERVERS[name] = SiteServer(name, SiteData(settings), settings.policy, folder / name / "state", say=lambda line: None)
+    path, own = folder / name / "data.yaml", folder / name / "state"
+    settings = read_site(path, own)
+    SERVERS[name] = SiteServer(
+        *(name, None if settings.waits else SiteData(settings), settings.policy, own),
+        say=lambda line: None,
+        load=lambda schema: SiteData(read_settings(path, schema)),
+    )
     return SERVERS[name]
 
 

@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 from fl_lightning import DataError, FederatedDataModule, FederatedOrchestrator, PartitionReport
 from fl_lightning.callbacks.partition_report import summarize_features
 from fl_lightning.functional.exact_moments import moments_of
+from fl_lightning.reporting.feature_charts import draw_features
 from fl_lightning.reporting.features import FeatureSummary
 
 UNITS = ("age", "creatinine", "constant")
@@ -69,6 +70,68 @@ def test_the_file_has_every_client(tmp_path):
     assert [int(row["numbers"]) for row in table[:4]] == [116, 30, 36, 50]
 
 
+def binned(rows: list[torch.Tensor], least: int = 10) -> FeatureSummary:
+    """Return the summary with bins, of clients named a, b and c."""
+    sets = {name: TensorDataset(own, torch.zeros(len(own))) for name, own in zip("abc", rows, strict=True)}
+    data = FederatedDataModule.from_clients(sets, batch_size=7)
+    data.setup("fit")
+    return summarize_features(data, least)
+
+
+def test_bins_are_common_and_their_counts_are_numpys():
+    rows = three_clients()
+    found = binned(rows, 1)
+    joined = torch.cat(rows).double().numpy()
+    mean, deviation = np.nanmean(joined, 0), np.nanstd(joined, 0)
+    for k in (0, 1):
+        assert np.allclose(found.cuts[k], mean[k] + deviation[k] * np.linspace(-2, 2, 9), rtol=1e-6)
+        for own, counts in zip(rows, found.bins, strict=True):
+            numbers = own[:, k][~own[:, k].isnan()].double().numpy()
+            assert list(counts[k]) == np.histogram(numbers, [-np.inf, *found.cuts[k], np.inf])[0].tolist()
+
+
+def test_no_count_of_few_rows_is_shown_nor_follows_from_the_total(tmp_path):
+    found = binned(three_clients())
+    found.write_bins(tmp_path / "histograms.csv")
+    with (tmp_path / "histograms.csv").open() as file:
+        table = list(csv.DictReader(file))
+    counts: dict[tuple[str, str], list[str]] = {}
+    for row in table:
+        counts.setdefault((row["feature"], row["client"]), []).append(row["examples"])
+    numbers = {
+        (f"channel {k}", client): int((~own[:, k].isnan()).sum())
+        for k in range(3)
+        for client, own in zip("abc", three_clients(), strict=True)
+    }
+    assert counts
+    for key, own in counts.items():
+        told = [int(count) for count in own if count]
+        assert all(count >= 10 for count in told)
+        rest = numbers[key] - sum(told)
+        assert rest == 0 or rest >= 10
+    assert any(count for own in counts.values() for count in own)
+
+
+def test_zeros_and_ones_are_two_bins_and_few_ones_are_not_shown():
+    rows = [torch.zeros(40, 2) for _ in range(3)]
+    rows[0][:15, 0] = rows[1][:3, 0] = rows[2][:38, 0] = 1.0
+    found = binned(rows)
+    assert [own[0] for own in found.bins] == [(25, 15), (None, None), (None, None)]
+
+
+def test_images_have_no_bins():
+    rows = [torch.rand(20, 1, 4, 4) for _ in range(3)]
+    assert [list(own) for own in binned(rows).bins] == [[()], [()], [()]]
+
+
+def test_the_picture_shows_the_features_that_differ_most(tmp_path):
+    found = binned(three_clients())
+    assert draw_features(found, tmp_path / "features.png")
+    assert (tmp_path / "features.png").stat().st_size > 5000
+    assert found.features[found.order[0]] == "channel 1"
+    assert not draw_features(summary_of(three_clients()), tmp_path / "none.png")
+
+
 def test_one_client_differs_from_nobody():
     found = FeatureSummary(("x",), ("only",), [3], [moments_of(torch.tensor([[1.0], [2.0], [3.0]]))])
     assert found.rows[0][4:] == ["", None]
@@ -103,6 +166,6 @@ def test_inputs_of_different_widths_are_refused():
 def test_the_command_shows_it_without_training(fl):
     status, text = fl("describe", "--config", ADAFED, *SMALL, "--data.partitioner=IIDPartitioner")
     assert status == 0, text
-    assert "Features: runs/adafed_mnist/features.csv" in text
+    assert "Features: runs/adafed_mnist (features.csv)" in text
     names = sorted(path.name for path in Path("runs/adafed_mnist").iterdir())
     assert names == ["features.csv", "partition.csv", "partition.png"]

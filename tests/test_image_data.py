@@ -33,6 +33,7 @@ from fl_lightning import (
     LocalTraining,
     RandomCropFlip,
     SVHNDataModule,
+    TableDataModule,
     USPSDataModule,
 )
 from fl_lightning.data.augmentation import augment
@@ -57,6 +58,34 @@ def set_up(**settings) -> ImageFolderDataModule:
     data = ImageFolderDataModule(**settings)
     data.setup("fit")
     return data
+
+
+CLASSES = "fields: [{name: animal, type: string, constraints: {enum: [emu, dog, cat, fox]}}]\ntarget: animal\n"
+
+
+def test_the_classes_of_folders_are_those_of_a_schema_in_its_order(by_class, tmp_path):
+    (tmp_path / "schema.yaml").write_text(CLASSES)
+    schema = str(tmp_path / "schema.yaml")
+    data = set_up(root=str(by_class), schema=schema)
+    assert data.train_dataloader().dataset.classes == ("emu", "dog", "cat", "fox")
+    assert torch.bincount(data.train_dataloader().dataset.tensors[1]).tolist() == [8, 7, 6]
+    assert data.compare_with_schema() == [f"'{by_class}' has 21 images: 8 of 'emu', 7 of 'dog', 6 of 'cat', 0 of 'fox'."]
+    assert set_up(root=str(by_class)).compare_with_schema() == []
+    paint(by_class / "gnu", 2)
+    with pytest.raises(DataError, match=r"has a folder of the class 'gnu', which is none of .* the schema's classes: emu, "):
+        set_up(root=str(by_class), schema=schema)
+
+
+def test_schemas_that_do_not_fit_the_data(by_class, tmp_path):
+    path = tmp_path / "schema.yaml"
+    path.write_text(CLASSES)
+    with pytest.raises(ConfigurationError, match=r"'data\.datamodule\.classes' must be left out with a 'schema'"):
+        ImageFolderDataModule(str(by_class), schema=str(path), classes=["cat", "dog"])
+    with pytest.raises(ConfigurationError, match=r"'data\.datamodule\.schema' must be the file of a schema with features"):
+        TableDataModule("own.csv", schema=str(path))
+    path.write_text("fields: [{name: age, type: number}]\n")
+    with pytest.raises(ConfigurationError, match=r"'data\.datamodule\.schema' must be a schema whose target has classes"):
+        ImageFolderDataModule(str(by_class), schema=str(path))
 
 
 def test_a_folder_for_each_client_by_name(by_domain, by_class):

@@ -92,20 +92,89 @@ def test_without_gaps_it_is_an_ordinary_table(tmp_path, monkeypatch):
 def test_a_model_that_cannot_fill_them_in_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(Path("gaps"), gaps=True)
-    with pytest.raises(ConfigurationError, match=r"Missing values of 'age' become the mean .* the model has no such part"):
+    with pytest.raises(ConfigurationError, match=r"Missing values of 'age' become the mean or .* the model has no such part"):
         fit(task(scaled=False), tables("gaps"))
-    with pytest.raises(ConfigurationError, match=r"'data\.datamodule\.standardize' is true, but missing values of 'age'"):
+    with pytest.raises(
+        ConfigurationError, match=r"'data\.datamodule\.standardize' is true, but the schema leaves missing values of 'age'"
+    ):
         tables("gaps", standardize=True)
 
 
+CATEGORIES = """fields:
+  - {name: stage, type: string, constraints: {enum: [I, II, III]}, missing: most_frequent}
+  - {name: smoker, type: boolean, missing: most_frequent}
+  - {name: age, type: number}
+  - {name: outcome, type: string, constraints: {enum: ["no", "yes"]}}
+target: outcome
+"""
+
+
+def categorical(stages: dict[str, list[str]], smokers: dict[str, list[str]], min_count: int = 1) -> Standardized:
+    """Return the scale of a fit on files with these cells."""
+    Path("rows").mkdir(exist_ok=True)
+    for name, cells in stages.items():
+        pairs = zip(cells, smokers[name], strict=True)
+        rows = [f"{stage},{smoker},{60 + k},{('no', 'yes')[k % 2]}" for k, (stage, smoker) in enumerate(pairs)]
+        Path(f"rows/{name}.csv").write_text("\n".join(["stage,smoker,age,outcome", *rows]) + "\n")
+    Path("categories.yaml").write_text(CATEGORIES)
+    L.seed_everything(0, verbose=False)
+    module = ClassificationTask(Standardized(MLP(5, [4], 2), 5, min_count), num_classes=2)
+    data = tables("rows", schema="categories.yaml")
+    fit(module, data)
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in weights(module).values())
+    return module.network
+
+
+def test_a_missing_category_becomes_the_most_frequent_one_of_all_clients(tmp_path, monkeypatch):
+    """It is not the most frequent one of any client."""
+    monkeypatch.chdir(tmp_path)
+    stages = {"a": ["I"] * 5 + ["II"] * 4 + [""], "b": ["III"] * 5 + ["II"] * 4 + [""]}
+    smokers = {"a": ["yes"] * 4 + ["no"] * 5 + [""], "b": ["yes"] * 6 + ["no"] * 3 + [""]}
+    net = categorical(stages, smokers)
+    assert net.fill.tolist() == [0, 1, 0, 1, pytest.approx(64.5)]
+    assert net.mean.tolist() == pytest.approx([5 / 18, 8 / 18, 5 / 18, 10 / 18, 64.5])
+    net.eval()
+    gap, filled = torch.tensor([[math.nan] * 4 + [70.0], [0.0, 1.0, 0.0, 1.0, 70.0]])
+    assert torch.equal(net(gap[None]), net(filled[None]))
+
+
+def test_of_equally_frequent_categories_it_is_the_first_of_the_schema(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    net = categorical({"b": ["III", "II"] * 3 + [""], "a": ["I"] * 2}, {"b": ["yes", "no"] * 3 + [""], "a": ["yes", "no"]})
+    assert net.fill.tolist()[:4] == [0, 1, 0, 0]
+
+
+def test_categories_with_few_rows_do_not_count(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    stages = {"a": ["I"] * 9 + ["II"] * 3 + ["III"] * 4, "b": ["III"] * 4 + ["II"] * 9 + ["I"] * 3}
+    smokers = {name: ["yes", "no"] * 8 for name in "ab"}
+    with pytest.warns(UserWarning, match=r"Channels 2 of the inputs are not scaled"):
+        net = categorical(stages | {"c": ["II", "III"] * 2}, smokers | {"c": ["yes"] * 4}, min_count=5)
+    assert net.fill.tolist()[:3] == [1, 0, 0]  # 9 and 9 are told, 7 times II and 10 times III are not
+    assert (net.mean[2], net.std[2]) == (0, 1)
+    with pytest.raises(DataError, match=r"No client tells how many rows each category of the channels 0, 1, 2 has, so"):
+        categorical(stages, smokers, min_count=17)
+
+
 @pytest.mark.parametrize(
-    ("missing", "message"), [("{mean: 3}", "is not supported. Write refuse"), ("mean", "categories have no mean")]
+    ("missing", "message"),
+    [
+        ("{mean: 3}", "is not supported. Write refuse"),
+        ("mean", "categories have no mean"),
+        ("{most_frequent: x}", "is not supported. Write refuse"),
+    ],
 )
 def test_wrong_means(missing, message, tmp_path):
     (tmp_path / "s.yaml").write_text(
         f"fields:\n  - {{name: a, type: string, constraints: {{enum: [x, y]}}, missing: {missing}}}\n"
     )
     with pytest.raises(DataError, match=message):
+        TableDataModule("t.csv", schema=str(tmp_path / "s.yaml"), standardize=False)
+
+
+def test_numbers_have_no_most_frequent_value(tmp_path):
+    (tmp_path / "s.yaml").write_text("fields:\n  - {name: a, type: number, missing: most_frequent}\n")
+    with pytest.raises(DataError, match="only categories and booleans have a most frequent value"):
         TableDataModule("t.csv", schema=str(tmp_path / "s.yaml"), standardize=False)
 
 

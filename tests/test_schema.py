@@ -18,7 +18,7 @@ from three_hospitals import SCHEMA
 
 from fl_lightning import DataError
 from fl_lightning.data.schema import Field, Schema
-from fl_lightning.data.schema_file import parse_schema, read_schema
+from fl_lightning.data.schema_file import parse_schema, read_schema, schema_text
 
 
 def test_a_schema_is_read():
@@ -52,6 +52,17 @@ def test_json_and_yaml_say_the_same():
 def test_yes_and_no_are_categories_as_they_are_written():
     schema = parse_schema("fields:\n- {name: no, type: string, constraints: {enum: [no, yes, 1e3, 007]}}\n")
     assert schema.fields[0].enum == ("no", "yes", "1e3", "007")
+
+
+def test_the_text_of_a_schema_is_that_schema():
+    further = (
+        "  - {name: last, type: date, since: 2020-01-01, constraints: {minimum: 2019-01-01}, missing: {constant: 2021-02-03}}",
+        "  - {name: ward, type: integer, constraints: {enum: [1, 2]}, missing: {indicator: 2}}",
+        "  - {name: fever, type: boolean, missing: {constant: yes}}",
+        "  - {name: id, type: number, constraints: {required: true}}",
+    )
+    schema = parse_schema(SCHEMA.replace("target:", "\n".join([*further, "target:"])))
+    assert parse_schema(schema_text(schema), is_json=True) == schema
 
 
 def test_what_counts_for_the_digest():
@@ -173,13 +184,13 @@ FIELD = "fields:\n- {name: a, type: number}\n"
             "a field with 'required: true' has no missing values. Remove one of the two.",
         ),
         (FIELD + "target: b", "'target': no field has the name 'b'. Add a field 'b'."),
-        (FIELD + "target: a", "It has no fields besides the target. Add the features."),
+        (FIELD + "target: a", "It has neither features nor a target with classes. Add the fields."),
         (
             FIELD + "- {name: y, type: date, since: 2000-01-01}\ntarget: y",
             "Field 'y': a target of type date needs 'constraints: {enum: [...]}', its classes in order",
         ),
         (FIELD + "- {name: y, type: number, missing: indicator}\ntarget: y", "missing targets cannot be filled"),
-        ("fields: []", "It has no fields besides the target"),
+        ("fields: []", "It has neither features nor a target with classes"),
         ("fields: {a: number}", "'fields': a list is missing"),
     ],
 )
@@ -201,6 +212,8 @@ def test_schemas_that_are_refused(text, message):
         ('{"fields": [{"name": "a", "type": "number", "constraints": {"minimum": NaN}}]}', "'NaN' is not a number"),
         ('{"fields": [{"name": null, "type": "number"}]}', "Field 1, 'name': a text is missing"),
         ("{'fields': 1}", "It is not valid JSON"),
+        ('{"fields": [' + "1," * 200_000 + "1]}", "It has more than 200000 keys and values. Use a smaller one."),
+        ("{" + ",".join(f'"{k}":1' for k in range(100_000)) + "}", "It has more than 200000 keys and values."),
     ],
 )
 def test_json_that_is_refused(text, message):
@@ -219,7 +232,9 @@ def test_files_that_cannot_be_read():
     with pytest.raises(DataError, match=r"The schema 'latin.yaml' is not UTF-8"):
         read_schema("latin.yaml")
     Path("wrong.yaml").write_text("fields: []")
-    with pytest.raises(DataError, match=r"The schema 'wrong.yaml' cannot be used: It has no fields besides the target"):
+    with pytest.raises(
+        DataError, match=r"The schema 'wrong.yaml' cannot be used: It has neither features nor a target with classes"
+    ):
         read_schema("wrong.yaml")
 
 
@@ -250,7 +265,7 @@ def test_a_schema_survives_yaml_and_json(found):
     values = {"fields": found}
     schema = parse_schema(yaml.safe_dump(values, allow_unicode=True))
     again = parse_schema(json.dumps(values), is_json=True)
-    assert schema == again
+    assert schema == again == parse_schema(schema_text(schema), is_json=True)
     assert schema.digest() == again.digest()
     assert [one.name for one in schema.fields] == [one["name"] for one in found]
     changed = Schema((replace(schema.fields[0], unit="g"), *schema.fields[1:]), schema.target, schema.missing_values)

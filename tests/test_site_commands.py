@@ -31,7 +31,8 @@ from fl_lightning.flower.serve import _listen as listen
 from fl_lightning.flower.serve import main as serve
 from fl_lightning.flower.server_folder import ServerFolder, refuse_answer
 from fl_lightning.flower.site import main as site
-from fl_lightning.flower.site_data import SiteData, read_settings
+from fl_lightning.flower.site_data import SiteData
+from fl_lightning.flower.site_settings import read_settings
 from fl_lightning.flower.site_state import SiteStore
 from fl_lightning.utilities.folder_lock import lock_folder
 
@@ -513,7 +514,7 @@ def test_a_site_is_told_what_the_server_would_learn(monkeypatch):
     policy = "policy: {evaluations: [test], ranges: true, min_examples: 1}\nclient_test: 0.25\n"
     Path("data.yaml").write_text(f"datamodule: {{class_path: TableDataModule, init_args: {table}}}\ndevice: cpu\n{policy}")
     monkeypatch.setattr(site_check, "SiteData", lambda settings: warned(SiteData(settings)))
-    said = site_check._data(argparse.Namespace(data="data.yaml", name="a"))
+    said = site_check._data(argparse.Namespace(data="data.yaml", name="a", schema=None, folder=None))
     assert said.startswith("the server would learn the name 'a', 9 training examples; 0 validation and 3 test examples; ")
     assert "; the ranges of its features, to two digits; of each training: the update, train_loss, the number of steps " in said
     assert "and the number of examples, the seconds; evaluations that 'policy' allows: test; " in said

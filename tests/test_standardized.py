@@ -6,6 +6,7 @@ import math
 from argparse import Namespace
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import lightning as L
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from federations import SIZES, Blobs, Consecutive, Plain, every_round, federate, network, same_bits, trainer, weights
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sites_over_bytes import NAMES, SERVERS, TOLD, configuration, prepare, simulate, start_site
 from sites_over_bytes import federate as at_sites
@@ -33,6 +34,7 @@ from fl_lightning import (
 )
 from fl_lightning.flower import site_check
 from fl_lightning.functional.exact_moments import Moments, moments_of, together
+from fl_lightning.functional.small_counts import told, without_small
 
 UNIT = 2**172
 
@@ -95,6 +97,70 @@ def test_images_have_a_mean_for_each_colour():
 def test_many_numbers_are_added_in_pieces():
     numbers = torch.full((2**20 + 5, 1), 3.0)
     assert moments_of(numbers) == Moments((2**20 + 5,), (3 * (2**20 + 5) * UNIT,), (9 * (2**20 + 5) * UNIT**2,))
+
+
+# ------------------------------------------------------------------ few rows
+
+small = st.lists(st.integers(0, 9), min_size=2, max_size=4)
+
+
+def views(total: int, cells: int, least: int) -> dict[tuple[int | None, ...], list[tuple[int, ...]]]:
+    """Return the tables with this total by what is told of each."""
+    found: dict[tuple[int | None, ...], list[tuple[int, ...]]] = {}
+    for table in product(range(total + 1), repeat=cells):
+        if sum(table) == total:
+            seen = tuple(n if tells else None for n, tells in zip(table, told(table, least), strict=True))
+            found.setdefault(seen, []).append(table)
+    return found
+
+
+@given(small, st.integers(2, 6))
+@settings(max_examples=60, deadline=None)
+def test_counts_of_few_rows_do_not_follow_from_those_that_are_told(counts, least):
+    """Also for someone who knows the total and the rule, by trying all tables."""
+    tells = told(counts, least)
+    assert all(count >= least for count, tell in zip(counts, tells, strict=True) if tell)
+    if not any(tells):
+        return
+    seen = tuple(n if tell else None for n, tell in zip(counts, tells, strict=True))
+    possible = views(sum(counts), len(counts), least)[seen]
+    for k, count in enumerate(counts):
+        if 0 < count < least:
+            assert len({table[k] for table in possible}) > 1, possible
+
+
+@pytest.mark.parametrize(
+    ("counts", "tells"),
+    [
+        ([40, 60], [True, True]),
+        ([3, 60], [False, False]),  # the total would tell the 3
+        ([3, 40, 60], [False, False, True]),
+        ([3, 4, 40, 60], [False, False, False, True]),
+        ([6, 7, 40, 60], [False, False, True, True]),
+        ([9, 9, 40, 60], [False, False, False, True]),  # 18 are twice 9 if both are below 10
+        ([0, 40, 60], [False, True, True]),
+        ([10, 10, 8], [False, False, False]),  # 18 are 9 and 9 if only one of the tens is told
+        ([3, 2], [False, False]),
+        ([10, 10], [True, True]),
+    ],
+)
+def test_which_counts_are_told(counts, tells):
+    assert told(counts, 10) == tells
+
+
+def test_columns_of_zeros_and_ones_are_left_out_if_few_rows_have_one_of_them():
+    rows = torch.zeros(100, 7)
+    rows[:3, 0] = rows[3:40, 1] = rows[40:, 2] = 1.0  # three categories
+    rows[:97, 3] = 1.0
+    rows[:50, 4] = 1.0
+    rows[:, 5] = torch.arange(100.0)
+    rows[:, 6] = 0.5
+    found = without_small(moments_of(rows), [(0, 1, 2)], 10)
+    assert found.counts == (0, 0, 100, 0, 100, 100, 100)
+    assert found.totals[1] == found.squares[1] == 0
+    assert without_small(moments_of(rows), [(0, 1, 2)], 1) == moments_of(rows)
+    rows[:, 6] = math.nan
+    assert without_small(moments_of(rows), [], 10).counts == (0, 100, 100, 0, 100, 100, 0)
 
 
 # ------------------------------------------------------------------ in a federation
@@ -210,9 +276,30 @@ def test_inputs_are_measured_as_the_datamodule_prepares_them_without_augmentatio
     assert data.trainer is None or data.trainer is module.trainer
 
 
+class Counting(Blobs):
+    """Measures its inputs itself, each client's in a call of its own."""
+
+    def statistics(self, batches: Any) -> Any:
+        return together(moments_of(2 * rows) for rows, _ in batches)
+
+
+class Wrong(Blobs):
+    def statistics(self, batches: Any) -> Any:
+        return 3
+
+
+def test_a_datamodule_may_measure_its_inputs_itself():
+    module, data = Scaled(), Counting()
+    federate(module, 1, data=data)
+    mean, std = expected(2 * data.train[0])
+    assert torch.allclose(module.net.mean, mean, rtol=1e-6)
+    assert torch.allclose(module.net.std, std, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("module", "settings", "message"),
     [
+        (Scaled, {"data": Wrong()}, "'statistics' of Wrong returned a int. Return what 'fl_lightning.functional.exact_mom"),
         (
             Scaled,
             {"transforms": [ClientPrivacy(1.0, 1.0, "local", noise_seed=1)]},
@@ -346,5 +433,5 @@ def test_impossible_sums_are_refused(told, tmp_path, monkeypatch, capsys):
 
 def test_the_check_of_a_site_says_what_would_leave(tmp_path, monkeypatch):
     prepare(tmp_path, monkeypatch, {"statistics": True})
-    said = site_check._data(Namespace(data=str(tmp_path / "north" / "data.yaml"), name="north"))
+    said = site_check._data(Namespace(data=str(tmp_path / "north" / "data.yaml"), name="north", schema=None, folder=None))
     assert "; to a server that asks, once, the exact sums of its inputs and of their squares; " in said

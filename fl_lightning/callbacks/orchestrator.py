@@ -56,7 +56,7 @@ from fl_lightning.server.checks.tools import (
     require_whole_models,
     warn_of_resting_parts,
 )
-from fl_lightning.server.input_moments import measure_inputs, unmeasured
+from fl_lightning.server.input_moments import measure_inputs, refuse_reading, unmeasured
 from fl_lightning.server.interruption import tell_how_to_resume
 from fl_lightning.server.outer_trainer import adapt_losses, prepare_trainer, set_threads
 from fl_lightning.server.requeue import requeue_whole_rounds
@@ -241,6 +241,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
     def _register_clients(self, trainer: Trainer, module: LightningModule, data: FederatedDataModule) -> None:
         unmeasured(module, parts_of(self))  # refuses, before a site is asked
         if self.pool is not None:
+            refuse_reading(trainer, parts_of(self))
             self._cleanup.callback(self.pool.close)
             data.register_clients(self.pool.open(trainer, self))
 
@@ -273,7 +274,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         inputs = unmeasured(pl_module, parts_of(self) if self.enabled else ())
         data = getattr(trainer, "datamodule", None)
         if inputs is not None and isinstance(data, FederatedDataModule):
-            measure_inputs(trainer, data, inputs)
+            measure_inputs(trainer, data, inputs, self.seed)
         if self._takeover is None:
             return
         federated_data(trainer).serve_rounds(True)  # from now on: 'setup' of the module may read a batch of the clients'

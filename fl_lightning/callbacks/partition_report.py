@@ -13,9 +13,14 @@ from torch.utils.data import Subset
 from fl_lightning.data.class_names import names_of
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.labels import labels_at_hand
+from fl_lightning.data.remote import RemoteDatasets
+from fl_lightning.data.schema import categories_of, schema_of
 from fl_lightning.errors import require
-from fl_lightning.functional.exact_moments import together
+from fl_lightning.functional.exact_moments import Moments, together
+from fl_lightning.functional.histograms import Cuts, cuts_of, shown_counts, without_few
 from fl_lightning.functional.labels import client_label_counts
+from fl_lightning.functional.small_counts import without_small
+from fl_lightning.reporting.feature_charts import draw_features
 from fl_lightning.reporting.features import FeatureSummary
 from fl_lightning.reporting.partition import PartitionSummary, draw_partition
 from fl_lightning.reporting.tables import log_table
@@ -34,14 +39,23 @@ class PartitionReport(Callback):
         enabled: whether a fit shows the report; ``fl-lightning partition`` always does.
         max_clients: largest number of rows of the table on the terminal, >= 1; the files contain all clients.
         features: whether to read the inputs, too, and show the mean, deviation and missing share of each feature, and the
-            client that differs most: a table on the terminal and ``features.csv``; ``fl-lightning describe`` always does.
+            client that differs most: a table on the terminal and ``features.csv``; and how many examples of a table are in
+            each bin, in ``histograms.csv`` and ``features.png``. ``fl-lightning describe`` always does.
+        min_count: the fewest examples in a bin that is told, >= 1; smaller counts are left out, and those from which they would
+            follow. Sites have a limit of their own.
     """
 
-    def __init__(self, enabled: bool = True, max_clients: int = 20, features: bool = False) -> None:
+    def __init__(self, enabled: bool = True, max_clients: int = 20, features: bool = False, min_count: int = 10) -> None:
         require(max_clients >= 1, "partition_report.max_clients", "at least 1", max_clients)
         self.enabled = enabled
         self.max_clients = max_clients
-        self.features = features
+        require(min_count >= 1, "partition_report.min_count", "at least 1", min_count)
+        self.features, self.min_count = features, min_count
+
+    @property
+    def reads_inputs(self) -> bool:
+        """Return whether a fit shows what the features are like, so that sites are asked for it."""
+        return self.enabled and self.features
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the partition, on the first rank."""
@@ -86,12 +100,17 @@ class PartitionReport(Callback):
             ConfigurationError: if a client outside this process does not tell the sums of its inputs.
             DataError: if the inputs cannot be measured.
         """
-        summary = summarize_features(data)
+        summary = summarize_features(data, self.min_count)
         print(summary.text(self.max_clients))
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            summary.write(folder / "features.csv")
-            print(f"Features: {folder / 'features.csv'}")
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        summary.write(folder / "features.csv")
+        files = "features.csv"
+        if any(counts for own in summary.bins for counts in own):
+            summary.write_bins(folder / "histograms.csv")
+            files += ", histograms.csv" + (", features.png" if draw_features(summary, folder / "features.png") else "")
+        print(f"Features: {folder} ({files})")
 
 
 def summarize(data: FederatedDataModule) -> PartitionSummary:
@@ -123,14 +142,36 @@ def summarize(data: FederatedDataModule) -> PartitionSummary:
     return PartitionSummary(names, sizes, counts, classes, public)
 
 
-def summarize_features(data: FederatedDataModule) -> FeatureSummary:
-    """Measure the features of each client's training examples, after ``setup('fit')``."""
+def summarize_features(data: FederatedDataModule, min_count: int = 10) -> FeatureSummary:
+    """Measure the features of each client's training examples, after ``setup('fit')``.
+
+    Args:
+        data: the datamodule.
+        min_count: the fewest examples in a bin that is told.
+    """
     clients = range(data.num_clients)
     moments = [data.input_moments(client) for client in clients]
-    channels = len(together(moments).counts)
-    known = None if data.is_remote else names_of(data.client_datasets.source, "feature_names")
+    whole = together(moments)
+    channels = len(whole.counts)
+    schema = schema_of(data.datamodule)
+    fits = schema is not None and len(schema.feature_names) == channels
+    source = None if data.is_remote else names_of(data.client_datasets.source, "feature_names")
+    known = schema.feature_names if schema is not None and fits else source
     names = known if known is not None and len(known) == channels else [f"channel {k}" for k in range(channels)]
-    return FeatureSummary(names, [data.client_name(k) for k in clients], [data.num_examples(k) for k in clients], moments)
+    shown = [data.client_name(k) for k in clients], [data.num_examples(k) for k in clients]
+    cuts = cuts_of(whole, schema.cuts if schema is not None and fits else ())
+    bins = [_bins(data, client, cuts, whole, own, min_count) for client, own in enumerate(moments)]
+    return FeatureSummary(names, *shown, moments, cuts, bins, data.is_remote)
+
+
+def _bins(
+    data: FederatedDataModule, client: int, cuts: Cuts, whole: Moments, own: Moments, min_count: int
+) -> list[tuple[int | None, ...]]:
+    """Return how many of a client's examples are in each bin, without counts of few rows, which sites have left out."""
+    if isinstance(data.client_datasets, RemoteDatasets):
+        return shown_counts(whole, data.client_datasets.input_histograms(client) or [()] * len(cuts), own)
+    counts = [without_few(one, min_count) for one in data.input_histograms(client, cuts)]
+    return shown_counts(whole, counts, without_small(own, categories_of(data.datamodule, len(cuts)), min_count))
 
 
 def _picture(trainer: Trainer) -> dict[str, Any]:

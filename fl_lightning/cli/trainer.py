@@ -14,6 +14,8 @@ from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
 from fl_lightning.callbacks.partition_report import PartitionReport
 from fl_lightning.compat.lightning import has_whole_epoch
 from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.data.remote import clients_elsewhere
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.reporting.tables import text_table
 
 
@@ -76,6 +78,11 @@ class FederationTrainer(Trainer):
             print(text_table(COLUMNS, shown(rows)), in_words(settings), sep="\n")
 
     def _show(self, datamodule: FederatedDataModule, features: bool = False) -> None:
+        if clients_elsewhere(self):
+            raise ConfigurationError(
+                "'federation.pool' is set, so the clients' rows are at their sites. To see what they tell, set "
+                "'partition_report.features' to true: a fit then asks the sites before round 0. Or remove 'federation.pool'."
+            )
         (report,) = (callback for callback in self.callbacks if isinstance(callback, PartitionReport))  # type: ignore[attr-defined]
         datamodule.prepare_data()
         datamodule.setup("fit")

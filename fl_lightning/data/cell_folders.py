@@ -57,7 +57,7 @@ class CellFolderDataModule(ImageFolderDataModule):
     on_resume = ResumeRule(
         free="root test_root num_workers memory_limit",
         on_purpose="test_share image_size density_sigma density_scale batch_size eval_batch_size channels classes "
-        "white mean std augmentation unreadable seed",
+        "white mean std augmentation unreadable seed schema",
     )
 
     def __init__(

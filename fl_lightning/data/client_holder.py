@@ -16,8 +16,12 @@ from fl_lightning.data.example_change import ExampleChange
 from fl_lightning.data.own_loaders import OwnLoaders
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.remote import RemoteDatasets
-from fl_lightning.functional.exact_moments import Moments, moments_of_batches
+from fl_lightning.data.schema import schema_of
+from fl_lightning.errors import ConfigurationError, DataError
+from fl_lightning.functional.exact_moments import Moments, inputs_of, moments_of_batches
+from fl_lightning.functional.histograms import Cuts, histograms_of
 from fl_lightning.functional.labels import client_label_counts
+from fl_lightning.functional.noisy_moments import RandBelow, noisy_moments
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.showing import client_bars, settings_table, short_repr
 from fl_lightning.messages import ClientInfo, Part
@@ -133,7 +137,7 @@ class ClientHolder(LightningDataModule):
         """Return the exact sums of one client's training inputs, and of their squares, for each channel, as float32.
 
         Inputs are those of an evaluation: after the datamodule's hooks, which find no Trainer, so nothing is augmented. A
-        client outside this process has told its sums.
+        datamodule with a method ``statistics(batches)`` adds them up itself. A client outside this process has told its sums.
 
         Raises:
             ConfigurationError: if such a client does not tell them.
@@ -141,7 +145,45 @@ class ClientHolder(LightningDataModule):
         """
         if isinstance(self._client_datasets, RemoteDatasets):
             return self._client_datasets.input_moments(client)
-        return moments_of_batches(self._evaluated(client))
+        own = getattr(self.datamodule, "statistics", None)
+        found = (own if callable(own) else moments_of_batches)(self._evaluated(client))
+        if not isinstance(found, Moments):
+            raise DataError(
+                f"'statistics' of {type(self.datamodule).__name__} returned a {type(found).__name__}. Return what "
+                "'fl_lightning.functional.exact_moments.together' or 'moments_of' returns."
+            )
+        return found
+
+    def noisy_moments(self, client: int, epsilon: float, draw: RandBelow) -> Moments:
+        """Return the sums of one client's training inputs with noise; see :func:`~fl_lightning.functional.noisy_moments`.
+
+        Args:
+            client: the client's id, from 0.
+            epsilon: the privacy loss of a row that is replaced.
+            draw: draws the noise.
+
+        Raises:
+            ConfigurationError: if the inputs are not the features of a schema, which bounds them.
+        """
+        schema, first = schema_of(self.datamodule), next(self._evaluated(client))
+        inputs = inputs_of(first)
+        if schema is None or inputs.dim() != 2 or inputs.shape[1] != len(schema.feature_names):
+            raise ConfigurationError(
+                "Sums with noise need a schema, whose ranges bound the values. Set 'schema' of a TableDataModule, or leave out "
+                "'epsilon' of Standardized and 'policy.epsilon'."
+            )
+        return noisy_moments(self._evaluated(client), schema.bounded, inputs.shape[1], epsilon, draw)
+
+    def input_histograms(self, client: int, cuts: Cuts) -> list[list[int]]:
+        """Return how many of one client's training examples are in each bin, for each column; none for other inputs.
+
+        Args:
+            client: the client's id, from 0.
+            cuts: the borders between the bins of each column.
+        """
+        if callable(getattr(self.datamodule, "statistics", None)):
+            return [[] for _ in cuts]
+        return histograms_of(self._evaluated(client), cuts)
 
     def _evaluated(self, client: int) -> Iterator[Any]:
         """Yield the batches of one client's training examples as a module gets them in an evaluation."""

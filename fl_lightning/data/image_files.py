@@ -124,8 +124,9 @@ def find_images(root: Path | Mapping[str, Path], classes: tuple[str, ...] = ()) 
     unknown = [name for name in there if name not in names]
     if unknown:
         raise DataError(
-            f"'{root}' has a folder of the class '{unknown[0]}', which is none of 'data.datamodule.classes' "
-            f"({', '.join(names[:20])}). Remove the folder, or add the class."
+            f"'{root}' has a folder of the class '{unknown[0]}', which is none of "
+            f"'data.datamodule.classes' or of the schema's classes: {', '.join(names[:20])}. Remove the folder, or add the "
+            "class."
         )
     lacking = {name: [label for label in names if not (folder / label).is_dir()] for name, folder in domains.items()}
     if any(lacking.values()) and not classes:

@@ -15,6 +15,7 @@ from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.class_names import given_classes
 from fl_lightning.data.image_files import WHITE, ImageFiles, ImageReader, LazyImages, find_images, for_each, split_folders
 from fl_lightning.data.images import ImageDataModule, image_dataset
+from fl_lightning.data.schema_file import read_schema
 from fl_lightning.errors import DataError, require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
@@ -51,16 +52,20 @@ class ImageFolderDataModule(ImageDataModule):
         classes: the names of the classes in the order of their numbers, of which folders may lack some; None for those that
             exist, sorted.
         white: the value of white in images of 16 bits: 4095 for a camera of 12 bits, 65535 for all 16.
+        schema: the YAML or JSON file of a schema, whose target's classes replace ``classes``; its other fields do not matter.
+
+    Attributes:
+        schema: the schema; None without one.
 
     Raises:
-        ConfigurationError: if a value is outside its range.
+        ConfigurationError: if a value is outside its range, or the schema has no classes.
         DataError: if ``test_root`` lies inside ``root``, or if ``root`` has other folders next to train and test.
     """
 
     on_resume = ResumeRule(
         free="root test_root num_workers memory_limit",
         on_purpose="test_share image_size channels classes white batch_size eval_batch_size mean std augmentation "
-        "unreadable seed",
+        "unreadable seed schema",
     )
 
     def __init__(
@@ -81,6 +86,7 @@ class ImageFolderDataModule(ImageDataModule):
         seed: int = 0,
         classes: list[str | int] | None = None,
         white: int = WHITE,
+        schema: str | None = None,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, mean, std, augmentation, num_workers)
         require(0 <= test_share < 1, "data.datamodule.test_share", "at least 0 and below 1", test_share)
@@ -93,7 +99,11 @@ class ImageFolderDataModule(ImageDataModule):
         self.channels = channels
         self.memory_limit, self._reader = memory_limit, ImageReader(channels, image_size, white)
         self.unreadable = unreadable
-        self.seed, self.classes = seed, given_classes(classes)
+        self.schema = None if schema is None else read_schema(schema)
+        if self.schema is not None:
+            require(classes is None, "data.datamodule.classes", "left out with a 'schema', which has them", classes)
+            require(bool(self.schema.classes), "data.datamodule.schema", "a schema whose target has classes", schema)
+        self.seed, self.classes = seed, given_classes(classes) if self.schema is None else self.schema.classes
         if not test_share and self._folders()[1:] == (None, None):
             for loader in ("val_dataloader", "test_dataloader", "predict_dataloader"):
                 vars(self)[loader] = getattr(LightningDataModule, loader).__get__(self)  # Lightning sees that it is missing
@@ -114,6 +124,19 @@ class ImageFolderDataModule(ImageDataModule):
                 "images. Set 'root' to the folder of the training images alone."
             )
         return root, None, test
+
+    def compare_with_schema(self) -> list[str]:
+        """Return a sentence about the number of training images of each class of the schema, for those who own them.
+
+        Raises:
+            DataError: if folders do not have the form, or other classes.
+        """
+        if self.schema is None:
+            return []
+        files = find_images(self._folders()[0], self.classes)
+        counts = torch.bincount(files.targets, minlength=len(files.classes)).tolist()
+        pairs = [f"{count} of '{name}'" for name, count in zip(files.classes, counts, strict=True)]
+        return [f"'{self.root}' has {len(files.paths)} images: {', '.join(pairs)}."]
 
     def load(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
         """Find and read the images.

@@ -15,7 +15,7 @@ from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.functional.exact_moments import Moments
 from fl_lightning.functional.partition import Partition, offsets
-from fl_lightning.messages import ClientInfo
+from fl_lightning.messages import UNTOLD, ClientInfo
 
 
 def clients_elsewhere(trainer: Trainer | None) -> bool:
@@ -93,12 +93,17 @@ class RemoteDatasets(ClientDatasets):
         info = self.infos[client]
         if info.moments is None:
             raise ConfigurationError(
-                f"Standardized scales inputs by the mean and deviation of all clients, but site {info.name} does not tell the "
-                "sums of its inputs. Its staff set 'policy.statistics' to true in its data.yaml; it tells none with "
-                "'policy.min_noise', and none over fewer than 'policy.min_count' numbers. Or leave out Standardized, and scale "
+                f"Standardized and 'partition_report.features' need sums of all clients, but site {info.name} does not tell "
+                "the sums of its inputs. Its staff set 'policy.statistics' to true in its data.yaml; it tells none with "
+                "'policy.min_noise', and none over fewer than 'policy.min_count' numbers. Or leave out both, and scale "
                 "by public numbers."
             )
         return Moments.of_texts(info.moments)
+
+    def input_histograms(self, client: int) -> list[tuple[int | None, ...]] | None:
+        """Return the counts of the bins of a schema's ranges that a client has told, None for one that it leaves out."""
+        told = self.infos[client].histograms
+        return None if told is None else [tuple(None if n == UNTOLD else n for n in one) for one in told]
 
     def place(self, device: torch.device, limit: float | None) -> None:
         """Do nothing: no examples are here."""

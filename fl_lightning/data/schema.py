@@ -6,10 +6,14 @@ import hashlib
 import json
 from dataclasses import dataclass
 from datetime import date
+from itertools import accumulate
 from typing import Any, Literal
 
+from fl_lightning.functional.histograms import equal_cuts
+from fl_lightning.functional.noisy_moments import BoundedField
+
 FieldType = Literal["number", "integer", "boolean", "string", "date"]
-Missing = Literal["refuse", "constant", "indicator", "mean"]
+Missing = Literal["refuse", "constant", "indicator", "mean", "most_frequent"]
 
 BOOLEAN_CLASSES = ("false", "true")
 """The classes of a boolean target, in the order of their codes."""
@@ -28,7 +32,7 @@ class Field:
         enum: the categories in their order; empty if the field is not a category.
         required: whether missing values are refused, whatever ``missing`` says.
         missing: what a missing value becomes: an error, a constant, a constant and a column of its own that says so, or NaN,
-            which ``Standardized`` in the model replaces by the mean over all clients.
+            which ``Standardized`` in the model replaces by the mean or the most frequent category over all clients.
         constant: what replaces a missing value: a number, a number of days, 0 or 1, or the number of a category; None for
             no category.
         since: the day from which the days of a date are counted.
@@ -77,6 +81,40 @@ class Schema:
         return tuple(name for field in self.features for name in field.columns)
 
     @property
+    def categories(self) -> tuple[tuple[int, ...], ...]:
+        """Return the numbers of the features of each category field, one for each category, and for missing values."""
+        return tuple(span for field, span in self._spans() if field.enum)
+
+    @property
+    def filled(self) -> tuple[tuple[int, ...], ...]:
+        """Return the numbers of the features of each field whose missing values become its most frequent category."""
+        return tuple(span for field, span in self._spans() if field.missing == "most_frequent")
+
+    @property
+    def cuts(self) -> tuple[tuple[float, ...], ...]:
+        """Return the borders between ten bins for each feature: of its range, if it has one; none for categories."""
+        return tuple(own for field in self.features for own in (_cuts(field), *[()] * (len(field.columns) - 1)))
+
+    @property
+    def bounded(self) -> tuple[BoundedField, ...]:
+        """Return the features whose values are bounded: categories, booleans, and numbers and dates with a range."""
+        found: list[BoundedField] = []
+        for field, span in self._spans():
+            gaps = field.missing in ("mean", "most_frequent")
+            if field.enum:
+                found.append(BoundedField(span, gaps=gaps, is_binary=True))
+                continue
+            low, high = (0.0, 1.0) if field.type == "boolean" else (field.minimum, field.maximum)
+            if low is not None and high is not None and low < high:
+                found.append(BoundedField(span[:1], low, high, gaps, field.type == "boolean"))
+            found += [BoundedField((k,), is_binary=True) for k in span[1:]]  # whether the value is missing
+        return tuple(found)
+
+    def _spans(self) -> list[tuple[Field, tuple[int, ...]]]:
+        ends = list(accumulate(len(field.columns) for field in self.features))
+        return [(f, tuple(range(end - len(f.columns), end))) for f, end in zip(self.features, ends, strict=True)]
+
+    @property
     def target_field(self) -> Field | None:
         """Return the field to predict, if there is one."""
         return next((field for field in self.fields if field.name == self.target), None)
@@ -98,6 +136,23 @@ class Schema:
             "missing_values": sorted(self.missing_values),
         }
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _cuts(field: Field) -> tuple[float, ...]:
+    low, high = field.minimum, field.maximum
+    return () if low is None or high is None or low == high else equal_cuts(low, high)
+
+
+def schema_of(datamodule: Any) -> Schema | None:
+    """Return the schema of a datamodule's tables, if it has one."""
+    schema = getattr(datamodule, "schema", None)
+    return schema if isinstance(schema, Schema) else None
+
+
+def categories_of(datamodule: Any, channels: int) -> tuple[tuple[int, ...], ...]:
+    """Return :attr:`Schema.categories` of a datamodule's tables; none if its inputs are not the features of a schema."""
+    schema = schema_of(datamodule)
+    return () if schema is None or len(schema.feature_names) != channels else schema.categories
 
 
 def _plain(value: Any) -> Any:

@@ -88,6 +88,7 @@ def _counts(reader: FieldReader, field: Field) -> tuple[dict[str, int], list[str
         "constant": "which become a constant",
         "indicator": "which are marked",
         "mean": "which become the mean over all clients",
+        "most_frequent": "which become the most frequent category over all clients",
     }[field.missing]
     return counts, [f"{100 * cells.null_count / len(cells):.2g} % of the values are missing, {becomes}."]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, get_args
 
@@ -105,8 +106,8 @@ def _check(schema: Schema) -> None:
         )
     if target is not None and target.missing != "refuse":
         refuse(f"field '{target.name}'", "missing targets cannot be filled", "Remove 'missing', and the rows without a target.")
-    if not features:
-        raise DataError("It has no fields besides the target. Add the features.")
+    if not features and not schema.classes:
+        raise DataError("It has neither features nor a target with classes. Add the fields.")
     if len(features) > _FEATURES:
         raise DataError(f"Its fields become {len(features)} features, but at most {_FEATURES} are supported.")
     if len(set(features)) < len(features):
@@ -171,16 +172,18 @@ def _with_missing(field: Field, value: Any, where: str) -> Field:
     kind, given = next(iter(value.items())) if isinstance(value, dict) and len(value) == 1 else (value, None)
     kinds: tuple[Missing, ...] = get_args(Missing)
     alone = isinstance(value, str)
-    if kind not in kinds or (alone and kind == "constant") or (not alone and kind in ("refuse", "mean")):
+    if kind not in kinds or (alone and kind == "constant") or (not alone and kind in ("refuse", "mean", "most_frequent")):
         refuse(
             where,
             f"'{shown(value)}' is not supported",
-            "Write refuse, {constant: VALUE}, indicator, {indicator: VALUE}, or mean.",
+            "Write refuse, {constant: VALUE}, indicator, {indicator: VALUE}, mean, or most_frequent.",
         )
     if field.required and kind != "refuse":
         refuse(where, "a field with 'required: true' has no missing values", "Remove one of the two.")
     if kind == "mean" and (field.enum or field.type == "boolean"):
-        refuse(where, "categories have no mean", "Write indicator, or {constant: VALUE}.")
+        refuse(where, "categories have no mean", "Write most_frequent, indicator, or {constant: VALUE}.")
+    if kind == "most_frequent" and not (field.enum or field.type == "boolean"):
+        refuse(where, "only categories and booleans have a most frequent value", "Write mean, indicator, or {constant: VALUE}.")
     constant = None if alone else _constant(field, given, where)
     if kind == "indicator" and constant is None and not field.enum:
         constant = 0.0
@@ -201,3 +204,33 @@ def _constant(field: Field, given: Any, where: str) -> float:
     if field.type == "integer" and not number.is_integer():
         refuse(where, f"'{shown(given)}' is not a whole number")
     return number
+
+
+# ---------------------------------------------------------------- back to text
+
+
+def schema_text(schema: Schema) -> str:
+    """Return a schema as JSON, from which :func:`parse_schema` returns an equal one; without titles and comments."""
+    values: dict[str, Any] = {"fields": [_values(field) for field in schema.fields]}
+    values |= {} if schema.target is None else {"target": schema.target}
+    return json.dumps(values | {"missingValues": schema.missing_values}, ensure_ascii=False)
+
+
+def _values(field: Field) -> dict[str, Any]:
+    """Return a field in the words of a file."""
+    limits = {"minimum": field.minimum, "maximum": field.maximum}
+    constraints: dict[str, Any] = {key: _written(field, value) for key, value in limits.items() if value is not None}
+    constraints |= {"enum": field.enum} if field.enum else {}
+    constraints |= {"required": True} if field.required else {}
+    missing: Any = field.missing
+    if field.constant is not None:
+        missing = {missing: field.enum[int(field.constant)] if field.enum else _written(field, field.constant)}
+    found = {"unit": field.unit, "since": field.since and field.since.isoformat(), "constraints": constraints}
+    return {"name": field.name, "type": field.type, "missing": missing} | {key: value for key, value in found.items() if value}
+
+
+def _written(field: Field, value: float) -> Any:
+    """Return a number as a file has it: days as a date, 0 and 1 of a boolean as false and true."""
+    if field.since is not None:
+        return (field.since + timedelta(days=value)).isoformat()
+    return bool(value) if field.type == "boolean" else value

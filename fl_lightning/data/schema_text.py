@@ -18,6 +18,7 @@ BYTES = 2**20
 NAME = 100
 """The length of the longest name."""
 _DEPTH, _NODES, _TEXT = 8, 200_000, 2000
+_TOO_MANY = f"It has more than {_NODES} keys and values. Use a smaller one."
 _LARGEST = 1e30
 _TRUE, _FALSE = ("true", "1", "1.0", "yes"), ("false", "0", "0.0", "no")
 
@@ -37,7 +38,8 @@ def parse_plain(text: str, is_json: bool) -> Any:
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         what = "JSON" if is_json else "YAML"
         raise DataError(f"It is not valid {what} ({shown(' '.join(str(error).split()), 300)}). Fix the file.") from error
-    _check_depth(values, 0)
+    if _size(values, 0) > _NODES:
+        raise DataError(_TOO_MANY)
     return values
 
 
@@ -52,7 +54,7 @@ class _Texts(yaml.BaseLoader):  # type: ignore[misc]
             raise DataError(f"Line {event.start_mark.line + 1} has a YAML anchor or alias. Write the value out.")
         self._depth, self._nodes = self._depth + 1, self._nodes + 1
         if self._nodes > _NODES:
-            raise DataError(f"It has more than {_NODES} keys and values. Use a smaller one.")
+            raise DataError(_TOO_MANY)
         if self._depth > _DEPTH:
             raise DataError(f"Line {event.start_mark.line + 1} is nested deeper than {_DEPTH} levels. No part of a schema is.")
         node = super().compose_node(parent, index)
@@ -79,11 +81,12 @@ def _from_json(text: str) -> Any:
     return json.loads(text, object_pairs_hook=pairs, parse_int=str, parse_float=str, parse_constant=str)
 
 
-def _check_depth(values: Any, depth: int) -> None:
+def _size(values: Any, depth: int) -> int:
+    """Return the number of keys and values, which are nested no deeper than a schema is."""
     if depth > _DEPTH:
         raise DataError(f"It is nested deeper than {_DEPTH} levels. No part of a schema is.")
-    for value in values.values() if isinstance(values, dict) else values if isinstance(values, list) else ():
-        _check_depth(value, depth + 1)
+    inner = values.values() if isinstance(values, dict) else values if isinstance(values, list) else ()
+    return 1 + (len(values) if isinstance(values, dict) else 0) + sum(_size(value, depth + 1) for value in inner)
 
 
 def shown(text: object, most: int = 60) -> str:

@@ -228,6 +228,8 @@ class FieldReader:
         if field.constant is not None:
             values = np.where(gaps, field.constant, values)
         columns = [(values == code).astype(np.float64) for code in range(len(field.enum))] or [values]
+        if field.missing == "most_frequent":
+            columns = [np.where(gaps, np.nan, column) for column in columns]
         return np.stack([*columns, gaps.astype(np.float64)] if field.missing == "indicator" else columns, axis=1)
 
 

@@ -108,6 +108,7 @@ class TableDataModule(InMemoryDataModule):
         self.schema = None if schema is None else read_schema(schema)
         self._exports = exports_of(self.schema, csv, columns, exports)
         if self.schema is not None:
+            require(bool(self.schema.feature_names), name + "schema", "the file of a schema with features", schema)
             target, kind = target_of(self.schema, target, kind, classes, (client_column, person_column))
         if path is None and test_path is None:
             raise ConfigurationError(
@@ -128,11 +129,11 @@ class TableDataModule(InMemoryDataModule):
         self.target, self.client_column, self.kind = target, client_column, kind
         self.classes, self.person_column = given_classes(classes), person_column
         self.standardize = standardize
-        self._gaps = [field.name for field in self.schema.features if field.missing == "mean"] if self.schema else []
+        self._gaps = [f.name for f in self.schema.features if f.missing in ("mean", "most_frequent")] if self.schema else []
         if self._gaps and standardize:
             raise ConfigurationError(
-                f"'data.datamodule.standardize' is true, but missing values of '{self._gaps[0]}' become the mean, which the "
-                "model fills in. Set 'standardize' to false, and let the model scale, too: Standardized."
+                f"'data.datamodule.standardize' is true, but the schema leaves missing values of '{self._gaps[0]}' to the "
+                "model, which fills them in. Set 'standardize' to false, and let the model scale, too: Standardized."
             )
         self.seed = seed
         self.feature_names: tuple[str, ...] = ()
@@ -148,8 +149,9 @@ class TableDataModule(InMemoryDataModule):
         """
         if self._gaps and self.trainer is not None and not standardized_parts(self.trainer.lightning_module):
             raise ConfigurationError(
-                f"Missing values of '{self._gaps[0]}' become the mean over all clients, which Standardized fills in, but the "
-                "model has no such part. Put it around the network, or choose another 'missing' in the schema of all."
+                f"Missing values of '{self._gaps[0]}' become the mean or the most frequent category over all clients, which "
+                "Standardized fills in, but the model has no such part. Put it around the network, or choose another 'missing' "
+                "in the schema of all."
             )
         super().setup(stage)
 

@@ -27,6 +27,7 @@ from fl_lightning.flower.checks import (
 from fl_lightning.flower.exchange import Exchange
 from fl_lightning.flower.remote_pool import RemotePool
 from fl_lightning.flower.replies import Needs, info_in
+from fl_lightning.flower.server_schema import offered
 from fl_lightning.flower.transport import Transport
 from fl_lightning.flower.values import build_model, configuration, found_at_start
 from fl_lightning.messages import ClientInfo
@@ -119,8 +120,11 @@ class RemoteSites(RemoteClients):
         absent = self._transport.absent() if self.min_sites is not None else {}
         classes, features = (_names_here(trainer, kind) for kind in ("classes", "feature_names"))
         require_fitting_classes(trainer.lightning_module, classes)
-        asks = any(not part.is_measured for part in standardized_parts(trainer.lightning_module))
-        told = self._described(names, absent, {"classes": classes, "features": features}, asks)
+        shows = any(getattr(callback, "reads_inputs", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        asks = shows or any(not part.is_measured for part in standardized_parts(trainer.lightning_module))
+        schema = offered(trainer.datamodule.datamodule)  # type: ignore[attr-defined]
+        here = {"classes": classes, "features": features}
+        told = self._described(names, absent, here, {"statistics": asks, "histograms": shows, "schema": schema})
         for client, cause in absent.items():
             rank_zero_warn(f"The fit starts without site {names[client]} (client {client}): {cause}.")
         everyone = enumerate(names)
@@ -135,10 +139,10 @@ class RemoteSites(RemoteClients):
         return self._infos
 
     def _described(
-        self, names: Sequence[str], absent: Collection[int], here: Mapping[str, Sequence[str] | None], statistics: bool
+        self, names: Sequence[str], absent: Collection[int], here: Mapping[str, Sequence[str] | None], more: Mapping[str, Any]
     ) -> dict[int, ClientInfo]:
         """Return what each site that is online tells about its data, compared with the names of the server's set."""
-        asked: dict[str, Any] = {**here, "statistics": statistics}
+        asked: dict[str, Any] = {**here, **more}
         online = [client for client in range(len(names)) if client not in absent]
         found = self._ask_all({client: envelope.request("describe", client=client, **asked) for client in online}, names)
         infos: dict[int, ClientInfo] = {}
@@ -235,7 +239,7 @@ class RemoteSites(RemoteClients):
 
 
 def _names_here(trainer: Trainer, kind: str) -> tuple[str, ...] | None:
-    """Return the names of the classes or features of the server's validation or test set; None if it has no names."""
+    """Return the names of classes or features of the server's validation or test set, or its datamodule; None without names."""
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
     for name in ("val_dataloader", "test_dataloader"):
         if is_overridden(name, datamodule.datamodule, LightningDataModule):
@@ -244,7 +248,7 @@ def _names_here(trainer: Trainer, kind: str) -> tuple[str, ...] | None:
             found = names_of(first[0] if isinstance(first, list | tuple) else first, kind)
             if found is not None:
                 return found
-    return None
+    return names_of(datamodule.datamodule, kind)
 
 
 def _needs(strategy: Strategy, route: Route) -> Needs:

@@ -19,7 +19,7 @@ from fl_lightning.functional.compression import misfit, restore
 from fl_lightning.functional.exact_moments import Moments
 from fl_lightning.functional.exact_sum import magnitude, to_float64
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ClientInfo, ClientTask, EvalReport, NameComparison, ServerModel
+from fl_lightning.messages import UNTOLD, ClientInfo, ClientTask, EvalReport, NameComparison, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
 
 _MOST_EXAMPLES = 2**36
@@ -125,6 +125,8 @@ def info_in(found: Mapping[str, Any], name: str, sent: Mapping[str, Sequence[str
         raise ConfigurationError(f"Site {name} tells digests with control characters.")
     if info.ranges is not None and not all(math.isfinite(value) for one in info.ranges for value in one):
         raise ConfigurationError(f"Site {name} tells ranges that are not finite. Check the data.yaml there.")
+    if not all(UNTOLD <= count <= _MOST_EXAMPLES for one in info.histograms or () for count in one):
+        raise ConfigurationError(f"Site {name} tells impossible counts of bins. Update the site.")
     try:
         Moments.of_texts(info.moments or ((), (), ()))
     except ValueError as error:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fl_lightning.data.schema_file import read_schema
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.flower.checks import digest_of_schema
 from fl_lightning.flower.policy import Policy
+from fl_lightning.flower.server_schema import kept_schema
 from fl_lightning.flower.site_budget import SiteBudget
 from fl_lightning.flower.site_connection import ERRORS, connection_tests
-from fl_lightning.flower.site_data import SiteData, SiteSettings, read_settings
+from fl_lightning.flower.site_data import SiteData
 from fl_lightning.flower.site_figures import info_to_tell
 from fl_lightning.flower.site_limits import SiteLimits
+from fl_lightning.flower.site_settings import SiteSettings, read_settings
 from fl_lightning.flower.words import printable
 
 
@@ -35,11 +40,17 @@ def check(arguments: argparse.Namespace) -> bool:
 def _data(arguments: argparse.Namespace) -> str:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        settings = read_settings(Path(arguments.data))
+        schema = _schema(arguments)
+        settings = read_settings(Path(arguments.data), schema)
         device = settings.torch_device()
-        _print_comparison(settings)
+        if settings.waits:
+            raise ConfigurationError(
+                "The tables wait for the server's schema ('policy.schema' is 'server'), and no server has offered one yet. Ask "
+                "for its file, and pass it with '--schema'."
+            )
+        _print_comparison(settings, schema)
         data = SiteData(settings)
-        info = data.info(arguments.name, settings.policy, statistics=settings.policy.statistics)
+        info = data.info(arguments.name, settings.policy, statistics=True, histograms=True)
         if not info.streams:
             SiteLimits(settings.policy).check_part("training", data.units("training"))
         info, kept = info_to_tell(info, settings.policy, data.units)
@@ -51,7 +62,8 @@ def _data(arguments: argparse.Namespace) -> str:
     lines += [f"the digest {info.schema} of its schema"] if info.schema else []
     lines += [f"the counts of the classes: {info.label_counts}"] if info.label_counts else ["no counts of classes"]
     lines += ["the ranges of its features, to two digits"] if info.ranges else []
-    lines += ["to a server that asks, once, the exact sums of its inputs and of their squares"] if info.moments else []
+    lines += [_sums(info.moments, data.names("feature_names"), settings.policy.epsilon)] if info.moments else []
+    lines += ["to a server that asks, once, the counts of bins of its columns"] if info.histograms else []
     if settings.policy.budget is not None:
         lines += [SiteBudget(settings.policy.budget, data.names_persons).in_words()]
     lines += [f"of each training: {_figures(settings.policy)}"]
@@ -72,8 +84,29 @@ def _figures(policy: Policy) -> str:
     return f"the update, {names}{digits}, the number of steps and the {rounded}number of examples{seconds}"
 
 
-def _print_comparison(settings: SiteSettings) -> None:
-    """Print how the site's files differ from their schema; the server learns nothing of it."""
+def _sums(moments: Sequence[Sequence[str]], names: Sequence[str] | None, epsilon: float | None) -> str:
+    """Return in words which sums leave the site."""
+    kept = [str(names[k]) if names else f"channel {k}" for k, count in enumerate(moments[0]) if count == "0"]
+    why = "which would tell of few rows" if epsilon is None else "which have no range in the schema"
+    without = f", but not those of {', '.join(kept)}, {why}" if kept else ""
+    noise = "exact sums" if epsilon is None else f"sums with noise (epsilon {epsilon:g})"
+    return f"to a server that asks, once, the {noise} of its inputs and of their squares{without}"
+
+
+def _schema(arguments: argparse.Namespace) -> Path | None:
+    """Return the file of the server's schema: that of ``--schema``, or the last one that a server has offered."""
+    if arguments.schema:
+        return Path(arguments.schema)
+    return kept_schema(Path(arguments.folder or f"site_{arguments.name}"))
+
+
+def _print_comparison(settings: SiteSettings, schema: Path | None) -> None:
+    """Print how the site's files differ from their schema, and whether it is the server's; the server learns nothing of it."""
+    if schema is not None:
+        theirs, mine = read_schema(schema).digest(), digest_of_schema(settings.datamodule)
+        same = "the same tables as this site's" if theirs == mine else f"other tables than this site's ({mine or 'none'})"
+        print(f"note    schema: that of the server ({theirs}, {schema}) describes {same};", flush=True)
+        print("        without 'schema' in data.yaml, the site takes the server's schema only with 'policy.schema: server'")
     for name in ("datamodule", "validation", "test"):
         compare = getattr(getattr(settings, name), "compare_with_schema", None)
         lines = compare() if callable(compare) else []

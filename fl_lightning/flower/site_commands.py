@@ -16,8 +16,9 @@ from fl_lightning.flower.audit import read_log
 from fl_lightning.flower.envelope import printable
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.site_budget import SiteBudget
-from fl_lightning.flower.site_data import SiteData, read_settings
+from fl_lightning.flower.site_data import SiteData
 from fl_lightning.flower.site_record import SiteRecord, approve
+from fl_lightning.flower.site_settings import read_settings
 from fl_lightning.reporting.tables import text_table
 from fl_lightning.utilities.argument_parser import ArgumentParser
 

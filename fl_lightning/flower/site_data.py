@@ -1,31 +1,29 @@
-"""Read a site's data.yaml, which never leaves it, and serve the data under the number that the server gave the site."""
+"""Serve a site's data under the number that the server gave the site."""
 
 from __future__ import annotations
 
+import hashlib
 import math
-import re
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
-from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import IterableDataset, TensorDataset
 
-from fl_lightning.compat.jsonargparse import actions_of, in_words
-from fl_lightning.config.null_settings import refuse_null
-from fl_lightning.config.wrong_value import wrong_value
 from fl_lightning.data.class_names import names_of
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.ranges import ranges_of, rounded
-from fl_lightning.errors import ConfigurationError, DataError, did_you_mean, require
-from fl_lightning.flower.checks import compared, digest_of_names, digest_of_schema, refuse_parts
-from fl_lightning.flower.policy import Policy, with_preset
-from fl_lightning.messages import ClientInfo, Part
+from fl_lightning.data.schema import categories_of, schema_of
+from fl_lightning.errors import DataError
+from fl_lightning.flower.checks import compared, digest_of_names, digest_of_schema
+from fl_lightning.flower.policy import Policy
+from fl_lightning.flower.site_settings import SiteSettings
+from fl_lightning.functional.histograms import without_few
+from fl_lightning.functional.small_counts import without_small
+from fl_lightning.messages import UNTOLD, ClientInfo, Part
 from fl_lightning.partitioners.base import Partitioner
 
 
@@ -45,88 +43,6 @@ class WholePartitioner(Partitioner):
     def partition(self, num_examples: int, labels: Any = None) -> list[torch.Tensor]:
         """Return one part."""
         return [torch.arange(num_examples)]
-
-
-@dataclass
-class SiteSettings:
-    """Describe a site: the contents of its data.yaml.
-
-    Args:
-        datamodule: the datamodule whose training set is the site's.
-        validation: a datamodule whose training set is the site's own validation part.
-        test: a datamodule whose training set is the site's own test part.
-        client_validation: the share of the training set held back for validation, in [0, 1), instead of ``validation``.
-        client_test: the share held back for a test, in [0, 1), instead of ``test``.
-        seed: with the site's number, draws the shares that are held back; a simulation with the same seed of its partitioner (0
-            by default) holds back the same rows. Only the site knows it.
-        policy: what a server may have this site do.
-        device: the device to train on: ``auto``, ``cpu``, ``cuda``, or ``cuda:1`` for the second GPU.
-
-    Raises:
-        ConfigurationError: if the device is not one of these.
-    """
-
-    datamodule: LightningDataModule
-    validation: LightningDataModule | None = None
-    test: LightningDataModule | None = None
-    client_validation: float = 0.0
-    client_test: float = 0.0
-    seed: int = 0
-    policy: Policy = field(default_factory=Policy)
-    device: str = "auto"
-
-    def __post_init__(self) -> None:
-        known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)
-        require(known is not None, "device", "auto, cpu, cuda or cuda:NUMBER", self.device)
-        refuse_parts({"datamodule": self.datamodule, "validation": self.validation, "test": self.test})
-
-    def torch_device(self) -> torch.device:
-        """Return the device.
-
-        Raises:
-            ConfigurationError: if this machine does not have it.
-        """
-        found = "cuda" if self.device == "auto" and torch.cuda.is_available() else self.device
-        device, number = torch.device("cpu" if found == "auto" else found), torch.cuda.device_count()
-        if device.type == "cuda" and (device.index or 0) >= number:
-            raise ConfigurationError(f"'device' is '{self.device}', but torch finds {number} GPUs here. Set 'device: auto'.")
-        return device
-
-
-def read_settings(path: Path) -> SiteSettings:
-    """Read data.yaml, which the site's own staff wrote and which may name any class.
-
-    Raises:
-        ConfigurationError: if it cannot be read.
-    """
-    import fl_lightning.data  # noqa: F401 (so that short names of its datamodules are known)
-
-    if not path.is_file():
-        raise ConfigurationError(f"'{path}' does not exist. Write a data.yaml; see docs/real_federation.md.")
-    if not path.read_bytes().strip():
-        raise ConfigurationError(f"'{path}' is empty. Set 'datamodule' in it; see docs/real_federation.md.")
-    parser = ArgumentParser(prog="data.yaml", exit_on_error=False)
-    parser.add_class_arguments(SiteSettings, None, fail_untyped=False)
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        given = content.get("policy") if isinstance(content, dict) else None
-        limits = with_preset(given)
-        parsed = parser.parse_path(str(path)) if limits is given else parser.parse_object({**content, "policy": limits})
-        refuse_null(parsed, parser)
-        return SiteSettings(**vars(parser.instantiate(parsed)))
-    except Exception as error:
-        raise ConfigurationError(f"'{path}' cannot be read: {_cause(error, parser)}") from error
-
-
-def _cause(error: Exception, parser: ArgumentParser) -> str:
-    """Return what is wrong with the settings, with the nearest name of one that does not exist."""
-    value = wrong_value(str(error))
-    if value is not None:
-        return str(value)
-    text = in_words(" ".join(str(error).split()) or type(error).__name__)[:600].rstrip(".")
-    wrong = re.search(r"[Oo]ption '([\w.]+)'", text)
-    near = did_you_mean(wrong[1], [action.dest for action in actions_of(parser)]) if wrong else ""
-    return f"{text}.{near}"
 
 
 def _whole(settings: SiteSettings) -> FederatedDataModule:
@@ -162,7 +78,7 @@ class SiteData:
     """
 
     def __init__(self, settings: SiteSettings) -> None:
-        self._schema = digest_of_schema(settings.datamodule)
+        self._datamodule, self._schema = settings.datamodule, digest_of_schema(settings.datamodule)
         whole = _whole(settings)
         self._views: dict[Part, FederatedDataModule] = {"training": whole}
         self._separate: dict[Part, FederatedDataModule] = {}
@@ -220,7 +136,7 @@ class SiteData:
 
     def names(self, kind: str) -> tuple[str, ...] | None:
         """Return the names of the site's ``classes`` or ``feature_names``; None if its data have none."""
-        return names_of(self.whole.client_datasets.source, kind)
+        return names_of(self.whole.client_datasets.source, kind) or names_of(self._datamodule, kind)
 
     def info(
         self,
@@ -229,6 +145,7 @@ class SiteData:
         classes: Sequence[str] | None = None,
         features: Sequence[str] | None = None,
         statistics: bool = False,
+        histograms: bool = False,
     ) -> ClientInfo:
         """Return what the server learns before the first round.
 
@@ -238,6 +155,7 @@ class SiteData:
             classes: the names of the server's classes, if it has any.
             features: the names of its features, if it has any.
             statistics: whether it asks for the sums of the inputs.
+            histograms: whether it asks how many examples are in each bin.
         """
         counts = tuple(int(count) for count in self.whole.label_counts()[0]) if policy.label_counts else None
         own = self.names("classes"), self.names("feature_names")
@@ -254,6 +172,7 @@ class SiteData:
             digests=("" if classes else digest_of_names(own[0]), "" if features else digest_of_names(own[1])),
             ranges=self._ranges() if policy.ranges else None,
             moments=self._moments(policy) if statistics else None,
+            histograms=self._histograms(policy) if histograms else None,
             schema=self._schema,
         )
 
@@ -261,14 +180,37 @@ class SiteData:
         """Return the sums of the training inputs, if the policy allows the server to know them."""
         if not policy.statistics or policy.min_noise > 0:
             return None
+        if policy.epsilon is not None:
+            few = self.size("training") < policy.min_count
+            return None if few else self.whole.noisy_moments(0, policy.epsilon, secrets.randbelow).texts()
         found = self.whole.input_moments(0)
-        return None if min(found.counts) < policy.min_count else found.texts()
+        if min(*found.counts, self.size("training")) < policy.min_count:  # an image has many numbers
+            return None
+        return without_small(found, categories_of(self._datamodule, len(found.counts)), policy.min_count).texts()
+
+    def digest(self) -> str:
+        """Return a digest of the exact sums of the training inputs, which never leaves the site."""
+        return hashlib.sha256(repr(self.whole.input_moments(0)).encode()).hexdigest()
+
+    def _histograms(self, policy: Policy) -> tuple[tuple[int, ...], ...] | None:
+        """Return the counts of the bins that the schema's ranges have, if the policy allows the server to know them."""
+        schema = schema_of(self._datamodule)
+        if not policy.histograms or policy.min_noise > 0 or schema is None or self.size("training") < policy.min_count:
+            return None
+        counts = [without_few(one, policy.min_count) for one in self.whole.input_histograms(0, schema.cuts)]
+        return tuple(tuple(UNTOLD if n is None else n for n in one) for one in counts)
 
     def _ranges(self) -> tuple[tuple[float, float, float, float], ...] | None:
         dataset: Any = self.whole.client_datasets.source.dataset
         if type(dataset) is not TensorDataset or dataset.tensors[0].dim() != 2 or self.names("feature_names") is None:
             return None
         return rounded(ranges_of(dataset.tensors[0].double().numpy()))
+
+    @property
+    def needs_schema(self) -> bool:
+        """Return whether missing values become the most frequent category, which a server without a schema cannot know."""
+        schema = schema_of(self._datamodule)
+        return schema is not None and bool(schema.filled)
 
     def batches(self, full_batch: bool) -> tuple[float, int]:
         """Return the number of batches of an epoch, inf for a stream, and the fewest persons that may be in one of them.

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from fl_lightning.flower.policy import Policy
 from fl_lightning.messages import ClientInfo, EvalReport, Part
-from fl_lightning.types import ClientUpdate
+from fl_lightning.types import ClientFailure, ClientUpdate
 
 LOSS = "train_loss"
 """The name in ``policy.metrics`` of the mean training loss, which every update has."""
@@ -45,6 +45,7 @@ def update_to_send(update: ClientUpdate, policy: Policy) -> tuple[ClientUpdate, 
     )
     sent = replace(
         update,
+        model=update.model if update.compressed is None else None,
         num_examples=counted(update.num_examples, policy),
         train_loss=None if loss is None else rounded(loss, policy.digits),
         metrics=metrics,
@@ -88,3 +89,44 @@ def info_to_tell(info: ClientInfo, policy: Policy, units: Callable[[Part], int])
         ),
         kept,
     )
+
+
+class Outgoing:
+    """Keep back what a policy does not let leave, and tell the staff once what that is.
+
+    Args:
+        policy: what the site allows.
+        say: prints a line for the site's staff.
+    """
+
+    def __init__(self, policy: Policy, say: Callable[[str], None]) -> None:
+        self._policy, self._say = policy, say
+        self._known, self._count = set[str](), 0
+
+    def info(self, info: ClientInfo, units: Callable[[Part], int]) -> ClientInfo:
+        """Return what the site may tell about its data; see :func:`info_to_tell`."""
+        told, kept = info_to_tell(info, self._policy, units)
+        self._note(kept)
+        return told
+
+    def result(self, result: ClientUpdate | ClientFailure | EvalReport) -> ClientUpdate | ClientFailure | EvalReport:
+        """Return the result of an order as it may leave."""
+        if isinstance(result, ClientFailure):
+            return result
+        if isinstance(result, EvalReport):
+            return report_to_send(result, self._policy)
+        sent, kept = update_to_send(result, self._policy)
+        self._note(kept)
+        self._count += len(kept)
+        return sent
+
+    def withheld(self) -> dict[str, int]:
+        """Return for the log how many figures stayed since the last call; empty if none."""
+        count, self._count = self._count, 0
+        return {"figures_withheld": count} if count else {}
+
+    def _note(self, kept: list[str]) -> None:
+        new = [name for name in kept if name not in self._known]
+        self._known.update(new)
+        if new:
+            self._say(f"Not sent, because of this site's policy: {', '.join(new)}.")

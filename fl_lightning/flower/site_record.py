@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.utilities.atomic_file import write_whole
 
-_FILE, _APPROVED, _STATISTICS = "record.json", "approved.json", "statistics.sha256"
+_FILE, _APPROVED = "record.json", "approved.json"
 _NOT_AGREED = ("rounds", "num_clients", "threads", "logger", "inference_mode")
 """The parts of a contract that may change within a federation: more rounds and sites, another machine."""
 
@@ -62,21 +62,39 @@ class SiteRecord:
     def _write(self) -> None:
         write_whole(self._folder / _FILE, json.dumps({"number": self._number, "federations": self._known}).encode())
 
-    def tell_statistics(self, moments: tuple[tuple[str, ...], ...]) -> None:
-        """Keep a digest of the sums that the site tells, once for all federations.
+    def tell_once(self, kind: str, what: str, told: Sequence[Sequence[object]]) -> None:
+        """Keep a digest of what the site tells about its rows, once for all federations.
+
+        Args:
+            kind: the name of the digest's file.
+            what: what is told, in words.
+            told: the numbers.
 
         Raises:
-            RefusedError: if other sums have been told before.
+            RefusedError: if others have been told before.
         """
-        path = self._folder / _STATISTICS
-        digest = hashlib.sha256(json.dumps(moments).encode()).hexdigest()
-        if path.exists() and path.read_text(encoding="utf-8") != digest:
-            raise RefusedError(
-                "The data of this site have changed since it told the sums of its inputs, and the difference of both would "
-                f"tell about the rows that changed. If the server may know that, the site's staff delete '{path}'."
-            )
+        path = self._folder / f"{kind}.sha256"
+        digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()
         if not path.exists():
             write_whole(path, digest.encode())
+        _require_same(path, what, path.read_text(encoding="utf-8"), digest)
+
+    def first_told(self, digest: str, told: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
+        """Return the sums with noise that the site told first, because the mean of several answers has less noise.
+
+        Args:
+            digest: a digest of the exact sums.
+            told: the sums to tell if it has told none.
+
+        Raises:
+            RefusedError: if the data have changed since.
+        """
+        path = self._folder / "noisy_statistics.json"
+        if not path.exists():
+            write_whole(path, json.dumps({"digest": digest, "told": told}).encode())
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        _require_same(path, "the sums of its inputs", kept["digest"], digest)
+        return tuple(map(tuple, kept["told"]))
 
     def take_number(self, number: int) -> None:
         """Keep the number by which the server calls this site, from which its held-back rows follow.
@@ -151,6 +169,14 @@ class SiteRecord:
         write_whole(self._folder / _APPROVED, json.dumps(lines).encode())
         self._write()
         return known is not None
+
+
+def _require_same(path: Path, what: str, before: str, now: str) -> None:
+    if before != now:
+        raise RefusedError(
+            f"The data of this site have changed since it told {what}, and the difference of both would tell about the rows "
+            f"that changed. If the server may know that, the site's staff delete '{path}'."
+        )
 
 
 def _now() -> str:

@@ -21,9 +21,10 @@ from fl_lightning.flower.audit import AuditLog, in_words
 from fl_lightning.flower.contract import Built, build, check_contract
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
+from fl_lightning.flower.server_schema import keep_schema
 from fl_lightning.flower.site_budget import SiteBudget
 from fl_lightning.flower.site_data import SiteData
-from fl_lightning.flower.site_figures import info_to_tell, report_to_send, update_to_send
+from fl_lightning.flower.site_figures import Outgoing
 from fl_lightning.flower.site_limits import SiteLimits
 from fl_lightning.flower.site_record import SiteRecord, digest_of
 from fl_lightning.flower.site_state import SiteStore, require_id
@@ -53,30 +54,52 @@ class SiteServer:
 
     Args:
         name: the site's name.
-        data: the site's data.
+        data: the site's data; None if they wait for the server's schema.
         policy: what a server may have this site do.
         folder: the site's folder, for state, audit log and the details of errors.
         device: the device to train on.
         say: prints a line for the site's staff.
+        load: returns the data as the file of a schema describes them.
     """
 
     def __init__(
         self,
         name: str,
-        data: SiteData,
+        data: SiteData | None,
         policy: Policy,
         folder: Path,
         device: torch.device = torch.device("cpu"),  # noqa: B008
         say: Callable[[str], None] = print,
+        load: Callable[[Path], SiteData] | None = None,
     ) -> None:
-        self._name, self._data, self._policy, self._folder = name, data, policy, folder
-        self._device, self._print = device, say
+        self._name, self._loaded, self._policy, self._folder = name, data, policy, folder
+        self._device, self._print, self._load = device, say, load
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._audit, self._record = AuditLog(folder / "audit.jsonl"), SiteRecord(folder, policy, name)
         self._limits = SiteLimits(policy)
-        self._budget = None if policy.budget is None else SiteBudget(policy.budget, data.names_persons)
+        self._outgoing = Outgoing(policy, self._say)
+        if data is not None:
+            self._account()
         self._work: _Work | None = None
-        self._kept = set[str]()
+
+    @property
+    def _data(self) -> SiteData:
+        """Return the site's data.
+
+        Raises:
+            RefusedError: if they wait for the server's schema.
+        """
+        if self._loaded is None:
+            raise RefusedError(
+                "This site's tables take the server's schema, but the server offers none. Set 'data.datamodule.schema' at the "
+                "server, or 'schema' of the datamodule in the site's data.yaml."
+            )
+        return self._loaded
+
+    def _account(self) -> SiteBudget | None:
+        """Return the account of the privacy of the site's data, if it has a budget."""
+        budget = self._policy.budget
+        return None if budget is None else SiteBudget(budget, self._data.names_persons)
 
     def _say(self, line: str) -> None:
         self._print(envelope.printable(line))
@@ -152,25 +175,30 @@ class SiteServer:
         for one in names:
             if not (one is None or (isinstance(one, tuple) and all(isinstance(name, str) for name in one))):
                 raise WireError("The names of classes or features are no texts.")
-        statistics = asked.get("statistics", False)
-        if type(statistics) is not bool:
-            raise WireError("The request does not say whether it asks for statistics.")
+        wanted = [asked.get(what, False) for what in ("statistics", "histograms")]
+        if any(type(one) is not bool for one in wanted):
+            raise WireError("The request does not say whether it asks for statistics and histograms.")
+        schema = keep_schema(self._folder, self._policy, asked.get("schema", ""))
+        if self._loaded is None and schema is not None and self._load is not None:
+            self._loaded = self._load(schema)
+            self._say(f"The tables are read as the server's schema says, which is {schema}.")
+        if self._data.needs_schema and not asked.get("schema"):
+            raise RefusedError(
+                "Missing values of this site's tables become the most frequent category of all sites, which a server without a "
+                "schema does not know. Set 'data.datamodule.schema' at the server."
+            )
         self._take_number(client)
-        info = self._data.info(self._name, self._policy, names[0], names[1], statistics)
+        info = self._data.info(self._name, self._policy, names[0], names[1], *wanted)
         if not info.streams:
             self._limits.check_part("training", self._data.units("training"))
-        info, kept = info_to_tell(info, self._policy, self._data.units)
-        self._say_kept(kept)
-        if info.moments is not None:
-            self._record.tell_statistics(info.moments)
+        info = self._outgoing.info(info, self._data.units)
+        if info.moments is not None and self._policy.epsilon is not None:
+            info = replace(info, moments=self._record.first_told(self._data.digest(), info.moments))
+        elif info.moments is not None:
+            self._record.tell_once("statistics", "the sums of its inputs", info.moments)
+        if info.histograms is not None:
+            self._record.tell_once("histograms", "the counts of its bins", info.histograms)
         return info
-
-    def _say_kept(self, kept: Sequence[str]) -> None:
-        """Tell the staff once what stays here because of the policy."""
-        new = [name for name in kept if name not in self._kept]
-        self._kept.update(new)
-        if new:
-            self._say(f"Not sent, because of this site's policy: {', '.join(new)}.")
 
     def _take_number(self, client: Any) -> int:
         if type(client) is not int or not 0 <= client < 10**6:
@@ -199,8 +227,9 @@ class SiteServer:
         store = SiteStore(self._folder, federation)
         built = build(contract, self._data, self._policy, self._device, self.told)
         self._limits.check_turn(ClientTask(client, 0), built.settings, *self._batches(built.settings.local))
-        if self._budget is not None:
-            self._budget.require_noise(built.settings, ClientTask(client, 0), self._data)
+        account = self._account()
+        if account is not None:
+            account.require_noise(built.settings, ClientTask(client, 0), self._data)
         site = Site(built.runtime)
         kept = store.load()
         if kept is not None:
@@ -226,22 +255,20 @@ class SiteServer:
         if orders and (known is None or known.version != asked.get("model_version")):
             return self._sent(work, envelope.reply(needs="model"), ())
         self._record.count_turns(work.federation, sum(isinstance(order, ClientTask) for order in orders))
-        if self._budget is not None:
-            for order in orders:
-                if isinstance(order, ClientTask):
-                    self._budget.charge(work.federation, order, work.built.settings, self._data)
+        account = self._account()
+        for order in orders:
+            if account is not None and isinstance(order, ClientTask):
+                account.charge(work.federation, order, work.built.settings, self._data)
         for settlement in settlements:
             work.site.handle(settlement)
         if model is not None:
             tensors, first = ({k: t.to(self._device) for k, t in each.items()} for each in (model.tensors, model.first))
             work.site.handle(replace(model, tensors=tensors, first=first))
             work.model = model
-        self._withheld = 0
         replies = [self._one(work, order) for order in orders]
         found = work.built.runtime.counts()
         counts = {name: {str(client): n for client, n in numbers.items()} for name, numbers in found.items()}
-        withheld = {"figures_withheld": self._withheld} if self._withheld else {}
-        reply = self._sent(work, envelope.reply(replies=replies, releases=counts), replies, **withheld)
+        reply = self._sent(work, envelope.reply(replies=replies, releases=counts), replies, **self._outgoing.withheld())
         final = not any(isinstance(one, ClientFailure) for one in replies)
         work.store.save(work.site.state_dict(), key, reply if final else None)
         return reply
@@ -292,17 +319,6 @@ class SiteServer:
         assert result is not None
         if isinstance(order, ClientTask):
             self._say(f"Round {order.round_idx}: {'failed' if isinstance(result, ClientFailure) else 'trained'}.")
-        if isinstance(result, EvalReport):
-            return report_to_send(result, self._policy)
-        if isinstance(result, ClientFailure):
-            return result
-        self._limits.check_part("training", result.num_examples)  # which a stream tells only now
-        sent, kept = update_to_send(_as_sent(result), self._policy)
-        self._say_kept(kept)
-        self._withheld += len(kept)
-        return sent
-
-
-def _as_sent(update: ClientUpdate) -> ClientUpdate:
-    """Return an update without the model if it carries that in a compressed form."""
-    return update if update.compressed is None else replace(update, model=None)
+        if isinstance(result, ClientUpdate):
+            self._limits.check_part("training", result.num_examples)  # which a stream tells only now
+        return self._outgoing.result(result)

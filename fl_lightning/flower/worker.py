@@ -39,18 +39,24 @@ def main() -> None:
     from fl_lightning.compat.flower_site import RunWatch, SiteLink
     from fl_lightning.errors import FederationError
     from fl_lightning.flower.site import say
-    from fl_lightning.flower.site_data import SiteData, read_settings
+    from fl_lightning.flower.site_data import SiteData
     from fl_lightning.flower.site_server import SiteServer
+    from fl_lightning.flower.site_settings import read_settings, read_site
 
+    folder = Path(arguments.folder)
     try:
-        settings = read_settings(Path(arguments.data))
+        settings = read_site(Path(arguments.data), folder)
         device = settings.torch_device()
-        data = SiteData(settings)
+        data = None if settings.waits else SiteData(settings)
     except FederationError as error:
         say(f"error: {error}")
         sys.exit(UNUSABLE)
-    server = SiteServer(arguments.name, data, settings.policy, Path(arguments.folder), device, say)
-    say(f"{data.size('training')} training examples. Waiting for the server.")
+    server = SiteServer(
+        *(arguments.name, data, settings.policy, folder, device, say),
+        load=lambda schema: SiteData(read_settings(Path(arguments.data), schema)),
+    )
+    known = "The tables wait for the server's schema." if data is None else f"{data.size('training')} training examples."
+    say(f"{known} Waiting for the server.")
     link = SiteLink(arguments.address, Path(arguments.secret).read_bytes())
     roots = Path(arguments.ca).read_bytes() if arguments.ca else None
     watch = RunWatch(arguments.server, roots, Path(arguments.key).read_bytes())

@@ -16,7 +16,9 @@ from fl_lightning.errors import DataError
 
 _BITS = 24
 """The bits of a float32's significand."""
-_LOWEST = -172
+UNIT_BITS = 172
+"""Sums are in units of 2^-172, and sums of squares in units of 2^-344."""
+_LOWEST = -UNIT_BITS
 """The exponent of the smallest unit: subnormal numbers are multiples of 2^-149, with 23 bits of their significand below."""
 _BINS = 128 - _BITS - _LOWEST + 1
 _HALF = 12
@@ -86,6 +88,16 @@ class Moments:
         return found
 
 
+def is_binary(moments: Moments, channel: int) -> bool:
+    """Return whether the sums of a channel are those of zeros and ones."""
+    return moments.totals[channel] << -_LOWEST == moments.squares[channel]
+
+
+def number_of_ones(moments: Moments, channel: int) -> int:
+    """Return how many ones there are in a channel of zeros and ones."""
+    return moments.totals[channel] >> -_LOWEST
+
+
 def together(parts: Iterable[Moments]) -> Moments:
     """Return the moments of all parts; their order does not matter.
 
@@ -153,14 +165,24 @@ def moments_of_batches(batches: Iterable[Any]) -> Moments:
     """
     found = []
     for batch in batches:
-        inputs = batch[0] if isinstance(batch, list | tuple) and batch else batch
-        if not isinstance(inputs, Tensor):
-            raise DataError(
-                f"Inputs can be measured if they are a tensor, or the first entry of a batch, but a batch is a "
-                f"{type(batch).__name__}. Scale such inputs in the module itself, without Standardized."
-            )
         try:
-            found.append(moments_of(inputs))
+            found.append(moments_of(inputs_of(batch)))
         except ValueError as error:
             raise DataError(f"The inputs cannot be measured: {error} Correct the data.") from error
     return together(found)
+
+
+def inputs_of(batch: Any) -> Tensor:
+    """Return the inputs in a batch: the batch if it is a tensor, otherwise its first entry.
+
+    Raises:
+        DataError: if they are no tensor.
+    """
+    inputs = batch[0] if isinstance(batch, list | tuple) and batch else batch
+    if not isinstance(inputs, Tensor):
+        raise DataError(
+            f"Inputs can be measured if they are a tensor, or the first entry of a batch, but a batch is a "
+            f"{type(batch).__name__}. Scale such inputs in the module itself, without Standardized, or give the datamodule "
+            "a method 'statistics(batches)'."
+        )
+    return inputs

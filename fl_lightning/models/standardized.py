@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fl_lightning.errors import DataError, require
 from fl_lightning.functional.exact_moments import Moments, moments_of_batches
+from fl_lightning.functional.small_counts import most_frequent
 
 _UNMEASURED = (
     "Standardized has not been measured, so inputs pass unchanged. A federation measures it before round 0; in any other "
@@ -24,14 +25,19 @@ class Standardized(nn.Module):
     In a federation, both are those of the clients' training examples together, which clients measure before round 0; see
     ``FederatedDataModule.input_moments``. They are buffers of the server: clients get them with the model,
     nobody averages them, and checkpoints, exports and ``torch.export`` contain them, so that the model predicts from raw
-    inputs. A missing number (NaN) becomes the mean, so 0. A constant channel is only centred.
+    inputs. A missing number (NaN) becomes the mean, so 0; a missing category becomes the most frequent one if the schema of the
+    tables says so. A constant channel is only centred.
 
     Args:
         network: the network.
         num_features: the number d of channels, >= 1: of columns in inputs of shape (N, d), of colours in images (N, d, H, W).
+        min_count: the fewest rows of a category that a client of a simulation tells, >= 1; with the sites' ``policy.min_count``
+            both have the same scale.
+        epsilon: the privacy loss of a row through the sums that a client of a simulation tells, > 0, as with the sites'
+            ``policy.epsilon``; None tells exact sums.
 
     Raises:
-        ConfigurationError: if ``num_features`` is below 1.
+        ConfigurationError: if a number is below 1.
 
     Example:
         >>> import torch
@@ -42,23 +48,33 @@ class Standardized(nn.Module):
         (tensor([ 2., 10.]), tensor([1., 1.]))
     """
 
-    server_buffers = ("mean", "std", "measured")
+    server_buffers = ("mean", "std", "fill", "measured")
+    fill: Tensor
     mean: Tensor
     std: Tensor
     measured: Tensor
 
-    def __init__(self, network: nn.Module, num_features: int) -> None:
+    def __init__(self, network: nn.Module, num_features: int, min_count: int = 1, epsilon: float | None = None) -> None:
         super().__init__()
         require(num_features >= 1, "model.network.num_features", "at least 1", num_features)
-        self.network, self.num_features = network, num_features
+        require(min_count >= 1, "model.network.min_count", "at least 1", min_count)
+        require(epsilon is None or epsilon > 0, "model.network.epsilon", "above 0, or null", epsilon)
+        self.network, self.num_features, self.min_count, self.epsilon = network, num_features, min_count, epsilon
         self.register_buffer("mean", torch.zeros(num_features))
         self.register_buffer("std", torch.ones(num_features))
+        self.register_buffer("fill", torch.zeros(num_features))
         self.register_buffer("measured", torch.tensor(False))
         self._is_measured = False  # reading the buffer would wait for a GPU in each step
         self.register_load_state_dict_post_hook(_note_loaded)  # type: ignore[no-untyped-call]
 
-    def set_moments(self, moments: Moments) -> None:
-        """Set mean and deviation from the moments of all examples.
+    def set_moments(self, moments: Moments, filled: Sequence[Sequence[int]] = (), partial: bool = False) -> None:
+        """Set mean, deviation, and what replaces missing numbers, from the moments of all examples.
+
+        Args:
+            moments: the moments.
+            filled: the channels of each column whose missing values become its most frequent category, the first of equal ones:
+                a channel of 0 and 1 for each category, or one alone.
+            partial: whether a channel may have no number, because clients do not tell sums over few rows; it is not scaled.
 
         Raises:
             DataError: if they have another number of channels, or if a channel has no number.
@@ -68,13 +84,16 @@ class Standardized(nn.Module):
                 f"The inputs have {len(moments.counts)} channels, but 'model.network.num_features' is {self.num_features}. Set "
                 f"it to {len(moments.counts)}."
             )
-        if 0 in moments.counts:
+        if 0 in moments.counts and not partial:
             raise DataError(
                 f"Channel {moments.counts.index(0)} of the inputs has no number at any client. Leave it out of the inputs."
             )
         deviations = [deviation or 1.0 for deviation in moments.deviations()]
         self.mean.copy_(torch.tensor(moments.means(), dtype=torch.float64))
         self.std.copy_(torch.tensor(deviations, dtype=torch.float64))
+        self.fill.copy_(self.mean)
+        for group in filled:
+            self.fill[list(group)] = torch.tensor(most_frequent(moments, group))
         self.measured.fill_(True)
         self._is_measured = True
 
@@ -96,9 +115,8 @@ class Standardized(nn.Module):
         if self.training and not self._is_measured:
             warnings.warn(_UNMEASURED, stacklevel=2)
         shape = (1, -1, *[1] * (inputs.dim() - 2))
-        centred = inputs - self.mean.view(shape)
-        centred = torch.where(torch.isnan(centred), torch.zeros_like(centred), centred)
-        output: Tensor = self.network(centred / self.std.view(shape))
+        whole = torch.where(torch.isnan(inputs), self.fill.view(shape), inputs)
+        output: Tensor = self.network((whole - self.mean.view(shape)) / self.std.view(shape))
         return output
 
 

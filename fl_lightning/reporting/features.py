@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.functional.exact_moments import Moments, together
+from fl_lightning.functional.histograms import Cuts, borders
 from fl_lightning.reporting.tables import text_table
 
 COLUMNS = ["feature", "mean", "deviation", "missing", "most different", "difference"]
@@ -26,12 +27,19 @@ class FeatureSummary:
         clients: the names of the clients.
         examples: the number of training examples of each client.
         moments: the moments of each client's features.
+        cuts: the borders between the bins of each feature.
+        bins: how many examples of each client are in each bin of each feature, without missing numbers: None for a count of few
+            rows, or one from which it would follow; empty without bins.
+        partial: whether a feature without numbers is one of which a client does not tell the sums.
     """
 
     features: Sequence[str]
     clients: Sequence[str]
     examples: Sequence[int]
     moments: Sequence[Moments]
+    cuts: Cuts = ()
+    bins: Sequence[Sequence[Sequence[int | None]]] = ()
+    partial: bool = False
 
     @property
     def rows(self) -> list[list[Any]]:
@@ -46,9 +54,15 @@ class FeatureSummary:
         different = self._most_different(whole, deviations)
         rows = []
         for k, name in enumerate(self.features):
-            missing = 1 - whole.counts[k] / (sum(self.examples) * values)
+            examples = self._telling(k)
+            missing = 1 - whole.counts[k] / (examples * values) if examples else None
             rows.append([name, means[k], deviations[k], missing, *different[k]])
         return rows
+
+    def _telling(self, feature: int) -> int:
+        """Return the number of examples of the clients that tell the sums of a feature."""
+        pairs = zip(self.examples, self.moments, strict=True)
+        return sum(examples for examples, own in pairs if own.counts[feature] or not self.partial)
 
     def _values_per_example(self, whole: Moments) -> int:
         """Return how many numbers of a channel an example has: 1 in a table, the pixels of an image."""
@@ -69,8 +83,8 @@ class FeatureSummary:
 
     def text(self, max_features: int) -> str:
         """Return the terminal's table, the features that differ most first, and a sentence about the first."""
-        rows = sorted(self.rows, key=lambda row: -abs(row[5] or 0.0))
-        shown = [[*row[:3], f"{100 * row[3]:.1f} %", row[4], row[5]] for row in rows[:max_features]]
+        rows = [self.rows[k] for k in self.order]
+        shown = [[*row[:3], "" if row[3] is None else f"{100 * row[3]:.1f} %", row[4], row[5]] for row in rows[:max_features]]
         lines = [text_table(COLUMNS, [["" if cell is None else cell for cell in row] for row in shown])]
         if len(rows) > max_features:
             lines.append(f"... and {len(rows) - max_features} more features")
@@ -83,17 +97,36 @@ class FeatureSummary:
             )
         return "\n".join(lines)
 
+    @property
+    def order(self) -> list[int]:
+        """Return the numbers of the features, those that differ most first."""
+        differences = [abs(row[5] or 0.0) for row in self.rows]
+        return sorted(range(len(self.features)), key=lambda k: -differences[k])
+
+    def write_bins(self, path: Path) -> None:
+        """Write how many examples of each client are in each bin to a CSV file; an empty cell is a count of few rows."""
+        with path.open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file)
+            table.writerow(["feature", "client", "from", "to", "examples"])
+            for k, name in enumerate(self.features):
+                for client, own in zip(self.clients, self.bins, strict=True):
+                    for (low, high), count in zip(borders(self.cuts[k]), own[k], strict=False):
+                        table.writerow([name, client, low, high, "" if count is None else count])
+
     def write(self, path: Path) -> None:
         """Write the numbers, mean, deviation and missing share of each feature at each client, and of all, to a CSV file."""
         whole = together(self.moments)
         values = self._values_per_example(whole)
-        everyone = [("all", sum(self.examples), whole), *zip(self.clients, self.examples, self.moments, strict=True)]
+        everyone = [("all", 0, whole), *zip(self.clients, self.examples, self.moments, strict=True)]
         scales = [(own.means(), own.deviations()) for _, _, own in everyone]
         with path.open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             table.writerow(["feature", "client", "numbers", "mean", "deviation", "missing"])
             for k, name in enumerate(self.features):
                 for (client, examples, own), (means, deviations) in zip(everyone, scales, strict=True):
-                    missing = 1 - own.counts[k] / max(1, examples * values)
+                    if self.partial and not own.counts[k]:
+                        table.writerow([name, client, "", "", "", ""])
+                        continue
+                    missing = 1 - own.counts[k] / max(1, (self._telling(k) if own is whole else examples) * values)
                     scale = (means[k], deviations[k]) if own.counts[k] else ("", "")
                     table.writerow([name, client, own.counts[k], *scale, missing])
