@@ -37,12 +37,9 @@ from fl_lightning.functional.noise_search import least_noise
 DELTA = 1e-3
 
 
-def clients(target=2.0, noise="central", **more):
-    return {
-        "strategy": FedAvg("uniform"),
-        "transforms": [ClientPrivacy(0.5, None, noise, DELTA, target_epsilon=target)],
-        **more,
-    }
+def clients(target=2.0, noise="central", seeded=None, **more):
+    privacy = ClientPrivacy(0.5, None, noise, DELTA, seeded, target)
+    return {"strategy": FedAvg("uniform"), "transforms": [privacy], **more}
 
 
 def examples(target=2.0, **more):
@@ -102,9 +99,7 @@ SETTINGS = {
     "local": lambda: clients(noise="local"),
     "stacked": lambda: clients(local=LocalTraining(engine="stacked")),
     "secure": lambda: clients(secure_aggregation=SecureAggregation(0.6)),
-    "drops out": lambda: clients(
-        clients_per_round=2, availability=Availability(drop_out=0.3, slow=0.5), faults=Faults(min_updates=1), seed=3
-    ),
+    "drops out": lambda: clients(seeded=1, availability=Availability(drop_out=0.3, slow=0.5)),
     "examples": examples,
     "examples and partial work": lambda: {
         "local": LocalTraining(
