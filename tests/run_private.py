@@ -26,6 +26,13 @@ MODES = {
     "local": lambda: {"transforms": [ClientPrivacy(0.5, 8.0, "local", 1e-3)]},
     "examples": lambda: {"local": LocalTraining(max_epochs=2, threads=1, privacy=ExamplePrivacy(1.0, 2.0, 1e-3))},
 }
+ALSO = {
+    "targets": lambda: {
+        "transforms": [ClientPrivacy(0.5, delta=1e-3, target_epsilon=4.0)],
+        "local": LocalTraining(max_epochs=2, threads=1, privacy=ExamplePrivacy(1.0, delta=1e-3, target_epsilon=3.0)),
+    },
+    "adaptive": lambda: {"transforms": [ClientPrivacy(0.5, 2.0, delta=1e-3, target_quantile=0.5, noise_seed=7)]},
+}
 MOMENTS = ("start", "training", "aggregated", "checkpoint", "training")
 """Of five kills in round 2."""
 
@@ -52,7 +59,7 @@ def fit(folder: Path, mode: str, moment: str = "", ranks: int = 1, rounds: int =
     last = folder / "checkpoints" / "last.ckpt"
     torch.manual_seed(0)
     module = Plain()
-    settings = {"local": LocalTraining(max_epochs=2, threads=1), "strategy": FedAvg("uniform"), **MODES[mode]()}
+    settings = {"local": LocalTraining(max_epochs=2, threads=1), "strategy": FedAvg("uniform"), **(MODES | ALSO)[mode]()}
     federation = FederatedOrchestrator(**settings, clients_per_round=2)
     flags = {"default_root_dir": str(folder), "enable_checkpointing": True}
     flags |= {"devices": ranks, "strategy": "ddp"} if ranks > 1 else {}
@@ -82,8 +89,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--mode")
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--whole", action="store_true", help="one run without kills")
     args = parser.parse_args()
-    if args.ranks > 1:
+    if args.ranks > 1 or args.whole:
         fit(args.folder, args.mode, "", args.ranks)
         return
     torch.set_num_threads(1)

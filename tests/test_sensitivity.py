@@ -111,12 +111,13 @@ def test_with_central_noise_one_client_moves_the_aggregate_by_its_clipped_norm_o
     [
         {"transforms": [TopK(0.3), ClientPrivacy(C, NO_NOISE, noise_seed=1)]},
         {"transforms": [ClipUpdate(9.0), ClientPrivacy(C, NO_NOISE, noise_seed=1)]},
+        {"transforms": [ClientPrivacy(C, NO_NOISE, noise_seed=1, target_quantile=0.5)]},
         {"attackers": Attackers(clients=[0], model=SignFlip(100.0))},
         {"personal": [HEAD]},
         {"secure_aggregation": fl_lightning.SecureAggregation(0.6)},
         {"local": LocalTraining(engine="stacked")},
     ],
-    ids=["top k", "clipped", "attackers", "personal", "secure", "stacked"],
+    ids=["top k", "clipped", "adaptive", "attackers", "personal", "secure", "stacked"],
 )
 def test_what_comes_before_the_clipping_does_not_raise_the_sensitivity(strategy, settings):
     usual, other = (step_of(data, strategy=strategy, **settings) for data in (Blobs(dtype=torch.float64), Neighbour()))

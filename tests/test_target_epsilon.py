@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import ADAFED, SMALL
-from federations import SIZES, Consecutive, Plain, every_round, federate
+from federations import SIZES, Consecutive, Plain, every_round, federate, same_bits
+from launching import launch
+from lightning.pytorch import Callback
 from run_private import MODES
 from test_epsilon import attained, gaussian_epsilon, poisson
 from test_privacy_ledger import Fails, Unlucky, lines
@@ -35,12 +37,9 @@ from fl_lightning.functional.noise_search import least_noise
 DELTA = 1e-3
 
 
-def clients(target=2.0, noise="central", **more):
-    return {
-        "strategy": FedAvg("uniform"),
-        "transforms": [ClientPrivacy(0.5, None, noise, DELTA, target_epsilon=target)],
-        **more,
-    }
+def clients(target=2.0, noise="central", seeded=None, **more):
+    privacy = ClientPrivacy(0.5, None, noise, DELTA, seeded, target)
+    return {"strategy": FedAvg("uniform"), "transforms": [privacy], **more}
 
 
 def examples(target=2.0, **more):
@@ -100,9 +99,7 @@ SETTINGS = {
     "local": lambda: clients(noise="local"),
     "stacked": lambda: clients(local=LocalTraining(engine="stacked")),
     "secure": lambda: clients(secure_aggregation=SecureAggregation(0.6)),
-    "drops out": lambda: clients(
-        clients_per_round=2, availability=Availability(drop_out=0.3, slow=0.5), faults=Faults(min_updates=1), seed=3
-    ),
+    "drops out": lambda: clients(seeded=1, availability=Availability(drop_out=0.3, slow=0.5)),
     "examples": examples,
     "examples and partial work": lambda: {
         "local": LocalTraining(
@@ -156,11 +153,11 @@ def test_a_client_that_may_try_again_has_room_for_it_in_the_last_round(tmp_path)
 @pytest.mark.parametrize("settings", [clients, examples])
 def test_a_run_that_was_repeated_ends_before_it_exceeds_its_target(settings, tmp_path, recwarn):
     rounds = 4
-    _stop_after(tmp_path, rounds, 1, settings())
+    fit(tmp_path, rounds, stop_after(1), **settings())
     first = tmp_path / "first.ckpt"
     (tmp_path / "c/last.ckpt").rename(first)
     for _ in range(2):
-        _stop_after(tmp_path, rounds, 2, settings(), ckpt_path=str(first))
+        fit(tmp_path, rounds, stop_after(2), ckpt_path=str(first), **settings())
     run, logged = fit(tmp_path, rounds, ckpt_path=str(first), **settings())
     unit = "clients" if settings is clients else "examples"
     assert run.current_epoch == 2 < rounds
@@ -172,15 +169,14 @@ def test_a_run_that_was_repeated_ends_before_it_exceeds_its_target(settings, tmp
     assert len([line for line in lines(tmp_path) if "drawn" in line or "rates" in line]) == 4
 
 
-def _stop_after(folder, rounds, last, settings, ckpt_path=None):
-    """Run up to a round, of more that are planned."""
-    from lightning.pytorch import Callback
+def stop_after(rounds):
+    """End a run early, as if it was stopped."""
 
     class Stop(Callback):
         def on_train_epoch_end(self, trainer, pl_module):
-            trainer.should_stop = trainer.current_epoch + 1 >= last
+            trainer.should_stop = trainer.current_epoch + 1 >= rounds
 
-    return fit(folder, rounds, Stop(), ckpt_path=ckpt_path, **settings)
+    return Stop()
 
 
 def test_turns_that_were_repeated_end_the_run_in_time(tmp_path):
@@ -194,7 +190,7 @@ def test_turns_that_were_repeated_end_the_run_in_time(tmp_path):
 
 def test_a_resumed_run_keeps_its_noise(tmp_path):
     _, whole = fit(tmp_path / "whole", 4, **clients())
-    _stop_after(tmp_path / "run", 4, 2, clients())
+    fit(tmp_path / "run", 4, stop_after(2), **clients())
     _, logged = fit(tmp_path / "run", 4, ckpt_path=str(tmp_path / "run/c/last.ckpt"), **clients())
     for name in ("federation/noise_of_clients", "federation/epsilon_of_clients"):
         assert logged[name] == whole[name]
@@ -205,16 +201,35 @@ def test_a_resumed_run_keeps_its_noise(tmp_path):
 
 
 def test_an_extended_run_is_refused_with_what_to_do(tmp_path):
-    _stop_after(tmp_path, 4, 2, clients())
+    fit(tmp_path, 4, stop_after(2), **clients())
     with pytest.raises(CheckpointError, match=r"solved for 4 rounds, but 'trainer\.max_epochs' is 6: .* Set 'trainer\.max_ep"):
         fit(tmp_path, 6, ckpt_path=str(tmp_path / "c/last.ckpt"), **clients())
 
 
 @pytest.mark.parametrize("other", [clients(3.0), MODES["central"]()])
 def test_a_resumed_run_has_the_same_target(other, tmp_path):
-    _stop_after(tmp_path, 4, 2, clients())
+    fit(tmp_path, 4, stop_after(2), **clients())
     with pytest.raises(CheckpointError, match="no single epsilon covers both"):
         fit(tmp_path, 4, ckpt_path=str(tmp_path / "c/last.ckpt"), **{"strategy": FedAvg("uniform"), **other})
+
+
+def test_ranks_solve_one_noise_and_five_kills_do_not_exceed_the_target(tmp_path):
+    """Two ranks that run to the end; and a third round that is begun six times, of four that are planned."""
+    script = str(Path(__file__).with_name("run_private.py"))
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    launch([script, "--folder", str(folder), "--mode", "targets", "--ranks", "2"], 120, folder, ranks=2)
+    one, other = (torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2))
+    assert same_bits(one["weights"], other["weights"])
+    for unit, target in (("clients", 4.0), ("examples", 3.0)):
+        for found in (one, other):
+            assert 0.5 * target < found["logged"][f"federation/epsilon_of_{unit}"] <= target
+        assert one["logged"][f"federation/noise_of_{unit}"] == other["logged"][f"federation/noise_of_{unit}"]
+    folder = tmp_path / "kills"
+    folder.mkdir()
+    said = launch([script, "--folder", str(folder), "--mode", "targets"], 120, folder, expect=1)
+    assert "Round 2 would raise epsilon of" in said  # at its third start
+    assert [line["round"] for line in lines(folder) if "drawn" in line] == [0, 1, 2, 2]
 
 
 # ---------------------------------------------------------------- refused

@@ -63,7 +63,7 @@ class FederationTrainer(Trainer):
             datamodule: datamodule to set up for a fit; only the clients' numbers of examples are read.
             layout: the layout of the table: text, markdown or csv.
         """
-        from fl_lightning.options.privacy_account.forecast import COLUMNS, in_words, privacy_rows, shown
+        from fl_lightning.cli.privacy_table import COLUMNS, in_words, privacy_rows, shown
 
         (settings,) = (callback for callback in self.callbacks if isinstance(callback, FederatedOrchestrator))  # type: ignore[attr-defined]
         datamodule.prepare_data()

@@ -25,6 +25,7 @@ _METRICS = {
     "federation/client_p10": "value that a tenth of the clients do worse than",
     "federation/epsilon_of_clients": "epsilon of a client",
     "federation/epsilon_of_examples": "epsilon of an example",
+    "federation/clipping_norm": "clipping norm",
     "federation/noise_of_clients": "noise multiplier",
     "federation/noise_of_examples": "noise multiplier of steps",
     "federation/attacker_share": "attackers' share of the aggregate",

@@ -23,7 +23,12 @@ class ClipUpdate(Transform):
         require(0 < max_norm < 1e12, "federation.transforms.max_norm", "above 0 and below 1e12", max_norm)
         self.max_norm = max_norm
 
+    @property
+    def limit(self) -> float:
+        """Return the norm to which changes are clipped now."""
+        return self.max_norm
+
     def apply(self, message: Message, sender: Sender) -> Message:
         """Return the clipped message; see :meth:`Transform.apply`."""
         norm = float(message.change.norm())
-        return message if norm <= self.max_norm else replace(message, change=message.change * (self.max_norm / norm))
+        return message if norm <= self.limit else replace(message, change=message.change * (self.limit / norm))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -13,6 +13,7 @@ from torch import Tensor
 from fl_lightning.core.capabilities import Capability, Need, Removal
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
+from fl_lightning.functional.adaptive_norm import AdaptiveNorm, noise_of_changes
 from fl_lightning.functional.keyed_noise import KeyedStream
 from fl_lightning.functional.privacy import epsilon_of_clients, require_package
 from fl_lightning.functional.releases import Release
@@ -46,8 +47,13 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
     see :func:`~fl_lightning.functional.privacy.epsilon_of_clients`. With ``local``, the server knows which clients were drawn,
     so it is the epsilon of the client that has sent most often.
 
+    With ``target_quantile``, the norm follows that quantile of the clients' norms (Andrew et al. 2021): after each round, it is
+    multiplied by ``exp(-norm_rate * (b - target_quantile))``, where b is the share of changes that were left whole, with noise.
+    The count has its share of the same epsilon, so the noise on the changes is larger than without.
+
     Args:
-        max_norm: the largest L2 norm C of a client's change of all parameters, > 0, in the units of the weights.
+        max_norm: the largest L2 norm C of a client's change of all parameters, > 0, in the units of the weights; with
+            ``target_quantile``, that of the first round.
         noise_multiplier: the noise multiplier z > 0; None with ``target_epsilon``.
         noise: where the noise is added, ``central`` or ``local``.
         delta: delta, in (0, 1); choose it below 1 / number of clients.
@@ -55,6 +61,11 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
             and from 'federation.seed', so that the run can be repeated bit for bit: a simulation that protects no client.
         target_epsilon: the largest epsilon of the whole run, > 0, instead of a noise multiplier: at the start, the least noise
             is solved for the planned rounds, with ``local`` for a client that is drawn in all of them.
+        target_quantile: the share in (0, 1) of the clients whose changes should not be clipped, with ``central`` noise; None
+            for a fixed norm.
+        norm_rate: the step of the norm's logarithm, > 0.
+        count_noise: the standard deviation of the noise on the count, above half of the noise multiplier; by default a 20th of
+            the round's clients, as in the paper, and at least the noise multiplier.
 
     Raises:
         ConfigurationError: if a value is outside its range, or dp-accounting is not installed.
@@ -76,6 +87,9 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
         delta: float = 1e-5,
         noise_seed: int | None = None,
         target_epsilon: float | None = None,
+        target_quantile: float | None = None,
+        norm_rate: float = 0.2,
+        count_noise: float | None = None,
     ) -> None:
         super().__init__(max_norm)
         require(noise in ("central", "local"), _NAME + "noise", "central or local", noise)
@@ -85,7 +99,19 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
         self.delta = delta
         self.noise_seed = noise_seed
         self.target_epsilon = target_epsilon
+        self.target_quantile, self.norm_rate, self.count_noise = target_quantile, norm_rate, count_noise
         self._check_noise("federation.transforms")
+        self._check_quantile()
+        self.begin({})
+
+    def _check_quantile(self) -> None:
+        quantile, count = self.target_quantile, self.count_noise
+        require(quantile is None or 0 < quantile < 1, _NAME + "target_quantile", "above 0 and below 1, or null", quantile)
+        require(0 < self.norm_rate < 100, _NAME + "norm_rate", "above 0 and below 100", self.norm_rate)
+        require(count is None or 0 < count < 1e12, _NAME + "count_noise", "above 0 and below 1e12, or null", count)
+        require(quantile is not None or count is None, _NAME + "count_noise", "null without 'target_quantile'", count)
+        wanted = "null with noise at the clients, which would have to send a noisy count as well"
+        require(quantile is None or self.noise == "central", _NAME + "target_quantile", wanted, quantile)
 
     def needs(self) -> Iterator[Need]:
         """Return what the noise needs: at the server, that any client may be in any cohort, as the accountant assumes."""
@@ -94,6 +120,9 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
         if self.noise == "central":
             what = "ClientPrivacy with noise at the server needs cohorts that are drawn from all clients"
             yield Need(Capability.FULL_DRAWS, what, "Set its 'noise' to local")
+        if self.target_quantile is not None:
+            what = "'target_quantile' of ClientPrivacy counts the changes that were clipped"
+            yield Need(Capability.SINGLE_UPDATES, what, "Remove 'target_quantile'")
 
     def removes(self) -> Iterator[Removal]:
         """Return what the noise takes away: other parts must not read a change before it is protected."""
@@ -106,15 +135,23 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
         A non-finite change becomes 0; otherwise it would reveal that the client's training broke.
         """
         whole = bool(torch.isfinite(message.change).all())
-        clipped = super().apply(message if whole else replace(message, change=torch.zeros_like(message.change)), sender)
+        message = message if whole else replace(message, change=torch.zeros_like(message.change))
+        if self._adaptive is not None:
+            self._adaptive.note(sender.client, float(message.change.norm()))
+        clipped = super().apply(message, sender)
         if self.noise == "central":
             return clipped
-        noisy = self._noisy(clipped.change, 1, sender.secret)
+        noisy = self._noisy(clipped.change, 1, self.multiplier, sender.secret)
         return replace(clipped, change=noisy, bits=max(32, clipped.bits), positions=None, overhead=0)
 
     def receive(self, change: Tensor, received: int, expected: int, draw: torch.Generator, secret: KeyedStream) -> Tensor:
         """Add central noise to the average; see :meth:`Transform.receive`."""
-        return change if self.noise == "local" else self._noisy(change * (received / expected), expected, secret)
+        if self.noise == "local":
+            return change
+        multiplier = self.multiplier
+        if self._adaptive is not None:
+            multiplier = noise_of_changes(multiplier, self._noise_of_count(expected))
+        return self._noisy(change * (received / expected), expected, multiplier, secret)
 
     @property
     def receives(self) -> bool:
@@ -149,7 +186,8 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
     def guarantee(self) -> str:
         """Return what all rounds of a run must share for one epsilon to cover them."""
         noise = self.noise_multiplier if self.target_epsilon is None else f"target_epsilon={self.target_epsilon}"
-        return f"ClientPrivacy({self.max_norm}, {noise}, {self.noise}, {self.delta}, noise_seed={self.noise_seed})"
+        more = f", target_quantile={self.target_quantile}" if self.target_quantile is not None else ""
+        return f"ClientPrivacy({self.max_norm}, {noise}, {self.noise}, {self.delta}, noise_seed={self.noise_seed}{more})"
 
     def planned(self, federation: Federation, plan: RoundPlan, tasks: Sequence[ClientTask]) -> Entry:
         """Return the size of the cohort whose sum gets noise, or the messages that do."""
@@ -175,6 +213,54 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
         sampled, population, rounds = map(int, case)
         return epsilon_of_clients(multiplier, sampled, population, rounds, self.delta)
 
-    def _noisy(self, change: Tensor, count: int, secret: KeyedStream) -> Tensor:
+    # ---------------------------------------------------------------- the norm
+
+    @property
+    def limit(self) -> float:
+        """Return the norm to which changes are clipped in this round."""
+        return self.max_norm if self._adaptive is None else self._adaptive.norm
+
+    def begin(self, state: Mapping[str, Any]) -> None:
+        """Begin with the norm of a checkpoint, or with the first one.
+
+        Raises:
+            ConfigurationError: if the noise on the count is too small for the noise that was given or solved.
+        """
+        known = self._solved if self.noise_multiplier is None else self.noise_multiplier
+        if self.count_noise is not None and known is not None:
+            noise_of_changes(known, self.count_noise)
+        self._adaptive: AdaptiveNorm | None = None
+        if self.target_quantile is not None:
+            self._adaptive = AdaptiveNorm(state.get("norm", self.max_norm), self.target_quantile, self.norm_rate)
+
+    def state(self) -> dict[str, Any]:
+        """Return the norm of the next round."""
+        return {} if self._adaptive is None else {"norm": self._adaptive.norm}
+
+    def delivered(self, federation: Federation, clients: Iterable[int]) -> None:
+        """Count the changes that were left whole."""
+        if self._adaptive is not None:
+            self._count = sum(federation.comm.gather(self._adaptive.take_count(clients)))
+
+    def after_round(self, federation: Federation, round_idx: int, clients: int) -> None:
+        """Set the norm of the next round."""
+        if self._adaptive is not None:
+            noise = float(federation.secret.stream("count of whole changes", round_idx).normals(1))
+            count = self._count + noise * self._noise_of_count(clients)
+            self._adaptive.norm = federation.comm.gather(self._adaptive.moved(count, clients))[0]  # to the bit on all ranks
+
+    def figures(self, rounds: int, drawn: int, kept: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+        """Return the norm of this round, if it follows a quantile."""
+        return {} if self._adaptive is None else {"clipping_norm": self._adaptive.norm}
+
+    def not_at_sites(self) -> Iterable[str]:
+        """Return a quantile, of which sites would have to send a count, and a seed."""
+        yield from super().not_at_sites()
+        yield from () if self.target_quantile is None else ("target_quantile",)
+
+    def _noise_of_count(self, clients: int) -> float:
+        return max(clients / 20, self.multiplier) if self.count_noise is None else self.count_noise
+
+    def _noisy(self, change: Tensor, count: int, multiplier: float, secret: KeyedStream) -> Tensor:
         noise = secret.normals(change.numel()).to(change.device)
-        return change + noise * (self.multiplier * self.max_norm / count)
+        return change + noise * (multiplier * self.limit / count)

@@ -133,11 +133,12 @@ class Budget:
         """Return in words which epsilon an entry would raise above its target; empty if none."""
         after = copy.deepcopy(spending)
         after.add(entry)
-        population = self._context.data.num_clients
         for option in self._options:
-            if not after.within(self._covered[option.unit]):
-                spent, target = option.spent(after, population), option.target_epsilon
-                if target is not None and spent > target:
+            target = option.target_epsilon
+            if target is not None and not after.within(self._covered[option.unit]):
+                spent = option.spent(after, self._context.data.num_clients)
+                spent = Collectives(self._context.trainer).gather(spent)[0]  # ranks may round differently
+                if spent > target:
                     return f"epsilon of {option.unit} to {spent:.4g}, above 'target_epsilon' {target:g}"
         return ""
 

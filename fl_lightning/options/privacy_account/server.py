@@ -64,6 +64,8 @@ class PrivacyAccount(ServerHooks):
     def restored(self) -> None:
         """Solve the noise for a target epsilon, before clients or sites are told."""
         self._budget.solve()
+        for option in self._private:
+            option.begin(self._loaded.get("options", {}).get(option.unit, {}))
 
     def open(self, federation: Federation) -> None:
         """Open the account that a resumed run continues.
@@ -114,7 +116,8 @@ class PrivacyAccount(ServerHooks):
         if not self._run:
             return dict(self._loaded)
         kept = {"lines": self._lines} if self._written else {"spending": self.spending.state_dict()}
-        return {"run": self._run, **kept, "budget": self._budget.state_dict()}
+        options = {option.unit: option.state() for option in self._private}
+        return {"run": self._run, **kept, "budget": self._budget.state_dict(), "options": options}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Store the state of a checkpoint for :meth:`open`."""
@@ -130,6 +133,7 @@ class PrivacyAccount(ServerHooks):
 
     def begin_round(self, round_idx: int) -> None:
         """Prepare for the charges of a round."""
+        self._clients = 0
         self._planned: dict[str, Counter[int]] = {"sent": Counter(), "steps": Counter()}
 
     def charge(self, federation: Federation, round_idx: int, plan: RoundPlan, tasks: Sequence[ClientTask]) -> None:
@@ -137,6 +141,7 @@ class PrivacyAccount(ServerHooks):
         if not tasks:
             return
         entry: Entry = {"round": round_idx, "period": tasks[0].period}
+        self._clients = len(plan.clients)
         for option in self._private:
             entry |= option.planned(federation, plan, tasks)
         self._budget.require(round_idx, self.spending, entry)
@@ -157,6 +162,8 @@ class PrivacyAccount(ServerHooks):
                     difference[name] = {client: count for client, count in sorted(change.items()) if count}
             if difference:
                 self._write({"round": round_idx, **difference})
+        for option in self._private:
+            option.delivered(federation, [update.client for update in updates])
         return [replace(update, epsilon=self._epsilon_of(update.client)) for update in updates]
 
     def _write(self, entry: Entry) -> None:
@@ -184,6 +191,7 @@ class PrivacyAccount(ServerHooks):
         """Return the privacy that the run has spent so far."""
         figures: dict[str, float] = {}
         for option in self._private:
+            option.after_round(federation, round_idx, self._clients)
             figures[f"epsilon_of_{option.unit}"] = option.spent(self.spending, federation.data.num_clients)
         self._budget.stop_if_spent(round_idx, self.spending)
         figures |= self._budget.figures()

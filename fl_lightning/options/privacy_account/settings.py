@@ -84,6 +84,25 @@ class PrivateOption(OptionSettings):
         """Return the solved noise, which a site compares with its policy, in place of the target."""
         return {} if self.target_epsilon is None else {"noise_multiplier": self.multiplier, "target_epsilon": None}
 
+    def begin(self, state: Mapping[str, Any]) -> None:
+        """Begin a fit with the state of a checkpoint; empty without one."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs besides the settings, as plain values."""
+        return {}
+
+    def delivered(self, federation: Federation, clients: Iterable[int]) -> None:
+        """Learn whose updates the server has; ranks may exchange data."""
+
+    def after_round(self, federation: Federation, round_idx: int, clients: int) -> None:
+        """Prepare for the next round; ranks may exchange data.
+
+        Args:
+            federation: the parts of the federation.
+            round_idx: the communication round, from 0.
+            clients: the number of clients that were to train in it.
+        """
+
     @abstractmethod
     def planned(self, federation: Federation, plan: RoundPlan, tasks: Sequence[ClientTask]) -> Entry:
         """Return what turns may release at most, before they train."""

@@ -1,0 +1,198 @@
+"""A clipping norm that follows a quantile, with its share of the noise (Andrew et al. 2021)."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import shake
+import torch
+from by_hand import flat
+from federations import Plain, every_round, federate, same_bits, weights
+from launching import launch
+from test_epsilon import gaussian_epsilon
+
+from fl_lightning import (
+    ClientPrivacy,
+    ConfigurationError,
+    FedAvg,
+    FederationCallback,
+    SecureAggregation,
+)
+from fl_lightning.functional.adaptive_norm import AdaptiveNorm, noise_of_changes
+
+GAMMA, RATE, NO_NOISE = 0.3, 0.2, 1e-9
+
+
+class Norms(FederationCallback):
+    """Notes the norm of each round, as logged."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_round_end(self, trainer, pl_module, round_idx):
+        self.seen.append(float(trainer.logged_metrics["federation/clipping_norm"]))
+
+
+def fit(norm, z=NO_NOISE, rounds=4, folder=None, ckpt_path=None, callbacks=(), **more):
+    torch.manual_seed(0)
+    module, norms = Plain().double(), Norms()
+    settings = {"target_quantile": GAMMA, "norm_rate": RATE, "noise_seed": 7, **more}
+    privacy = ClientPrivacy(norm, z, delta=1e-3, **settings)
+    saves = [] if folder is None else [every_round(Path(folder) / "c")]
+    flags = {"precision": "64-true", "enable_checkpointing": folder is not None}
+    flags |= {} if folder is None else {"default_root_dir": str(folder)}
+    callbacks = [norms, *saves, *callbacks]
+    settings = {"strategy": FedAvg("uniform"), "transforms": [privacy]}
+    run = federate(module, rounds, *callbacks, flags=flags, ckpt_path=ckpt_path, **settings)
+    return module, norms.seen, run
+
+
+# ---------------------------------------------------------------- what it costs
+
+
+@pytest.mark.parametrize(("z", "sigma"), [(1.0, 5.0), (0.5, 0.3), (8.0, 10.0)])
+def test_the_noise_of_both_costs_what_one_multiplier_costs(z, sigma):
+    """Two Gaussian mechanisms of shifts 2 / z_delta and 1 / sigma_b are one of their root mean square, that of 2 / z."""
+    assert math.hypot(2 / noise_of_changes(z, sigma), 1 / sigma) == pytest.approx(2 / z, rel=1e-12)
+    tensorflow_privacy = (z ** (-2) - (2 * sigma) ** (-2)) ** (-0.5)  # its adaptive_clip_noise_params
+    assert noise_of_changes(z, sigma) == pytest.approx(tensorflow_privacy, rel=1e-12)
+
+
+def test_epsilon_is_that_of_the_whole_multiplier():
+    _, _, run = fit(0.5, 4.0, rounds=3)
+    exact = gaussian_epsilon(4.0 / 2 / math.sqrt(3), 1e-3)
+    assert float(run.logged_metrics["federation/epsilon_of_clients"]) == pytest.approx(exact, rel=1e-3)
+
+
+def test_with_a_target_both_noises_are_within_it():
+    _, _, run = fit(0.5, None, target_epsilon=3.0)
+    noise = float(run.logged_metrics["federation/noise_of_clients"])
+    assert 0.99 * 3 <= gaussian_epsilon(noise / 2 / math.sqrt(4), 1e-3) <= 3.0
+
+
+def test_the_noise_of_changes_by_hand():
+    """In one round, whose norm is the first: z_delta C / m times the numbers of the key."""
+    finals = [flat(fit(0.5, z, rounds=1, count_noise=sigma)[0])[0] for z, sigma in ((NO_NOISE, NO_NOISE), (1.0, 0.8))]
+    drawn = shake.normals(len(finals[0]), shake.key_of(7), 0, -1, 0, 0, "transform 0")
+    by_hand = (1 - 1 / 1.6**2) ** -0.5 * 0.5 / 3 * np.array(drawn)
+    np.testing.assert_allclose(finals[1] - finals[0], by_hand, atol=1e-7)
+
+
+# ---------------------------------------------------------------- the norm
+
+
+@pytest.mark.parametrize(("norm", "share"), [(1e6, 1.0), (1e-6, 0.0)])
+def test_far_from_the_quantile_the_norm_is_geometric(norm, share):
+    """All changes are whole, or all are clipped: C exp(-eta (b - gamma) t)."""
+    _, seen, _ = fit(norm, count_noise=NO_NOISE)
+    np.testing.assert_allclose(seen, [norm * math.exp(-RATE * (share - GAMMA) * t) for t in range(4)], rtol=1e-6)
+
+
+def test_the_noise_of_the_count_by_hand():
+    """Default: a 20th of 3 clients, but at least the multiplier of 2."""
+    _, seen, _ = fit(1e6, 2.0)
+    expected = [1e6]
+    for round_idx in range(3):
+        (drawn,) = shake.normals(1, shake.key_of(7), round_idx, -1, 0, 0, "count of whole changes")
+        expected.append(expected[-1] * math.exp(-RATE * ((1.5 + 2.0 * drawn) / 3 + 0.5 - GAMMA)))
+    np.testing.assert_allclose(seen, expected, rtol=1e-6)
+
+
+def test_the_norm_reaches_the_quantile():
+    """Of 100 norms 0.01 to 1: from far above, to the one that 30 % do not exceed."""
+    norms, adaptive = np.arange(1, 101) / 100, AdaptiveNorm(50.0, GAMMA, RATE)
+    for _ in range(200):
+        for client, norm in enumerate(norms):
+            adaptive.note(client, norm)
+        adaptive.norm = adaptive.moved(adaptive.take_count(range(100)), 100)
+    assert adaptive.norm == pytest.approx(0.3, abs=0.011)
+
+
+def test_clients_that_failed_count_as_neither():
+    """Of 4 clients one is whole, one clipped, one failed after it was counted, and one before: b = 1/2."""
+    adaptive = AdaptiveNorm(1.0, GAMMA, RATE)
+    for client, norm in enumerate((0.5, 2.0, 0.1)):
+        adaptive.note(client, norm)
+    assert adaptive.moved(adaptive.take_count([0, 1]), 4) == pytest.approx(math.exp(-RATE * (0.5 - GAMMA)), rel=1e-12)
+
+
+@pytest.mark.parametrize("changed", range(2))
+def test_replacing_a_client_moves_the_count_by_at_most_one(changed):
+    counts = []
+    for norm in (0.5, 2.0):
+        adaptive = AdaptiveNorm(1.0, GAMMA, RATE)
+        adaptive.note(0, 0.5 if changed else 2.0)
+        adaptive.note(1, norm)
+        counts.append(adaptive.take_count([0, 1]))
+    assert counts[0] - counts[1] == 1.0
+
+
+def test_a_resumed_run_has_the_same_bits(tmp_path):
+    from test_target_epsilon import stop_after
+
+    whole, norms, _ = fit(0.5, 2.0, folder=tmp_path / "whole")
+    fit(0.5, 2.0, folder=tmp_path / "run", callbacks=[stop_after(2)])
+    resumed, later, _ = fit(0.5, 2.0, folder=tmp_path / "run", ckpt_path=str(tmp_path / "run/c/last.ckpt"))
+    assert same_bits(weights(whole), weights(resumed))
+    assert later == norms[2:]
+    assert len(set(norms)) == 4
+
+
+def test_ranks_have_the_same_bits_as_one_process(tmp_path):
+    script, found = str(Path(__file__).with_name("run_private.py")), {}
+    for ranks in (1, 2):
+        folder = tmp_path / str(ranks)
+        folder.mkdir()
+        arguments = ["--folder", str(folder), "--mode", "adaptive", "--ranks", str(ranks), "--whole"]
+        launch([script, *arguments], 120, folder, ranks=ranks)
+        found[ranks] = [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(ranks)]
+    (one,), both = found[1], found[2]
+    assert all(same_bits(one["weights"], other["weights"]) for other in both)
+    assert all(one["logged"]["federation/clipping_norm"] == other["logged"]["federation/clipping_norm"] for other in both)
+    assert one["logged"]["federation/clipping_norm"] != 0.5
+
+
+def test_a_new_fit_begins_with_the_first_norm():
+    privacy, seen = ClientPrivacy(0.5, 2.0, delta=1e-3, target_quantile=GAMMA, noise_seed=7), []
+    for _ in range(2):
+        norms = Norms()
+        torch.manual_seed(0)
+        federate(Plain(), 2, norms, strategy=FedAvg("uniform"), transforms=[privacy])
+        seen.append(norms.seen)
+    assert seen[0] == seen[1]
+
+
+# ---------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"target_quantile": 1.0}, r"'federation\.transforms\.target_quantile' must be above 0 and below 1"),
+        ({"target_quantile": 0.5, "norm_rate": 0.0}, r"'federation\.transforms\.norm_rate' must be above 0"),
+        ({"target_quantile": 0.5, "noise": "local"}, r"target_quantile' must be null with noise at the clients"),
+        ({"count_noise": 1.0}, r"count_noise' must be null without 'target_quantile'"),
+        ({"target_quantile": 0.5, "count_noise": 1.0}, r"'count_noise' is 1, but must be above 1, half of"),
+    ],
+)
+def test_settings_without_meaning_are_refused(settings, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ClientPrivacy(0.5, 2.0, **settings)
+
+
+def test_a_solved_noise_that_the_count_cannot_bear_is_refused_before_a_round():
+    with pytest.raises(ConfigurationError, match=r"'count_noise' is 0\.1, but must be above"):
+        fit(0.5, None, target_epsilon=1.0, count_noise=0.1)
+
+
+def test_masked_sums_hide_what_is_counted():
+    transforms = [ClientPrivacy(0.5, 2.0, target_quantile=0.5)]
+    with pytest.raises(ConfigurationError, match="'target_quantile' of ClientPrivacy counts the changes that were clipped"):
+        federate(Plain(), 1, strategy=FedAvg("uniform"), transforms=transforms, secure_aggregation=SecureAggregation(0.6))
+
+
+def test_sites_would_have_to_send_a_count():
+    assert [*ClientPrivacy(0.5, 2.0, target_quantile=0.5).not_at_sites()] == ["target_quantile"]
