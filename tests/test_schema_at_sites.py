@@ -31,7 +31,7 @@ from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.site_check import check
 from fl_lightning.flower.site_data import SiteData
 from fl_lightning.flower.site_settings import SiteSettings, read_settings
-from fl_lightning.functional.exact_moments import Moments
+from fl_lightning.functional.exact_moments import Moments, moments_of
 from fl_lightning.messages import ClientInfo
 
 TABLE = {"test_share": 0, "standardize": False, "batch_size": 8}
@@ -392,6 +392,28 @@ def standardized() -> dict[str, Any]:
     scale = {"num_features": 14, "network": inner}
     found["model"]["init_args"]["network"] = {"class_path": "Standardized", "init_args": scale}
     return found
+
+
+def test_persons_count_and_not_their_rows(hospitals, monkeypatch):
+    """Ten rows of a category may be those of one patient."""
+    rows = Path("exports/north.csv").read_text().splitlines()
+    visits = [f"{row},p{k // 3}" for k, row in enumerate(rows[1:])]
+    Path("visits.csv").write_text("\n".join([rows[0] + ",patient", *visits]) + "\n")
+    data = SiteData(read_settings(write_site("north", "visits.csv", person_column="patient")))
+    names = read_schema("schema.yaml").feature_names
+    for least in (2, 4):
+        told = data.info("north", Policy(statistics=True, min_count=least), statistics=True).moments
+        for k, column in enumerate(names):
+            ones = expected(clean())[0][column][:30].sum()
+            assert column[:3] not in ("sex", "sta") or told[0][k] == "0" or ones >= 3 * least
+    assert data.info("north", Policy(statistics=True, min_count=11), statistics=True).moments is None
+    assert data.info("north", Policy(histograms=True, min_count=11), histograms=True).histograms is None
+    seen = []
+    monkeypatch.setattr(
+        data.whole, "noisy_moments", lambda client, epsilon, draw: seen.append(epsilon) or moments_of(torch.ones(1, 1))
+    )
+    data.info("north", Policy(statistics=True, epsilon=6.0), statistics=True)
+    assert seen == [2.0]
 
 
 def test_a_site_that_demands_noise_tells_the_same_noisy_sums_to_everyone(hospitals, capsys, monkeypatch):

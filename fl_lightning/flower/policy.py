@@ -135,7 +135,8 @@ class Policy:
         schema: whose schema describes the tables of ``data.yaml`` that name none: with ``server``, the first one that a server
             offers. It reads columns that ``columns`` does not name by its own names, so the file should have no others.
         min_count: the fewest numbers of a feature over which the site tells a sum, >= 1. Features of a category with fewer rows
-            are left out, and those from which its rows would follow.
+            are left out, and those from which its rows would follow. If the data name persons, so many times the rows of the
+            person with the most; ``epsilon`` is then that of a person.
         largest_message: the largest accepted message in MiB, > 0.
 
     Raises:

@@ -180,13 +180,29 @@ class SiteData:
         """Return the sums of the training inputs, if the policy allows the server to know them."""
         if not policy.statistics or policy.min_noise > 0:
             return None
-        if policy.epsilon is not None:
-            few = self.size("training") < policy.min_count
-            return None if few else self.whole.noisy_moments(0, policy.epsilon, secrets.randbelow).texts()
-        found = self.whole.input_moments(0)
-        if min(*found.counts, self.size("training")) < policy.min_count:  # an image has many numbers
+        least, most = self._least(policy), self._rows_of_a_person
+        if self._has_fewer(least):
             return None
-        return without_small(found, categories_of(self._datamodule, len(found.counts)), policy.min_count).texts()
+        if policy.epsilon is not None:
+            return self.whole.noisy_moments(0, policy.epsilon / most, secrets.randbelow).texts()
+        found = self.whole.input_moments(0)
+        if min(found.counts) < least:
+            return None
+        return without_small(found, categories_of(self._datamodule, len(found.counts)), least).texts()
+
+    def _least(self, policy: Policy) -> int:
+        """Return the fewest rows in which there are ``min_count`` persons, whoever they are."""
+        return policy.min_count * self._rows_of_a_person
+
+    def _has_fewer(self, rows: int) -> bool:
+        """Return whether the site has fewer training examples, each of which may have many numbers; a stream never has."""
+        return not self.whole.client_datasets.streams(0) and self.size("training") < rows
+
+    @property
+    def _rows_of_a_person(self) -> int:
+        """Return the largest number of training rows that a person has; 1 if the data do not name persons."""
+        persons = self.whole.splits.persons
+        return 1 if persons is None else int(torch.bincount(persons[self.whole.indices[0]]).max())
 
     def digest(self) -> str:
         """Return a digest of the exact sums of the training inputs, which never leaves the site."""
@@ -195,9 +211,10 @@ class SiteData:
     def _histograms(self, policy: Policy) -> tuple[tuple[int, ...], ...] | None:
         """Return the counts of the bins that the schema's ranges have, if the policy allows the server to know them."""
         schema = schema_of(self._datamodule)
-        if not policy.histograms or policy.min_noise > 0 or schema is None or self.size("training") < policy.min_count:
+        least = self._least(policy)
+        if not policy.histograms or policy.min_noise > 0 or schema is None or self._has_fewer(least):
             return None
-        counts = [without_few(one, policy.min_count) for one in self.whole.input_histograms(0, schema.cuts)]
+        counts = [without_few(one, least) for one in self.whole.input_histograms(0, schema.cuts)]
         return tuple(tuple(UNTOLD if n is None else n for n in one) for one in counts)
 
     def _ranges(self) -> tuple[tuple[float, float, float, float], ...] | None:
@@ -223,9 +240,7 @@ class SiteData:
         rows = int(training.sizes[0])
         size = rows if full_batch else min(rows, source.batch_size or 1)
         rest = 0 if source.drop_last and rows > size else rows % size
-        persons = self.whole.splits.persons
-        most = 1 if persons is None else int(torch.bincount(persons[training[0]]).max())
-        return rows // size + (rest > 0), max(1, (rest or size) // most)
+        return rows // size + (rest > 0), max(1, (rest or size) // self._rows_of_a_person)
 
     def _here(self, client: int) -> None:
         if client != self.number:
