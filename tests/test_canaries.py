@@ -1,0 +1,63 @@
+"""What an attacker with canaries proves about the noise in one run, beside the epsilon that the accountant computes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from audit_privacy import attack
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.functional.canaries import audited_epsilon
+from fl_lightning.functional.keyed_noise import KeyedStream
+
+
+@pytest.mark.parametrize("guesses", [10, 300, 1000])
+def test_the_bound_of_correct_guesses_alone_is_the_closed_form(guesses):
+    q = 0.05 ** (1 / guesses)
+    assert audited_epsilon(guesses, guesses, guesses) == pytest.approx(math.log(q / (1 - q)), abs=1e-3)
+    assert audited_epsilon(guesses // 2, guesses, guesses) == 0
+    assert audited_epsilon(1000, 1000, 1000) == pytest.approx(5.81, abs=0.01)
+
+
+def test_delta_and_confidence_lower_the_bound():
+    bounds = [audited_epsilon(290, 300, 1000, delta) for delta in (0.0, 1e-5, 1e-3, 0.01)]
+    assert bounds == sorted(bounds, reverse=True)
+    assert bounds[0] > bounds[2] > 0
+    assert audited_epsilon(290, 300, 1000, 1e-5, confidence=0.99) < bounds[1]
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+def test_randomized_response_is_rarely_convicted(epsilon):
+    """Its guesses are right with e^epsilon / (1 + e^epsilon), which the theorem allows at most: 5 % of runs may show more."""
+    right = np.random.default_rng(0).binomial(200, 1 / (1 + math.exp(-epsilon)), 2000)
+    bounds = {v: audited_epsilon(int(v), 200, 200) for v in set(right.tolist())}
+    shown = np.array([bounds[v] for v in right.tolist()])
+    assert (shown > epsilon).mean() < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 2000)
+    assert np.median(shown) > 0.5 * epsilon
+
+
+@pytest.mark.parametrize(("protects", "noise"), [("examples", 0.7), ("clients", 1.4)])
+def test_an_attacker_proves_less_than_the_run_computes_and_not_much_less(protects, noise):
+    computed, shown = attack(protects, noise, rounds=1, canaries=240, seed=1)[:2]
+    assert 0.15 * computed < shown < computed
+
+
+@pytest.mark.parametrize("protects", ["examples", "clients"])
+def test_noise_that_is_missing_is_noticed(protects, monkeypatch):
+    """The test above can fail: with a hundredth of the noise, the attacker proves more than what the run computes."""
+    draw = KeyedStream.normals
+    monkeypatch.setattr(KeyedStream, "normals", lambda self, count: draw(self, count) / 100)
+    spent, bound, correct, guesses = attack(protects, 4.0, rounds=1, canaries=240, seed=1)
+    assert correct == guesses
+    assert bound > spent
+
+
+@pytest.mark.parametrize("wrong", [(5, 4, 10), (-1, 4, 10), (4, 12, 10)])
+def test_impossible_numbers_of_guesses_are_refused(wrong):
+    with pytest.raises(ConfigurationError, match="'correct' must be 0 to guesses"):
+        audited_epsilon(*wrong)
+    with pytest.raises(ConfigurationError, match="'confidence' must be"):
+        audited_epsilon(1, 2, 3, confidence=torch.tensor(1.0).item())
