@@ -170,6 +170,7 @@ def test_one_small_class_withholds_all_counts(least, site, tmp_path):  # noqa: F
         ({"limit_train_batches": 1, "max_epochs": 9}, {}, "The turn reads 8 rows or persons at least"),
         ({"max_steps": 1, "accumulate_grad_batches": 2}, {}, ""),
         ({}, {"slowness": 3.0}, "The turn reads 8 rows or persons at least"),
+        ({}, {"slowness": 2.0}, "The turn reads 8 rows or persons at least"),
         ({"max_steps": 2}, {}, ""),
         ({}, {}, ""),
     ],

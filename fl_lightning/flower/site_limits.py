@@ -214,7 +214,10 @@ class SiteLimits:
         if smallest is not None and steps < policy.min_steps:
             raise RefusedError(f"The turn has {steps:g} steps, but this site's 'policy.min_steps' is {policy.min_steps}.")
         noisy = _noise(settings.options, delivered=False) > 0
-        read = min(steps * plan.accumulate, batches)  # an epoch repeats no row, and the next one may repeat all
+        whole = (
+            steps if steps == math.inf else max(1, math.floor(steps))
+        )  # a slow client stops before a step that it does not end
+        read = min(whole * plan.accumulate, batches)  # an epoch repeats no row, and the next one may repeat all
         if smallest is not None and not noisy and read < every and read * smallest < policy.min_examples:
             raise RefusedError(
                 f"The turn reads {read * smallest:g} rows or persons at least, but this site's 'policy.min_examples' is "
