@@ -19,8 +19,8 @@ _LEAST_TOGETHER = 1e-3
 _TAIL = 9.0
 """The number of standard deviations beyond which a loss counts as infinite: a probability of 1e-19."""
 
-_COARSEST, _FINENESS, _MOST_STEPS = 1e-3, 0.1, 50_000
-"""The grid of losses: its coarsest step, its step in standard deviations of a loss, and its largest length.
+_COARSEST, _COARSEST_OF_STEPS, _FINENESS, _MOST_STEPS = 1e-3, 3e-3, 0.1, 50_000
+"""The grid of losses: its coarsest step for rounds and for steps, its step in standard deviations of a loss, and its length.
 
 Rounding up to the grid costs less than 1 % of epsilon; a finer grid would only take time.
 """
@@ -116,9 +116,9 @@ def _loss_after_drawing(epsilon: float, share: float) -> float:
     return epsilon + math.log(share + (1 - share) * math.exp(-epsilon))
 
 
-def _grid_step(deviation: float, most: float) -> float:
+def _grid_step(deviation: float, most: float, coarsest: float = _COARSEST) -> float:
     """Return the step of a grid for losses of about this standard deviation, up to the given one."""
-    return max(min(_COARSEST, _FINENESS * deviation), most / _MOST_STEPS)
+    return max(min(coarsest, _FINENESS * deviation), most / _MOST_STEPS)
 
 
 @lru_cache(maxsize=4096)
@@ -175,7 +175,7 @@ def _most_loss(noise_multiplier: float) -> float:
 
 def _example_step(noise_multiplier: float, sample_rate: float) -> float:
     """Return the step of the grid of a step's losses."""
-    return _grid_step(sample_rate / noise_multiplier, _most_loss(noise_multiplier))
+    return _grid_step(sample_rate / noise_multiplier, _most_loss(noise_multiplier), _COARSEST_OF_STEPS)
 
 
 @lru_cache(maxsize=256)
