@@ -120,6 +120,7 @@ def test_streams_at_the_sites_give_the_bits_of_the_simulation(tmp_path, monkeypa
     column = rows[0].split(",").index("examples")
     assert [float(row.split(",")[column]) for row in rows[1:4]] == [24.0, 36.0, 48.0]
     assert same_bits(simulate(configuration() | {"data": {"clients": own}}), real)
+    assert SERVERS["west"]._data.info("west", Policy(statistics=True), statistics=True).moments is None
     said = site_check._data(argparse.Namespace(data=tmp_path / "west/data.yaml", name="west", schema=None, folder=None))
     assert said.startswith("the server would learn the name 'west', a stream, whose length it learns in each round; 0 val")
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sites_over_bytes import NAMES, SERVERS, TOLD, configuration, prepare, simulate, start_site
 from sites_over_bytes import federate as at_sites
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from fl_lightning import (
     MLP,
@@ -329,6 +329,17 @@ def test_private_examples_have_no_exact_sums():
     local = LocalTraining(privacy=ExamplePrivacy(1.0, 0.5, noise_seed=7))
     with pytest.raises(ConfigurationError, match=r"get no noise, but 'federation\.local\.privacy' does not cover"):
         federate(module, 1, local=local, flags={"limit_val_batches": 0})
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return ((torch.ones(4), 0) for _ in range(9))
+
+
+def test_a_stream_is_not_measured():
+    data = FederatedDataModule.from_clients({"a": DataLoader(Endless(), batch_size=3)})
+    with pytest.raises(DataError, match="Client a trains on a stream, whose inputs cannot be measured before training"):
+        trainer(1, FederatedOrchestrator(), limit_val_batches=0).fit(Scaled(), data)
 
 
 def test_the_number_of_channels_is_checked():

@@ -186,7 +186,16 @@ class ClientHolder(LightningDataModule):
         return histograms_of(self._evaluated(client), cuts)
 
     def _evaluated(self, client: int) -> Iterator[Any]:
-        """Yield the batches of one client's training examples as a module gets them in an evaluation."""
+        """Yield the batches of one client's training examples as a module gets them in an evaluation.
+
+        Raises:
+            DataError: if the client trains on a stream.
+        """
+        if self.client_datasets.size_is_unknown(client):
+            raise DataError(
+                f"Client {self.client_name(client)} trains on a stream, whose inputs cannot be measured before training. Leave "
+                "out Standardized, and scale by public numbers; or give the client a dataset with a length."
+            )
         view, outer = self.client_evaluation_view(client, "training"), self.datamodule.trainer
         self.datamodule.trainer = None  # a simulation must get what a site gets, whatever its Trainer's precision
         try:

@@ -178,10 +178,10 @@ class SiteData:
 
     def _moments(self, policy: Policy) -> tuple[tuple[str, ...], ...] | None:
         """Return the sums of the training inputs, if the policy allows the server to know them."""
-        if not policy.statistics or policy.min_noise > 0:
+        if not policy.statistics or policy.min_noise > 0 or self.whole.client_datasets.size_is_unknown(0):
             return None
         least, most = self._least(policy), self._rows_of_a_person
-        if self._has_fewer(least):
+        if self.size("training") < least:  # an image has many numbers
             return None
         if policy.epsilon is not None:
             return self.whole.noisy_moments(0, policy.epsilon / most, secrets.randbelow).texts()
@@ -193,10 +193,6 @@ class SiteData:
     def _least(self, policy: Policy) -> int:
         """Return the fewest rows in which there are ``min_count`` persons, whoever they are."""
         return policy.min_count * self._rows_of_a_person
-
-    def _has_fewer(self, rows: int) -> bool:
-        """Return whether the site has fewer training examples, each of which may have many numbers; a stream never has."""
-        return not self.whole.client_datasets.streams(0) and self.size("training") < rows
 
     @property
     def _rows_of_a_person(self) -> int:
@@ -212,7 +208,8 @@ class SiteData:
         """Return the counts of the bins that the schema's ranges have, if the policy allows the server to know them."""
         schema = schema_of(self._datamodule)
         least = self._least(policy)
-        if not policy.histograms or policy.min_noise > 0 or schema is None or self._has_fewer(least):
+        few = self.size("training") < least or self.whole.client_datasets.size_is_unknown(0)
+        if not policy.histograms or policy.min_noise > 0 or schema is None or few:
             return None
         counts = [without_few(one, least) for one in self.whole.input_histograms(0, schema.cuts)]
         return tuple(tuple(UNTOLD if n is None else n for n in one) for one in counts)
