@@ -211,6 +211,8 @@ class ClientInfo:
         histograms: of each feature with a range in the schema, how many examples are in each bin, :data:`UNTOLD` for few; None
             if the server did not ask, or the site tells none.
         schema: the digest of the schema that describes its tables; empty without one.
+        sampling: the number of batches of an epoch, and the probability, at least, that an example is in one of them if each is
+            drawn for itself; None for a stream, or a loader that draws its own batches.
     """
 
     name: str
@@ -227,3 +229,4 @@ class ClientInfo:
     moments: tuple[tuple[str, ...], ...] | None = None
     histograms: tuple[tuple[int, ...], ...] | None = None
     schema: str = ""
+    sampling: tuple[int, float] | None = None

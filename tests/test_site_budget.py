@@ -15,7 +15,7 @@ import yaml
 from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sites_over_bytes import start_site, table
+from sites_over_bytes import NAMES, configuration, federate, prepare, start_site, table
 from test_epsilon import gaussian_epsilon
 from test_site_policy import told
 from test_site_security import NOISY_STEPS, again, noisy, order, site, work  # noqa: F401 (site is a fixture)
@@ -229,3 +229,46 @@ def test_the_staff_read_what_is_spent(site, tmp_path, capsys):  # noqa: F811
     with pytest.raises(SystemExit):
         main(["site", "budget", "--data", str(tmp_path / "bare.yaml")])
     assert "has no 'policy.budget'" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- a whole federation
+
+
+def test_noise_in_each_step_at_sites_costs_what_it_costs_in_the_simulation(tmp_path, monkeypatch):
+    """The server knows batches and rates from the sites, and each site pays from its own account."""
+    prepare(tmp_path, monkeypatch, {"min_noise": 1.0, "evaluations": []})
+    for name in NAMES:
+        path, account = tmp_path / name / "data.yaml", tmp_path / f"{name}.jsonl"
+        account.touch()
+        text = yaml.safe_load(path.read_text())
+        text["policy"]["budget"] = {
+            "data": name,
+            "account": str(account),
+            "max_epsilon": 50.0,
+            "delta": DELTA,
+            "protects": "rows",
+        }
+        path.write_text(yaml.safe_dump(text))
+        start_site(tmp_path, name)
+    private = {"noise_multiplier": 2.0, "max_grad_norm": 1.0, "delta": DELTA}
+    config = configuration(local={"threads": 1, "privacy": private}, strategy="FedAvg")
+    config["trainer"]["logger"] = {"class_path": "CSVLogger", "init_args": {"save_dir": "logs"}}
+    federate(config)
+    at_sites = pd.read_csv(next(Path("logs").rglob("metrics.csv")))["federation/epsilon_of_examples"].dropna().tolist()
+    worst = max(epsilon_of_examples(2.0, 8 / rows, 3 * math.ceil(rows / 8), DELTA) for rows in (24, 36, 48))
+    assert at_sites[-1] == pytest.approx(worst)
+    for name, rows in zip(NAMES, (24, 36, 48), strict=True):
+        paid = [json.loads(line)["release"] for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+        assert [one["count"] for one in paid] == [math.ceil(rows / 8)] * 3
+        assert {(one["noise_multiplier"], one["rate"]) for one in paid} == {(2.0, 8 / rows)}
+
+
+def test_a_site_that_draws_its_own_batches_is_named(tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch, {"evaluations": []})
+    data = {"class_path": "sites_over_bytes.Streaming", "init_args": {"path": str(tmp_path / "south" / "own.csv")}}
+    path = tmp_path / "south" / "data.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "datamodule": data}))
+    start_site(tmp_path, "south")
+    with pytest.raises(SystemExit):
+        federate(configuration(local={"threads": 1, "privacy": {"noise_multiplier": 2.0, "max_grad_norm": 1.0}}))
+    assert "but site south trains on a stream" in " ".join(capsys.readouterr().err.split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from fl_lightning.data.client_datasets import ClientDatasets
 from fl_lightning.data.client_splits import ClientSplits
+from fl_lightning.data.poisson_loader import Coins
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.functional.exact_moments import Moments
 from fl_lightning.functional.partition import Partition, offsets
@@ -22,6 +24,22 @@ def clients_elsewhere(trainer: Trainer | None) -> bool:
     """Return whether a callback of the Trainer says that the clients hold their own data outside this process."""
     callbacks: list[Any] = [] if trainer is None else trainer.callbacks  # type: ignore[attr-defined]
     return any(getattr(callback, "clients_elsewhere", False) for callback in callbacks)
+
+
+@dataclass(frozen=True)
+class PlannedBatches:
+    """Tell how a client draws its batches, which is all that the server needs to know.
+
+    Attributes:
+        number: the number of batches of an epoch.
+        rate: the probability that an example is in a batch.
+    """
+
+    number: int
+    rate: float
+
+    def __len__(self) -> int:
+        return self.number
 
 
 class RemotePartition(Partition):
@@ -105,6 +123,20 @@ class RemoteDatasets(ClientDatasets):
         told = self.infos[client].histograms
         return None if told is None else [tuple(None if n == UNTOLD else n for n in one) for one in told]
 
+    def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PlannedBatches:  # type: ignore[override]
+        """Return how a client draws its batches.
+
+        Raises:
+            ConfigurationError: if it does not tell it.
+        """
+        info = self.infos[client]
+        if info.sampling is None:
+            raise ConfigurationError(
+                f"Noise in each step needs examples that are drawn for themselves, but site {info.name} trains on a stream, or "
+                "its loader draws its own batches. Let it serve a dataset with a batch size."
+            )
+        return PlannedBatches(1, 1.0) if full_batch else PlannedBatches(*info.sampling)
+
     def place(self, device: torch.device, limit: float | None) -> None:
         """Do nothing: no examples are here."""
 
@@ -114,5 +146,5 @@ class RemoteDatasets(ClientDatasets):
     def _elsewhere(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise DataError("The clients' examples are at their sites. Use settings that do not read them at the server.")
 
-    all_labels = num_classes = change_examples = poisson_batches = training_loader = evaluation_loader = union = _elsewhere
+    all_labels = num_classes = change_examples = training_loader = evaluation_loader = union = _elsewhere
     union_loader = _elsewhere

@@ -127,6 +127,9 @@ def info_in(found: Mapping[str, Any], name: str, sent: Mapping[str, Sequence[str
         raise ConfigurationError(f"Site {name} tells ranges that are not finite. Check the data.yaml there.")
     if not all(UNTOLD <= count <= _MOST_EXAMPLES for one in info.histograms or () for count in one):
         raise ConfigurationError(f"Site {name} tells impossible counts of bins. Update the site.")
+    batches, rate = info.sampling or (1, 1.0)
+    if not (1 <= batches <= _MOST_EXAMPLES and 0 < rate <= 1):
+        raise ConfigurationError(f"Site {name} tells impossible batches ({batches} of a share of {rate}). Update the site.")
     try:
         Moments.of_texts(info.moments or ((), (), ()))
     except ValueError as error:

@@ -58,6 +58,7 @@ def _data(arguments: argparse.Namespace) -> str:
     lines = [f"the server would learn the name '{info.name}', {training}"]
     lines += [f"{info.num_validation} validation and {info.num_test} test examples"]
     lines += [f"not {', nor '.join(kept)} ('policy.min_examples')"] if kept else []
+    lines += [f"{info.sampling[0]} batches an epoch, each of {info.sampling[1]:.3g} of its examples"] if info.sampling else []
     lines += ["whether its classes and columns have the server's names"]
     lines += [f"the digest {info.schema} of its schema"] if info.schema else []
     lines += [f"the counts of the classes: {info.label_counts}"] if info.label_counts else ["no counts of classes"]

@@ -174,7 +174,14 @@ class SiteData:
             moments=self._moments(policy) if statistics else None,
             histograms=self._histograms(policy) if histograms else None,
             schema=self._schema,
+            sampling=self._sampling(),
         )
+
+    def _sampling(self) -> tuple[int, float] | None:
+        if self.whole.client_datasets.size_is_unknown(0) or self.whole.client_datasets.source.batch_size is None:
+            return None
+        batches = self.whole.poisson_batches(0, False, lambda batch, count: torch.zeros(count))  # which nobody draws
+        return len(batches), batches.rate
 
     def _moments(self, policy: Policy) -> tuple[tuple[str, ...], ...] | None:
         """Return the sums of the training inputs, if the policy allows the server to know them."""

@@ -75,13 +75,16 @@ def info_to_tell(info: ClientInfo, policy: Policy, units: Callable[[Part], int])
     least, kept = policy.min_examples, list[str]()
     small = {part for part in ("validation", "test") if 0 < units(part) < least}
     kept += [f"the {part} part, with fewer than {least} examples" for part in sorted(small)]
-    counts = info.label_counts
+    counts, sampling = info.label_counts, info.sampling
+    if sampling is not None and policy.examples == "rounded":  # an exact rate would tell the number of examples
+        sampling = sampling[0], min(1.0, math.ceil(100 * sampling[1]) / 100)
     if counts is not None and any(0 < count < least for count in counts):
         kept, counts = [*kept, f"the counts of classes, of which one is below {least}"], None
     return (
         replace(
             info,
             num_examples=info.num_examples if info.streams else counted(info.num_examples, policy),
+            sampling=sampling,
             label_counts=None if counts is None else tuple(counted(count, policy) for count in counts),
             num_validation=0 if "validation" in small else counted(info.num_validation, policy),
             num_test=0 if "test" in small else counted(info.num_test, policy),
