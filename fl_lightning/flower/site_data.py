@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -104,14 +105,21 @@ def read_settings(path: Path) -> SiteSettings:
         raise ConfigurationError(f"'{path}' does not exist. Write a data.yaml; see docs/real_federation.md.")
     if not path.read_bytes().strip():
         raise ConfigurationError(f"'{path}' is empty. Set 'datamodule' in it; see docs/real_federation.md.")
-    parser = ArgumentParser(prog="data.yaml", exit_on_error=False)
-    parser.add_class_arguments(SiteSettings, None, fail_untyped=False)
+    parser = _parser()
     try:
         parsed = parser.parse_path(str(path))
         refuse_null(parsed, parser)
         return SiteSettings(**vars(parser.instantiate(parsed)))
     except Exception as error:
         raise ConfigurationError(f"'{path}' cannot be read: {_cause(error, parser)}") from error
+
+
+@cache
+def _parser() -> ArgumentParser:
+    """Return the parser of every data.yaml."""
+    parser = ArgumentParser(prog="data.yaml", exit_on_error=False)
+    parser.add_class_arguments(SiteSettings, None, fail_untyped=False)
+    return parser
 
 
 def _cause(error: Exception, parser: ArgumentParser) -> str:
