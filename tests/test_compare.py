@@ -430,7 +430,7 @@ def test_runs_done_elsewhere_are_not_run_again(compare, no_figures, capsys):
     )
 
 
-def test_clients_with_data_of_their_own_are_compared_by_the_metric_of_their_best_checkpoint(compare):
+def test_clients_with_data_of_their_own_are_compared_by_the_metric_of_their_best_checkpoint(compare, no_figures):
     """Each client's datamodule keeps the seed that it was given."""
     Path("own.yaml").write_text(CLIENTS.replace("out}", "out, logger: false}") + "best_checkpoint: {monitor: val_loss}\n")
     status, text = compare("--base", "own.yaml", "--over.strategy", "FedAvg,FedMedian", "--seeds", "5,")

@@ -87,6 +87,7 @@ def test_sites_give_the_bits_of_the_simulation(case, tmp_path, monkeypatch):
     federation, loss = CASES[case]
     config = configuration(**federation)
     config["model"]["init_args"]["loss"] = loss
+    config["trainer"]["max_epochs"] = 2
     assert same_bits(simulate(config), federate(config))
 
 
