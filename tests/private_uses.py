@@ -67,6 +67,7 @@ USES: dict[Callable[..., Any], tuple[str, ...]] = {
             for name in ("callback", "lightning_module", "strategy")
         ),
         *(f"{_LOOPS}.{name}_loop.is_param_in_hook_signature" for name in ("training_epoch", "evaluation")),
+        "lightning.pytorch.core.module.is_param_in_hook_signature",
         *("lightning.pytorch.trainer.trainer.isolate_rng", "lightning.pytorch.LightningModule._current_fx_name"),
     ),
     lightning.advice: (f"{_LOGS}.result.warning_cache",),
