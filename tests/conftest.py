@@ -12,16 +12,27 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it: also for
 import pytest
 
 LONGEST = (
+    "study_choices",
+    "sites",
+    "processes",
+    "fitted_configs",
     "compare",
     "cli",
-    "processes",
-    "sites",
+    "studies_of_the_docs",
     "resume",
+    "wandb_page",
+    "sites_agree",
+    "strategies",
     "stacked_compiled",
-    "settings",
+    "starter",
+    "start_up",
+    "sums",
+    "wandb_run",
+    "transfer_learning",
     "other_tasks",
     "run_folder",
     "stacked",
+    "settings",
 )
 """Files that take longest begin first, so that no worker is left with one of them at the end."""
 
