@@ -15,6 +15,7 @@ LONGEST = (
     "study_choices",
     "sites",
     "processes",
+    "hostile_sites",
     "fitted_configs",
     "compare",
     "cli",
