@@ -191,6 +191,17 @@ def test_names_of_settings_are_split_once():
     assert jsonargparse.Namespace._parse_key.__module__ == "jsonargparse._namespace"
 
 
+@relies_on("jsonargparse", "_typehints.deepcopy")
+def test_a_list_is_not_copied_for_each_of_its_entries():
+    """Tables of a thousand clients took minutes: the time grew with the square of their number."""
+    reader = ArgumentParser(exit_on_error=False)
+    reader.add_argument("--rows", type=list[list[int]])
+    rows, copied = [[1, 2, 3]] * 50, Mock(side_effect=copy._deepcopy_dispatch[list])
+    with patch.dict(copy._deepcopy_dispatch, {list: copied}), of_jsonargparse.remembering_options():
+        assert reader.parse_args([f"--rows={rows}"]).rows == rows
+    assert copied.call_count < 50
+
+
 @relies_on("jsonargparse", "_typehints.resolve_class_path_by_name")
 def test_own_classes_by_name():
     """Each where a base of it is expected, and nowhere else."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import copy
 import functools
 import inspect
 import locale
@@ -44,6 +45,7 @@ _FINDS = Private(
     "jsonargparse", "jsonargparse._subcommands", "find_action_and_subcommand", "lets it compare all options again and again"
 )
 _KEYS = Private("jsonargparse", "jsonargparse.Namespace", "_parse_key", "lets it split the names of settings again and again")
+_COPIES = Private("jsonargparse", "jsonargparse._typehints", "deepcopy", "lets it copy a whole list for each of its entries")
 _RESOLVES = Private(
     "jsonargparse",
     "jsonargparse._typehints",
@@ -120,7 +122,7 @@ class _Finder:
 
 @contextmanager
 def remembering_options() -> Iterator[None]:
-    """Let jsonargparse find each option and split each name once; it does both thousands of times for a command."""
+    """Let jsonargparse find each option and split each name once, and not copy a whole list for each of its entries."""
     find: Any = _FINDS.get(None)
     if isinstance(find, _Finder):
         yield
@@ -133,7 +135,16 @@ def remembering_options() -> Iterator[None]:
         parse: Any = _KEYS.get(None)
         if parse is not None:
             stack.enter_context(patch.object(jsonargparse.Namespace, _KEYS.name, _splitting_once(parse)))
+        if _COPIES.exists():
+            stack.enter_context(patch.object(import_module(_COPIES.owner), _COPIES.name, _copied))
         yield
+
+
+def _copied(value: Any) -> Any:
+    """Copy what jsonargparse copies; of how it checks an entry of a list, only what it may change there."""
+    if not isinstance(value, dict) or not {"prev_val", "orig_val", "sub_add_kwargs"} <= value.keys():
+        return copy.deepcopy(value)
+    return {**value, "sub_add_kwargs": copy.deepcopy(value["sub_add_kwargs"])}
 
 
 def _splitting_once(parse: Callable[..., tuple[str, Any, str]]) -> Callable[..., tuple[str, Any, str]]:
