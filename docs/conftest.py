@@ -35,7 +35,7 @@ ELSEWHERE = {
     "register": "tests/test_flower.py runs it",
     "sites": "tests/test_flower.py runs it",
     "site": "tests/test_flower.py runs it",
-    "compare": "tests/test_compare.py runs every study",
+    "compare": "tests/test_study_choices.py runs every study",
     "report": "tests/test_compare.py runs it",
 }
 """Commands that are not run here, by their first word or subcommand, with the reason."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -11,16 +12,28 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it: also for
 import pytest
 
 LONGEST = (
+    "study_choices",
+    "sites",
+    "processes",
+    "hostile_sites",
+    "fitted_configs",
     "compare",
     "cli",
-    "processes",
-    "sites",
+    "studies_of_the_docs",
     "resume",
+    "wandb_page",
+    "sites_agree",
+    "strategies",
     "stacked_compiled",
-    "settings",
+    "starter",
+    "start_up",
+    "sums",
+    "wandb_run",
+    "transfer_learning",
     "other_tasks",
     "run_folder",
     "stacked",
+    "settings",
 )
 """Files that take longest begin first, so that no worker is left with one of them at the end."""
 
@@ -40,11 +53,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         import shortcuts
 
         shortcuts.take()
-
-
-def pytest_sessionfinish() -> None:
-    """Let the end of the process collect what :mod:`shortcuts` left out."""
-    gc.unfreeze()
+        atexit.register(gc.unfreeze)  # after pytest's five collections, which would look through all that was imported
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +77,16 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch, tmp_path):
 def _ctrl_c():
     """Ctrl+C works as in a terminal: Lightning ignores it once it has come, and a shell's background jobs always ignore it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def _only_png(monkeypatch):
+    """Skip the other formats of figures, which take twice as long: for tests that do not look at them."""
+    from matplotlib.figure import Figure
+
+    save = Figure.savefig
+    png = lambda figure, path, **options: None if str(path).endswith((".svg", ".pdf")) else save(figure, path, **options)  # noqa: E731
+    monkeypatch.setattr(Figure, "savefig", png)
 
 
 @pytest.fixture

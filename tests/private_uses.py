@@ -50,7 +50,8 @@ USES: dict[Callable[..., Any], tuple[str, ...]] = {
     others.exit_functions: ("atexit._run_exitfuncs",),
     others.copies: ("copy._deepcopy_dispatch",),
     others.options: ("argparse.ArgumentParser._actions", "jsonargparse.ArgumentParser._subcommands_action"),
-    others.found_options: ("jsonargparse._subcommands.find_action_and_subcommand",),
+    others.found_options: ("jsonargparse._subcommands.find_action_and_subcommand", "jsonargparse.Namespace._parse_key"),
+    others.lists: ("jsonargparse._typehints.deepcopy",),
     others.types_of_settings: ("jsonargparse._typehints.ActionTypeHint._typehint",),
     others.encodings: ("jsonargparse._paths.Path.read_text",),
     others.names_of_classes: ("jsonargparse._typehints.resolve_class_path_by_name",),
@@ -67,6 +68,7 @@ USES: dict[Callable[..., Any], tuple[str, ...]] = {
             for name in ("callback", "lightning_module", "strategy")
         ),
         *(f"{_LOOPS}.{name}_loop.is_param_in_hook_signature" for name in ("training_epoch", "evaluation")),
+        "lightning.pytorch.core.module.is_param_in_hook_signature",
         *("lightning.pytorch.trainer.trainer.isolate_rng", "lightning.pytorch.LightningModule._current_fx_name"),
     ),
     lightning.advice: (f"{_LOGS}.result.warning_cache",),

@@ -127,6 +127,17 @@ def found_options(_: Path) -> Any:
         return outer.dump(outer.parse_args(["go"]))
 
 
+def lists(_: Path) -> Any:
+    parser = ArgumentParser()
+    parser.add_argument("--rows", type=list[list[int]])
+    parser.add_argument("--stops", type=list[EarlyStopping])
+    stops = '[{"class_path": "EarlyStopping", "init_args": {"monitor": "x"}}]'
+    with of_jsonargparse.remembering_options():
+        return parser.dump(
+            parser.parse_args(["--rows=[[1, 2], [3]]", f"--stops={stops}", "--stops+=EarlyStop", "--stops.monitor=y"])
+        )
+
+
 def types_of_settings(_: Path) -> Any:
     parser = ArgumentParser()
     parser.add_argument("--stop", type=EarlyStopping | None)

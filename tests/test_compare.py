@@ -13,15 +13,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command_line import ADAFED, ROOT, SMALL, completion
+from command_line import ADAFED, ROOT, completion
 from launching import Launched, finish, launch, start
-from small_images import paint, write_cifar
 from test_client_sets import CONFIG as CLIENTS
 from wandb_file import records
 
 from fl_lightning import ConfigurationError
 from fl_lightning.cli import command
-from fl_lightning.studies import ReportOptions, Study
+from fl_lightning.studies import Study
 from fl_lightning.studies.collection import read_run
 from fl_lightning.studies.commands import main
 from fl_lightning.studies.execution import Job, only_one, run_all
@@ -34,7 +33,6 @@ for package in ("mlxtend", "matplotlib", "scipy"):
     pytest.importorskip(package, reason="an extra: pip install 'fl_lightning[compare,digits]'")
 
 ON_CLIENTS = ("--settings.data.server_set", "clients", "--settings.data.client_test", "0.2")
-STUDIES = sorted((ROOT / "configs" / "studies").glob("*.yaml"))
 SETTINGS = {
     "network": "LeNet",
     "local_epochs": 1,
@@ -195,59 +193,6 @@ def test_ctrl_c_ends_the_runs_and_says_how_to_go_on():
     assert begun.process.exitcode == 130
     assert text.endswith("Stopped. Run the same command again to continue.\n")
     assert not _runs_of(folder)
-
-
-# ------------------------------------------------------------------ the files of configs/studies
-
-
-@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_every_choice_of_every_study_is_fitted(path, fl, monkeypatch, tmp_path):
-    """Its settings are those that 'compare' would run; with the first seed, and on little data."""
-    written = yaml.safe_load(path.read_text())
-    report = ReportOptions(**written.pop("report", {}))
-    study = Study(**{**written, "seeds": 1}, report=report)
-    assert len({(run.files, repr(run.settings)) for run in study.runs}) == len(study.runs)
-    reader = SettingsReader()
-    settings = {run.name: reader.text(reader.read(run)) for run in every_choice_once(study)}
-    small = small_data(next(iter(settings.values())), monkeypatch)
-    for name, text in settings.items():
-        Path("settings.yaml").write_text(text.replace("images: 60", "images: 6").replace("test_images: 100", "test_images: 4"))
-        folder = f"--trainer.default_root_dir={name}"
-        status, said = fl("fit", "--config=settings.yaml", *small, "--trainer.max_epochs=1", "--trainer.logger=false", folder)
-        assert status == 0, f"{name}: {said}"
-
-
-def every_choice_once(study: Study) -> list[Run]:
-    """Few runs in which each choice of each axis occurs, but for bare files of configs/, which have a test of their own."""
-    runs = [study.runs[0], *(run for run in study.runs if len(run.settings) != len(study.settings))]
-    missing = {choice for run in runs for choice in enumerate(run.setting)}
-    chosen = []
-    while missing or not chosen:
-        run = max(runs, key=lambda run: len(missing & set(enumerate(run.setting))))
-        chosen.append(run)
-        missing -= set(enumerate(run.setting))
-    return chosen
-
-
-def small_data(settings: str, monkeypatch) -> list[str]:
-    """Little data for what the settings ask for, and the options that go with it."""
-    if "MNISTDataModule" in settings:  # 500 clients a round are no more of a check than 10
-        return [*SMALL, "--federation.clients_per_round=10"] if "num_clients: 1000\n" in settings else SMALL
-    flags = [flag for flag in SMALL if flag.startswith(("--trainer", "--partition_report"))]
-    flags += ["--federation.local.max_epochs=1", "--federation.local.limit_train_batches=1"]
-    if "CIFAR10DataModule" in settings:
-        monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *args: True)
-        files = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
-        write_cifar(Path("data/cifar-10-batches-py"), files, "labels", ("batches.meta", "label_names"), size=60)
-        return [*flags, "--data.partitioner.num_clients=4", "--federation.clients_per_round=2"]
-    if "data/cifar10" in settings or "batch_norm: true" in settings:
-        flags.append("--federation.local.max_epochs=2")  # FedRep needs two
-        for label in range(10):
-            paint(Path(f"data/cifar10/train/{label}"), 40, size=32, seed=label)
-    for domain in ("mnist", "usps", "sklearn"):
-        for label in range(10):
-            paint(Path(f"data/domains/{domain}/{label}"), 5, size=28, seed=label)
-    return flags
 
 
 # ------------------------------------------------------------------ wrong input
@@ -430,7 +375,7 @@ def test_runs_done_elsewhere_are_not_run_again(compare, no_figures, capsys):
     )
 
 
-def test_clients_with_data_of_their_own_are_compared_by_the_metric_of_their_best_checkpoint(compare):
+def test_clients_with_data_of_their_own_are_compared_by_the_metric_of_their_best_checkpoint(compare, no_figures):
     """Each client's datamodule keeps the seed that it was given."""
     Path("own.yaml").write_text(CLIENTS.replace("out}", "out, logger: false}") + "best_checkpoint: {monitor: val_loss}\n")
     status, text = compare("--base", "own.yaml", "--over.strategy", "FedAvg,FedMedian", "--seeds", "5,")

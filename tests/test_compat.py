@@ -169,6 +169,39 @@ def test_options_are_found_once():
         assert jsonargparse._subcommands.find_action_and_subcommand is asked
 
 
+@relies_on("jsonargparse", "Namespace._parse_key")
+def test_names_of_settings_are_split_once():
+    """The same answers and messages, for names at any depth, of dictionaries and of what is missing."""
+    tree = jsonargparse.Namespace(a=jsonargparse.Namespace(b=1, items={"c": 2}), get=3, none=None)
+    names = ["a", "a.b", "a.b.c", "a.new", "a.items", "a.items.c", "a.items.d", "no.b", "get", "get.x", "none.x", "new"]
+    wrong = ["a..b", "", "a b", "a.b c", ".", 3, None, ["a"]]
+
+    def answers() -> list[Any]:
+        found: list[Any] = [(tree._parse_key(name), tree.get(name), name in tree) for name in names]
+        for name in wrong:
+            with pytest.raises(KeyError) as refused:
+                tree[name]
+            found.append(str(refused.value))
+        return found
+
+    expected = answers()
+    with of_jsonargparse.remembering_options():
+        assert jsonargparse.Namespace._parse_key.__module__ == of_jsonargparse.__name__
+        assert [answers(), answers()] == [expected, expected]
+    assert jsonargparse.Namespace._parse_key.__module__ == "jsonargparse._namespace"
+
+
+@relies_on("jsonargparse", "_typehints.deepcopy")
+def test_a_list_is_not_copied_for_each_of_its_entries():
+    """Tables of a thousand clients took minutes: the time grew with the square of their number."""
+    reader = ArgumentParser(exit_on_error=False)
+    reader.add_argument("--rows", type=list[list[int]])
+    rows, copied = [[1, 2, 3]] * 50, Mock(side_effect=copy._deepcopy_dispatch[list])
+    with patch.dict(copy._deepcopy_dispatch, {list: copied}), of_jsonargparse.remembering_options():
+        assert reader.parse_args([f"--rows={rows}"]).rows == rows
+    assert copied.call_count < 50
+
+
 @relies_on("jsonargparse", "_typehints.resolve_class_path_by_name")
 def test_own_classes_by_name():
     """Each where a base of it is expected, and nowhere else."""

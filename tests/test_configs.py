@@ -169,7 +169,7 @@ def below(name: str) -> str:
 
 @pytest.mark.parametrize("name", SINGLE)
 def test_every_config_is_complete_or_has_a_base_that_is(name):
-    """They are fitted alone in test_cli.py and test_other_tasks.py."""
+    """They are fitted alone in test_fitted_configs.py and test_other_tasks.py."""
     path = folder() / f"{name}.yaml"
     settings = yaml.safe_load(path.read_text())
     is_complete = "class_path" in settings.get("model", {}) and "datamodule" in settings["data"]

@@ -287,7 +287,8 @@ class Collected(Plain):
 def test_groups_of_metrics_are_no_state_of_a_client(engine):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Training changed")
-        fit(Collected, engine=engine)
+        collected = fit(Collected, engine=engine)
+    assert same_bits(weights(collected.net), weights(fit(Plain, engine=engine).net))
 
 
 class NothingToTrain(Plain):

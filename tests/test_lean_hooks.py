@@ -13,6 +13,7 @@ from compat_names import relies_on
 from federations import Plain, federate
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.core import module as core_module
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loops import evaluation_loop, training_epoch_loop
 from lightning.pytorch.strategies import Strategy
@@ -127,7 +128,7 @@ def test_a_module_whose_hook_is_set_on_the_object():
 def test_afterwards_everything_is_lightnings_own():
     def names() -> list[Any]:
         hooks = [calls._call_callback_hooks, calls._call_lightning_module_hook, calls._call_strategy_hook]
-        checks = [training_epoch_loop.is_param_in_hook_signature, evaluation_loop.is_param_in_hook_signature]
+        checks = [place.is_param_in_hook_signature for place in (training_epoch_loop, evaluation_loop, core_module)]
         return [*hooks, *checks, trainer_file.isolate_rng]
 
     def fail() -> None:

@@ -485,6 +485,11 @@ def test_two_clients_of_one_name_are_refused():
     assert FederatedDataModule.from_clients({1: numbers(), "2": numbers()}).datamodule.names == ("1", "2")
 
 
-def test_a_federation_with_a_sampler_of_its_own_trains(tmp_path):
+def test_a_federation_with_a_sampler_of_its_own_trains():
+    """On the examples that it gives: half of them."""
     one = Own(DataLoader(numbers(), 5, sampler=Same()), DataLoader(numbers(5), 5))
-    federate(Plain(), 1, data=one, partitioner=IIDPartitioner(2))
+    module, counts = Plain(), Counts()
+    before = weights(module)
+    federate(module, 1, counts, data=one, partitioner=IIDPartitioner(2))
+    assert sum(examples for _, examples, _ in counts.examples) == SIZE / 2
+    assert not same_bits(weights(module), before)

@@ -459,7 +459,11 @@ def test_an_option_may_state_that_it_tells_nothing():
             return [need for need in super().needs() if need.capability is not Capability.OPEN_CHANGES]
 
     private = ClientPrivacy(0.5, 1.0, "local", noise_seed=7)
-    federate(Plain(), 1, strategy=FedAvg("uniform"), options=[Silent()], transforms=[private])
+    module = Plain()
+    before = weights(module)
+    run = federate(module, 1, strategy=FedAvg("uniform"), options=[Silent()], transforms=[private])
+    assert run.callback_metrics["federation/dropped_so_far"] > 0
+    assert not same_bits(weights(module), before)
 
 
 def test_an_option_that_defines_nothing_does_nothing():

@@ -277,4 +277,4 @@ def test_a_schema_survives_yaml_and_json(found):
 def test_any_text_is_a_schema_or_a_message(text):
     for is_json in (False, True):
         with contextlib.suppress(DataError):  # anything else is a failure
-            parse_schema(text, is_json)
+            assert isinstance(parse_schema(text, is_json), Schema)

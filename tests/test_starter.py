@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from command_line import ROOT
+from launching import launch
 
 from fl_lightning import ConfigurationError, starter
 
@@ -23,7 +24,7 @@ def in_project(project: Path, *command: str) -> str:
     return done.stdout
 
 
-def test_the_project_runs(tmp_path, capsys):
+def test_the_project_runs(tmp_path, capsys, monkeypatch):
     """By the commands of its README, under a name with a hyphen, as a console script that has no folder on its path."""
     project = tmp_path / "two-moons"
     starter.main([str(project)])
@@ -40,7 +41,8 @@ def test_the_project_runs(tmp_path, capsys):
     accuracy = float(said.partition("val_accuracy ")[2].split()[0])
     assert accuracy > 0.9, said
     assert (project / "runs" / "first" / "checkpoints" / "best.ckpt").exists()
-    assert "1 passed" in in_project(project, "-m", "pytest", "-p", "no:cacheprovider")
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert "1 passed" in launch(["-m", "pytest", "-p", "no:cacheprovider"], 120, project)
 
 
 def test_the_files_of_the_project(tmp_path):

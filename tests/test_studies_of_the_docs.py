@@ -13,16 +13,6 @@ for package in ("matplotlib", "scipy"):
 FOLDERS = sorted(path.parent for path in (ROOT / "docs" / "studies").glob("*/table.csv.gz"))
 
 
-@pytest.fixture
-def _only_png(monkeypatch):
-    """Skip the other formats, which take twice as long and are compared with nothing here."""
-    from matplotlib.figure import Figure
-
-    save = Figure.savefig
-    png = lambda figure, path, **options: None if str(path).endswith((".svg", ".pdf")) else save(figure, path, **options)  # noqa: E731
-    monkeypatch.setattr(Figure, "savefig", png)
-
-
 @pytest.mark.usefixtures("_only_png")
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 def test_a_report_is_made_again_from_its_table(folder, tmp_path):
@@ -36,7 +26,10 @@ def test_a_report_is_made_again_from_its_table(folder, tmp_path):
     pictures = sorted(path.name for path in folder.glob("*.png"))
     assert pictures
     assert pictures == sorted(path.name for path in tmp_path.glob("*.png"))
-    for name in pictures:  # another version of matplotlib may place a letter elsewhere
+    for name in pictures:
+        if (folder / name).read_bytes() == (tmp_path / name).read_bytes():
+            continue
+        # Another version of matplotlib may place a letter elsewhere.
         assert compare_images(str(folder / name), str(tmp_path / name), tol=10) is None
 
 

@@ -196,6 +196,7 @@ def test_choices_that_are_numbers_have_the_name_of_their_axis():
     assert two[0].axis == "proximal mu"
 
 
+@pytest.mark.usefixtures("_only_png")
 def test_a_metric_is_drawn_over_the_values(tmp_path):
     one, two = (("mu",), ("mu", "num_clients"))
     made = over_numbers(one)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import copy
 import functools
 import inspect
 import locale
 import pathlib
 import re
-import sys
 import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +19,7 @@ from pydoc import locate
 from typing import TYPE_CHECKING, Any, ClassVar
 from unittest.mock import patch
 
+import jsonargparse
 from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]  # documented, but not in __all__
 
 from fl_lightning.compat.private import MISSING, Private
@@ -43,6 +44,8 @@ _SUBCOMMANDS = Private(
 _FINDS = Private(
     "jsonargparse", "jsonargparse._subcommands", "find_action_and_subcommand", "lets it compare all options again and again"
 )
+_KEYS = Private("jsonargparse", "jsonargparse.Namespace", "_parse_key", "lets it split the names of settings again and again")
+_COPIES = Private("jsonargparse", "jsonargparse._typehints", "deepcopy", "lets it copy a whole list for each of its entries")
 _RESOLVES = Private(
     "jsonargparse",
     "jsonargparse._typehints",
@@ -105,11 +108,12 @@ class _Finder:
 
     def __init__(self, find: Callable[..., Any]) -> None:
         self.find = find
-        self._known: dict[Any, tuple[list[int], Any]] = {}
+        self._known: dict[Any, tuple[int, Any]] = {}
 
     def __call__(self, parser: Any, dest: str, exclude: Any = None) -> Any:
-        options = [len(actions_of(one)) for one in (parser, *(subcommand_parsers(parser) or {}).values())]
-        then, found = self._known.get((parser, dest, exclude), ([], None))
+        inner = (subcommand_parsers(parser) or {}).get(dest.partition(".")[0])
+        options = len(actions_of(parser)) + (0 if inner is None else len(actions_of(inner)))
+        then, found = self._known.get((parser, dest, exclude), (-1, None))
         if then != options:  # a parser that is being built gets more
             found = self.find(parser, dest, exclude)
             self._known[parser, dest, exclude] = options, found
@@ -118,17 +122,53 @@ class _Finder:
 
 @contextmanager
 def remembering_options() -> Iterator[None]:
-    """Let jsonargparse find each option once; it compares all options of a command thousands of times."""
+    """Let jsonargparse find each option and split each name once, and not copy a whole list for each of its entries."""
     find: Any = _FINDS.get(None)
-    if find is None or isinstance(find, _Finder):
+    if isinstance(find, _Finder):
         yield
         return
     remembered = _Finder(find)
     with ExitStack() as stack:
-        for name, module in sys.modules.copy().items():  # several modules have imported it
-            if name.startswith("jsonargparse.") and vars(module).get(_FINDS.name) is find:
+        for module in () if find is None else tuple(vars(jsonargparse).values()):  # several modules have imported it
+            if inspect.ismodule(module) and vars(module).get(_FINDS.name) is find:
                 stack.enter_context(patch.object(module, _FINDS.name, remembered))
+        parse: Any = _KEYS.get(None)
+        if parse is not None:
+            stack.enter_context(patch.object(jsonargparse.Namespace, _KEYS.name, _splitting_once(parse)))
+        if _COPIES.exists():
+            stack.enter_context(patch.object(import_module(_COPIES.owner), _COPIES.name, _copied))
         yield
+
+
+def _copied(value: Any) -> Any:
+    """Copy what jsonargparse copies; of how it checks an entry of a list, only what it may change there."""
+    if not isinstance(value, dict) or not {"prev_val", "orig_val", "sub_add_kwargs"} <= value.keys():
+        return copy.deepcopy(value)
+    return {**value, "sub_add_kwargs": copy.deepcopy(value["sub_add_kwargs"])}
+
+
+def _splitting_once(parse: Callable[..., tuple[str, Any, str]]) -> Callable[..., tuple[str, Any, str]]:
+    """Return what finds the last part of a name and the namespace that has it, as jsonargparse does."""
+
+    @functools.cache
+    def split(key: str) -> tuple[list[str], str, str]:
+        empty = jsonargparse.Namespace()  # type: ignore[no-untyped-call]
+        *outer, last = (parse(empty, part)[0] for part in key.split("."))
+        return outer, last, ".".join(outer)
+
+    def parse_key(self: Any, key: str) -> tuple[str, Any, str]:
+        try:
+            outer, last, before = split(key)
+        except (KeyError, AttributeError, TypeError):  # jsonargparse says what is wrong with the name
+            return parse(self, key)
+        found = self
+        for part in outer:
+            found = vars(found).get(part)
+            if not isinstance(found, jsonargparse.Namespace):  # missing, or a dictionary
+                return parse(self, key)
+        return last, found, before
+
+    return parse_key
 
 
 def subcommand_parsers(parser: Any) -> Mapping[str, Any] | None:

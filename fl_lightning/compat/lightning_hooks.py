@@ -36,7 +36,10 @@ _CALL_MODULE = Private("lightning", _CALLS, "_call_lightning_module_hook", _SLOW
 _CALL_STRATEGY = Private("lightning", _CALLS, "_call_strategy_hook", _SLOWLY)
 _TRAINS = Private("lightning", f"{_LOOPS}.training_epoch_loop", "is_param_in_hook_signature", _SLOWLY)
 _EVALUATES = Private("lightning", f"{_LOOPS}.evaluation_loop", "is_param_in_hook_signature", _SLOWLY)
+_LOGS = Private("lightning", "lightning.pytorch.core.module", "is_param_in_hook_signature", _SLOWLY)
 _ISOLATES = Private("lightning", _TRAINER, "isolate_rng", _SLOWLY)
+_ASKS = (_TRAINS, _EVALUATES, _LOGS)
+"""Where Lightning asks which arguments a method takes, in every step and for everything that is logged."""
 
 
 @cache
@@ -51,16 +54,16 @@ def lean_hooks() -> Iterator[None]:
 
     Around each of about 25 hooks per step, Lightning formats two messages, opens a section of the profiler and sets an
     attribute of the module twice, even if the hook is not overridden; and it inspects the signature of ``training_step`` in
-    every step. Only for Trainers with neither a profiler nor a sanity check, as those of clients are: nothing of this can be
-    set in public. What hooks see and return is the same.
+    every step, and again in every ``self.log``. Only for Trainers with neither a profiler nor a sanity check, as those of
+    clients are: nothing of this can be set in public. What hooks see and return is the same.
     """
-    found = {name: name.look_up() for name in (*_STAND_INS, _TRAINS, _EVALUATES)}
+    found = {name: name.look_up() for name in (*_STAND_INS, *_ASKS)}
     missing = [name for name, value in (*found.items(), (_NAME, _NAME.look_up(_new_module()))) if value is MISSING]
     if missing:
         missing[0].tell()
         yield
         return
-    cached = {name: cache(found[name]) for name in (_TRAINS, _EVALUATES)}
+    cached = {name: cache(found[name]) for name in _ASKS}
     instead = [(import_module(name.owner), name.name, stand_in) for name, stand_in in {**_STAND_INS, **cached}.items()]
     for owner, name, stand_in in instead:
         setattr(owner, name, stand_in)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,7 @@ def read_settings(path: Path, schema: Path | None = None) -> SiteSettings:
         raise ConfigurationError(f"'{path}' does not exist. Write a data.yaml; see docs/real_federation.md.")
     if not path.read_bytes().strip():
         raise ConfigurationError(f"'{path}' is empty. Set 'datamodule' in it; see docs/real_federation.md.")
-    parser = ArgumentParser(prog="data.yaml", exit_on_error=False)
-    parser.add_class_arguments(SiteSettings, None, fail_untyped=False)
+    parser = _parser()
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         given = content.get("policy") if isinstance(content, dict) else None
@@ -111,6 +111,14 @@ def read_settings(path: Path, schema: Path | None = None) -> SiteSettings:
         return SiteSettings(**vars(parser.instantiate(parsed)))
     except Exception as error:
         raise ConfigurationError(f"'{path}' cannot be read: {_cause(error, parser)}") from error
+
+
+@cache
+def _parser() -> ArgumentParser:
+    """Return the parser of every data.yaml."""
+    parser = ArgumentParser(prog="data.yaml", exit_on_error=False)
+    parser.add_class_arguments(SiteSettings, None, fail_untyped=False)
+    return parser
 
 
 def read_site(path: Path, folder: Path) -> SiteSettings:

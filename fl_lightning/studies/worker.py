@@ -19,7 +19,7 @@ def context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload(["fl_lightning.cli.federation_cli"])
+    made.set_forkserver_preload(["fl_lightning.cli.federation_cli", "fl_lightning.studies.worker"])
     return made
 
 

