@@ -35,6 +35,7 @@ from fl_lightning.cli.commands.export import main as export_main
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower import envelope, site_check
 from fl_lightning.flower.checks import require_names
+from fl_lightning.flower.policy import Policy
 from fl_lightning.messages import ClientInfo
 
 ADAPTIVE = {"class_path": "F1WeightedCrossEntropy", "init_args": {"num_classes": 3, "epsilon": 0.1}}
