@@ -152,15 +152,17 @@ def test_noise_needs_a_schema():
 def test_wrong_epsilons():
     with pytest.raises(ConfigurationError, match=r"'model\.network\.epsilon' must be above 0, or null"):
         Standardized(MLP(), 2, epsilon=0.0)
-    with pytest.raises(ConfigurationError, match=r"'policy\.epsilon' must be above 0, or null"):
-        Policy(epsilon=-1.0)
-    with pytest.raises(ConfigurationError, match=r"'policy\.histograms' must be false with 'policy\.epsilon'"):
-        Policy(epsilon=1.0, histograms=True)
+    with pytest.raises(ConfigurationError, match=r"'policy\.statistics_epsilon' must be above 0, or null"):
+        Policy(statistics_epsilon=-1.0)
+    with pytest.raises(ConfigurationError, match=r"'policy\.histograms' must be false with 'policy\.statistics_epsilon'"):
+        Policy(statistics_epsilon=1.0, histograms=True)
 
 
 def test_a_site_that_demands_noise_needs_ranges():
     Path("own.csv").write_text("a,b,target\n1,2,0\n2,1,1\n")
     table = "{path: own.csv, kind: classification, test_share: 0, standardize: false}"
-    Path("data.yaml").write_text(f"datamodule: {{class_path: TableDataModule, init_args: {table}}}\npolicy: {{epsilon: 1.0}}\n")
-    with pytest.raises(ConfigurationError, match=r"'policy\.epsilon' is 1, but no column has a range in a schema"):
+    Path("data.yaml").write_text(
+        f"datamodule: {{class_path: TableDataModule, init_args: {table}}}\npolicy: {{statistics_epsilon: 1.0}}\n"
+    )
+    with pytest.raises(ConfigurationError, match=r"'policy\.statistics_epsilon' is 1, but no column has a range in a schema"):
         read_settings(Path("data.yaml"))

@@ -412,13 +412,13 @@ def test_persons_count_and_not_their_rows(hospitals, monkeypatch):
     monkeypatch.setattr(
         data.whole, "noisy_moments", lambda client, epsilon, draw: seen.append(epsilon) or moments_of(torch.ones(1, 1))
     )
-    data.info("north", Policy(statistics=True, epsilon=6.0), statistics=True)
+    data.info("north", Policy(statistics=True, statistics_epsilon=6.0), statistics=True)
     assert seen == [2.0]
 
 
 def test_a_site_that_demands_noise_tells_the_same_noisy_sums_to_everyone(hospitals, capsys, monkeypatch):
     """The mean of several answers would have less noise."""
-    start_telling(hospitals, epsilon=20.0, histograms=False)
+    start_telling(hospitals, statistics_epsilon=20.0, histograms=False)
     over_bytes(standardized())
     first = {name: TOLD[name].moments for name in NAMES}
     start_site(Path(), "north")

@@ -128,7 +128,7 @@ class Policy:
         statistics: whether to tell a server that asks the exact sums of the training inputs and of their squares, by feature,
             from which it takes the mean and deviation over all sites (``Standardized``). They are told once: not again after
             the data have changed, because the difference would tell about the new rows.
-        epsilon: the privacy loss of a row that is replaced by another, through all sums that ``statistics`` tells, > 0. They
+        statistics_epsilon: the privacy loss of a row that is replaced by another, through all sums of ``statistics``, > 0. They
             then get noise, and only columns with a range in the schema are told. Null tells exact sums.
         histograms: whether to tell a server that asks how many rows are in each of ten bins of a feature's range in the schema,
             also once, without counts below ``min_count`` and those from which they would follow.
@@ -136,7 +136,7 @@ class Policy:
             offers. It reads columns that ``columns`` does not name by its own names, so the file should have no others.
         min_count: the fewest numbers of a feature over which the site tells a sum, >= 1. Features of a category with fewer rows
             are left out, and those from which its rows would follow. If the data name persons, so many times the rows of the
-            person with the most; ``epsilon`` is then that of a person.
+            person with the most; ``statistics_epsilon`` is then that of a person.
         largest_message: the largest accepted message in MiB, > 0.
 
     Raises:
@@ -169,7 +169,7 @@ class Policy:
     label_counts: bool = False
     ranges: bool = False
     statistics: bool = False
-    epsilon: float | None = None
+    statistics_epsilon: float | None = None
     histograms: bool = False
     schema: Literal["own", "server"] = "own"
     min_count: int = 10
@@ -188,9 +188,10 @@ class Policy:
         require(self.digits is None or self.digits >= 1, "policy.digits", "1 or above, or null", self.digits)
         require(self.min_rate >= 0, "policy.min_rate", "0 or above", self.min_rate)
         require(self.max_rate > self.min_rate, "policy.max_rate", f"above 'min_rate' ({self.min_rate})", self.max_rate)
-        require(self.epsilon is None or self.epsilon > 0, "policy.epsilon", "above 0, or null", self.epsilon)
-        bins = self.epsilon is None or not self.histograms
-        require(bins, "policy.histograms", "false with 'policy.epsilon', because the counts have no noise", self.histograms)
+        noise = self.statistics_epsilon
+        require(noise is None or noise > 0, "policy.statistics_epsilon", "above 0, or null", noise)
+        need = "false with 'policy.statistics_epsilon', because the counts have no noise"
+        require(noise is None or not self.histograms, "policy.histograms", need, self.histograms)
         require(self.min_noise >= 0, "policy.min_noise", "0 or above", self.min_noise)
         covered = self.budget is None or self.min_noise > 0
         need = "above 0 with 'policy.budget', because figures without noise leave otherwise, which no epsilon counts"

@@ -63,7 +63,7 @@ def _data(arguments: argparse.Namespace) -> str:
     lines += [f"the digest {info.schema} of its schema"] if info.schema else []
     lines += [f"the counts of the classes: {info.label_counts}"] if info.label_counts else ["no counts of classes"]
     lines += ["the ranges of its features, to two digits"] if info.ranges else []
-    lines += [_sums(info.moments, data.names("feature_names"), settings.policy.epsilon)] if info.moments else []
+    lines += [_sums(info.moments, data.names("feature_names"), settings.policy.statistics_epsilon)] if info.moments else []
     lines += ["to a server that asks, once, the counts of bins of its columns"] if info.histograms else []
     if settings.policy.budget is not None:
         lines += [SiteBudget(settings.policy.budget, data.names_persons).in_words()]

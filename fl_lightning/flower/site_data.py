@@ -190,8 +190,8 @@ class SiteData:
         least, most = self._least(policy), self._rows_of_a_person
         if self.size("training") < least:  # an image has many numbers
             return None
-        if policy.epsilon is not None:
-            return self.whole.noisy_moments(0, policy.epsilon / most, secrets.randbelow).texts()
+        if policy.statistics_epsilon is not None:
+            return self.whole.noisy_moments(0, policy.statistics_epsilon / most, secrets.randbelow).texts()
         found = self.whole.input_moments(0)
         if min(found.counts) < least:
             return None

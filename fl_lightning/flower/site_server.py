@@ -192,7 +192,7 @@ class SiteServer:
         if not info.streams:
             self._limits.check_part("training", self._data.units("training"))
         info = self._outgoing.info(info, self._data.units)
-        if info.moments is not None and self._policy.epsilon is not None:
+        if info.moments is not None and self._policy.statistics_epsilon is not None:
             info = replace(info, moments=self._record.first_told(self._data.digest(), info.moments))
         elif info.moments is not None:
             self._record.tell_once("statistics", "the sums of its inputs", info.moments)

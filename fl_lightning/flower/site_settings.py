@@ -58,10 +58,11 @@ class SiteSettings:
         known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)
         require(known is not None, "device", "auto, cpu, cuda or cuda:NUMBER", self.device)
         schema = schema_of(self.datamodule)
-        if self.policy.epsilon is not None and not self.waits and (schema is None or not schema.bounded):
+        noise = self.policy.statistics_epsilon
+        if noise is not None and not self.waits and (schema is None or not schema.bounded):
             raise ConfigurationError(
-                f"'policy.epsilon' is {self.policy.epsilon:g}, but no column has a range in a schema, which noise needs. Set "
-                "'schema' of the datamodule, with 'minimum' and 'maximum' of its fields, or leave out 'policy.epsilon'."
+                f"'policy.statistics_epsilon' is {noise:g}, but no column has a range in a schema, which noise needs. Set "
+                "'schema' of the datamodule, with 'minimum' and 'maximum' of its fields, or leave it out."
             )
         refuse_parts({"datamodule": self.datamodule, "validation": self.validation, "test": self.test})
 
