@@ -28,26 +28,26 @@ ELSEWHERE = {
     "bash": "a tool with tests of its own",
     "eval": "a setting of the shell",
     ".": "an installation",
-    "torchrun": "several machines: tests/test_processes.py runs two nodes",
-    "srun": "several machines: tests/test_processes.py runs two nodes",
-    "export": "tests/test_personal.py runs it",
-    "serve": "tests/test_flower.py runs it",
-    "register": "tests/test_flower.py runs it",
-    "sites": "tests/test_flower.py runs it",
-    "site": "tests/test_flower.py runs it",
-    "compare": "tests/test_study_choices.py runs every study",
-    "report": "tests/test_compare.py runs it",
+    "torchrun": "several machines: tests/server/test_processes.py runs two nodes",
+    "srun": "several machines: tests/server/test_processes.py runs two nodes",
+    "export": "tests/options/test_personal.py runs it",
+    "serve": "tests/flower/test_flower.py runs it",
+    "register": "tests/flower/test_flower.py runs it",
+    "sites": "tests/flower/test_flower.py runs it",
+    "site": "tests/flower/test_flower.py runs it",
+    "compare": "tests/studies/test_study_choices.py runs every study",
+    "report": "tests/studies/test_compare.py runs it",
 }
 """Commands that are not run here, by their first word or subcommand, with the reason."""
 NEEDS = {
     "photos": "your own images",
     "data/table": "your own tables",
     "data/cells": "your own images",
-    "FlowerPool": "sites: tests/test_flower.py runs it",
+    "FlowerPool": "sites: tests/flower/test_flower.py runs it",
     "config.yaml": "the files of a run or a project that exist by then",
     "lora.yaml": "transformers and peft: tests/third_party runs it",
     "best_3.ckpt": "a checkpoint that the command before it writes",
-    "norm_bounded": "tests/test_docs.py runs it",
+    "norm_bounded": "tests/project/test_docs.py runs it",
 }
 """Words in a command that need something the page does not create."""
 ONE_RUN = ("after_training.md", "schema.md")
@@ -104,7 +104,7 @@ def little(words: list[str]) -> list[str]:
         return [*(flag for flag in QUIET if flag not in own), *own, "--trainer.max_epochs=1", "--trainer.logger=false"]
     given = [word for word in words if word.startswith("--")]
     small = [flag for flag in [*SMALL, *also(named[0].stem)] if flag.partition("=")[0] not in given]
-    ranks = ["--trainer.devices=1"] if "--trainer.devices" in given else []  # tests/test_processes.py has several
+    ranks = ["--trainer.devices=1"] if "--trainer.devices" in given else []  # tests/server/test_processes.py has several
     return [*small, *ranks, "--trainer.max_epochs=1", "--trainer.logger=false"]
 
 

@@ -5,8 +5,8 @@
     python tools/bits.py pairs.json --pairs                           # which settings are refused together, 2 minutes
     python tools/bits.py diff before.json after.json                  # one line for each difference; exit status 1 with any
 
-The algorithms are those of tests/algorithms.py. The ways are the engines, two ranks, clients that get everything as bytes, and
-a run that is resumed after two rounds.
+The algorithms are those of tests/support/algorithms.py. The ways are the engines, two ranks, clients that get everything as
+bytes, and a run that is resumed after two rounds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 sys.path.insert(0, str(Path(__file__).parent.parent))  # this version, not an installed one
 os.environ["OMP_NUM_THREADS"] = "1"
 

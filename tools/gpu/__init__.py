@@ -4,6 +4,6 @@ import sys
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
-for _folder in (_ROOT / "tests", _ROOT / "tools", _ROOT):
+for _folder in (_ROOT / "tests" / "support", _ROOT / "tools", _ROOT):
     if str(_folder) not in sys.path:
         sys.path.insert(0, str(_folder))

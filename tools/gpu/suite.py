@@ -16,7 +16,7 @@ _MARK = "torch.cuda.is_available()"
 
 def suite(setting: Setting, found: Findings) -> None:
     """Run them with pytest, and count; without a GPU they are collected and skipped."""
-    files = [str(path) for path in sorted((ROOT / "tests").glob("test_*.py")) if _MARK in path.read_text()]
+    files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if _MARK in path.read_text()]
     found["files"] = [Path(path).name for path in files]
     report = Path("suite.xml").resolve()
     command = [
@@ -34,7 +34,7 @@ def suite(setting: Setting, found: Findings) -> None:
     if not setting.small and importlib.util.find_spec("xdist"):
         command += ["--numprocesses=4"]
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
     }
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if not report.exists():

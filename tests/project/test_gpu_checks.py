@@ -13,7 +13,7 @@ from gpu.setting import Findings, NotRunError, Setting
 from gpu.suite import count_tests
 from gpu_wheels import lacking, present
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def checked(name: str) -> dict:

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import launching
 import numpy as np
 import pytest
 import shake
@@ -136,7 +137,7 @@ def test_the_key_is_in_no_file(monkeypatch, tmp_path):
 
 def test_two_ranks_hold_equal_weights(tmp_path):
     """Cohorts, noise at the server and in the steps: from one key, which the first rank sends."""
-    script = str(Path(__file__).with_name("run_private.py"))
+    script = str(Path(launching.__file__).with_name("run_private.py"))
     for mode in ("central", "examples"):
         folder = tmp_path / mode
         folder.mkdir()
@@ -162,7 +163,9 @@ def of_examples(steps_and_rates):
 @pytest.mark.parametrize("mode", MODES)
 def test_five_kills_in_one_round_are_paid_for(mode, tmp_path):
     """Four rounds, the third of which is begun six times: nine releases."""
-    launch([str(Path(__file__).with_name("run_private.py")), "--folder", str(tmp_path), "--mode", mode], 240, tmp_path)
+    launch(
+        [str(Path(launching.__file__).with_name("run_private.py")), "--folder", str(tmp_path), "--mode", mode], 240, tmp_path
+    )
     logged = torch.load(tmp_path / "rank0.pt", weights_only=True)["logged"]
     written = lines(tmp_path)
     assert [line["round"] for line in written] == [0, 1, *[2] * (len(MOMENTS) + 1), 3]

@@ -189,7 +189,7 @@ def test_simulation_2_on_full_mnist():
     """The table of AdaFed's Simulation 2 holds 10,110 of the 60,000 digits; the server's set is the whole test set."""
     import yaml
 
-    config = yaml.safe_load((Path(__file__).parent.parent / "configs" / "adafed_mnist.yaml").read_text())
+    config = yaml.safe_load((Path(__file__).parents[2] / "configs" / "adafed_mnist.yaml").read_text())
     table = config["data"]["partitioner"]["init_args"]["counts"]
     data = FederatedDataModule(MNISTDataModule(MNIST, source="mnist"), TablePartitioner(table))
     data.prepare_data()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import launching
 import numpy as np
 import pytest
 import shake
@@ -142,7 +143,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path):
 
 
 def test_ranks_have_the_same_bits_as_one_process(tmp_path):
-    script, found = str(Path(__file__).with_name("run_private.py")), {}
+    script, found = str(Path(launching.__file__).with_name("run_private.py")), {}
     for ranks in (1, 2):
         folder = tmp_path / str(ranks)
         folder.mkdir()

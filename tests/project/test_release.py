@@ -11,7 +11,7 @@ import yaml
 
 import fl_lightning
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "docs" / "deploy"
 
 if sys.version_info >= (3, 11):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 ADAFED = str(ROOT / "configs" / "adafed_mnist.yaml")
 # The same run on little: embedded digits, a dozen per client, a small network.
 SMALL = [

@@ -6,6 +6,7 @@ import csv
 import math
 from pathlib import Path
 
+import launching
 import pytest
 import torch
 from command_line import ADAFED, SMALL
@@ -215,7 +216,7 @@ def test_a_resumed_run_has_the_same_target(other, tmp_path):
 
 def test_ranks_solve_one_noise_and_five_kills_do_not_exceed_the_target(tmp_path):
     """Two ranks that run to the end; and a third round that is begun six times, of four that are planned."""
-    script = str(Path(__file__).with_name("run_private.py"))
+    script = str(Path(launching.__file__).with_name("run_private.py"))
     folder = tmp_path / "ranks"
     folder.mkdir()
     launch([script, "--folder", str(folder), "--mode", "targets", "--ranks", "2"], 120, folder, ranks=2)

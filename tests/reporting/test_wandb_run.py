@@ -68,7 +68,7 @@ def check_picture(path: Path, curves: dict[str, list]) -> None:
 
 
 def test_the_tool_that_draws_a_run_starts_as_it_is():
-    tool = Path(__file__).parents[1] / "tools" / "draw_wandb.py"
+    tool = Path(__file__).parents[2] / "tools" / "draw_wandb.py"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ended = subprocess.run([sys.executable, tool], env=environment, capture_output=True, text=True, check=False)
     assert ended.stderr == f"usage: python {tool} PICTURE.png RUN.wandb ...\n"
