@@ -204,6 +204,8 @@ class SiteLimits:
         policy = self._policy
         if not 0 <= task.round_idx < policy.max_rounds:
             raise RefusedError(f"Round {task.round_idx} is beyond this site's limit of {policy.max_rounds} rounds.")
+        if not 1 <= task.slowness < math.inf:
+            raise RefusedError(f"The turn has a slowness of {task.slowness:g}, which is not 1 or above.")
         plan = TurnPlan.of(task, settings.local)
         steps = plan.steps(batches, whole=False) / task.slowness
         epochs = float(plan.epochs)
@@ -214,9 +216,7 @@ class SiteLimits:
         if smallest is not None and steps < policy.min_steps:
             raise RefusedError(f"The turn has {steps:g} steps, but this site's 'policy.min_steps' is {policy.min_steps}.")
         noisy = _noise(settings.options, delivered=False) > 0
-        whole = (
-            steps if steps == math.inf else max(1, math.floor(steps))
-        )  # a slow client stops before a step that it does not end
+        whole = steps if math.isinf(steps) else max(1, int(steps))  # a slow client leaves out a step in part
         read = min(whole * plan.accumulate, batches)  # an epoch repeats no row, and the next one may repeat all
         if smallest is not None and not noisy and read < every and read * smallest < policy.min_examples:
             raise RefusedError(
