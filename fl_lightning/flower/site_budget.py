@@ -120,10 +120,10 @@ class SiteBudget:
                 "round": task.round_idx,
                 "release": asdict(release),
             }
-            content = file.read()
-            file.seek(content.rfind(b"\n") + 1)  # a line that a kill cut off was followed by no training
+            known = b"".join(one + b"\n" for one in _lines(file.read()))
+            file.seek(0)
+            file.write(known + json.dumps(line).encode() + b"\n")
             file.truncate()
-            file.write(json.dumps(line).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
         sync_folder(self._path.parent)
@@ -148,8 +148,9 @@ class SiteBudget:
 
 
 def _lines(content: bytes) -> list[bytes]:
-    """Return the complete lines."""
-    return content[: content.rfind(b"\n") + 1].splitlines()
+    """Return the lines, without a last one that a kill cut off; an editor may have left out only its end."""
+    whole, _, rest = content.rpartition(b"\n")
+    return [*whole.splitlines(), *([rest] if _entry(rest) is not None else [])]
 
 
 def _entry(line: bytes) -> Mapping[str, Any] | None:

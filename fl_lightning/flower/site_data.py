@@ -134,6 +134,14 @@ class SiteData:
             return self.size(part)
         return len(set(persons[indices[0]].tolist()))
 
+    def units_by_class(self) -> list[int]:
+        """Return the number of training persons of each class, or of rows if the data name no persons."""
+        persons, rows = self.whole.splits.persons, self.whole.indices[0]
+        if persons is None:
+            return [int(count) for count in self.whole.label_counts()[0]]
+        labels = self.whole.client_datasets.all_labels()[rows]
+        return [len(set(persons[rows][labels == label].tolist())) for label in range(self.whole.label_counts().shape[1])]
+
     def names(self, kind: str) -> tuple[str, ...] | None:
         """Return the names of the site's ``classes`` or ``feature_names``; None if its data have none."""
         return names_of(self.whole.client_datasets.source, kind) or names_of(self._datamodule, kind)

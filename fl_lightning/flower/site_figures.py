@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fl_lightning.flower.policy import Policy
@@ -62,7 +62,9 @@ def report_to_send(report: EvalReport, policy: Policy) -> EvalReport:
     return replace(report, value=rounded(report.value, policy.digits))
 
 
-def info_to_tell(info: ClientInfo, policy: Policy, units: Callable[[Part], int]) -> tuple[ClientInfo, list[str]]:
+def info_to_tell(
+    info: ClientInfo, policy: Policy, units: Callable[[Part], int], by_class: Sequence[int] = ()
+) -> tuple[ClientInfo, list[str]]:
     """Return what a site may tell about its data, and what it keeps because too few examples are behind it.
 
     A single count below the limit withholds the counts of all classes: with the number of examples, the others would tell it.
@@ -71,14 +73,15 @@ def info_to_tell(info: ClientInfo, policy: Policy, units: Callable[[Part], int])
         info: what the server would learn.
         policy: what the site allows.
         units: returns the number of persons of a part, or of rows if the data name no persons.
+        by_class: the number of persons, or rows, of each class, if the counts of classes are told.
     """
     least, kept = policy.min_examples, list[str]()
     small = {part for part in ("validation", "test") if 0 < units(part) < least}
     kept += [f"the {part} part, with fewer than {least} examples" for part in sorted(small)]
     counts, sampling = info.label_counts, info.sampling
     if sampling is not None and policy.examples == "rounded":  # an exact rate would tell the number of examples
-        sampling = sampling[0], min(1.0, math.ceil(100 * sampling[1]) / 100)
-    if counts is not None and any(0 < count < least for count in counts):
+        sampling = sampling[0], 2.0 ** -math.floor(-math.log2(sampling[1]))
+    if counts is not None and any(0 < count < least for count in by_class or counts):
         kept, counts = [*kept, f"the counts of classes, of which one is below {least}"], None
     return (
         replace(
@@ -106,9 +109,9 @@ class Outgoing:
         self._policy, self._say = policy, say
         self._known, self._count = set[str](), 0
 
-    def info(self, info: ClientInfo, units: Callable[[Part], int]) -> ClientInfo:
+    def info(self, info: ClientInfo, units: Callable[[Part], int], by_class: Sequence[int] = ()) -> ClientInfo:
         """Return what the site may tell about its data; see :func:`info_to_tell`."""
-        told, kept = info_to_tell(info, self._policy, units)
+        told, kept = info_to_tell(info, self._policy, units, by_class)
         self._note(kept)
         return told
 

@@ -186,6 +186,15 @@ class SiteLimits:
                     "'policy.evaluations', or its 'policy.min_noise' is above 0."
                 )
 
+    def check_steps(self, steps: int) -> None:
+        """Refuse to send an update of fewer steps than this site requires, however few it has done.
+
+        Raises:
+            RefusedError: naming the limit.
+        """
+        if steps < self._policy.min_steps:
+            raise RefusedError(f"The turn had {steps} steps, but this site's 'policy.min_steps' is {self._policy.min_steps}.")
+
     def check_turn(
         self, task: ClientTask, settings: ClientSettings, batches: float, smallest: int | None, every: float
     ) -> None:
@@ -215,18 +224,18 @@ class SiteLimits:
             raise RefusedError(f"The turn has {epochs:g} epochs, but this site's 'policy.max_epochs' is {policy.max_epochs}.")
         if smallest is not None and steps < policy.min_steps:
             raise RefusedError(f"The turn has {steps:g} steps, but this site's 'policy.min_steps' is {policy.min_steps}.")
-        noisy = _noise(settings.options, delivered=False) > 0
+        noisy = policy.min_noise > 0 and _noise(settings.options, delivered=False) >= policy.min_noise
         whole = steps if math.isinf(steps) else max(1, int(steps))  # a slow client leaves out a step in part
         read = min(whole * plan.accumulate, batches)  # an epoch repeats no row, and the next one may repeat all
         if smallest is not None and not noisy and read < every and read * smallest < policy.min_examples:
             raise RefusedError(
-                f"The turn reads {read * smallest:g} rows or persons at least, but this site's 'policy.min_examples' is "
-                f"{policy.min_examples}. Train longer, or on larger batches."
+                f"The turn may read fewer rows or persons than this site's 'policy.min_examples' of {policy.min_examples}. "
+                "Train longer, or on larger batches."
             )
         if smallest is not None and not noisy and smallest < policy.min_batch:
             raise RefusedError(
-                f"A batch has {smallest} rows or persons at least, but this site's 'policy.min_batch' is {policy.min_batch}. "
-                "The site's staff can choose a 'batch_size' that leaves no small rest."
+                f"A batch may have fewer rows or persons than this site's 'policy.min_batch' of {policy.min_batch}. The "
+                "site's staff can choose a 'batch_size' that leaves no small rest."
             )
 
 

@@ -120,11 +120,13 @@ class SiteRecord:
         """
         self._read()
         known, limit = self._known.get(federation), self._policy.federations
-        if known is not None and known["digest"] == digest and "withdrawn" not in known:
+        if known is not None and known["digest"] == digest and not known.keys() & {"withdrawn", "suspended"}:
             return
         why = ""
         if known is not None and "withdrawn" in known:
             why = f"This site has withdrawn from this federation on {known['withdrawn']}"
+        elif known is not None and "suspended" in known:
+            why = "A training of this federation has failed here, and whether one fails may tell of single rows"
         elif limit != "any" and known is not None:
             why = "The settings of this federation have changed since this site agreed to them"
         elif limit != "any" and len(self._known) >= limit:
@@ -134,6 +136,17 @@ class SiteRecord:
         since = known["since"] if known else _now()
         self._known[federation] = {"since": since, "turns": known["turns"] if known else 0, "digest": digest}
         self._write()
+
+    def suspend(self, federation: str) -> None:
+        """Take no further part in a federation until the staff agrees again."""
+        self._read()
+        self._known[federation]["suspended"] = True
+        self._withdraw_approvals(federation)
+        self._write()
+
+    def _withdraw_approvals(self, federation: str) -> None:
+        lines = [line for line in approvals(self._folder) if not line.startswith(federation)]
+        write_whole(self._folder / _APPROVED, json.dumps(lines).encode())
 
     def count_turns(self, federation: str, turns: int) -> None:
         """Count turns that the server orders, before they begin.
@@ -165,8 +178,7 @@ class SiteRecord:
         self._read()
         known = self._known.get(federation)
         self._known[federation] = {"since": _now(), "turns": 0, "digest": "", **(known or {}), "withdrawn": _now()}
-        lines = [line for line in approvals(self._folder) if not line.startswith(federation)]
-        write_whole(self._folder / _APPROVED, json.dumps(lines).encode())
+        self._withdraw_approvals(federation)
         self._write()
         return known is not None
 

@@ -132,8 +132,26 @@ class SiteServer:
             return f"{type(error).__name__}: {envelope.printable(error)}"
         return self._coded(error)
 
+    def _computed(self, work: _Work, order: ClientTask | EvalOrder) -> ClientUpdate | ClientFailure | EvalReport:
+        """Return the result of an order.
+
+        With a required noise, a failure ends the federation until the staff agrees: whether a training fails may depend on
+        single rows, and no noise covers that.
+        """
+        failed = True
+        try:
+            result = work.site.handle(order)
+            assert result is not None
+            failed = isinstance(result, ClientFailure)
+        finally:
+            if failed and self._policy.min_noise > 0:
+                self._record.suspend(work.federation)
+                self._work = None  # so that the next order asks for the staff's agreement
+        return result
+
     def _coded(self, error: BaseException) -> str:
         code = secrets.token_hex(4)
+        name = type(error).__name__ if self._policy.min_noise == 0 else "An error"
         text = "".join(traceback.format_exception(error))
         lines = "\n".join(map(envelope.printable, text.splitlines()))
         try:
@@ -141,9 +159,9 @@ class SiteServer:
                 file.write(f"--- code {code}\n{lines}\n")
         except OSError as full:
             self._say(f"{type(error).__name__} (code {code}): {error}. It cannot be written to errors.log: {full.strerror}.")
-            return f"{type(error).__name__} (code {code})"
+            return f"{name} (code {code})"
         self._say(f"{type(error).__name__} (code {code}): see {self._folder / 'errors.log'}")
-        return f"{type(error).__name__} (code {code}; its text is in the site's errors.log)"
+        return f"{name} (code {code}; its text is in the site's errors.log)"
 
     def _answer(self, parts: Parts) -> bytes:
         size = sum(map(len, parts.values()))
@@ -191,7 +209,8 @@ class SiteServer:
         info = self._data.info(self._name, self._policy, names[0], names[1], *wanted)
         if not info.streams:
             self._limits.check_part("training", self._data.units("training"))
-        info = self._outgoing.info(info, self._data.units)
+        by_class = () if info.label_counts is None else self._data.units_by_class()
+        info = self._outgoing.info(info, self._data.units, by_class)
         if info.moments is not None and self._policy.statistics_epsilon is not None:
             info = replace(info, moments=self._record.first_told(self._data.digest(), info.moments))
         elif info.moments is not None:
@@ -227,6 +246,8 @@ class SiteServer:
         store = SiteStore(self._folder, federation)
         built = build(contract, self._data, self._policy, self._device, self.told)
         self._limits.check_turn(ClientTask(client, 0), built.settings, *self._batches(built.settings.local))
+        if not self._data.whole.client_datasets.streams(0):
+            self._limits.check_part("training", self._data.units("training"))
         account = self._account()
         if account is not None:
             account.require_noise(built.settings, ClientTask(client, 0), self._data)
@@ -254,7 +275,8 @@ class SiteServer:
         known = work.model if model is None else model
         if orders and (known is None or known.version != asked.get("model_version")):
             return self._sent(work, envelope.reply(needs="model"), ())
-        self._record.count_turns(work.federation, sum(isinstance(order, ClientTask) for order in orders))
+        turns = (1 if isinstance(order, ClientTask) else len(order.tasks) for order in orders)
+        self._record.count_turns(work.federation, sum(turns))
         account = self._account()
         for order in orders:
             if account is not None and isinstance(order, ClientTask):
@@ -263,7 +285,10 @@ class SiteServer:
             work.site.handle(settlement)
         if model is not None:
             tensors, first = ({k: t.to(self._device) for k, t in each.items()} for each in (model.tensors, model.first))
-            work.site.handle(replace(model, tensors=tensors, first=first))
+            here = replace(model, tensors=tensors, first=first)
+            if self._policy.min_noise > 0:  # a check before the noise would tell of exact numbers whether it passes
+                here = replace(here, tolerates_broken=True, max_abs_weight=math.inf)
+            work.site.handle(here)
             work.model = model
         replies = [self._one(work, order) for order in orders]
         found = work.built.runtime.counts()
@@ -315,10 +340,10 @@ class SiteServer:
         require_order(order, resident.view(), resident.server.broadcast, client)
         settings = work.built.settings
         self._limits.check_buffers(settings.options, resident.view())
-        result = work.site.handle(order)
-        assert result is not None
+        result = self._computed(work, order)
         if isinstance(order, ClientTask):
             self._say(f"Round {order.round_idx}: {'failed' if isinstance(result, ClientFailure) else 'trained'}.")
         if isinstance(result, ClientUpdate):
             self._limits.check_part("training", result.num_examples)  # which a stream tells only now
+            self._limits.check_steps(result.num_steps)
         return self._outgoing.result(result)

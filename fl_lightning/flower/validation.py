@@ -114,6 +114,9 @@ def require_order(order: ClientTask | EvalOrder, state: ModelState, broadcast: M
     for task in tasks:
         if task.period < 0 or (task.epochs is not None and task.epochs < 0) or not 1 <= task.slowness < 1e9:
             raise WireError("The order has a period, epochs or slowness outside its range.")
+        place = task.progress
+        if place is not None and not 0 <= place.turn < 10**9:
+            raise WireError("The order has a place in the training outside its range.")
         if task.pull is not None:
             _require_vector(task.pull.anchor, state.num_parameters, "anchor")
     start = order.start if isinstance(order, ClientTask) else order.model

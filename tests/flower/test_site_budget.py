@@ -13,8 +13,6 @@ import pandas as pd
 import pytest
 import yaml
 from dp_accounting.pld import PLDAccountant
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sites_over_bytes import NAMES, configuration, federate, prepare, start_site, table
 from test_epsilon import gaussian_epsilon
 from test_site_policy import told
@@ -33,9 +31,14 @@ DELTA = 1e-5
 # ---------------------------------------------------------------- the sum of unlike releases
 
 
-@settings(max_examples=20, deadline=None)
-@given(
-    parts=st.lists(st.tuples(st.floats(0.6, 4), st.floats(0.01, 1), st.integers(1, 200)), min_size=1, max_size=3),
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [(1.0, 0.1, 50)],
+        [(0.7, 0.02, 100), (2.0, 0.3, 40)],
+        [(1.2, 0.05, 30), (1.2, 1.0, 3), (4.0, 1.0, 9)],
+        [(3.0, 0.5, 200), (0.6, 0.01, 5)],
+    ],
 )
 def test_epsilon_of_unlike_steps_is_that_of_another_accountant(parts):
     accountant = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
@@ -272,3 +275,13 @@ def test_a_site_that_draws_its_own_batches_is_named(tmp_path, monkeypatch, capsy
     with pytest.raises(SystemExit):
         federate(configuration(local={"threads": 1, "privacy": {"noise_multiplier": 2.0, "max_grad_norm": 1.0}}))
     assert "but site south trains on a stream" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_last_line_without_its_end_counts(site, tmp_path):  # noqa: F811
+    """As an editor leaves it."""
+    site = budgeted(tmp_path, max_epsilon=100.0)
+    train(site, "a")
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    train(site, "b")
+    assert len(entries(tmp_path)) == 2

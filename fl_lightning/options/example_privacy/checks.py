@@ -60,12 +60,28 @@ def check_module(precision: str, module: LightningModule) -> None:
     found += [str(error) for error in ModuleValidator.validate(module) if not found and module.training]
     if not module.automatic_optimization:
         found.append(f"{type(module).__name__} optimizes manually")
+    found += [
+        f"{name or 'the loss'} ({type(part).__name__}: {why})"
+        for name, part in module.named_modules()
+        if (why := _no_mean(part))
+    ]
     if found:
         raise ConfigurationError(
             f"{_NAME} cannot separate an example's gradient from the others: {'; '.join(found[:3])}. Use "
             "GroupNorm instead of BatchNorm, layers that Opacus supports (its DPLSTM for LSTM), 'federation.local.proximal_mu' "
             f"instead of ProximalLoss, and automatic optimization, or remove {_NAME}."
         )
+
+
+def _no_mean(part: nn.Module) -> str:
+    """Return why a loss of torch is no mean over examples, in which one example would change the shares of the others."""
+    if not isinstance(part, nn.modules.loss._Loss):
+        return ""
+    if part.reduction != "mean":
+        return f"reduction '{part.reduction}' instead of 'mean'"
+    if getattr(part, "weight", None) is not None:
+        return "class weights, by whose sum the loss is divided"
+    return "'ignore_index', which changes the number of examples" if getattr(part, "ignore_index", -1) >= 0 else ""
 
 
 def _mixes(part: nn.Module) -> bool:

@@ -110,6 +110,8 @@ class PrivateSteps(Callback, ClientHooks):
                 )
             if self._persons is None:
                 parameter.grad_sample = parameter.grad_sample[:0]
+            # Clipping leaves what is not finite, and one such example would show in the model whatever the noise.
+            parameter.grad_sample = torch.nan_to_num(parameter.grad_sample, nan=0.0, posinf=0.0, neginf=0.0)
         lengths = {len(parameter.grad_sample) for parameter in private.params}
         if len(lengths) > 1:
             raise ConfigurationError(
