@@ -86,8 +86,6 @@ def outputs_of(code: str) -> list[dict]:
     pytest.importorskip("ipykernel")
     start = "import sys; sys.modules['ipywidgets'] = None; sys.path.append('tests/support')\n"
     cells = [nbformat.v4.new_code_cell(start + code)]
-        nbformat.v4.new_code_cell("import sys; sys.modules['ipywidgets'] = None; sys.path.append('tests/support')\n" + code)
-    ]
     made = nbformat.v4.new_notebook(cells=cells)
     client = nbclient.NotebookClient(made, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}})
     return client.execute().cells[0].outputs
