@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import sys
 
 import lightning as L
@@ -43,6 +44,7 @@ from fl_lightning import (
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.functional import epsilon_of_clients
 from fl_lightning.functional.keyed_noise import SecretKey
+from fl_lightning.options.example_privacy.checks import check_module
 from fl_lightning.transforms import Message, Sender
 
 NO_NOISE = 1e-9
@@ -591,3 +593,21 @@ def test_clipping_alone_is_clipping_without_noise():
         finals.append(weights(module))
     for name, value in finals[0].items():
         torch.testing.assert_close(finals[1][name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "why"),
+    [
+        (torch.nn.CrossEntropyLoss(ignore_index=0), "'ignore_index', which changes the number of examples"),
+        (torch.nn.CrossEntropyLoss(reduction="sum"), "reduction 'sum' instead of 'mean'"),
+        (torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0])), "class weights, by whose sum the loss is divided"),
+    ],
+)
+def test_a_loss_that_is_no_mean_over_examples_is_refused(loss, why):
+    """One example changed the clipped sum by 1.25 norms, with 'ignore_index'."""
+    module = Plain()
+    module.loss = loss
+    with pytest.raises(ConfigurationError, match=re.escape(why)):
+        check_module("32-true", module)
+    module.loss = torch.nn.CrossEntropyLoss()
+    check_module("32-true", module)

@@ -74,11 +74,12 @@ def check_module(precision: str, module: LightningModule) -> None:
 
 
 def _no_mean(part: nn.Module) -> str:
-    """Return why a loss of torch is no mean over examples, in which one example would change the shares of the others."""
-    if not isinstance(part, nn.modules.loss._Loss):
+    """Return why a loss is no mean over examples, in which one example would change the shares of the others."""
+    reduction = getattr(part, "reduction", None)
+    if not isinstance(reduction, str):  # which torch's losses have
         return ""
-    if part.reduction != "mean":
-        return f"reduction '{part.reduction}' instead of 'mean'"
+    if reduction != "mean":
+        return f"reduction '{reduction}' instead of 'mean'"
     if getattr(part, "weight", None) is not None:
         return "class weights, by whose sum the loss is divided"
     return "'ignore_index', which changes the number of examples" if getattr(part, "ignore_index", -1) >= 0 else ""
