@@ -57,7 +57,8 @@ napoleon_use_ivar = True
 napoleon_use_rtype = False
 nitpicky = True
 _ELSEWHERE = (
-    "abc|collections|dict|hashlib|jsonargparse|lightning|numpy|pathlib|random|torch|torchmetrics|torchvision|typing|wandb"
+    "abc|collections|dict|fractions|hashlib|jsonargparse|lightning|numpy|pathlib|random|torch|torchmetrics|torchvision"
+    "|typing|wandb"
 )
 nitpick_ignore_regex = [
     ("py:.*", rf"({_ELSEWHERE})\b.*"),  # documented elsewhere; a build must not need a network
