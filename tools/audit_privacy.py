@@ -3,7 +3,7 @@
     python tools/audit_privacy.py                    # the table of docs/privacy.md, two minutes
     python tools/audit_privacy.py --canaries 200
 
-A canary is an example, or a client, whose gradient points in a direction of its own, and is clipped in every step: nobody's
+A canary is an example, or a client, whose gradient points in a direction of its own, and is clipped in every step: no other
 influence on the model is larger, or easier to see. The attacker sees the model after the last round, and guesses for the third
 of the canaries of which it is surest whether they took part (examples), or in which of two forms (clients). The bound from
 below holds with 95 % (Steinke, Nasr and Jagielski 2023), and cannot exceed 5.8 for 1,000 canaries.

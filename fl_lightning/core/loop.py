@@ -20,13 +20,13 @@ class ChainRun:
         tasks: the tasks of its clients, in order, all with the start of the first one.
         updates: the updates of the clients that have trained, in order; the last one carries the model for the server.
         failures: the failures of the other clients, each with its own cause.
+        trained: the task of the last update; None without one.
     """
 
     tasks: Sequence[ClientTask]
     updates: list[ClientUpdate] = field(default_factory=list)
     failures: list[ClientFailure] = field(default_factory=list)
-    _current: ClientTask | None = None
-    _trained: ClientTask | None = None
+    trained: ClientTask | None = None
 
     def next(self) -> ClientTask | None:
         """Return the next task, which starts from the last model of the chain; None at its end."""
@@ -34,26 +34,15 @@ class ChainRun:
         if done == len(self.tasks):
             return None
         task = self.tasks[done]
-        self._current = replace(task, start=self.updates[-1].snapshot) if self.updates else task
-        return self._current
+        return replace(task, start=self.updates[-1].snapshot) if self.updates else task
 
-    def take(self, result: ClientUpdate | ClientFailure) -> None:
-        """Add a result; only the last update keeps its model."""
+    def take(self, task: ClientTask, result: ClientUpdate | ClientFailure) -> None:
+        """Add the result of a task; only the last update keeps its model."""
         if isinstance(result, ClientFailure):
             self.failures.append(result)
             return
         self.updates = [*(earlier.without_state() for earlier in self.updates), result]
-        self._trained = self._current
-
-    @property
-    def last_trained(self) -> ClientTask | None:
-        """Return the task of the last update; None without one."""
-        return self._trained
-
-    @property
-    def passes_on(self) -> bool:
-        """Return whether the last result is an update."""
-        return self._current is not None and self._current is self._trained
+        self.trained = task
 
 
 class Loop:
@@ -82,37 +71,37 @@ class Loop:
         Raises:
             ClientError: if a client fails and the policy is ``fatal``.
         """
-        running: dict[int, ChainRun] = {}
+        running: dict[int, tuple[ChainRun, ClientTask]] = {}
         for chain in self._pool.mine(chains, scored):
             self._submit(ChainRun(chain), running)
         return self._done(running)
 
-    def _done(self, running: dict[int, ChainRun]) -> Iterator[ChainRun]:
+    def _done(self, running: dict[int, tuple[ChainRun, ClientTask]]) -> Iterator[ChainRun]:
         for result in self._pool.results():
-            chain = running.pop(result.client)
-            chain.take(result)
-            del result  # it holds a model, which must not stay in memory while the next client trains
-            if not self._submit(chain, running):
+            chain, task = running.pop(result.client)
+            chain.take(task, result)
+            trained = isinstance(result, ClientUpdate)
+            del result, task  # they hold models, which must not stay in memory while the next client trains
+            if not self._submit(chain, running, trained):
                 yield from self._delivered(chain)
             del chain
 
-    def _submit(self, chain: ChainRun, running: dict[int, ChainRun]) -> bool:
-        """Submit the next task of a chain; return False at its end."""
-        passes_on = chain.passes_on
+    def _submit(self, chain: ChainRun, running: dict[int, tuple[ChainRun, ClientTask]], trained: bool = False) -> bool:
+        """Submit the next task of a chain, whose last client may just have trained; return False at its end."""
         task = chain.next()
         if task is None:
             return False
-        if passes_on:
+        if trained:
             self._passes_on(chain.updates[-1])
-        running[task.client] = chain
+        running[task.client] = chain, task
         self._pool.submit(task)
         return True
 
     def _delivered(self, chain: ChainRun) -> Iterator[ChainRun]:
         """Yield a chain with its last update as the server receives it, unless this update waits."""
-        if chain.last_trained is not None and chain.tasks[-1].delivers:
+        if chain.trained is not None and chain.tasks[-1].delivers:
             try:
-                last = self._pool.deliver(chain.last_trained, chain.updates[-1])
+                last = self._pool.deliver(chain.trained, chain.updates[-1])
             except ClientError as error:
                 if not self._skips or not is_clients_fault(error):
                     raise

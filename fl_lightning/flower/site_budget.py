@@ -58,8 +58,11 @@ class SiteBudget:
         Raises:
             ConfigurationError: if the file cannot be read as an account, or counts something else for these data.
         """
+        return self._releases(self._path.read_bytes())
+
+    def _releases(self, content: bytes) -> list[tuple[str, Release]]:
         found = []
-        for number, line in enumerate(_lines(self._path.read_bytes()), 1):
+        for number, line in enumerate(_complete(content).splitlines(), 1):
             entry = _entry(line)
             if entry is None:
                 raise ConfigurationError(f"Line {number} of the account '{self._path}' cannot be read. Restore it from a copy.")
@@ -104,7 +107,8 @@ class SiteBudget:
         """
         release, budget = self.require_noise(settings, task, data), self._budget
         with self._path.open("r+b") as file, waiting_for(file):
-            before = [known for _, known in self.releases()]
+            known = file.read()
+            before = [one for _, one in self._releases(known)]
             if epsilon_of_releases([*before, release], budget.delta) > budget.max_epsilon:
                 raise RefusedError(
                     f"The order would raise epsilon of this site's {budget.protects}, over all federations, above its "
@@ -120,9 +124,9 @@ class SiteBudget:
                 "round": task.round_idx,
                 "release": asdict(release),
             }
-            known = b"".join(one + b"\n" for one in _lines(file.read()))
-            file.seek(0)
-            file.write(known + json.dumps(line).encode() + b"\n")
+            complete = _complete(known)
+            file.seek(min(len(known), len(complete)))
+            file.write(complete[len(known) :] + json.dumps(line).encode() + b"\n")
             file.truncate()
             file.flush()
             os.fsync(file.fileno())
@@ -147,10 +151,10 @@ class SiteBudget:
         ]
 
 
-def _lines(content: bytes) -> list[bytes]:
-    """Return the lines, without a last one that a kill cut off; an editor may have left out only its end."""
-    whole, _, rest = content.rpartition(b"\n")
-    return [*whole.splitlines(), *([rest] if _entry(rest) is not None else [])]
+def _complete(content: bytes) -> bytes:
+    """Return the lines without a last one that a kill cut off; if an editor has left out only its end, with that."""
+    end = content.rfind(b"\n") + 1
+    return content[:end] if _entry(content[end:]) is None else content + b"\n"
 
 
 def _entry(line: bytes) -> Mapping[str, Any] | None:

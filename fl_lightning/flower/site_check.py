@@ -51,9 +51,8 @@ def _data(arguments: argparse.Namespace) -> str:
         _print_comparison(settings, schema)
         data = SiteData(settings)
         info = data.info(arguments.name, settings.policy, statistics=True, histograms=True)
-        if not info.streams:
-            SiteLimits(settings.policy).check_part("training", data.units("training"))
-        info, kept = info_to_tell(info, settings.policy, data.units)
+        SiteLimits(settings.policy).check_training(data)
+        info, kept = info_to_tell(info, settings.policy, data)
     training = "a stream, whose length it learns in each round" if info.streams else f"{info.num_examples} training examples"
     lines = [f"the server would learn the name '{info.name}', {training}"]
     lines += [f"{info.num_validation} validation and {info.num_test} test examples"]

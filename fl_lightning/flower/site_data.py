@@ -121,6 +121,11 @@ class SiteData:
         return 0 if found is None else int(found.sizes[0])
 
     @property
+    def streams(self) -> bool:
+        """Return whether the site trains on a stream without a length."""
+        return self.whole.client_datasets.streams(0)
+
+    @property
     def names_persons(self) -> bool:
         """Return whether the data name persons, who may have several rows."""
         return self.whole.splits.persons is not None
@@ -173,7 +178,7 @@ class SiteData:
             label_counts=counts,
             num_validation=self.size("validation"),
             num_test=self.size("test"),
-            streams=self.whole.client_datasets.streams(0),
+            streams=self.streams,
             evaluations=() if policy.min_noise > 0 else tuple(policy.evaluations),
             classes=compared(own[0], classes),
             features=compared(own[1], features),
@@ -188,7 +193,7 @@ class SiteData:
     def _sampling(self) -> tuple[int, float] | None:
         if self.whole.client_datasets.size_is_unknown(0) or self.whole.client_datasets.source.batch_size is None:
             return None
-        batches = self.whole.poisson_batches(0, False, lambda batch, count: torch.zeros(count))  # which nobody draws
+        batches = self.whole.poisson_batches(0, False, lambda batch, count: torch.zeros(count))  # only counted
         return len(batches), batches.rate
 
     def _moments(self, policy: Policy) -> tuple[tuple[str, ...], ...] | None:

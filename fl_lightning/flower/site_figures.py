@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from fl_lightning.flower.policy import Policy
 from fl_lightning.messages import ClientInfo, EvalReport, Part
 from fl_lightning.types import ClientFailure, ClientUpdate
+
+if TYPE_CHECKING:
+    from fl_lightning.flower.site_data import SiteData
 
 LOSS = "train_loss"
 """The name in ``policy.metrics`` of the mean training loss, which every update has."""
@@ -62,9 +66,7 @@ def report_to_send(report: EvalReport, policy: Policy) -> EvalReport:
     return replace(report, value=rounded(report.value, policy.digits))
 
 
-def info_to_tell(
-    info: ClientInfo, policy: Policy, units: Callable[[Part], int], by_class: Sequence[int] = ()
-) -> tuple[ClientInfo, list[str]]:
+def info_to_tell(info: ClientInfo, policy: Policy, data: SiteData) -> tuple[ClientInfo, list[str]]:
     """Return what a site may tell about its data, and what it keeps because too few examples are behind it.
 
     A single count below the limit withholds the counts of all classes: with the number of examples, the others would tell it.
@@ -72,16 +74,16 @@ def info_to_tell(
     Args:
         info: what the server would learn.
         policy: what the site allows.
-        units: returns the number of persons of a part, or of rows if the data name no persons.
-        by_class: the number of persons, or rows, of each class, if the counts of classes are told.
+        data: the site's data, for the numbers of persons.
     """
     least, kept = policy.min_examples, list[str]()
-    small = {part for part in ("validation", "test") if 0 < units(part) < least}
+    parts: tuple[Part, ...] = ("validation", "test")
+    small = {part for part in parts if 0 < data.units(part) < least}
     kept += [f"the {part} part, with fewer than {least} examples" for part in sorted(small)]
     counts, sampling = info.label_counts, info.sampling
     if sampling is not None and policy.examples == "rounded":  # an exact rate would tell the number of examples
         sampling = sampling[0], 2.0 ** -math.floor(-math.log2(sampling[1]))
-    if counts is not None and any(0 < count < least for count in by_class or counts):
+    if counts is not None and any(0 < count < least for count in data.units_by_class()):
         kept, counts = [*kept, f"the counts of classes, of which one is below {least}"], None
     return (
         replace(
@@ -109,9 +111,9 @@ class Outgoing:
         self._policy, self._say = policy, say
         self._known, self._count = set[str](), 0
 
-    def info(self, info: ClientInfo, units: Callable[[Part], int], by_class: Sequence[int] = ()) -> ClientInfo:
+    def info(self, info: ClientInfo, data: SiteData) -> ClientInfo:
         """Return what the site may tell about its data; see :func:`info_to_tell`."""
-        told, kept = info_to_tell(info, self._policy, units, by_class)
+        told, kept = info_to_tell(info, self._policy, data)
         self._note(kept)
         return told
 

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import LightningModule
 
 from fl_lightning.clients.client_settings import ClientSettings
+from fl_lightning.clients.engines.fabric.optimizer import batches_per_epoch
 from fl_lightning.clients.training.turn import TurnPlan
 from fl_lightning.core.option import OptionSettings
 from fl_lightning.errors import ConfigurationError
@@ -19,6 +20,9 @@ from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ClientTask, EvalOrder, Part
+
+if TYPE_CHECKING:
+    from fl_lightning.flower.site_data import SiteData
 
 
 class SiteLimits:
@@ -98,6 +102,15 @@ class SiteLimits:
                 )
             self.check_part(part, units(part))
 
+    def check_training(self, data: SiteData) -> None:
+        """Refuse a training part with fewer persons or rows than this site requires; a stream tells its size only later.
+
+        Raises:
+            RefusedError: naming the limit.
+        """
+        if not data.streams:
+            self.check_part("training", data.units("training"))
+
     def check_part(self, part: Part, units: int) -> None:
         """Refuse to compute a figure or an update from fewer persons or rows than this site requires behind one.
 
@@ -151,17 +164,13 @@ class SiteLimits:
 
     # ---------------------------------------------------------------- orders
 
-    def check_order(
-        self, order: ClientTask | EvalOrder, settings: ClientSettings, batches: float, smallest: int, every: float
-    ) -> None:
+    def check_order(self, order: ClientTask | EvalOrder, settings: ClientSettings, data: SiteData) -> None:
         """Refuse rounds, evaluations, turns, and models without noise that this site does not allow.
 
         Args:
             order: the order.
             settings: the settings, some of whose options cover also models that pass no transforms.
-            batches: the number of batches in one of the site's epochs; inf if it is unknown.
-            smallest: the number of rows (or persons) in the smallest of them.
-            every: the number of batches of an epoch that the server does not shorten.
+            data: the site's data.
 
         Raises:
             RefusedError: naming the limit.
@@ -177,7 +186,7 @@ class SiteLimits:
         for task in (order,) if isinstance(order, ClientTask) else order.tasks:
             local = settings.local if own is None else replace(settings.local, max_epochs=own, max_steps=-1)
             turn = replace(settings, local=local)
-            self.check_turn(task, turn, batches, None if isinstance(order, EvalOrder) else smallest, every)
+            self.check_turn(task, turn, data, leaves=isinstance(order, ClientTask))
         if isinstance(order, EvalOrder):
             allowed = () if policy.min_noise > 0 else policy.evaluations
             if order.part not in allowed:
@@ -185,6 +194,7 @@ class SiteLimits:
                     f"This site does not allow evaluation on its {order.part} examples: '{order.part}' is not in its "
                     "'policy.evaluations', or its 'policy.min_noise' is above 0."
                 )
+            self.check_part(order.part, data.units(order.part))
 
     def check_steps(self, steps: int) -> None:
         """Refuse to send an update of fewer steps than this site requires, however few it has done.
@@ -195,17 +205,14 @@ class SiteLimits:
         if steps < self._policy.min_steps:
             raise RefusedError(f"The turn had {steps} steps, but this site's 'policy.min_steps' is {self._policy.min_steps}.")
 
-    def check_turn(
-        self, task: ClientTask, settings: ClientSettings, batches: float, smallest: int | None, every: float
-    ) -> None:
+    def check_turn(self, task: ClientTask, settings: ClientSettings, data: SiteData, leaves: bool = True) -> None:
         """Refuse a turn with more epochs, fewer steps, or smaller batches than this site allows.
 
         Args:
             task: the turn.
             settings: the settings of the clients.
-            batches: the number of batches in one of the site's epochs; inf if it is unknown.
-            smallest: the number of rows (or persons) in the smallest of them; None if the trained model does not leave.
-            every: the number of batches of an epoch that the server does not shorten.
+            data: the site's data.
+            leaves: whether the trained model leaves the site.
 
         Raises:
             RefusedError: naming the limit.
@@ -215,6 +222,8 @@ class SiteLimits:
             raise RefusedError(f"Round {task.round_idx} is beyond this site's limit of {policy.max_rounds} rounds.")
         if not 1 <= task.slowness < math.inf:
             raise RefusedError(f"The turn has a slowness of {task.slowness:g}, which is not 1 or above.")
+        every, smallest = data.batches(settings.local.full_batch)
+        batches = every if every == math.inf else batches_per_epoch(int(every), settings.local, False)
         plan = TurnPlan.of(task, settings.local)
         steps = plan.steps(batches, whole=False) / task.slowness
         epochs = float(plan.epochs)
@@ -222,17 +231,23 @@ class SiteLimits:
             epochs = math.inf if batches == math.inf else plan.max_steps / math.ceil(batches / plan.accumulate)
         if not epochs <= policy.max_epochs:
             raise RefusedError(f"The turn has {epochs:g} epochs, but this site's 'policy.max_epochs' is {policy.max_epochs}.")
-        if smallest is not None and steps < policy.min_steps:
+        if leaves and steps < policy.min_steps:
             raise RefusedError(f"The turn has {steps:g} steps, but this site's 'policy.min_steps' is {policy.min_steps}.")
-        noisy = policy.min_noise > 0 and _noise(settings.options, delivered=False) >= policy.min_noise
         whole = steps if math.isinf(steps) else max(1, int(steps))  # a slow client leaves out a step in part
         read = min(whole * plan.accumulate, batches)  # an epoch repeats no row, and the next one may repeat all
-        if smallest is not None and not noisy and read < every and read * smallest < policy.min_examples:
+        noisy = policy.min_noise > 0 and _noise(settings.options, delivered=False) >= policy.min_noise
+        if leaves and not noisy:
+            self._check_rows(math.inf if read >= every else read * smallest, smallest)
+
+    def _check_rows(self, read: float, smallest: int) -> None:
+        """Refuse a turn that may read too few rows (or persons), in all or in its smallest batch."""
+        policy = self._policy
+        if read < policy.min_examples:
             raise RefusedError(
                 f"The turn may read fewer rows or persons than this site's 'policy.min_examples' of {policy.min_examples}. "
                 "Train longer, or on larger batches."
             )
-        if smallest is not None and not noisy and smallest < policy.min_batch:
+        if smallest < policy.min_batch:
             raise RefusedError(
                 f"A batch may have fewer rows or persons than this site's 'policy.min_batch' of {policy.min_batch}. The "
                 "site's staff can choose a 'batch_size' that leaves no small rest."

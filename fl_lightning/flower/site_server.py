@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import secrets
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import Any
 
 import torch
 
-from fl_lightning.clients.engines.fabric.optimizer import batches_per_epoch
 from fl_lightning.clients.site import Site
 from fl_lightning.errors import WireError
 from fl_lightning.flower import envelope
@@ -24,13 +21,13 @@ from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.flower.server_schema import keep_schema
 from fl_lightning.flower.site_budget import SiteBudget
 from fl_lightning.flower.site_data import SiteData
+from fl_lightning.flower.site_errors import SiteErrors
 from fl_lightning.flower.site_figures import Outgoing
 from fl_lightning.flower.site_limits import SiteLimits
 from fl_lightning.flower.site_record import SiteRecord, digest_of
 from fl_lightning.flower.site_state import SiteStore, require_id
 from fl_lightning.flower.validation import require_message, require_model, require_order
 from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, RoundCommit, ServerModel
-from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.wire import from_bytes
 
@@ -72,15 +69,19 @@ class SiteServer:
         say: Callable[[str], None] = print,
         load: Callable[[Path], SiteData] | None = None,
     ) -> None:
-        self._name, self._loaded, self._policy, self._folder = name, data, policy, folder
+        self._name, self._policy, self._folder = name, policy, folder
         self._device, self._print, self._load = device, say, load
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._audit, self._record = AuditLog(folder / "audit.jsonl"), SiteRecord(folder, policy, name)
         self._limits = SiteLimits(policy)
         self._outgoing = Outgoing(policy, self._say)
-        if data is not None:
-            self._account()
+        self._errors = SiteErrors(folder, self._say, uniform=policy.min_noise > 0)
         self._work: _Work | None = None
+        self._take_data(data)
+
+    def _take_data(self, data: SiteData | None) -> None:
+        budget, self._loaded = self._policy.budget, data
+        self._account = None if budget is None or data is None else SiteBudget(budget, data.names_persons)
 
     @property
     def _data(self) -> SiteData:
@@ -96,11 +97,6 @@ class SiteServer:
             )
         return self._loaded
 
-    def _account(self) -> SiteBudget | None:
-        """Return the account of the privacy of the site's data, if it has a budget."""
-        budget = self._policy.budget
-        return None if budget is None else SiteBudget(budget, self._data.names_persons)
-
     def _say(self, line: str) -> None:
         self._print(envelope.printable(line))
 
@@ -115,53 +111,12 @@ class SiteServer:
         try:
             return self._answer(parts)
         except (Exception, SystemExit) as error:  # a library may end the process, as parsers do
-            reply = envelope.reply(error=self.told(error))
+            reply = envelope.reply(error=self._errors.told(error))
             try:
                 self._audit.record("out", "error", reply, (), error=type(error).__name__)
             except Exception:  # a full disk
-                return envelope.reply(error=self._coded(error))
+                return envelope.reply(error=self._errors.coded(error))
             return reply
-
-    def told(self, error: BaseException) -> str:
-        """Return what the server learns of an error, and write the rest to the site's log.
-
-        The text of an error is told only if it is about the server's own message.
-        """
-        if isinstance(error, RefusedError | WireError):
-            self._say(f"Refused: {error}")
-            return f"{type(error).__name__}: {envelope.printable(error)}"
-        return self._coded(error)
-
-    def _computed(self, work: _Work, order: ClientTask | EvalOrder) -> ClientUpdate | ClientFailure | EvalReport:
-        """Return the result of an order.
-
-        With a required noise, a failure ends the federation until the staff agrees: whether a training fails may depend on
-        single rows, and no noise covers that.
-        """
-        failed = True
-        try:
-            result = work.site.handle(order)
-            assert result is not None
-            failed = isinstance(result, ClientFailure)
-        finally:
-            if failed and self._policy.min_noise > 0:
-                self._record.suspend(work.federation)
-                self._work = None  # so that the next order asks for the staff's agreement
-        return result
-
-    def _coded(self, error: BaseException) -> str:
-        code = secrets.token_hex(4)
-        name = type(error).__name__ if self._policy.min_noise == 0 else "An error"
-        text = "".join(traceback.format_exception(error))
-        lines = "\n".join(map(envelope.printable, text.splitlines()))
-        try:
-            with open(self._folder / "errors.log", "a", encoding="utf-8") as file:
-                file.write(f"--- code {code}\n{lines}\n")
-        except OSError as full:
-            self._say(f"{type(error).__name__} (code {code}): {error}. It cannot be written to errors.log: {full.strerror}.")
-            return f"{name} (code {code})"
-        self._say(f"{type(error).__name__} (code {code}): see {self._folder / 'errors.log'}")
-        return f"{name} (code {code}; its text is in the site's errors.log)"
 
     def _answer(self, parts: Parts) -> bytes:
         size = sum(map(len, parts.values()))
@@ -198,7 +153,7 @@ class SiteServer:
             raise WireError("The request does not say whether it asks for statistics and histograms.")
         schema = keep_schema(self._folder, self._policy, asked.get("schema", ""))
         if self._loaded is None and schema is not None and self._load is not None:
-            self._loaded = self._load(schema)
+            self._take_data(self._load(schema))
             self._say(f"The tables are read as the server's schema says, which is {schema}.")
         if self._data.needs_schema and not asked.get("schema"):
             raise RefusedError(
@@ -207,10 +162,8 @@ class SiteServer:
             )
         self._take_number(client)
         info = self._data.info(self._name, self._policy, names[0], names[1], *wanted)
-        if not info.streams:
-            self._limits.check_part("training", self._data.units("training"))
-        by_class = () if info.label_counts is None else self._data.units_by_class()
-        info = self._outgoing.info(info, self._data.units, by_class)
+        self._limits.check_training(self._data)
+        info = self._outgoing.info(info, self._data)
         if info.moments is not None and self._policy.statistics_epsilon is not None:
             info = replace(info, moments=self._record.first_told(self._data.digest(), info.moments))
         elif info.moments is not None:
@@ -244,13 +197,11 @@ class SiteServer:
         require_id(federation)
         self._record.admit(federation, digest)
         store = SiteStore(self._folder, federation)
-        built = build(contract, self._data, self._policy, self._device, self.told)
-        self._limits.check_turn(ClientTask(client, 0), built.settings, *self._batches(built.settings.local))
-        if not self._data.whole.client_datasets.streams(0):
-            self._limits.check_part("training", self._data.units("training"))
-        account = self._account()
-        if account is not None:
-            account.require_noise(built.settings, ClientTask(client, 0), self._data)
+        built = build(contract, self._data, self._policy, self._device, self._errors.told)
+        self._limits.check_turn(ClientTask(client, 0), built.settings, self._data)
+        self._limits.check_training(self._data)
+        if self._account is not None:
+            self._account.require_noise(built.settings, ClientTask(client, 0), self._data)
         site = Site(built.runtime)
         kept = store.load()
         if kept is not None:
@@ -277,10 +228,9 @@ class SiteServer:
             return self._sent(work, envelope.reply(needs="model"), ())
         turns = (1 if isinstance(order, ClientTask) else len(order.tasks) for order in orders)
         self._record.count_turns(work.federation, sum(turns))
-        account = self._account()
         for order in orders:
-            if account is not None and isinstance(order, ClientTask):
-                account.charge(work.federation, order, work.built.settings, self._data)
+            if self._account is not None and isinstance(order, ClientTask):
+                self._account.charge(work.federation, order, work.built.settings, self._data)
         for settlement in settlements:
             work.site.handle(settlement)
         if model is not None:
@@ -304,14 +254,7 @@ class SiteServer:
         settings = work.built.settings
         for order in orders:
             require_message(order, ClientTask, EvalOrder)
-            self._limits.check_order(order, settings, *self._batches(settings.local))
-            if isinstance(order, EvalOrder):
-                self._limits.check_part(order.part, self._data.units(order.part))
-
-    def _batches(self, local: LocalTraining) -> tuple[float, int, float]:
-        """Return the number of batches of an epoch under these settings, the size of the smallest one, and that of all."""
-        every, smallest = self._data.batches(local.full_batch)
-        return every if every == math.inf else batches_per_epoch(int(every), local, False), smallest, every
+            self._limits.check_order(order, settings, self._data)
 
     def _sent(self, work: _Work, reply: bytes, replies: Sequence[Any], **more: Any) -> bytes:
         """Return a reply after it has been written down, with more details."""
@@ -347,3 +290,20 @@ class SiteServer:
             self._limits.check_part("training", result.num_examples)  # which a stream tells only now
             self._limits.check_steps(result.num_steps)
         return self._outgoing.result(result)
+
+    def _computed(self, work: _Work, order: ClientTask | EvalOrder) -> ClientUpdate | ClientFailure | EvalReport:
+        """Return the result of an order.
+
+        With a required noise, a failure ends the federation until the staff agrees: whether a training fails may depend on
+        single rows, and no noise covers that.
+        """
+        failed = True
+        try:
+            result = work.site.handle(order)
+            assert result is not None
+            failed = isinstance(result, ClientFailure)
+        finally:
+            if failed and self._policy.min_noise > 0:
+                self._record.suspend(work.federation)
+                self._work = None  # so that the next order asks for the staff's agreement
+        return result

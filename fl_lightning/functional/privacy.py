@@ -143,7 +143,6 @@ def epsilon_of_examples(noise_multiplier: float, sample_rate: float, steps: int,
     return epsilon_of_example_releases(((noise_multiplier, sample_rate, steps),), delta)
 
 
-@lru_cache(maxsize=256)
 def epsilon_of_example_releases(parts: tuple[tuple[float, float, int], ...], delta: float) -> float:
     """Return epsilon of one training example after steps with different noises and sample rates.
 

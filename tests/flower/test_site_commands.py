@@ -570,3 +570,15 @@ def test_a_device_that_is_missing_is_refused(monkeypatch):
         settings.torch_device()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert settings.torch_device() == torch.device("cuda:1")
+
+
+def test_the_check_withholds_counts_of_classes_as_the_site_does():
+    """All rows of a class are those of one person."""
+    rows = [f"{k},{k % 2},p{0 if k % 2 else k}" for k in range(48)]
+    Path("own.csv").write_text("\n".join(["a,target,patient", *rows]) + "\n")
+    table = "{path: own.csv, kind: classification, test_share: 0, standardize: false, person_column: patient}"
+    data = f"datamodule: {{class_path: TableDataModule, init_args: {table}}}\ndevice: cpu\npolicy: {{label_counts: true}}\n"
+    Path("data.yaml").write_text(data)
+    said = site_check._data(argparse.Namespace(data="data.yaml", name="a", schema=None, folder=None))
+    assert "the counts of the classes" not in said
+    assert "not the counts of classes, of which one is below 10 ('policy.min_examples')" in said

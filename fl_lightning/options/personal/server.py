@@ -19,7 +19,7 @@ _SHOWN = 6
 
 
 class PersonalPartsAtServer(ServerHooks):
-    """Let clients hold the personal parts.
+    """Keep the personal parts at the clients.
 
     Args:
         personal: the settings of the parts.

@@ -65,7 +65,7 @@ class PersonalPart:
 
 @dataclass(frozen=True)
 class PersonalParts(OptionSettings):
-    """Let clients hold the parts that ``federation.personal`` selects.
+    """Keep the parts that ``federation.personal`` selects at the clients.
 
     Args:
         parts: the parts.

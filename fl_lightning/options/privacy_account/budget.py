@@ -148,7 +148,7 @@ class Budget:
 
 
 def solved_noise(option: PrivateOption, context: ServerContext, rounds: int) -> float:
-    """Return the least noise with which a whole run stays within an option's target.
+    """Return the least noise that keeps a whole run within an option's target.
 
     Args:
         option: the option, with a target.
