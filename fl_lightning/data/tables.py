@@ -15,6 +15,7 @@ from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.class_names import class_name, given_classes, ordered_classes
 from fl_lightning.data.in_memory import InMemoryDataModule, named_dataset
 from fl_lightning.data.ranges import ranges_of, sentinels, unlike_ranges
+from fl_lightning.data.schema import Schema
 from fl_lightning.data.schema_check import compare_files
 from fl_lightning.data.schema_file import read_schema
 from fl_lightning.data.table_exports import exports_of
@@ -30,6 +31,32 @@ _COMPARED = 100
 """The number of clients whose features' ranges are compared."""
 _SHOWN = 5
 """The number of warnings about odd values."""
+
+
+def _check_columns(target: str | None, kind: str, client_column: str | None, person_column: str | None) -> None:
+    """Refuse columns that have two meanings."""
+    name = "data.datamodule."
+    require(kind in ("regression", "classification"), name + "kind", "regression or classification", kind)
+    require(target is not None or kind == "regression", name + "kind", "left out without a 'target'", kind)
+    other = client_column is None or client_column != target
+    require(other, name + "client_column", "a column other than 'target'", client_column)
+    apart = person_column is None or person_column not in (target, client_column)
+    require(apart, name + "person_column", "a column other than 'target' and 'client_column'", person_column)
+
+
+def _gaps(schema: Schema | None, standardize: bool) -> list[str]:
+    """Return the names of the features whose missing values the model fills in.
+
+    Raises:
+        ConfigurationError: if the table would be scaled before that.
+    """
+    found = [] if schema is None else [one.name for one in schema.features if one.missing in ("mean", "most_frequent")]
+    if found and standardize:
+        raise ConfigurationError(
+            f"'data.datamodule.standardize' is true, but the schema leaves missing values of '{found[0]}' to the model, which "
+            "fills them in. Set 'standardize' to false, and let the model scale, too: Standardized."
+        )
+    return found
 
 
 class TableDataModule(InMemoryDataModule):
@@ -116,25 +143,13 @@ class TableDataModule(InMemoryDataModule):
                 "only 'data.datamodule.test_path'."
             )
         require(0 <= test_share < 1, name + "test_share", "at least 0 and below 1", test_share)
-        known = kind in ("regression", "classification")
-        require(known, name + "kind", "regression or classification", kind)
-        sensible = target is not None or kind == "regression"
-        require(sensible, name + "kind", "left out without a 'target'", kind)
-        other = client_column is None or client_column != target
-        require(other, name + "client_column", "a column other than 'target'", client_column)
-        apart = person_column is None or person_column not in (target, client_column)
-        require(apart, name + "person_column", "a column other than 'target' and 'client_column'", person_column)
+        _check_columns(target, kind, client_column, person_column)
         require(classes is None or kind == "classification", name + "classes", "null without 'kind: classification'", classes)
         self.path, self.test_path, self.test_share = path, test_path, test_share
         self.target, self.client_column, self.kind = target, client_column, kind
         self.classes, self.person_column = given_classes(classes), person_column
         self.standardize = standardize
-        self._gaps = [f.name for f in self.schema.features if f.missing in ("mean", "most_frequent")] if self.schema else []
-        if self._gaps and standardize:
-            raise ConfigurationError(
-                f"'data.datamodule.standardize' is true, but the schema leaves missing values of '{self._gaps[0]}' to the "
-                "model, which fills them in. Set 'standardize' to false, and let the model scale, too: Standardized."
-            )
+        self._gaps = _gaps(self.schema, standardize)
         self.seed = seed
         self.feature_names: tuple[str, ...] = ()
         self.mean, self.std = torch.zeros(0), torch.zeros(0)
