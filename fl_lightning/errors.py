@@ -31,6 +31,10 @@ class ClientError(FederationError, RuntimeError):
     """A client returned an update that cannot be aggregated."""
 
 
+class ProtocolError(ClientError):
+    """A message does not follow the protocol between a client and its peers; the text says nothing of the client's data."""
+
+
 class RankError(FederationError, RuntimeError):
     """Another process of the run has ended."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -147,6 +147,21 @@ class EvalReport:
 
     client: int
     value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Carry a message between an option's hooks at the server and those where a client trains, in either direction.
+
+    Attributes:
+        option: the name of the option among the federation's settings.
+        client: the client's id, from 0.
+        content: the message, as plain values.
+    """
+
+    option: str
+    client: int
+    content: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

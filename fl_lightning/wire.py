@@ -23,17 +23,18 @@ from fl_lightning.messages import (
     EvalReport,
     ModelLayout,
     NameComparison,
+    Note,
     Progress,
     RoundCommit,
     ServerModel,
 )
 from fl_lightning.types import ClientFailure, ClientUpdate, Compressed, Pull, Snapshot
 
-FORMAT = 9
+FORMAT = 10
 """The version of the format, which increases when a message changes."""
 
 _ORDERS = (ClientTask, EvalOrder, ModelLayout, Progress, ServerModel, RoundCommit)
-_REPORTS = (ClientInfo, EvalReport, NameComparison)
+_REPORTS = (ClientInfo, EvalReport, NameComparison, Note)
 MESSAGES = {kind.__name__: kind for kind in (*_ORDERS, *_REPORTS, ClientFailure, ClientUpdate, Compressed, Pull, Snapshot)}
 _NOT_SENT = {"Snapshot": {"version"}}
 """The fields that are valid only within one process."""

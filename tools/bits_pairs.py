@@ -135,7 +135,7 @@ OTHERS: dict[str, Callable[[], Options]] = {
     "quantized": lambda: {"transforms": [fl.Quantize(8)]},
     "private clients": lambda: {"transforms": [fl.ClientPrivacy(0.5, **NOISE)]},
     "private clients, local": lambda: {"transforms": [fl.ClientPrivacy(0.5, noise="local", **NOISE)]},
-    "secure aggregation": lambda: {"secure_aggregation": fl.SecureAggregation(0.6)},
+    "secure aggregation": lambda: {"secure_aggregation": fl.SecureAggregation()},
     "faults skipped": lambda: {"faults": fl.Faults("skip", retries=1)},
     "drop out": lambda: {"availability": fl.Availability(0.3)},
     "slow clients": lambda: {"availability": fl.Availability(slow=0.5)},

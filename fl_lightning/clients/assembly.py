@@ -23,7 +23,7 @@ from fl_lightning.clients.outbox import Outbox
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.clients.task_trainer import TaskTrainer
-from fl_lightning.core.hooks import ClientContext, ClientHooks
+from fl_lightning.core.hooks import ClientContext, ClientHooks, SitePlace
 from fl_lightning.core.option import by_name
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.messages import ClientTask
@@ -44,6 +44,7 @@ class ClientEnvironment:
         detect_anomaly: whether autograd names the operation that produced a NaN.
         cohort: the largest number of clients in a round; None if it is unknown.
         engine: the engine that was chosen before the run was interrupted; None to choose one now.
+        site: the site, if the clients are not simulated.
         compresses: whether updates are sent over a network, in a compressed form if a transform makes them smaller.
     """
 
@@ -56,6 +57,7 @@ class ClientEnvironment:
     detect_anomaly: bool = False
     cohort: int | None = None
     engine: str | None = None
+    site: SitePlace | None = None
     compresses: bool = False
 
 
@@ -120,7 +122,7 @@ class ClientAssembly:
             outer=place.outer,
             inference_mode=place.inference_mode,
         )
-        trainer = self._trainer(self._engine, self._memory, settings.rules, self._hooks)
+        trainer = self._trainer(self._engine, self._memory, settings.rules, [*self._hooks.values()])
         tasks = TaskTrainer(
             trainer=trainer,
             memory=self._memory,
@@ -143,7 +145,7 @@ class ClientAssembly:
             fixed=settings.fixed,
         )
 
-    def _built_hooks(self) -> list[ClientHooks]:
+    def _built_hooks(self) -> dict[str, ClientHooks]:
         """Return the hooks of the options in use, each with tensors of its own that clients keep."""
         settings = self._settings
 
@@ -154,9 +156,11 @@ class ClientAssembly:
                 device=self._place.device,
                 kept=lambda client: self._memory.drawer(client, f"option {name} "),
                 secret=self._secret,
+                strategy=settings.strategy,
+                place=self._place.site,
             )
 
-        return [option.at_clients(context(name)) for name, option in by_name(settings.options).items()]
+        return {name: option.at_clients(context(name)) for name, option in by_name(settings.options).items()}
 
     @property
     def engine(self) -> str:
@@ -177,7 +181,7 @@ class ClientAssembly:
             precision=place.precision,
             device=place.device,
             rules=settings.rules,
-            hooks=self._hooks,
+            hooks=[*self._hooks.values()],
             deadline=settings.faults.deadline,
             fast_dev_run=place.fast_dev_run,
             logger=place.logger,

@@ -13,6 +13,8 @@ from fl_lightning.rules import ClientRule, ProximalRule, PullRule
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.federation import FederationSettings
 from fl_lightning.settings.local_training import LocalTraining
+from fl_lightning.strategies.base import Strategy
+from fl_lightning.strategies.fedavg import FedAvg
 from fl_lightning.transforms.base import Transform
 
 
@@ -22,6 +24,7 @@ class ClientSettings:
 
     Attributes:
         local: the settings of the local training.
+        strategy: the strategy.
         rule: the client's half of the strategy, or None.
         metrics: the metrics that clients compute, by role.
         transforms: the transforms of their updates, in order.
@@ -33,6 +36,7 @@ class ClientSettings:
     """
 
     local: LocalTraining = field(default_factory=LocalTraining)
+    strategy: Strategy = field(default_factory=FedAvg)
     rule: ClientRule | None = None
     metrics: Metrics = field(default_factory=dict)
     transforms: Sequence[Transform] = ()
@@ -67,6 +71,7 @@ def client_settings(settings: FederationSettings, num_clients: int) -> ClientSet
     here: list[Part] = [*settings.transforms, *settings.active_options]
     return ClientSettings(
         local=settings.local,
+        strategy=settings.strategy,
         rule=settings.strategy.client_rule(),
         metrics=client_metrics(settings),
         transforms=settings.transforms,

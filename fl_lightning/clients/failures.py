@@ -70,12 +70,12 @@ class UpdateCheck:
     ) -> None:
         self._name_of, self._fixed = name_of, fixed
         self._names, self._extremes = state.names(), state.extremes()
-        self._server, self._size = server, state.size
+        self.server, self._size = server, state.size
         self.num_parameters = state.num_parameters
 
     @cached_property
     def _parameters(self) -> list[Tensor]:
-        found = [self._server.tensors[name].detach() for name in self._names[0]]
+        found = [self.server.tensors[name].detach() for name in self._names[0]]
         if self.num_parameters <= _SMALL and len({tensor.dtype for tensor in found}) == 1:
             return [torch.cat([tensor.reshape(-1) for tensor in found])]  # one operation per client instead of one per tensor
         return found
@@ -88,7 +88,7 @@ class UpdateCheck:
     def server_vector(self) -> Tensor:
         """Return the global model's parameters and averaged buffers as one vector, shape (d,)."""
         names = [*self._names[0], *self._names[1]]
-        return torch.cat([self._server.tensors[name].detach().reshape(-1) for name in names])
+        return torch.cat([self.server.tensors[name].detach().reshape(-1) for name in names])
 
     def __call__(self, update: ClientUpdate) -> ClientUpdate:
         """Return the update with its norm if the norm is finite, in one pass over its weights.
@@ -99,7 +99,7 @@ class UpdateCheck:
         """
         refuse_moved(update.snapshot.moved, self._fixed)
         who = f"Client {self._name_of(update.client)} (of {update.num_examples} examples) in round {update.round_idx}"
-        state, largest = update.snapshot.vector, self._server.max_abs_weight
+        state, largest = update.snapshot.vector, self.server.max_abs_weight
         if state.shape != (self._size,) or not state.is_floating_point():
             raise ClientError(
                 f"{who}: it sent {state.dtype} of shape {tuple(state.shape)}, but the model has {self._size} weights. Do not "
@@ -110,7 +110,7 @@ class UpdateCheck:
                 raise ClientError(f"{who}: its '{name}' is not finite. Lower its learning rate, or check its data.")
         moved = distance(self._parameters, state)
         measured = replace(update, update_norm=moved if math.isfinite(moved) else None)
-        if self._server.tolerates_broken:
+        if self.server.tolerates_broken:
             return measured
         remedy = "Lower its learning rate, clip with 'federation.local.gradient_clip_val', or check its data."
         if update.train_loss is not None and not math.isfinite(update.train_loss):

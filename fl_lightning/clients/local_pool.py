@@ -14,7 +14,7 @@ from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.scheduling import balanced_shares
-from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, ServerModel
+from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, ServerModel
 from fl_lightning.transforms.base import Transform
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 from fl_lightning.utilities.collectives import Collectives
@@ -95,6 +95,24 @@ class LocalPool:
         self._choose_engine(mine)
         return mine
 
+    @property
+    def published(self) -> ServerModel:
+        """See :attr:`ClientPool.published`."""
+        assert self._published is not None
+        return self._published
+
+    def terms(self) -> dict[str, str]:
+        """See :meth:`ClientPool.terms`; every rank must return the same."""
+        return {"federation": "", "contract": "", "session": ""}
+
+    def ask(self, notes: Sequence[Note]) -> dict[int, Note]:
+        """See :meth:`ClientPool.ask`. Every rank asks all clients, whose answers do not depend on the rank."""
+        return {note.client: self.runtime.answer(note) for note in notes}
+
+    def tell(self, notes: Sequence[Note]) -> None:
+        """See :meth:`ClientPool.tell`."""
+        self.ask(notes)
+
     def submit(self, task: ClientTask) -> None:
         """See :meth:`ClientPool.submit`."""
         self.runtime.submit(task)
@@ -105,7 +123,7 @@ class LocalPool:
 
     def deliver(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate | None:
         """See :meth:`ClientPool.deliver`."""
-        return self.runtime.deliver(update)
+        return self.runtime.deliver(task, update)
 
     def drained(self, waiting: int) -> bool:
         """See :meth:`ClientPool.drained`."""

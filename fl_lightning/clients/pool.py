@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Protocol
 
-from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, ServerModel
+from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 from fl_lightning.utilities.collectives import Collectives
 
@@ -47,6 +47,23 @@ class ClientPool(Protocol):
             chains: the tasks of each chain of clients.
             scored: the number of examples on which the server will evaluate each chain's model, for balancing the ranks' work.
         """
+        ...
+
+    @property
+    def published(self) -> ServerModel:
+        """Return the model that was published last."""
+        ...
+
+    def terms(self) -> dict[str, str]:
+        """Return what a site knows of the fit as well: ``federation``, ``contract`` and ``session``; empty in a simulation."""
+        ...
+
+    def ask(self, notes: Sequence[Note]) -> dict[int, Note]:
+        """Return the answers of clients to messages of an option, by client; a client that fails has none."""
+        ...
+
+    def tell(self, notes: Sequence[Note]) -> None:
+        """Have messages of an option reach clients before their next task."""
         ...
 
     def submit(self, task: ClientTask) -> None:

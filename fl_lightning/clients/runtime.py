@@ -7,7 +7,7 @@ outer Trainer, and no other client's data.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
 from fl_lightning.clients.client_evaluators import ClientEvaluators
@@ -20,8 +20,8 @@ from fl_lightning.clients.task_trainer import TaskTrainer
 from fl_lightning.clients.update_editor import UpdateEditor
 from fl_lightning.core.capabilities import Need
 from fl_lightning.core.hooks import ClientHooks
-from fl_lightning.errors import add_note
-from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, ServerModel
+from fl_lightning.errors import ClientError, add_note
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.utilities.collectives import Collectives
 
@@ -35,7 +35,7 @@ class ClientRuntime:
         tasks: carries out tasks with it.
         memory: the state that clients keep between rounds.
         outbox: the outbox that transforms their updates.
-        hooks: the hooks of the options in use, in order, which come before the outbox.
+        hooks: the hooks of the options in use, by name, in order, which come before the outbox.
         evaluators: the evaluators of models on their examples.
         alone: a function that returns a trainer for clients that train outside of the federation, given the number of local
             epochs, or None for the number in the settings.
@@ -51,7 +51,7 @@ class ClientRuntime:
         tasks: TaskTrainer,
         memory: ClientMemory,
         outbox: Outbox,
-        hooks: Sequence[ClientHooks],
+        hooks: Mapping[str, ClientHooks],
         evaluators: ClientEvaluators,
         alone: Callable[[int | None], LocalTrainer],
         name_of: Callable[[int], str] = str,
@@ -59,7 +59,7 @@ class ClientRuntime:
     ) -> None:
         self._name_of, self._fixed = name_of, fixed
         self.resident, self.trainer, self.memory, self._outbox = resident, trainer, memory, outbox
-        self.hooks = hooks
+        self.hooks, self._by_option = (*hooks.values(),), hooks
         self._trainer_of_tasks, self._evaluators, self._alone = tasks, evaluators, alone
         self._alone_trainers: dict[int | None, LocalTrainer] = {}
         self._check: UpdateCheck | None = None
@@ -108,7 +108,17 @@ class ClientRuntime:
             self._outbox.begin(self.resident.server.round_idx, editor)
         return self._check
 
-    def deliver(self, update: ClientUpdate) -> ClientUpdate | None:
+    def answer(self, note: Note) -> Note:
+        """Return the answer of an option's hooks to those at the server.
+
+        Raises:
+            ClientError: if no such option is in use, or it does not answer.
+        """
+        if note.option not in self._by_option:
+            raise ClientError("The server asks for an option that is not in use here.")
+        return replace(note, content=self._by_option[note.option].answer(note.client, note.content))
+
+    def deliver(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate | None:
         """Return an update as the server receives it; None if it waits for the updates of other clients.
 
         Raises:
@@ -120,14 +130,20 @@ class ClientRuntime:
         if sent is None:
             return None
         sent = self._outbox.send(sent)
-        if not self._evaluators.measures("sent"):
-            return sent
+        if self._evaluators.measures("sent"):
+            sent = self._scored(sent)
+        for hook in self.hooks:
+            sent = hook.seal(task, sent)
+        return sent
+
+    def _scored(self, update: ClientUpdate) -> ClientUpdate:
+        """Return an update with the score of the model that is sent."""
         try:
-            score = self._evaluators.score(sent.snapshot, "sent", sent.client, "validation")
+            score = self._evaluators.score(update.snapshot, "sent", update.client, "validation")
         except Exception as error:
-            add_note(error, f"In the evaluation on the validation examples of client {self._name_of(sent.client)}.")
+            add_note(error, f"In the evaluation on the validation examples of client {self._name_of(update.client)}.")
             raise
-        return replace(sent, local_score=score)
+        return replace(update, local_score=score)
 
     def failed(self, task: ClientTask, error: Exception) -> ClientFailure:
         """Return the failure of a client whose update cannot be delivered, or raise the error if the policy is ``fatal``."""

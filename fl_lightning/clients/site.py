@@ -6,7 +6,7 @@ from typing import Any
 
 from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.errors import ClientError, WireError
-from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, RoundCommit, ServerModel
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, RoundCommit, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.wire import from_bytes, to_bytes
 
@@ -39,7 +39,7 @@ class Site:
         reply = self.handle(from_bytes(content))
         return b"" if reply is None else to_bytes(reply)
 
-    def handle(self, message: Any) -> ClientUpdate | ClientFailure | EvalReport | None:
+    def handle(self, message: Any) -> ClientUpdate | ClientFailure | EvalReport | Note | None:
         """Return the reply to a decoded message, or None; see :meth:`answer`."""
         if isinstance(message, ServerModel):
             self._publish(message)
@@ -51,6 +51,8 @@ class Site:
         if isinstance(message, RoundCommit):
             self._settle(message)
             return None
+        if isinstance(message, Note):
+            return self._runtime.answer(message)
         raise WireError(f"A server does not send a {type(message).__name__}.")
 
     def state_dict(self) -> dict[str, Any]:
@@ -123,7 +125,7 @@ class Site:
         if isinstance(result, ClientFailure) or not task.delivers:
             return result
         try:
-            sent = self._runtime.deliver(result)
+            sent = self._runtime.deliver(task, result)
         except ClientError as error:
             return self._runtime.failed(task, error)
         assert sent is not None  # options that let updates wait are simulated only

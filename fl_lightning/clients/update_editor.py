@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fl_lightning.clients.failures import UpdateCheck
 from fl_lightning.functional.exact_sum import to_float64
+from fl_lightning.messages import ServerModel
 from fl_lightning.types import ClientUpdate
 
 
@@ -21,6 +22,16 @@ class UpdateEditor:
 
     def __init__(self, check: UpdateCheck) -> None:
         self._check, self.size = check, check.num_parameters
+
+    @property
+    def model(self) -> ServerModel:
+        """Return the published model."""
+        return self._check.server
+
+    @property
+    def state(self) -> Tensor:
+        """Return its parameters and averaged buffers, shape (d,)."""
+        return self._check.server_vector()
 
     @cached_property
     def start(self) -> Tensor:

@@ -18,6 +18,7 @@ class Capability(Enum):
     OPEN_CHANGES = "clients' exact changes may be read before they are sent"
     GLOBAL_STARTS = "no other part gives a client a complete model of its own"
     SINGLE_UPDATES = "the server sees each client's update"
+    SINGLE_FIGURES = "the server sees each client's figures"
     COMPLETE_MODEL = "the server's model is complete"
     SERVED_MODELS = "clients start from models that come from the server"
     NEAR_STATE = "what clients keep is where the server is"

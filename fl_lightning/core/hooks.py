@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
 
 from fl_lightning.core.capabilities import Capability
+from fl_lightning.errors import ClientError
 from fl_lightning.messages import ClientTask
 from fl_lightning.types import ClientUpdate
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from fl_lightning.server.round_sums import RoundSums
     from fl_lightning.server.sampling import ClientSampler, RoundPlan
     from fl_lightning.settings.federation import FederationSettings
+    from fl_lightning.strategies.base import Strategy
     from fl_lightning.utilities.collectives import Collectives
 
 
@@ -62,6 +65,31 @@ class ServerContext:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SitePlace:
+    """Describe the site of a client that is not simulated, and what its staff has decided.
+
+    Attributes:
+        name: the site's name.
+        key: its private key, in OpenSSH's format.
+        peers: the public keys of the other sites that its staff trusts, by name, in OpenSSH's format.
+        folder: the folder for what must outlive a restart.
+        federation: the id of the federation.
+        contract: the digest of all settings that the server has sent.
+        min_cohort: the fewest sites of a sum that it takes part in.
+        told: returns an update with the figures that may leave.
+    """
+
+    name: str
+    key: bytes
+    peers: Mapping[str, bytes]
+    folder: Path
+    federation: str
+    contract: str
+    min_cohort: int
+    told: Callable[[ClientUpdate], ClientUpdate]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClientContext:
     """Describe the place where an option's clients train.
 
@@ -72,6 +100,8 @@ class ClientContext:
         kept: returns a client's tensors of this option, by name, for reading and writing. They are in checkpoints, and are
             taken back if the server does not use the client's update.
         secret: the key of random numbers that must hide something.
+        strategy: the strategy; in a simulation the server's own, which must not be changed.
+        place: the site; None for simulated clients.
     """
 
     num_clients: int
@@ -79,6 +109,8 @@ class ClientContext:
     device: torch.device
     kept: Callable[[int], MutableMapping[str, Tensor]]
     secret: SecretKey
+    strategy: Strategy
+    place: SitePlace | None = None
 
 
 class ServerHooks:
@@ -224,6 +256,27 @@ class ClientHooks:
     def send(self, update: ClientUpdate) -> ClientUpdate | None:
         """Return the update that a client sends instead of the given one; None to be asked again after :meth:`drained`."""
         return update
+
+    def seal(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate:
+        """Return what leaves for the server instead of an update that transforms have changed and scores complete.
+
+        Args:
+            task: the client's task.
+            update: the update.
+        """
+        return update
+
+    def answer(self, client: int, content: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the answer to a message of the option's hooks at the server; see :meth:`ClientPool.ask`.
+
+        Args:
+            client: the client that is asked.
+            content: the message, as plain values; at a site from a stranger.
+
+        Raises:
+            ClientError: if the client does not answer it.
+        """
+        raise ClientError("This option answers no messages.")
 
     def drained(self, comm: Collectives, waiting: int) -> None:
         """Learn that all updates that do not wait have been sent; ranks may exchange data.

@@ -15,6 +15,7 @@ from fl_lightning.clients.client_settings import ClientSettings, client_settings
 from fl_lightning.clients.isolation.client_copy import client_copy
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.runtime import ClientRuntime
+from fl_lightning.core.hooks import SitePlace
 from fl_lightning.core.option import options_in
 from fl_lightning.data.batch_norm import check_batch_norm
 from fl_lightning.flower.accepted_classes import OPTIONS
@@ -91,7 +92,9 @@ def check_contract(contract: Any, policy: Policy, client: int) -> None:
     recipe.check(sections, "federation")
 
 
-def build(contract: Mapping[str, Any], data: SiteData, policy: Policy, device: torch.device, tell: Any) -> Built:
+def build(
+    contract: Mapping[str, Any], data: SiteData, policy: Policy, device: torch.device, tell: Any, site: SitePlace | None = None
+) -> Built:
     """Build a site's half of a federation from a contract that :func:`check_contract` accepted.
 
     Raises:
@@ -121,6 +124,7 @@ def build(contract: Mapping[str, Any], data: SiteData, policy: Policy, device: t
         logger=contract["logger"],
         inference_mode=contract["inference_mode"],
         cohort=1,
+        site=site,
         compresses=True,
     )
     assembly = ClientAssembly(

@@ -9,10 +9,11 @@ from typing import Any
 
 from fl_lightning.errors import ClientError, WireError
 from fl_lightning.flower import envelope
+from fl_lightning.flower.site_record import whole_digest
 from fl_lightning.flower.transport import Answer, Transport
 from fl_lightning.flower.validation import conforms
 from fl_lightning.functional.digest import Digest
-from fl_lightning.messages import ClientTask, EvalOrder, RoundCommit, ServerModel
+from fl_lightning.messages import ClientTask, EvalOrder, Note, RoundCommit, ServerModel
 from fl_lightning.types import ClientUpdate
 from fl_lightning.wire import to_bytes
 
@@ -76,10 +77,19 @@ class Exchange:
         self._trained = set[int]()
         self._requests: dict[int, _Request] = {}
         self._counts: dict[str, dict[int, int]] = {}
+        self._notes: dict[int, Note] = {}
 
     def who(self, client: int) -> str:
         """Return a site's name and number, for messages."""
         return f"Site {self._names[client]} (client {client})"
+
+    def terms(self) -> dict[str, str]:
+        """Return the id of the federation, and the digest of the settings that all sites got."""
+        return {"federation": self._federation(), "contract": whole_digest(self._contract)}
+
+    def tell(self, note: Note) -> None:
+        """Send an option's message with the next order to its site."""
+        self._notes[note.client] = note
 
     def absent(self) -> Mapping[int, str]:
         """Return the sites that cannot be reached now, each with the cause in words."""
@@ -87,14 +97,14 @@ class Exchange:
 
     def publish(self, model: ServerModel) -> None:
         """Send this model with the next order to each site, without tensors that the site has: frozen ones, and constants."""
-        self._model, self._encoded = model, {}
+        self._model, self._encoded, self._notes = model, {}, {}
         for name, tensor in model.tensors.items():
             digest = Digest()
             digest.add(tensor)
             if self._digests.get(name) != digest.text():
                 self._digests[name], self._changed[name] = digest.text(), model.version
 
-    def send(self, client: int, orders: Sequence[ClientTask | EvalOrder]) -> None:
+    def send(self, client: int, orders: Sequence[ClientTask | EvalOrder | Note]) -> None:
         """Send orders with what the site must know first; without orders it does not need the model."""
         assert self._model is not None
         if any(isinstance(order, ClientTask) for order in orders):
@@ -108,6 +118,7 @@ class Exchange:
             model_version=self._model.version,
             orders=list(orders),
             settlements=list(self._settlements[client]),
+            notes=[self._notes.pop(client)] if client in self._notes else [],
         )
         known = self._has.get(client, 0)
         self._requests[client] = _Request(content, bool(orders) and known != self._model.version, known)

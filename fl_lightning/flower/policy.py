@@ -113,6 +113,11 @@ class Policy:
         min_noise: the least noise multiplier of differential privacy at the client, >= 0: of ``ClientPrivacy`` with local
             noise, or of ``federation.local.privacy``. The site then also refuses settings, modules and orders by which more
             would leave it than this noise covers, evaluates nothing, and sends no loss and no metric. 0 needs no noise.
+        secure_aggregation: whether the site requires that the server learns nothing but sums over sites
+            (``federation.secure_aggregation``), or allows other federations, too.
+        peers: the folder of the public keys of all sites whose updates may be in a sum with this site's, one file ``NAME.pub``
+            for each, which the sites have exchanged without the server. Null for none.
+        min_cohort: the fewest sites of a sum that the site takes part in, >= 2. With two, each learns the other's update.
         budget: the privacy that the site may spend over all federations; it needs ``min_noise``.
         evaluations: the parts of the site's examples on which a server may have models evaluated: training, validation, test.
         metrics: the names of the figures of a training that may leave: of what the module logs, and ``train_loss``, the mean
@@ -159,6 +164,9 @@ class Policy:
     min_rate: float = 0.0
     max_rate: float = math.inf
     min_noise: float = 0.0
+    secure_aggregation: Literal["required", "allowed"] = "allowed"
+    peers: str | None = None
+    min_cohort: int = 3
     budget: Budget | None = None
     evaluations: list[Part] = field(default_factory=list)
     metrics: list[str] | Literal["any"] = field(default_factory=lambda: ["train_loss"])
@@ -192,6 +200,10 @@ class Policy:
         require(noise is None or noise > 0, "policy.statistics_epsilon", "above 0, or null", noise)
         need = "false with 'policy.statistics_epsilon', because the counts have no noise"
         require(noise is None or not self.histograms, "policy.histograms", need, self.histograms)
+        require(self.min_cohort >= 2, "policy.min_cohort", "2 or above", self.min_cohort)
+        required = self.secure_aggregation == "required"
+        need = "a folder with 'policy.secure_aggregation': required, because a server could invent sites otherwise"
+        require(not required or self.peers is not None, "policy.peers", need, self.peers)
         require(self.min_noise >= 0, "policy.min_noise", "0 or above", self.min_noise)
         covered = self.budget is None or self.min_noise > 0
         need = "above 0 with 'policy.budget', because figures without noise leave otherwise, which no epsilon counts"

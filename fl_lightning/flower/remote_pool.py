@@ -11,10 +11,10 @@ from typing import Any
 from fl_lightning.clients.failures import UpdateCheck
 from fl_lightning.errors import ClientError, FederationError
 from fl_lightning.flower.exchange import Exchange, SiteError
-from fl_lightning.flower.replies import Needs, TensorCheck, evaluations_in, update_in
+from fl_lightning.flower.replies import Needs, TensorCheck, evaluations_in, note_in, update_in
 from fl_lightning.flower.transport import Answer
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, ServerModel
+from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, ServerModel
 from fl_lightning.settings.faults import Faults
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 from fl_lightning.utilities.collectives import Collectives
@@ -64,8 +64,48 @@ class RemotePool:
         self._between_rounds = False
         self._checks: tuple[TensorCheck, UpdateCheck] | None = None
         self._absent: Mapping[int, str] = {}
+        self._silent: dict[int, str] = {}  # the sites that did not answer an option's message in this round, with causes
         self._tasks: dict[int, tuple[ClientTask, int]] = {}  # by client, with the number of the attempt
         self._lost: deque[ClientFailure] = deque()
+
+    @property
+    def published(self) -> ServerModel:
+        """See :attr:`ClientPool.published`."""
+        assert self._model is not None
+        return self._model
+
+    def terms(self) -> dict[str, str]:
+        """See :meth:`ClientPool.terms`."""
+        return {**self._exchange.terms(), "session": self.published.session}
+
+    def ask(self, notes: Sequence[Note]) -> dict[int, Note]:
+        """See :meth:`ClientPool.ask`. A site that does not answer gets no task in this round.
+
+        Raises:
+            ClientError: if one does not, and the policy does not leave sites out.
+        """
+        away = self._away()
+        for note in notes:
+            if note.client not in away:
+                self._exchange.send(note.client, [note])
+        found = {}
+        try:
+            for answer in self._exchange.answers():
+                try:
+                    opened = self._exchange.opened(answer)
+                    if opened is not None:
+                        found[answer.client] = note_in(opened, self._exchange.who(answer.client), answer.client)
+                except ClientError as error:
+                    self._silent[answer.client] = self._skipped(error, answer).cause
+        except BaseException:
+            self._exchange.forget()
+            raise
+        return found
+
+    def tell(self, notes: Sequence[Note]) -> None:
+        """See :meth:`ClientPool.tell`."""
+        for note in notes:
+            self._exchange.tell(note)
 
     @property
     def engine(self) -> str:
@@ -78,7 +118,7 @@ class RemotePool:
 
     def publish(self, model: ServerModel) -> None:
         """See :meth:`ClientPool.publish`. The model travels with the next order to each site."""
-        self._model, self._checks = model, None
+        self._model, self._checks, self._silent = model, None, {}
         self._exchange.publish(model)
 
     # ---------------------------------------------------------------- training
@@ -90,9 +130,13 @@ class RemotePool:
             view = self._view()
             self._checks = TensorCheck(view, self._model, self._needs), UpdateCheck(view, self._model)
         self._between_rounds = False
-        self._absent = self._missing() if self._faults.skips else {}
+        self._absent = self._away()
         self._tasks, self._lost = {}, deque()
         return chains
+
+    def _away(self) -> Mapping[int, str]:
+        """Return the sites that get no order in this round, with causes: absent ones, and those that did not answer."""
+        return {**self._missing(), **self._silent} if self._faults.skips else {}
 
     def _missing(self) -> Mapping[int, str]:
         """Return the sites that cannot train now, with causes; the others need not wait for the transport to notice."""
@@ -137,7 +181,8 @@ class RemotePool:
             assert self._checks is not None
             info = self._infos[client]
             examples = None if info.streams else info.num_examples
-            return exchange.sized(update_in(found, exchange.who(client), task, examples, *self._checks), answer)
+            checks = None if self._needs.sealed else self._checks
+            return exchange.sized(update_in(found, exchange.who(client), task, examples, checks), answer)
         except ClientError as error:
             if answer.content is None and attempt <= self._faults.retries:
                 self._tasks[client] = task, attempt + 1

@@ -32,10 +32,8 @@ from fl_lightning.flower.transport import Transport
 from fl_lightning.flower.values import build_model, configuration, found_at_start
 from fl_lightning.messages import ClientInfo
 from fl_lightning.models.standardized import standardized_parts
-from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
 from fl_lightning.settings.pool import RemoteClients
-from fl_lightning.strategies.base import Strategy
 from fl_lightning.utilities.collectives import Collectives
 
 _WAIT = 300.0
@@ -211,7 +209,7 @@ class RemoteSites(RemoteClients):
             view=assembly.view,
             engine=assembly.engine,
             prepares=bool(settings.transforms) or settings.strategy.local_metric is not None,
-            needs=_needs(settings.strategy, settings.route),
+            needs=_needs(settings),
         )
 
     def review(self, round_idx: int, influence: Mapping[int, float]) -> None:
@@ -251,8 +249,11 @@ def _names_here(trainer: Trainer, kind: str) -> tuple[str, ...] | None:
     return names_of(datamodule.datamodule, kind)
 
 
-def _needs(strategy: Strategy, route: Route) -> Needs:
+def _needs(settings: Any) -> Needs:
     """Return what a strategy reads of every update; on routes other than the server's, it asks for scores itself."""
+    if any(option.seals for option in settings.active_options):
+        return Needs(sealed=True)
+    strategy, route = settings.strategy, settings.route
     rule, metrics = strategy.client_rule(), {"local_score": strategy.local_metric, "global_score": strategy.global_metric}
     scores = [name for name, metric in metrics.items() if metric is not None and isinstance(route, ServerRoute)]
     return Needs(() if rule is None else rule.sends_along, tuple(scores))

@@ -19,7 +19,7 @@ from fl_lightning.functional.compression import misfit, restore
 from fl_lightning.functional.exact_moments import Moments
 from fl_lightning.functional.exact_sum import magnitude, to_float64
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import UNTOLD, ClientInfo, ClientTask, EvalReport, NameComparison, ServerModel
+from fl_lightning.messages import UNTOLD, ClientInfo, ClientTask, EvalReport, NameComparison, Note, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
 
 _MOST_EXAMPLES = 2**36
@@ -39,10 +39,12 @@ class Needs:
     Attributes:
         extras: the names of tensors in ``update.extras``.
         scores: the fields of the update that must not be None.
+        sealed: whether an option's hooks read the update instead.
     """
 
     extras: tuple[str, ...] = ()
     scores: tuple[str, ...] = ()
+    sealed: bool = False
 
 
 class TensorCheck:
@@ -138,7 +140,11 @@ def info_in(found: Mapping[str, Any], name: str, sent: Mapping[str, Sequence[str
 
 
 def update_in(
-    found: Mapping[str, Any], who: str, task: ClientTask, examples: int | None, tensors: TensorCheck, check: UpdateCheck
+    found: Mapping[str, Any],
+    who: str,
+    task: ClientTask,
+    examples: int | None,
+    checks: tuple[TensorCheck, UpdateCheck] | None,
 ) -> ClientUpdate:
     """Return the update in a reply.
 
@@ -147,8 +153,8 @@ def update_in(
         who: the site, for messages.
         task: the turn that the site was asked for.
         examples: the number of training examples that the site has told; None if it learns it in training.
-        tensors: refuses tensors that do not fit the model.
-        check: refuses updates that cannot be aggregated.
+        checks: refuse tensors that do not fit the model, and updates that cannot be aggregated; None if the update is sealed:
+            then no figure of it is kept.
 
     Raises:
         ClientError: if it cannot be aggregated, or the site reports a failure.
@@ -161,13 +167,41 @@ def update_in(
         raise SiteError(who, f"its reply is not an update ({error}).") from error
     if isinstance(result, ClientFailure):
         raise SiteError(who, printable(result.cause), max(1, result.attempts))
-    update = _restored(result, who, check)
+    update = result if checks is None else _restored(result, who, checks[1])
     _require_numbers(who, update)
     expected = (task.client, task.round_idx, update.num_examples if examples is None else examples)
     if update.model is None or (update.client, update.round_idx, update.num_examples) != expected:
         raise SiteError(who, "its update is for another client, round or number of examples.")
+    if checks is None:
+        return _bare(update)
+    tensors, check = checks
     tensors(who, update)
     return check(update)
+
+
+def _bare(update: ClientUpdate) -> ClientUpdate:
+    """Return a sealed update without any figure that a site may have sent beside it."""
+    counts = update.num_examples, update.num_steps
+    return ClientUpdate(update.client, update.round_idx, *counts, model=update.snapshot, extras=update.extras)
+
+
+def note_in(found: Mapping[str, Any], who: str, client: int) -> Note:
+    """Return the answer to an option's message in a reply.
+
+    Raises:
+        ClientError: if there is none, or the site reports a failure.
+    """
+    replies = found.get("replies")
+    try:
+        (note,) = replies if isinstance(replies, tuple) else ()
+        require_message(note, Note, ClientFailure)
+    except (ValueError, WireError) as error:
+        raise SiteError(who, f"its reply is not an answer ({error}).") from error
+    if isinstance(note, ClientFailure):
+        raise SiteError(who, printable(note.cause))
+    if note.client != client:
+        raise SiteError(who, "its answer is for another client.")
+    return note  # type: ignore[no-any-return]
 
 
 def evaluations_in(found: Mapping[str, Any], who: str, client: int, count: int) -> list[EvalReport]:

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from fl_lightning.errors import WireError
+from fl_lightning.errors import ProtocolError, WireError
 from fl_lightning.flower.envelope import printable
 from fl_lightning.flower.recipe import RefusedError
 
@@ -27,9 +27,9 @@ class SiteErrors:
     def told(self, error: BaseException) -> str:
         """Return what the server learns of an error.
 
-        The text of an error is told only if it is about the server's own message.
+        The text of an error is told only if it is about the server's own message, or one of a peer that it passed on.
         """
-        if isinstance(error, RefusedError | WireError):
+        if isinstance(error, RefusedError | WireError | ProtocolError):
             self._say(f"Refused: {error}")
             return f"{type(error).__name__}: {printable(error)}"
         return self.coded(error)

@@ -84,6 +84,12 @@ class SiteLimits:
         """
         self.check_plan(owner.rounds, getattr(owner.route, "periods", 1))
         most, least = _noise(owner.active_options), self._policy.min_noise
+        sealed = any(option.seals for option in owner.active_options)
+        if self._policy.secure_aggregation == "required" and not sealed:
+            raise RefusedError(
+                "This site's 'policy.secure_aggregation' is 'required', so it sends nothing but its part of a sum. Set "
+                "'federation.secure_aggregation' at the server."
+            )
         if most < least:
             raise RefusedError(f"The noise multiplier at the client is {most}, but this site's policy requires {least}.")
         with self._requiring_noise():
@@ -149,16 +155,18 @@ class SiteLimits:
         Raises:
             RefusedError: naming the buffers.
         """
-        with self._requiring_noise():
+        with self._requiring_noise(any(option.seals for option in options)):
             for option in options:
                 option.check_sent(state)
 
     @contextmanager
-    def _requiring_noise(self) -> Iterator[None]:
-        """Tell the server what is wrong with its settings, if this site requires noise, and let them pass otherwise."""
+    def _requiring_noise(self, sealed: bool = False) -> Iterator[None]:
+        """Tell the server what is wrong with its settings, if this site requires noise or gets masks; let others pass."""
         try:
             yield
         except ConfigurationError as error:
+            if sealed:
+                raise RefusedError(str(error)) from error
             if self._policy.min_noise > 0:
                 raise RefusedError(f"This site's policy requires noise at the client. {error}") from error
 
@@ -187,6 +195,8 @@ class SiteLimits:
             local = settings.local if own is None else replace(settings.local, max_epochs=own, max_steps=-1)
             turn = replace(settings, local=local)
             self.check_turn(task, turn, data, leaves=isinstance(order, ClientTask))
+        if isinstance(order, EvalOrder) and any(option.seals for option in settings.options):
+            raise RefusedError("The order asks for a figure of this site alone, but only sums over sites leave it.")
         if isinstance(order, EvalOrder):
             allowed = () if policy.min_noise > 0 else policy.evaluations
             if order.part not in allowed:

@@ -24,6 +24,11 @@ def digest_of(contract: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(agreed, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
+def whole_digest(contract: Mapping[str, Any]) -> str:
+    """Return the digest of all settings that a server sends, 64 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(contract, sort_keys=True, default=str).encode()).hexdigest()
+
+
 def approvals(folder: Path) -> list[str]:
     """Return what the site's staff agreed to: ``FEDERATION DIGEST`` and ``number N``."""
     path = folder / _APPROVED

@@ -12,22 +12,24 @@ from typing import Any
 import torch
 
 from fl_lightning.clients.site import Site
+from fl_lightning.core.hooks import SitePlace
 from fl_lightning.errors import WireError
 from fl_lightning.flower import envelope
 from fl_lightning.flower.audit import AuditLog, in_words
 from fl_lightning.flower.contract import Built, build, check_contract
+from fl_lightning.flower.peers import read_peers
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.flower.server_schema import keep_schema
 from fl_lightning.flower.site_budget import SiteBudget
 from fl_lightning.flower.site_data import SiteData
 from fl_lightning.flower.site_errors import SiteErrors
-from fl_lightning.flower.site_figures import Outgoing
+from fl_lightning.flower.site_figures import Outgoing, update_to_send
 from fl_lightning.flower.site_limits import SiteLimits
-from fl_lightning.flower.site_record import SiteRecord, digest_of
+from fl_lightning.flower.site_record import SiteRecord, digest_of, whole_digest
 from fl_lightning.flower.site_state import SiteStore, require_id
 from fl_lightning.flower.validation import require_message, require_model, require_order
-from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, RoundCommit, ServerModel
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, RoundCommit, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.wire import from_bytes
 
@@ -57,6 +59,7 @@ class SiteServer:
         device: the device to train on.
         say: prints a line for the site's staff.
         load: returns the data as the file of a schema describes them.
+        key: the site's private key.
     """
 
     def __init__(
@@ -68,9 +71,11 @@ class SiteServer:
         device: torch.device = torch.device("cpu"),  # noqa: B008
         say: Callable[[str], None] = print,
         load: Callable[[Path], SiteData] | None = None,
+        key: bytes = b"",
     ) -> None:
         self._name, self._policy, self._folder = name, policy, folder
-        self._device, self._print, self._load = device, say, load
+        self._device, self._print, self._load, self._key = device, say, load, key
+        self._peers = read_peers(policy)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._audit, self._record = AuditLog(folder / "audit.jsonl"), SiteRecord(folder, policy, name)
         self._limits = SiteLimits(policy)
@@ -197,7 +202,17 @@ class SiteServer:
         require_id(federation)
         self._record.admit(federation, digest)
         store = SiteStore(self._folder, federation)
-        built = build(contract, self._data, self._policy, self._device, self._errors.told)
+        place = SitePlace(
+            name=self._name,
+            key=self._key,
+            peers=self._peers,
+            folder=self._folder,
+            federation=federation,
+            contract=whole_digest(contract),
+            min_cohort=self._policy.min_cohort,
+            told=lambda update: update_to_send(update, self._policy)[0],
+        )
+        built = build(contract, self._data, self._policy, self._device, self._errors.told, place)
         self._limits.check_turn(ClientTask(client, 0), built.settings, self._data)
         self._limits.check_training(self._data)
         if self._account is not None:
@@ -218,15 +233,13 @@ class SiteServer:
             self._say("Answered a repeated order from the store.")
             replies = envelope.opened(cached, ("reply",)).get("replies", ())
             return self._sent(work, cached, replies, stored=True)
-        orders, settlements = asked.get("orders"), asked.get("settlements")
-        if not isinstance(orders, tuple) or not isinstance(settlements, tuple):
-            raise WireError("The request does not have orders and settlements.")
-        self._check(work, orders, settlements)
+        orders, settlements, notes = (_listed(asked, name) for name in ("orders", "settlements", "notes"))
+        self._check(work, orders, settlements, notes)
         model = self._received(work, parts)
         known = work.model if model is None else model
         if orders and (known is None or known.version != asked.get("model_version")):
             return self._sent(work, envelope.reply(needs="model"), ())
-        turns = (1 if isinstance(order, ClientTask) else len(order.tasks) for order in orders)
+        turns = (len(order.tasks) if isinstance(order, EvalOrder) else isinstance(order, ClientTask) for order in orders)
         self._record.count_turns(work.federation, sum(turns))
         for order in orders:
             if self._account is not None and isinstance(order, ClientTask):
@@ -240,21 +253,28 @@ class SiteServer:
                 here = replace(here, tolerates_broken=True, max_abs_weight=math.inf)
             work.site.handle(here)
             work.model = model
+        for note in notes:
+            work.site.handle(note)
         replies = [self._one(work, order) for order in orders]
         found = work.built.runtime.counts()
         counts = {name: {str(client): n for client, n in numbers.items()} for name, numbers in found.items()}
         reply = self._sent(work, envelope.reply(replies=replies, releases=counts), replies, **self._outgoing.withheld())
-        final = not any(isinstance(one, ClientFailure) for one in replies)
+        final = not any(isinstance(one, ClientFailure | Note) for one in replies)  # answers may hold shares of keys
         work.store.save(work.site.state_dict(), key, reply if final else None)
         return reply
 
-    def _check(self, work: _Work, orders: Sequence[Any], settlements: Sequence[Any]) -> None:
+    def _check(self, work: _Work, orders: Sequence[Any], settlements: Sequence[Any], notes: Sequence[Any]) -> None:
         for settlement in settlements:
             require_message(settlement, RoundCommit)
+        for note in notes:
+            require_message(note, Note)
+            if note.client != self._data.number:
+                raise WireError("A message is for another client.")
         settings = work.built.settings
         for order in orders:
-            require_message(order, ClientTask, EvalOrder)
-            self._limits.check_order(order, settings, self._data)
+            require_message(order, ClientTask, EvalOrder, Note)
+            if not isinstance(order, Note):
+                self._limits.check_order(order, settings, self._data)
 
     def _sent(self, work: _Work, reply: bytes, replies: Sequence[Any], **more: Any) -> bytes:
         """Return a reply after it has been written down, with more details."""
@@ -276,11 +296,13 @@ class SiteServer:
         require_model(model, work.built.module)
         return model  # type: ignore[no-any-return]
 
-    def _one(self, work: _Work, order: ClientTask | EvalOrder) -> ClientUpdate | ClientFailure | EvalReport:
+    def _one(self, work: _Work, order: ClientTask | EvalOrder | Note) -> ClientUpdate | ClientFailure | EvalReport | Note:
         resident = work.built.runtime.resident
         client = self._data.number
         assert client is not None
         require_order(order, resident.view(), resident.server.broadcast, client)
+        if isinstance(order, Note):
+            return work.built.runtime.answer(order)
         settings = work.built.settings
         self._limits.check_buffers(settings.options, resident.view())
         result = self._computed(work, order)
@@ -300,10 +322,22 @@ class SiteServer:
         failed = True
         try:
             result = work.site.handle(order)
-            assert result is not None
+            assert result is not None and not isinstance(result, Note)
             failed = isinstance(result, ClientFailure)
         finally:
             if failed and self._policy.min_noise > 0:
                 self._record.suspend(work.federation)
                 self._work = None  # so that the next order asks for the staff's agreement
         return result
+
+
+def _listed(asked: Mapping[str, Any], name: str) -> tuple[Any, ...]:
+    """Return the messages of a request under a name.
+
+    Raises:
+        WireError: if there are none.
+    """
+    found = asked.get(name)
+    if not isinstance(found, tuple):
+        raise WireError(f"The request does not have {name}.")
+    return found

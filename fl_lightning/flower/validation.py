@@ -14,7 +14,7 @@ from torch import Tensor
 from fl_lightning.compat.torch import parameters_of
 from fl_lightning.errors import WireError
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ClientTask, EvalOrder, ServerModel
+from fl_lightning.messages import ClientTask, EvalOrder, Note, ServerModel
 from fl_lightning.types import Snapshot
 
 LARGEST_INT = 2**63
@@ -95,7 +95,9 @@ def require_model(model: ServerModel, module: torch.nn.Module) -> None:
         raise WireError(f"The layout names a part '{min(unknown)[:100]}' that the model here does not have.")
 
 
-def require_order(order: ClientTask | EvalOrder, state: ModelState, broadcast: Mapping[str, Tensor], client: int) -> None:
+def require_order(
+    order: ClientTask | EvalOrder | Note, state: ModelState, broadcast: Mapping[str, Tensor], client: int
+) -> None:
     """Refuse an order for another client, or with tensors that do not fit the model.
 
     Args:
@@ -107,8 +109,8 @@ def require_order(order: ClientTask | EvalOrder, state: ModelState, broadcast: M
     Raises:
         WireError: saying what does not fit.
     """
-    tasks = (order,) if isinstance(order, ClientTask) else order.tasks
-    asked = {task.client for task in tasks} | ({order.client} if isinstance(order, EvalOrder) else set())
+    tasks = (order,) if isinstance(order, ClientTask) else order.tasks if isinstance(order, EvalOrder) else ()
+    asked = {task.client for task in tasks} | (set() if isinstance(order, ClientTask) else {order.client})
     if asked != {client}:
         raise WireError(f"The order is for the clients {sorted(asked)}, but this site is client {client}.")
     for task in tasks:
@@ -119,7 +121,7 @@ def require_order(order: ClientTask | EvalOrder, state: ModelState, broadcast: M
             raise WireError("The order has a place in the training outside its range.")
         if task.pull is not None:
             _require_vector(task.pull.anchor, state.num_parameters, "anchor")
-    start = order.start if isinstance(order, ClientTask) else order.model
+    start = order.start if isinstance(order, ClientTask) else order.model if isinstance(order, EvalOrder) else None
     if start is not None:
         _require_snapshot(start, state)
     for name, tensor in broadcast.items():

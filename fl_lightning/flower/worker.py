@@ -54,6 +54,7 @@ def main() -> None:
     server = SiteServer(
         *(arguments.name, data, settings.policy, folder, device, say),
         load=lambda schema: SiteData(read_settings(Path(arguments.data), schema)),
+        key=Path(arguments.key).read_bytes(),
     )
     known = "The tables wait for the server's schema." if data is None else f"{data.size('training')} training examples."
     say(f"{known} Waiting for the server.")

@@ -12,7 +12,10 @@ from torch import Tensor
 
 
 class Digest:
-    """Collect contents and reduce them to 16 hexadecimal digits (BLAKE2b).
+    """Collect contents and reduce them to hexadecimal digits (BLAKE2b).
+
+    Args:
+        size: the bytes of the digest, each of two digits; 32 or more if somebody could look for equal ones.
 
     >>> one, other = Digest(), Digest()
     >>> one.add([torch.arange(3), "a"]) and other.add([torch.arange(3), "b"])
@@ -21,8 +24,8 @@ class Digest:
     False
     """
 
-    def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=8)
+    def __init__(self, size: int = 8) -> None:
+        self._hash = hashlib.blake2b(digest_size=size)
 
     def add(self, value: Any) -> bool:
         """Add a value: tensors, arrays, images, plain values, and lists and dictionaries of them.

@@ -19,7 +19,8 @@ FRACTION = 62
 
 _LIMIT = 2.0**42
 """Largest sum of absolute values: at FRACTION, its high integers then have 56 bits, which leaves room for 64 ranks."""
-_SPLIT = 48
+SPLIT = 48
+"""A number in two integers is ``high * 2**SPLIT + low``."""
 _ROOM = 2.0**61
 """Upper limit of the sum of the low integers, on all ranks together."""
 _MAGIC = 1.5 * 2.0**52
@@ -63,7 +64,6 @@ class ExactSum:
         low: the low integers, int64, shape (d,).
         high: the high integers, int64, shape (d,), or None as long as ``low`` has room.
         bound: the largest value an element could have reached, the sum of the summands' largest absolute values.
-        masked: whether the integers are masked, i.e. numbers modulo 2**64, from which carries cannot be taken.
     """
 
     def __init__(
@@ -73,7 +73,6 @@ class ExactSum:
         self.high = torch.zeros_like(self.low) if fraction is None else None
         self.fraction = FRACTION if fraction is None else fraction
         self.bound = 0.0
-        self.masked = False
         self.load = 0.0
         """The largest value that ``low`` could have reached."""
         self._biases = 0
@@ -86,12 +85,10 @@ class ExactSum:
             largest: its largest absolute value, weighted.
 
         Raises:
-            ClientError: if it is not finite, or if the sum could exceed 2**42 or masked integers could leave their range.
+            ClientError: if it is not finite, or if the sum could exceed 2**42.
         """
         if not self.bound + largest < _LIMIT:  # NaN is not below it either
             raise ClientError(_TOO_LARGE)
-        if self.masked:
-            self._require_room(self.load + self._weight_of(largest))
 
     def add(self, values: Tensor, weight: float = 1.0, largest: float | None = None) -> None:
         """Add ``weight * values``.
@@ -114,21 +111,18 @@ class ExactSum:
             _add_narrow(parts, lows, scale)
             self._biases += 1
         else:
-            _add_wide(parts, lows, blocks(self.high), scale, reach * 2.0 ** (self.fraction - _SPLIT) < _QUICK)
+            _add_wide(parts, lows, blocks(self.high), scale, reach * 2.0 ** (self.fraction - SPLIT) < _QUICK)
 
     def merge(self, other: ExactSum) -> None:
-        """Add another sum of the same length and fraction, which may be masked.
+        """Add another sum of the same length and fraction.
 
         Raises:
             ClientError: if the sum could leave the representable range.
         """
-        self.masked |= other.masked
         self.admit(other.bound)
-        if self.masked:
-            self._require_room(self.load + other.load)
         self.bound += other.bound
-        self._settle()
-        other._settle()
+        self.settle()
+        other.settle()
         self._make_room(other.load, other.high is not None)
         self.low += other.low
         if other.high is not None:
@@ -141,14 +135,9 @@ class ExactSum:
         Args:
             load: the sum of :attr:`load` over the ranks.
             high: whether a rank has a second integer.
-
-        Raises:
-            ClientError: if masked integers could leave their range.
         """
-        self._settle()
-        if self.masked:
-            self._require_room(load)
-        elif high or load > _ROOM:
+        self.settle()
+        if high or load > _ROOM:
             self._carry()
 
     def value(self, out: Tensor | None = None) -> Tensor:
@@ -157,48 +146,42 @@ class ExactSum:
         Args:
             out: the output memory; it may be the memory of ``low``, which ends the sum. By default the sum can continue.
         """
-        if self.high is not None and not self.masked:
+        if self.high is not None:
             self._carry()
         result = torch.empty(self.low.shape, dtype=torch.float64, device=self.low.device) if out is None else out
         highs = blocks(self.low if self.high is None else self.high)
         for low, high, total in zip(blocks(self.low), highs, blocks(result), strict=True):
             units = low.sub(_as_int64(self._biases)).double()
             if self.high is not None:
-                units.add_(high.double(), alpha=2.0**_SPLIT)
+                units.add_(high.double(), alpha=2.0**SPLIT)
             torch.mul(units, 2.0**-self.fraction, out=total)
         return result
 
     def _weight_of(self, reach: float) -> float:
         """Return the most that a summand can add to the low integers."""
-        return min(reach * 2.0**self.fraction + 1.0, 2.0 ** (_SPLIT - 1) if self.high is not None else float("inf"))
+        return min(reach * 2.0**self.fraction + 1.0, 2.0 ** (SPLIT - 1) if self.high is not None else float("inf"))
 
     def _make_room(self, load: float, high: bool) -> None:
         """Carry if the low integers could overflow, or if a summand is too large for them."""
-        if not self.masked and ((high and self.high is None) or self.load + load > _ROOM):
+        if (high and self.high is None) or self.load + load > _ROOM:
             self._carry()
-            load = min(load, 2.0 ** (_SPLIT - 1))
+            load = min(load, 2.0 ** (SPLIT - 1))
         self.load += load
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Leave in ``low`` and ``high`` nothing but the sum."""
         if self._biases:
             self.low -= _as_int64(self._biases)
             self._biases = 0
 
     def _carry(self) -> None:
-        self._settle()
+        self.settle()
         self.high = torch.zeros_like(self.low) if self.high is None else self.high
         for low, high in zip(blocks(self.low), blocks(self.high), strict=True):
-            carries = (low + 2 ** (_SPLIT - 1)) >> _SPLIT
+            carries = (low + 2 ** (SPLIT - 1)) >> SPLIT
             high += carries
-            low -= carries << _SPLIT
-        self.load = 2.0 ** (_SPLIT - 1)
-
-    def _require_room(self, load: float) -> None:
-        if load > _ROOM:
-            raise ClientError(
-                "Secure aggregation adds masked numbers modulo 2**64, which allows up to 16,384 clients in a round, but this "
-                "round has more. Lower 'federation.clients_per_round', or remove 'federation.secure_aggregation'."
-            )
+            low -= carries << SPLIT
+        self.load = 2.0 ** (SPLIT - 1)
 
 
 class ExactNumber:
@@ -227,10 +210,10 @@ class ExactNumber:
     def move_to(self, total: ExactSum) -> None:
         """Add the sum to another of one number on the finest grid, which has none yet."""
         assert total.high is not None
-        high = (self._units + 2 ** (_SPLIT - 1)) >> _SPLIT
+        high = (self._units + 2 ** (SPLIT - 1)) >> SPLIT
         total.high += high
-        total.low += self._units - (high << _SPLIT)
-        total.bound, total.load = self.bound, 2.0 ** (_SPLIT - 1)
+        total.low += self._units - (high << SPLIT)
+        total.bound, total.load = self.bound, 2.0 ** (SPLIT - 1)
 
 
 def _as_int64(biases: int) -> int:
@@ -260,12 +243,12 @@ def _add_wide(
 ) -> None:
     for part, low, high in zip(parts, lows, highs, strict=True):
         product = part.double() * scale
-        upper = product.mul(2.0**-_SPLIT)
+        upper = product.mul(2.0**-SPLIT)
         if quick:
             upper.add_(_MAGIC)
             high.add_(upper.view(torch.int64).sub(_MAGIC_BITS))
-            product.sub_(upper.sub_(_MAGIC), alpha=2.0**_SPLIT).add_(_MAGIC)
+            product.sub_(upper.sub_(_MAGIC), alpha=2.0**SPLIT).add_(_MAGIC)
             low.add_(product.view(torch.int64).sub_(_MAGIC_BITS))
         else:
             high.add_(upper.round_().long())
-            low.add_(product.sub_(upper, alpha=2.0**_SPLIT).round_().long())
+            low.add_(product.sub_(upper, alpha=2.0**SPLIT).round_().long())

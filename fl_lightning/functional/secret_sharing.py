@@ -1,31 +1,25 @@
-"""Share secrets among holders (Shamir 1979), and agree on keys between two parties (Diffie, Hellman 1976).
-
-The arithmetic is real, but the group is a toy: use it for simulation, not for protection.
-"""
+"""Share secrets among holders (Shamir 1979), over a prime field that holds 256 bits."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-PRIME = 2**127 - 1
-"""The prime of the field and of the group; secrets are below it."""
-
-_BASE = 3
-SHARE_BYTES = 16
-"""The size of a share or a public key."""
+PRIME = 2**256 + 297
+"""The prime of the field, the smallest above 2**256."""
+SHARE_BYTES = 33
+"""The size of a share."""
 
 
-def split_secret(secret: int, threshold: int, holders: Sequence[int], draw: random.Random) -> dict[int, int]:
+def split_secret(secret: int, threshold: int, holders: Sequence[int], draw: Callable[[], int]) -> dict[int, int]:
     """Return each holder's share: any ``threshold`` of them reveal the secret, fewer reveal nothing.
 
     Args:
         secret: the secret, from 0 to below :data:`PRIME`.
         threshold: the number of shares needed, from 1 to the number of holders.
         holders: distinct ids, >= 0.
-        draw: draws the polynomial's other coefficients.
+        draw: draws a number uniformly from the field, for the polynomial's other coefficients.
     """
-    coefficients = [secret, *(draw.randrange(PRIME) for _ in range(threshold - 1))]
+    coefficients = [secret, *(draw() for _ in range(threshold - 1))]
     shares = {}
     for holder in holders:
         value = 0
@@ -46,13 +40,3 @@ def join_shares(shares: Mapping[int, int]) -> int:
                 above, below = above * other % PRIME, below * (other - x) % PRIME
         secret += share * above * pow(below, -1, PRIME)
     return secret % PRIME
-
-
-def public_key(secret: int) -> int:
-    """Return the public key of a secret key."""
-    return pow(_BASE, secret, PRIME)
-
-
-def agreed_key(mine: int, theirs: int) -> int:
-    """Return the key that two parties share, from one's secret key and the other's public key."""
-    return pow(theirs, mine, PRIME)

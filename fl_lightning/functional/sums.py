@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fl_lightning.errors import ClientError
 from fl_lightning.functional.exact_sum import FRACTION, ExactNumber, ExactSum, magnitude
 from fl_lightning.functional.recycling import large_empty
 
@@ -40,10 +41,12 @@ class Grid:
     Args:
         pieces: the length and expected magnitude of consecutive pieces of the vector; None selects the finest grid.
         largest: the largest expected weight, > 0.
+        certain: whether a weight is as large as that, so that lighter ones need no finer grid: they hardly change the average.
     """
 
     pieces: tuple[tuple[int, float | None], ...]
     largest: float
+    certain: bool = False
 
     def fractions(self) -> list[tuple[int, int | None]]:
         """Return the length and fraction of each piece, as :class:`~fl_lightning.functional.exact_sum.ExactSum` takes it."""
@@ -58,6 +61,7 @@ class Grid:
         if not weight:
             return 0
         tier = (math.frexp(self.largest / abs(weight))[1] - 1) // _TIER
+        tier = min(tier, 0) if self.certain else tier
         return 0 if tier == -1 else max(-_DEEPEST, min(_DEEPEST, tier))  # somewhat above: a second integer has room
 
 
@@ -93,8 +97,8 @@ class Sums:
     Args:
         device: the device of the sums; the CPU replaces a device without float64 (Apple's GPUs).
         grids: the grids by name, for sums whose size is known beforehand.
-        for_masks: whether masks will be added, which need the same sums from every client. Weights below 2**-36 then lose
-            digits; otherwise they are summed separately.
+        for_masks: whether this is one client's part of sums under masks, which has one grid for each sum: a weight that would
+            need another one is refused.
     """
 
     def __init__(
@@ -110,10 +114,16 @@ class Sums:
         """Add ``weight * values`` to the sum of that name; the first summand sets its size.
 
         Raises:
-            ClientError: if a value is not finite, or the sum would become too large; the sum is unchanged.
+            ClientError: if a value is not finite, the sum would become too large, or masks do not allow the weight; the sum is
+                unchanged.
         """
         grid, weight = self._grids.get(name), float(weight)
-        tier = grid.tier(weight) if grid is not None else 0 if self.for_masks else _light_tier(weight)
+        tier = _light_tier(weight) if grid is None else grid.tier(weight)
+        if tier and self.for_masks:
+            raise ClientError(
+                f"The weight {weight:.3g} in the sum '{name}' is too far from what its grid expects, {_expected(grid)}, to be "
+                "added under masks. Multiply the weights of all clients by one factor, which cancels in an average."
+            )
         key, weight = (name, tier), weight * 2.0 ** (_TIER * tier)
         if isinstance(values, float | int) and key not in self._sums and (grid is None or grid.pieces == ((1, None),)):
             self._numbers.setdefault(key, ExactNumber()).add(values, weight)
@@ -138,11 +148,10 @@ class Sums:
 
     def resolves(self, name: str, weight: float) -> bool:
         """Return whether a summand of this weight, > 0, and magnitude 1 keeps 37 bits of the sum of that name."""
-        lightest = 2.0 ** (_PRECISE - FRACTION) if self.for_masks else 0.0
-        return name in self._grids or lightest <= weight <= 2.0**_PRECISE
+        return name in self._grids or weight <= 2.0**_PRECISE
 
     def merge(self, other: Sums) -> None:
-        """Add another's sums, name by name; they may be masked."""
+        """Add another's sums, name by name."""
         self._vectors()
         for key, vector in other._vectors().items():
             self._ensure(key, vector.size).merge(vector)
@@ -176,19 +185,15 @@ class Sums:
         """Return the length of each sum, by name."""
         return {name: vector.size for (name, _), vector in self._vectors().items()}
 
-    def masks(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the integers that masks are added to, each with a unique name; modulo 2**64 until :meth:`reveal`."""
-        for (name, _), vector in self._vectors().items():
-            for part in vector.parts:
-                part.masked = True
-            for number, integers in enumerate(vector.integers()):
-                yield f"{name} {number}", integers
+    def parts(self, name: str, size: int | None = None) -> list[ExactSum]:
+        """Return the pieces of a sum, which begins as 0 if there is none of that name yet.
 
-    def reveal(self) -> None:
-        """Declare that all masks have been removed."""
-        for vector in self._vectors().values():
-            for part in vector.parts:
-                part.masked = False
+        Args:
+            name: the sum's name.
+            size: its length, if there may be none yet.
+        """
+        self._vectors()
+        return self._ensure((name, 0), self._sums[name, 0].size if size is None else size).parts
 
     def loads(self) -> Loads:
         """Return the facts that ranks exchange about their sums before they add them."""
@@ -202,9 +207,6 @@ class Sums:
 
         Args:
             everyone: the :meth:`loads` of all ranks.
-
-        Raises:
-            ClientError: on every rank, if masked integers could leave their range.
         """
         self._vectors()
         for key in sorted({key for loads in everyone for key in loads}):
@@ -213,6 +215,10 @@ class Sums:
             for part, ranks in zip(vector.parts, zip(*known, strict=True), strict=True):
                 part.ready(sum(load for _, load, _ in ranks), any(high for _, _, high in ranks))
             yield from vector.integers()
+
+
+def _expected(grid: Grid | None) -> str:
+    return f"{2.0**_LIGHT:.2g} or above" if grid is None else f"about {grid.largest:.3g} or up to 4,096 times less"
 
 
 def _light_tier(weight: float) -> int:

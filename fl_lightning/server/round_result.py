@@ -79,6 +79,8 @@ def influences(strategy: Strategy, updates: Sequence[ClientUpdate]) -> dict[int,
 def with_shares(updates: list[ClientUpdate], strategy: Strategy) -> list[ClientUpdate]:
     """Return the updates with their shares of the total weight, which sum to 1."""
     total = sum(update.weight for update in updates)
+    if math.isnan(total):  # nobody knows them
+        return updates
     if not total > 0 and len(updates) > 1:
         rank_zero_warn(
             f"{type(strategy).__name__} gave all clients of a round the weight 0, so their plain average was used. Check the "

@@ -54,7 +54,6 @@ class RoundSums:
     def total(self) -> Sums:
         """Return the sums over all ranks; ranks exchange data."""
         self._comm.add_sums(self._sums)
-        self._sums.reveal()
         return self._sums
 
     def aggregate(self, updates: list[ClientUpdate], chains: Sequence[Sequence[int]], scorer: ModelScorer) -> Aggregate:

@@ -65,6 +65,10 @@ class AFL(WeightedAverage):
         assert self._mixture is not None
         return float(self._mixture[update.client])
 
+    def sum_sizes(self, size: int, parameters: int) -> None:
+        """Return that clients cannot mask their parts: only the server knows the mixture that weighs them."""
+        return
+
     def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
         """Add an update and its loss; see :meth:`WeightedAverage.accumulate`."""
         assert self._mixture is not None

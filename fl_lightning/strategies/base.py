@@ -218,6 +218,20 @@ class RunningStrategy(Strategy, ABC):
         models = model_grid(largest)
         return {} if models is None else {"state": models, "weight": Grid(((1, None),), models.largest)}
 
+    def sum_sizes(self, size: int, parameters: int) -> dict[str, int] | None:
+        """Return the length of each sum that :meth:`accumulate` adds to, for clients that mask their part of them.
+
+        The method then runs where the client trains, after ``start_round``. So it must not read what only the server knows.
+
+        Args:
+            size: the length d of a state.
+            parameters: the number p of parameters.
+
+        Returns:
+            The lengths by name; None if clients cannot mask their parts, which is the default.
+        """
+        return None
+
     @abstractmethod
     def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
         """Add one update to the round's sums.
@@ -280,8 +294,6 @@ class JointStrategy(Strategy, ABC):
 _LARGEST = 2.0**36
 _SMALLEST = 2.0**-60
 """Weights below it may vanish in the sum."""
-_LEAST = 2.0**-36
-"""With secure aggregation, a smaller total would leave the average too few digits."""
 
 
 class WeightedAverage(RunningStrategy):
@@ -292,6 +304,13 @@ class WeightedAverage(RunningStrategy):
     @abstractmethod
     def weight(self, update: ClientUpdate) -> float:
         """Return the unnormalised weight p_k of one update, finite and >= 0."""
+
+    def sum_sizes(self, size: int, parameters: int) -> dict[str, int] | None:
+        """Return the length of each sum.
+
+        A subclass with further sums, or with a weight that only the server knows, overrides it.
+        """
+        return {"state": size, "weight": 1}
 
     def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
         """Add ``p_k * w_k`` and ``p_k``; see :meth:`RunningStrategy.accumulate`.
@@ -320,7 +339,9 @@ class WeightedAverage(RunningStrategy):
         if weight > 0:
             sums.add("state", update.state, weight)
             sums.add("weight", 1.0, weight)
-        if weight < _SMALLEST and not sums.scalar("weight"):  # this rank has seen only zeros: all weights may be zero
+        if (
+            weight < _SMALLEST and not sums.for_masks and not sums.scalar("weight")
+        ):  # this rank has seen only zeros: all weights may be zero
             sums.add("plain state", update.state)
             sums.add("plain weight", 1.0)
         return weight
@@ -329,14 +350,13 @@ class WeightedAverage(RunningStrategy):
         """Return the weighted average, or the plain average if every weight is 0.
 
         Raises:
-            ClientError: if masked weights are too small to be summed.
+            ClientError: if every weight is 0, and masks hide the models of which the plain average would consist.
         """
         total = sums.scalar("weight")
-        if sums.for_masks and 0 < total < _LEAST:
+        if sums.for_masks and not total > 0:
             raise ClientError(
-                f"The weights of {type(self).__name__} add up to {total:.3g}, but 'federation.secure_aggregation' needs "
-                f"{_LEAST:.3g} or more to sum them precisely. Multiply the weights of all clients by the same large factor, "
-                "which cancels in the average."
+                f"{type(self).__name__} gave all clients of the round the weight 0, and masks hide their models. Check the "
+                "metric that the weights are computed from, or use FedAvg."
             )
         prefix = "" if total > 0 else "plain "
         return sums.take(f"{prefix}state").div_(sums.scalar(f"{prefix}weight"))

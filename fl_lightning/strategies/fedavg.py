@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from fl_lightning.core.resume_rule import ResumeRule
-from fl_lightning.strategies.base import WeightedAverage
+from fl_lightning.functional.sums import Grid
+from fl_lightning.strategies.base import ModelGrid, WeightedAverage
 from fl_lightning.types import ClientUpdate
 
 
@@ -32,6 +34,12 @@ class FedAvg(WeightedAverage):
     def largest_weight(self, examples: Sequence[int]) -> float:
         """Return the largest n_k, or 1."""
         return float(max(examples)) if self.weighting == "examples" else 1.0
+
+    def grids(self, examples: Sequence[int], model_grid: ModelGrid) -> dict[str, Grid]:
+        """Return the grids of the sums, of which one client has the largest weight."""
+        certain = type(self).weight is FedAvg.weight
+        found = super().grids(examples, model_grid)
+        return {name: replace(grid, certain=certain) for name, grid in found.items()}
 
     def weight(self, update: ClientUpdate) -> float:
         """Return n_k, or 1."""

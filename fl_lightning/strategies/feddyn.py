@@ -61,6 +61,10 @@ class FedDyn(RunningStrategy):
         """Return every client's weight, 1."""
         return 1.0
 
+    def sum_sizes(self, size: int, parameters: int) -> dict[str, int]:
+        """See :meth:`RunningStrategy.sum_sizes`."""
+        return {"state": size, "clients": 1}
+
     def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
         """Add an update; every client of the cohort weighs 1."""
         assert update.state is not None

@@ -45,6 +45,10 @@ class FedExP(FedAvg):
         """Note w_t."""
         self._start = start.server_state[: start.num_parameters]
 
+    def sum_sizes(self, size: int, parameters: int) -> dict[str, int]:
+        """See :meth:`RunningStrategy.sum_sizes`."""
+        return {"state": size, "weight": 1, "squares": 1}
+
     def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
         """Add an update, and the square of its change."""
         assert update.state is not None

@@ -32,6 +32,10 @@ class FedNova(RunningStrategy):
         """Keep w_t."""
         self._start = start
 
+    def sum_sizes(self, size: int, parameters: int) -> dict[str, int]:
+        """See :meth:`RunningStrategy.sum_sizes`."""
+        return {"parameters": parameters, "inverse": 1, "buffers": size - parameters, "coefficients": 1, "examples": 1}
+
     def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
         """Add an update; see :meth:`RunningStrategy.accumulate`.
 

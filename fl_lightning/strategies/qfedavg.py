@@ -65,6 +65,10 @@ class QFedAvg(RunningStrategy):
         found = super().grids(examples, model_grid)
         return found | ({"scale": found["weight"]} if found else {})
 
+    def sum_sizes(self, size: int, parameters: int) -> dict[str, int]:
+        """See :meth:`RunningStrategy.sum_sizes`."""
+        return {"state": size, "weight": 1, "scale": 1}
+
     def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
         """Add an update, and return F_k^q.
 

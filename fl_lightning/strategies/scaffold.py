@@ -70,6 +70,10 @@ class Scaffold(RunningStrategy):
         control = {"control": Grid(((len(self._control), _ROOM * size),), 1.0)} if self._control is not None and size else {}
         return super().grids(examples, model_grid) | control
 
+    def sum_sizes(self, size: int, parameters: int) -> dict[str, int]:
+        """See :meth:`RunningStrategy.sum_sizes`."""
+        return {"state": size, "control": parameters, "clients": 1}
+
     def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
         """Add an update; see :meth:`RunningStrategy.accumulate`. Every client of the cohort weighs 1."""
         assert update.state is not None

@@ -100,7 +100,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fedstar": {"route": FedStar(2, "val_acc")},
     "topk": {"transforms": [TopK(0.3)]},
     "quantized": {"transforms": [Quantize(4, 16)]},
-    "secure": {"secure_aggregation": SecureAggregation(0.6)},
+    "secure": {"secure_aggregation": SecureAggregation()},
     "fedbuff": {"strategy": FedBuff(0.9, 0.5), "asynchronous": Asynchronous(4, 2)},
     "fedasync": {"strategy": FedAsync(a=0.3), "asynchronous": Asynchronous(0.8)},
 }

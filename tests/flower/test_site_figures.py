@@ -300,6 +300,7 @@ def test_a_hostile_server_gets_no_number_outside_the_policy(task, local, rate, t
         model_version=1,
         orders=[order(**task)],
         settlements=[],
+        notes=[],
     )
     content = site.answer({"order": asked, "model": to_bytes(server_model())})
     reply = dict(envelope.opened(content, ("reply",)))

@@ -43,6 +43,7 @@ def contract(model: Any = MODEL, **changes: Any) -> dict[str, Any]:
         "local": {"threads": 1},
         "transforms": [],
         "client_evaluation": {},
+        "secure_aggregation": None,
         "faults": {},
     }
     values = {
@@ -78,7 +79,7 @@ def server_model() -> ServerModel:
 
 def work(site: Any, *orders: Any, model: ServerModel | None = None) -> dict[str, Any]:
     parts = {"model": to_bytes(model or server_model())}
-    return ask(site, "work", parts, session="s", model_version=1, orders=list(orders), settlements=[])
+    return ask(site, "work", parts, session="s", model_version=1, orders=list(orders), settlements=[], notes=[])
 
 
 def order(client: int = 0, **changes: Any) -> ClientTask:

@@ -114,7 +114,7 @@ def test_with_central_noise_one_client_moves_the_aggregate_by_its_clipped_norm_o
         {"transforms": [ClientPrivacy(C, NO_NOISE, noise_seed=1, target_quantile=0.5)]},
         {"attackers": Attackers(clients=[0], model=SignFlip(100.0))},
         {"personal": [HEAD]},
-        {"secure_aggregation": fl_lightning.SecureAggregation(0.6)},
+        {"secure_aggregation": fl_lightning.SecureAggregation()},
         {"local": LocalTraining(engine="stacked")},
     ],
     ids=["top k", "clipped", "adaptive", "attackers", "personal", "secure", "stacked"],

@@ -192,7 +192,7 @@ def test_a_solved_noise_that_the_count_cannot_bear_is_refused_before_a_round():
 def test_masked_sums_hide_what_is_counted():
     transforms = [ClientPrivacy(0.5, 2.0, target_quantile=0.5)]
     with pytest.raises(ConfigurationError, match="'target_quantile' of ClientPrivacy counts the changes that were clipped"):
-        federate(Plain(), 1, strategy=FedAvg("uniform"), transforms=transforms, secure_aggregation=SecureAggregation(0.6))
+        federate(Plain(), 1, strategy=FedAvg("uniform"), transforms=transforms, secure_aggregation=SecureAggregation())
 
 
 def test_sites_would_have_to_send_a_count():

@@ -154,7 +154,7 @@ def test_a_federation_comes_to_the_same_bits(settings):
     finals, seen = [], []
     settings = dict(settings)
     validation, source = settings.pop("client_validation", 0.0), settings.pop("data", Blobs)
-    for secure in (None, SecureAggregation(0.6)):
+    for secure in (None, SecureAggregation()):
         torch.manual_seed(0)
         module, updates = Plain(batchnorm="local" not in settings), Updates()
         options = {"secure_aggregation": secure, **settings}

@@ -99,7 +99,7 @@ SETTINGS = {
     "all clients": lambda: clients(0.5),
     "local": lambda: clients(noise="local"),
     "stacked": lambda: clients(local=LocalTraining(engine="stacked")),
-    "secure": lambda: clients(secure_aggregation=SecureAggregation(0.6)),
+    "secure": lambda: clients(secure_aggregation=SecureAggregation()),
     "drops out": lambda: clients(seeded=1, availability=Availability(drop_out=0.3, slow=0.5)),
     "examples": examples,
     "examples and partial work": lambda: {

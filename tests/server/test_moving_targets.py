@@ -228,7 +228,7 @@ def test_periods_mix_targets_like_weights():
         ({"strategy": ShapleyValues("val_acc")}, "ShapleyValues"),
         ({"transforms": [ClipUpdate(1.0)]}, "ClipUpdate"),
         ({"attackers": Attackers(clients=[1], model=ALIE(1.0))}, "ALIE"),
-        ({"secure_aggregation": SecureAggregation(0.6)}, "'federation.secure_aggregation'"),
+        ({"secure_aggregation": SecureAggregation()}, "'federation.secure_aggregation'"),
         ({"local": LocalTraining(privacy=ExamplePrivacy(1.0, 0.5, noise_seed=7))}, "'federation.local.privacy'"),
     ],
 )

@@ -293,7 +293,7 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "secure": lambda: {
         "strategy": Scaffold(),
-        "secure_aggregation": SecureAggregation(0.6),
+        "secure_aggregation": SecureAggregation(),
         "availability": Availability(0.3),
         "faults": Faults("skip"),
         "seed": 1,

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from fl_lightning import TableDataModule
 from fl_lightning.cli.federation_cli import main
+from fl_lightning.flower.keys import create_key
 from fl_lightning.flower.remote_sites import RemoteSites
 from fl_lightning.flower.site_data import SiteData
 from fl_lightning.flower.site_server import SiteServer
@@ -29,6 +30,8 @@ POLICY: dict[str, Any] = {
     "min_examples": 1,
 }
 """What the sites of the tests allow, unless a test is about it."""
+LINES: list[str] = []
+"""What the sites have told their staff."""
 NAMES = ("north", "south", "west")
 SERVERS: dict[str, SiteServer] = {}
 """The running sites, by name; they outlive a fit."""
@@ -98,12 +101,13 @@ class BytesSites(RemoteSites):
 
 def start_site(folder: Path, name: str) -> SiteServer:
     """Start a site, or start it again after a crash: it knows what is in its folder."""
-    path, own = folder / name / "data.yaml", folder / name / "state"
+    path, own, own_key = (folder / name / one for one in ("data.yaml", "state", "own.key"))
     settings = read_site(path, own)
     SERVERS[name] = SiteServer(
         *(name, None if settings.waits else SiteData(settings), settings.policy, own),
-        say=lambda line: None,
+        say=lambda line: LINES.append(f"{name}: {line}"),
         load=lambda schema: SiteData(read_settings(path, schema)),
+        key=own_key.read_bytes() if own_key.exists() else b"",
     )
     return SERVERS[name]
 
@@ -120,6 +124,7 @@ def prepare(folder: Path, monkeypatch: Any, policy: dict[str, Any] | None = None
     write(folder / "few.csv", features[:9] * 0, labels[:9])  # never trained on: the sites have the rows
     bounds = [40, 64, 100, 148]
     (folder / "all").mkdir()
+    (folder / "peers").mkdir()
     write(folder / "test.csv", features[:40], labels[:40])
     for k, name in enumerate(NAMES):
         (folder / name).mkdir()
@@ -129,6 +134,8 @@ def prepare(folder: Path, monkeypatch: Any, policy: dict[str, Any] | None = None
         agreed = {**POLICY, **(policy or {})}
         site: dict[str, Any] = {"datamodule": table(str(folder / name / "own.csv")), "policy": agreed, "device": "cpu"}
         (folder / name / "data.yaml").write_text(yaml.safe_dump(site))
+        shutil.copy(create_key(folder / name / "own.key"), folder / "peers" / f"{name}.pub")
+    for name in NAMES:
         start_site(folder, name)
 
 

@@ -75,7 +75,9 @@ class ClientEvaluation(OptionSettings):
         return higher_is_better(self.metric, self.mode, _NAME + "mode")
 
     def needs(self) -> Iterator[Need]:
-        """Return what the comparison at the end needs: that clients alone can begin where the federation began."""
+        """Return what it needs: figures of single clients; and for the comparison, that they can begin where all began."""
+        why = f"'{_NAME[:-1]}' measures each client"
+        yield Need(Capability.SINGLE_FIGURES, why, f"Remove '{_NAME[:-1]}'")
         if self.compare_alone:
             why = f"'{_NAME}compare_alone' trains clients from the first model"
             yield Need(Capability.FIRST_STARTS, why, f"Set '{_NAME}compare_alone' to false")

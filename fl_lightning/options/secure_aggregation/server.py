@@ -1,77 +1,196 @@
-"""Add up masked updates instead of plain ones."""
+"""The server's part of a round under masks: it passes messages on, adds masked words, and removes what is left of the masks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from itertools import combinations, islice
+from typing import Any, TypeVar
 
-from fl_lightning.core.hooks import ServerHooks
-from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.sums import Sums
-from fl_lightning.options.secure_aggregation.protocol import MaskedRound
-from fl_lightning.server.federation import Federation
-from fl_lightning.server.round_sums import RoundSums
-from fl_lightning.server.sampling import RoundPlan
-from fl_lightning.types import ClientUpdate
+from torch import Tensor
+
+from fl_lightning.errors import ClientError, ProtocolError
+from fl_lightning.functional.secret_sharing import PRIME, join_shares
+from fl_lightning.options.secure_aggregation.client import Announcement, common_mask, own_mask
+from fl_lightning.options.secure_aggregation.description import RoundDescription
+from fl_lightning.options.secure_aggregation.keys import add_mask, commitment, public_of
+from fl_lightning.options.secure_aggregation.messages import (
+    KEYS,
+    LIST,
+    OPEN,
+    SHARES,
+    UPDATE,
+    announcement_in,
+    packed,
+    packed_announcement,
+    unpacked,
+)
+
+Ask = Callable[[Mapping[int, Mapping[str, Any]]], Mapping[int, Mapping[str, Any]]]
+"""Sends each client a request, and returns the answers of those that gave one."""
+_Read = TypeVar("_Read")
+_TRIES = 200
+"""How many choices of shares to try before giving up on a secret of which some shares are wrong."""
 
 
-class MasksAtServer(ServerHooks):
-    """Replace a round's sums by masked ones.
+class MaskedRound:
+    """Lead the clients through one round.
 
     Args:
-        least: returns the number of clients of a cohort that must deliver.
+        description: what all of them must see alike.
+        ask: asks clients.
     """
 
-    def __init__(self, least: Callable[[int], int]) -> None:
-        self._least = least
+    def __init__(self, description: RoundDescription, ask: Ask) -> None:
+        self.description, self._ask = description, ask
+        self._announced: dict[int, Announcement] = {}
+        self._sealed: dict[int, dict[int, bytes]] = {}  # by sender, for each receiver
+        self.bytes_up, self.bytes_down = Counter[int](), Counter[int]()
 
-    def round_sums(self, federation: Federation, round_idx: int, plan: RoundPlan) -> RoundSums:
-        """Return the masked sums of a round, in which clients that drop out have exchanged keys, too."""
-        return MaskedSums(federation, MaskedRound(plan.cohort, self._least(plan.drawn), federation.seed, round_idx))
+    # ---------------------------------------------------------------- before the training
 
-
-class MaskedSums(RoundSums):
-    """Add up the messages that clients have masked; see :class:`RoundSums`.
-
-    Args:
-        federation: the parts of the federation.
-        masks: the protocol of the round, the same on every rank.
-    """
-
-    def __init__(self, federation: Federation, masks: MaskedRound) -> None:
-        super().__init__(federation)
-        self._masks = masks
-        self._sums = Sums(self._sums.device, for_masks=True)
-        self._delivered: list[int] = []  # on this rank
-
-    def begin(self, examples: Sequence[int]) -> None:
-        """Keep the same resolution for all sums: masks need sums of the same kind."""
-
-    def add(self, update: ClientUpdate) -> ClientUpdate:
-        """Compute the strategy's summands for the client itself, and add them masked."""
-        own = Sums(self._sums.device, for_masks=True)
-        weight = self.accumulated(update, own)
-        if not own.sizes():  # excluded by the strategy: it sends nothing, as if it had dropped out
-            return replace(update, weight=weight)
-        self._masks.mask(update.client, own)
-        self._sums.merge(own)
-        self._delivered.append(update.client)
-        bytes_up, bytes_down = self._masks.bytes_up(own), update.bytes_down + self._masks.bytes_down
-        return replace(update, weight=weight, bytes_up=bytes_up, bytes_down=bytes_down)
-
-    def total(self) -> Sums:
-        """Return the sums over all ranks, without masks.
+    def begin(self) -> None:
+        """Collect the clients' keys and shares.
 
         Raises:
-            ClientError: if too few clients delivered to remove the masks.
-            ConfigurationError: if ranks have different sums, so that masks would not cancel.
+            ClientError: if too few answer.
         """
-        ranks = self._comm.gather((self._delivered, self._sums.sizes()))
-        if len({tuple(sorted(sizes)) for theirs, sizes in ranks if theirs}) > 1:
-            raise ConfigurationError(
-                "'federation.secure_aggregation' needs the same sums from every client, but the strategy gives some clients no "
-                "weight. Use FedAvg, or remove 'federation.secure_aggregation'."
-            )
-        delivered = [client for theirs, _ in ranks for client in theirs]
-        self._masks.unmask(self._sums, delivered, self._delivered)
-        return super().total()
+        clients = self.description.clients
+        plain = self.description.plain()
+        replies = self._asked({client: {"step": KEYS, "description": plain} for client in clients})
+        self._announced = _read(replies, lambda found: announcement_in(bytes.fromhex(found["keys"])))
+        self._require(self._announced, "have announced keys")
+        texts = {client: packed_announcement(one) for client, one in self._announced.items()}
+        requests = {}
+        for client in texts:
+            others = [other for other in self.description.neighbours(client) if other in texts]
+            requests[client] = {"step": SHARES, "announced": {str(other): texts[other] for other in others}}
+        self._sealed = _read(self._asked(requests), lambda found: unpacked(found["sealed"]))
+        self._require(self._sealed, "have sent shares")
+
+    def notes(self) -> dict[int, dict[str, Any]]:
+        """Return what each client that takes part must know before it masks its update."""
+        found = {}
+        for client in self._sealed:
+            senders = [other for other in self.description.neighbours(client) if other in self._sealed]
+            shares = {other: self._sealed[other][client] for other in senders if client in self._sealed[other]}
+            self.bytes_down[client] += sum(map(len, shares.values()))
+            found[client] = {"step": UPDATE, "sealed": packed(shares)}
+        return found
+
+    # ---------------------------------------------------------------- after the training
+
+    def open(self, words: Tensor, delivered: Collection[int], mine: Iterable[int]) -> None:
+        """Remove the masks that are left in a sum, in place.
+
+        Args:
+            words: the sum of the masked words of ``mine``.
+            delivered: the clients whose updates are added, on any rank.
+            mine: those of this rank.
+
+        Raises:
+            ClientError: if too few delivered or help, or if shares are wrong; then nothing has been revealed.
+        """
+        self._require(delivered, "delivered")
+        named = sorted(delivered)
+        replies = self._asked({client: {"step": LIST, "delivered": named} for client in named})
+        signatures = _read(replies, lambda found: bytes.fromhex(found["signature"]))
+        self._require(signatures, "have signed the list of survivors")
+        requests = {}
+        for client in signatures:
+            own = {other: signatures[other] for other in self.description.neighbours(client) if other in signatures}
+            requests[client] = {"step": OPEN, "signatures": packed(own)}
+        helped = self._asked(requests)
+        seeds, secrets = (_by_owner(_read(helped, lambda found, w=what: unpacked(found[w]))) for what in ("seeds", "secrets"))  # type: ignore[misc]
+        self._remove(words, mine, seeds, secrets, set(delivered))
+
+    def _remove(
+        self,
+        words: Tensor,
+        mine: Iterable[int],
+        seeds: Mapping[int, dict[int, bytes]],
+        secrets: Mapping[int, dict[int, bytes]],
+        delivered: set[int],
+    ) -> None:
+        """Subtract the own masks of the clients of this rank, and the masks that they share with clients that are gone."""
+        digest, layout, known = self.description.digest, self.description.layout, dict[int, bytes]()
+        for client in mine:
+            told = self._announced[client].seed
+            seed = self._recovered(client, seeds, lambda found, told=told: commitment(found, digest) == told)  # type: ignore[misc]
+            add_mask(words, own_mask(seed, digest), layout, -1)
+            for gone in self.description.neighbours(client):
+                if gone in delivered or gone not in self._sealed:
+                    continue
+                if gone not in known:
+                    public = self._announced[gone].masking
+                    known[gone] = self._recovered(gone, secrets, lambda found, told=public: public_of(found) == told)  # type: ignore[misc]
+                key = common_mask(known[gone], self._announced[client].masking, digest)
+                add_mask(words, key, layout, -1 if client < gone else 1)
+
+    def _recovered(self, client: int, shares: Mapping[int, dict[int, bytes]], fits: Callable[[bytes], bool]) -> bytes:
+        """Return a client's secret from the shares of others, some of which may be wrong.
+
+        Raises:
+            ClientError: if it cannot be found.
+        """
+        held, least = shares.get(client, {}), self.description.least(client)
+        sound = {holder: number for holder, share in held.items() if (number := int.from_bytes(share, "big")) < PRIME}
+        for holders in islice(combinations(sorted(sound), least), _TRIES):
+            secret = join_shares({holder: sound[holder] for holder in holders})
+            if secret < 2**256 and fits(found := secret.to_bytes(32, "big")):
+                return found
+        raise ClientError(
+            f"Round {self.description.round_idx}: {len(held)} clients have sent shares of a secret of client {client}, which "
+            f"takes {least} that fit. The masks cannot be removed; repeat the round."
+        )
+
+    def _require(self, clients: Collection[int], what: str) -> None:
+        """Refuse to go on with fewer clients than it takes to remove the masks of each of them."""
+        cohort = self.description.clients
+        for client in clients or cohort:
+            around = {client, *self.description.neighbours(client)}
+            there, least = len(around & set(clients)), self.description.least(client)
+            if there < least:
+                of = "" if len(around) == len(cohort) else f" next to client {client}"
+                raise ClientError(
+                    f"Round {self.description.round_idx}: {there} of {len(around)} clients{of} {what}, but removing the masks "
+                    f"takes {least} or more. Lower 'federation.secure_aggregation.threshold', or lose fewer clients "
+                    "('federation.faults.retries')."
+                )
+
+    def _asked(self, requests: Mapping[int, Mapping[str, Any]]) -> Mapping[int, Mapping[str, Any]]:
+        answers = self._ask(requests)
+        for client, request in requests.items():
+            self.bytes_down[client] += _size(request)
+            self.bytes_up[client] += _size(answers.get(client, {}))
+        return answers
+
+
+def _read(answers: Mapping[int, Mapping[str, Any]], read: Callable[[Any], _Read]) -> dict[int, _Read]:
+    """Return what clients have answered; one whose answer cannot be read has not answered."""
+    found = {}
+    for client, answer in answers.items():
+        with suppress(ProtocolError, KeyError, TypeError, ValueError):
+            found[client] = read(answer)
+    return found
+
+
+def _by_owner(helped: Mapping[int, Mapping[int, bytes]]) -> dict[int, dict[int, bytes]]:
+    """Return shares by the client whose secret they belong to, for each holder."""
+    found: dict[int, dict[int, bytes]] = {}
+    for holder, shares in helped.items():
+        for owner, share in shares.items():
+            found.setdefault(owner, {})[holder] = share
+    return found
+
+
+def _size(message: Mapping[str, Any]) -> int:
+    """Return the bytes of keys, shares and signatures in a message."""
+    found = 0
+    for name, value in message.items():
+        if isinstance(value, Mapping) and name != "description":
+            found += sum(len(text) // 2 for text in value.values())
+        elif name in ("keys", "signature"):
+            found += len(str(value)) // 2
+    return found

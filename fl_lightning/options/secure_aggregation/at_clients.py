@@ -1,0 +1,220 @@
+"""Mask clients' updates where they train."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fl_lightning.clients.update_editor import UpdateEditor
+from fl_lightning.core.hooks import ClientContext, ClientHooks, SitePlace
+from fl_lightning.errors import ConfigurationError, ProtocolError
+from fl_lightning.functional.sums import Sums
+from fl_lightning.functional.words import to_words
+from fl_lightning.messages import ClientTask
+from fl_lightning.options.secure_aggregation.client import MaskingClient
+from fl_lightning.options.secure_aggregation.description import (
+    COMPLETE,
+    RoundDescription,
+    digest_of_model,
+    digest_of_task,
+)
+from fl_lightning.options.secure_aggregation.keys import Identity, KeyRing, key_from, openssh
+from fl_lightning.options.secure_aggregation.messages import (
+    KEYS,
+    LIST,
+    OPEN,
+    SHARES,
+    UPDATE,
+    WORDS,
+    announcement_in,
+    packed,
+    packed_announcement,
+    unpacked,
+)
+from fl_lightning.options.secure_aggregation.record import SignedLists
+from fl_lightning.strategies.base import RunningStrategy
+from fl_lightning.types import ClientUpdate, RoundStart, Snapshot
+
+LOSS, EXAMPLES = "figure: loss", "figure: examples"
+"""The sums of the training losses, weighted by examples, and of the examples behind them."""
+_LARGEST = 2.0**40
+
+
+class MasksAtClients(ClientHooks):
+    """Answer the server's requests, and mask updates.
+
+    Args:
+        context: the place where the clients train.
+    """
+
+    def __init__(self, context: ClientContext) -> None:
+        self._context, self._place = context, context.place
+        self._lists = None if self._place is None else SignedLists(self._place.folder)
+        self._clients: dict[int, MaskingClient] = {}
+        self._ring: KeyRing | None = None
+        self._editor: UpdateEditor | None = None
+        self._strategy: RunningStrategy | None = None
+
+    def begin(self, round_idx: int, editor: UpdateEditor) -> None:
+        """Take the model of the round."""
+        self._editor, self._strategy = editor, None
+
+    # ---------------------------------------------------------------- requests
+
+    def answer(self, client: int, content: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the answer to a step of the round.
+
+        Raises:
+            ProtocolError: if this client does not take the step.
+        """
+        step = content.get("step")
+        if step == KEYS:
+            self._clients[client] = self._prepared(client, RoundDescription.read(content.get("description")))
+            return {"keys": packed_announcement(self._clients[client].announce())}
+        masking = self._of(client)
+        if step == SHARES:
+            announced = {other: announcement_in(one) for other, one in unpacked(content.get("announced")).items()}
+            return {"sealed": packed(masking.share(announced))}
+        if step == UPDATE:
+            masking.receive(unpacked(content.get("sealed")))
+            return {}
+        if step == LIST:
+            return {"signature": self._signed(masking, content.get("delivered")).hex()}
+        if step == OPEN:
+            seeds, keys = masking.open(unpacked(content.get("signatures")))
+            return {"seeds": packed(seeds), "secrets": packed(keys)}
+        raise ProtocolError("A round under masks has no such step.")
+
+    def _of(self, client: int) -> MaskingClient:
+        if client not in self._clients:
+            raise ProtocolError("This client has no keys for the round. It may have been started again meanwhile.")
+        return self._clients[client]
+
+    def _prepared(self, client: int, description: RoundDescription) -> MaskingClient:
+        names = dict(description.cohort)
+        if client not in names:
+            raise ProtocolError("The round under masks is for other clients.")
+        if self._place is None:
+            return MaskingClient(
+                client, description, self._simulated(description), lambda what: self._drawn(description, client, what)
+            )
+        assert self._lists is not None
+        _require_round(description, client, self._place)
+        self._lists.require_cohort(description)
+        return MaskingClient(client, description, self._identity(self._place), lambda _: secrets.token_bytes(32))
+
+    def _identity(self, place: SitePlace) -> Identity:
+        if self._ring is None:
+            from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+            self._ring = KeyRing(load_ssh_private_key(place.key, None), place.peers)
+        return self._ring
+
+    def _simulated(self, description: RoundDescription) -> Identity:
+        """Return the keys of simulated clients: one process has them all, so that they may be one client's as well."""
+        if not isinstance(self._ring, KeyRing) or not {name for _, name in description.cohort} <= set(self._ring.peers):
+            key = key_from(self._hashed("identity"))
+            self._ring = KeyRing(key, dict.fromkeys((name for _, name in description.cohort), openssh(key)))
+        return self._ring
+
+    def _drawn(self, description: RoundDescription, client: int, what: str) -> bytes:
+        """Return the random bytes of a simulated client: those of every rank agree, and a simulation can be repeated."""
+        return self._hashed(f"{description.round_idx} {client} {what}")
+
+    def _hashed(self, what: str) -> bytes:
+        return hashlib.sha256(f"fl_lightning {self._context.seed} {what}".encode()).digest()
+
+    def _signed(self, masking: MaskingClient, delivered: Any) -> bytes:
+        if not isinstance(delivered, list | tuple) or not all(type(one) is int for one in delivered):
+            raise ProtocolError("The list of survivors cannot be read.")
+        if self._place is not None and len(set(delivered)) < self._place.min_cohort:
+            raise ProtocolError(
+                f"The updates of {len(set(delivered))} sites would be added, but this site's 'policy.min_cohort' is "
+                f"{self._place.min_cohort}."
+            )
+        signature = masking.agree(delivered)
+        if self._lists is not None:
+            self._lists.sign(masking.description, delivered)  # on the disk before the signature leaves
+        return signature
+
+    # ---------------------------------------------------------------- updates
+
+    def seal(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate:
+        """Return what leaves instead of an update: the masked words of its part in each sum, and its counts of batches.
+
+        Raises:
+            ProtocolError: if the order is not what the round describes, or a number is outside the range of the sums.
+        """
+        masking, context, place = self._of(update.client), self._context, self._place
+        description = masking.description
+        if place is not None:
+            assert self._editor is not None
+            _require_same("model", digest_of_model(self._editor.model), description.model)
+            _require_same("order", digest_of_task(task), description.work)
+            update = replace(place.told(update), model=update.model, compressed=None)
+        own = Sums(context.device, description.grids, for_masks=True)
+        self._prepared_strategy(description).accumulate(update, own)
+        loss = update.train_loss
+        if loss is not None and math.isfinite(loss) and abs(loss) * update.num_examples < _LARGEST:
+            own.add(LOSS, loss, update.num_examples)
+            own.add(EXAMPLES, 1.0, update.num_examples)
+        words = masking.mask(to_words(own, description.layout, len(description.cohort)))
+        snapshot = Snapshot(update.snapshot.vector[:0], update.snapshot.counters)
+        return ClientUpdate(
+            update.client,
+            update.round_idx,
+            update.num_examples,
+            update.num_steps,
+            bytes_down=update.bytes_down,
+            bytes_up=8 * len(words),
+            model=snapshot,
+            extras={WORDS: words},
+        )
+
+    def _prepared_strategy(self, description: RoundDescription) -> RunningStrategy:
+        """Return a copy of the strategy that knows the round, and of which a server in this process knows nothing."""
+        if self._strategy is None:
+            assert self._editor is not None
+            found = copy.copy(self._context.strategy)
+            if not isinstance(found, RunningStrategy):
+                raise ConfigurationError(f"{type(found).__name__} needs every client's model, so no sum is enough for it.")
+            state, size = self._editor.state, self._editor.size
+            found.start_round(RoundStart(description.round_idx, description.clients, self._context.num_clients, state, size))
+            self._strategy = found
+        return self._strategy
+
+
+def _require_round(description: RoundDescription, client: int, place: SitePlace) -> None:
+    """Refuse a round that this site's staff has not agreed to.
+
+    Raises:
+        ProtocolError: naming what does not fit.
+    """
+    _require_same("federation", description.federation, place.federation)
+    _require_same("settings", description.contract, place.contract)
+    names = dict(description.cohort)
+    if names[client] != place.name:
+        raise ProtocolError("The round under masks calls this site by another name.")
+    unknown = sorted(set(names.values()) - {*place.peers, place.name})
+    if unknown:
+        raise ProtocolError(
+            f"The round has sites whose public keys this site does not have ('policy.peers'): {unknown[0][:60]!r}."
+        )
+    if not place.min_cohort <= len(names) <= COMPLETE:
+        raise ProtocolError(
+            f"The round has {len(names)} sites, but must have {COMPLETE} at most, and at least this site's 'policy.min_cohort' "
+            f"of {place.min_cohort}."
+        )
+
+
+def _require_same(what: str, here: str, there: str) -> None:
+    if here != there:
+        raise ProtocolError(
+            f"The {what} that this site got differs from the one that all sites of the round under masks agreed on. With "
+            "different ones, the server could tell the sites' updates apart."
+        )

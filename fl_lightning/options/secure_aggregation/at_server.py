@@ -1,0 +1,146 @@
+"""Add up masked updates instead of plain ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fl_lightning.core.hooks import ServerHooks
+from fl_lightning.errors import ClientError, ConfigurationError
+from fl_lightning.functional.sums import Sums
+from fl_lightning.functional.words import add_words, from_words
+from fl_lightning.messages import ClientTask, Note
+from fl_lightning.options.secure_aggregation.at_clients import EXAMPLES, LOSS
+from fl_lightning.options.secure_aggregation.description import RoundDescription, digest_of_model, digest_of_task
+from fl_lightning.options.secure_aggregation.messages import WORDS
+from fl_lightning.options.secure_aggregation.server import MaskedRound
+from fl_lightning.server.federation import Federation
+from fl_lightning.server.round_result import RoundResult
+from fl_lightning.server.round_sums import RoundSums
+from fl_lightning.server.sampling import RoundPlan
+from fl_lightning.strategies.base import RunningStrategy
+from fl_lightning.types import ClientUpdate
+
+
+class MasksAtServer(ServerHooks):
+    """Replace a round's sums by masked ones.
+
+    Args:
+        setting: the name of the option, to which clients answer.
+        threshold: the share of the cohort that must deliver.
+    """
+
+    def __init__(self, setting: str, threshold: float) -> None:
+        self._setting, self._threshold = setting, threshold
+        self._sums: MaskedSums | None = None
+
+    def round_sums(self, federation: Federation, round_idx: int, plan: RoundPlan) -> RoundSums:
+        """Return the masked sums of a round, in which clients that drop out have exchanged keys, too."""
+        self._sums = MaskedSums(federation, self._setting, self._threshold)
+        return self._sums
+
+    def charge(self, federation: Federation, round_idx: int, plan: RoundPlan, tasks: Sequence[ClientTask]) -> None:
+        """Have the clients exchange keys before they train."""
+        assert self._sums is not None
+        self._sums.agree(round_idx, plan, tasks)
+
+    def after_round(self, federation: Federation, round_idx: int, result: RoundResult) -> dict[str, float]:
+        """Return the mean of the clients' training losses as ``loss``."""
+        assert self._sums is not None
+        return self._sums.figures
+
+
+class MaskedSums(RoundSums):
+    """Add up the words that clients have masked; see :class:`RoundSums`.
+
+    Args:
+        federation: the parts of the federation.
+        setting: the name of the option.
+        threshold: the share of the cohort that must deliver.
+    """
+
+    def __init__(self, federation: Federation, setting: str, threshold: float) -> None:
+        super().__init__(federation)
+        self._federation, self._setting, self._threshold = federation, setting, threshold
+        self._examples: Sequence[int] = ()
+        self._delivered: list[int] = []  # on this rank
+        self._round: MaskedRound | None = None
+        self.figures: dict[str, float] = {}
+
+    def begin(self, examples: Sequence[int]) -> None:
+        """Note the numbers of examples, from which the strategy chooses the resolution."""
+        self._examples = examples
+
+    def agree(self, round_idx: int, plan: RoundPlan, tasks: Sequence[ClientTask]) -> None:
+        """Have the clients exchange keys and shares, and announce what they need to mask their updates."""
+        pool = self._federation.pool
+        self._round = MaskedRound(self._described(round_idx, plan, tasks), self._ask)
+        self._round.begin()
+        self._words = self._round.description.layout.zeros()
+        pool.tell([Note(self._setting, client, note) for client, note in self._round.notes().items()])
+
+    def _described(self, round_idx: int, plan: RoundPlan, tasks: Sequence[ClientTask]) -> RoundDescription:
+        federation, strategy = self._federation, self._strategy
+        assert isinstance(strategy, RunningStrategy)
+        sizes = strategy.sum_sizes(self._server.size, self._server.num_parameters)
+        if sizes is None:
+            raise ConfigurationError(_no_sizes(strategy))
+        found = strategy.grids(self._examples, self._server.grid)
+        work = {digest_of_task(task) for task in tasks}
+        return RoundDescription(
+            **federation.pool.terms(),
+            round_idx=round_idx,
+            cohort=tuple((client, federation.data.client_name(client)) for client in plan.cohort),
+            threshold=self._threshold,
+            model=digest_of_model(federation.pool.published),
+            work=work.pop() if len(work) == 1 else "",
+            sizes={**sizes, LOSS: 1, EXAMPLES: 1},
+            grids={name: grid for name, grid in found.items() if name in sizes},
+        )
+
+    def _ask(self, requests: Mapping[int, Mapping[str, Any]]) -> Mapping[int, Mapping[str, Any]]:
+        answers = self._federation.pool.ask([Note(self._setting, client, content) for client, content in requests.items()])
+        return {client: note.content for client, note in answers.items()}
+
+    def add(self, update: ClientUpdate) -> ClientUpdate:
+        """Add the words of an update."""
+        assert self._round is not None
+        words, layout = update.extras[WORDS], self._round.description.layout
+        if words.dtype != torch.int64 or words.shape != self._words.shape:
+            raise ClientError(
+                f"Client {update.client} sent masked words of {words.dtype} and shape {tuple(words.shape)} in round "
+                f"{update.round_idx}, but {tuple(self._words.shape)} of int64 are needed."
+            )
+        add_words(self._words, words.to(self._words.device), layout)
+        self._delivered.append(update.client)
+        up, down = self._round.bytes_up[update.client], self._round.bytes_down[update.client]
+        return replace(update, bytes_up=update.bytes_up + up, bytes_down=update.bytes_down + down)
+
+    def total(self) -> Sums:
+        """Return the sums over all ranks, without masks.
+
+        Raises:
+            ClientError: if too few clients delivered or help to remove the masks.
+        """
+        assert self._round is not None
+        delivered = [client for theirs in self._comm.gather(self._delivered) for client in theirs]
+        self._round.open(self._words, delivered, self._delivered)
+        layout = self._round.description.layout
+        words, *others = self._comm.gather(self._words)
+        for theirs in others:
+            add_words(words, theirs, layout)
+        sums = from_words(words, layout, self._sums.device)
+        examples = sums.scalar(EXAMPLES)
+        self.figures = {"loss": sums.scalar(LOSS) / examples} if examples else {}
+        return sums
+
+
+def _no_sizes(strategy: RunningStrategy) -> str:
+    name = type(strategy).__name__
+    return (
+        f"{name} does not say which sums it adds up, so clients cannot mask them. Use FedAvg, FedAvgM, FedNova, Scaffold, "
+        f"QFedAvg or FedLoss, or let {name} return the length of each sum from 'sum_sizes'."
+    )

@@ -1,0 +1,205 @@
+"""The part of one client in a round under masks (Bonawitz et al. 2017, Figure 4, with the steps in bold)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fl_lightning.errors import ProtocolError
+from fl_lightning.functional.secret_sharing import PRIME, SHARE_BYTES, split_secret
+from fl_lightning.options.secure_aggregation.description import RoundDescription
+from fl_lightning.options.secure_aggregation.keys import (
+    Identity,
+    add_mask,
+    agreed,
+    commitment,
+    derived,
+    public_of,
+    seal,
+    unseal,
+)
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """Announce a client's keys of a round.
+
+    Attributes:
+        sealing: the public key for messages to the client, 32 bytes.
+        masking: the public key for masks, 32 bytes.
+        seed: the commitment to the seed of its own mask, 32 bytes.
+        signature: the client's signature of these and of the round.
+    """
+
+    sealing: bytes
+    masking: bytes
+    seed: bytes
+    signature: bytes
+
+    def content(self, client: int, digest: bytes) -> bytes:
+        """Return what is signed."""
+        return digest + client.to_bytes(8, "big") + self.sealing + self.masking + self.seed
+
+
+def list_content(delivered: Collection[int], digest: bytes) -> bytes:
+    """Return what a client signs of the list of those whose updates are added."""
+    return digest + hashlib.sha256(repr(sorted(delivered)).encode()).digest()
+
+
+class MaskingClient:
+    """Play the part of one client in one round. The steps follow each other once, and none can be repeated.
+
+    Args:
+        client: its id.
+        description: what it knows of the round.
+        identity: signs for it, and checks its peers' signatures.
+        draw: returns 32 secret random bytes for a purpose.
+    """
+
+    def __init__(self, client: int, description: RoundDescription, identity: Identity, draw: Callable[[str], bytes]) -> None:
+        self.client, self.description, self._identity, self._draw = client, description, identity, draw
+        self._names = dict(description.cohort)
+        self._neighbours = description.neighbours(client)
+        self._least = description.least(client)
+        self._step = 0
+        self._sealing, self._masking, self._seed = draw("sealing"), draw("masking"), draw("seed")
+        self._peers: Mapping[int, Announcement] = {}
+        self._held: dict[int, tuple[bytes, bytes]] = {}  # by client: its shares of the seed and of the masking key
+        self._delivered: frozenset[int] = frozenset()
+
+    def _take(self, step: int, what: str) -> None:
+        if self._step != step:
+            raise ProtocolError(f"A server asks for the {what} of a round under masks once, and after the steps before it.")
+        self._step += 1
+
+    def _enough(self, clients: Collection[int], what: str) -> None:
+        others = set(self._neighbours) & set(clients)
+        if len(others) + 1 < self._least:
+            raise ProtocolError(
+                f"Round {self.description.round_idx}: {len(others) + 1} of {len(self._neighbours) + 1} clients {what}, but "
+                f"removing the masks takes {self._least} or more."
+            )
+
+    # ---------------------------------------------------------------- keys and shares
+
+    def announce(self) -> Announcement:
+        """Return the keys of the round (AdvertiseKeys)."""
+        self._take(0, "keys")
+        digest = self.description.digest
+        bare = Announcement(public_of(self._sealing), public_of(self._masking), commitment(self._seed, digest), b"")
+        signature = self._identity.sign("keys", bare.content(self.client, digest))
+        return Announcement(bare.sealing, bare.masking, bare.seed, signature)
+
+    def share(self, announced: Mapping[int, Announcement]) -> dict[int, bytes]:
+        """Return the shares of this client's secrets, sealed for each neighbour that has announced keys (ShareKeys).
+
+        Raises:
+            ProtocolError: if a signature is wrong, a key appears twice, or too few have announced keys.
+        """
+        self._take(1, "shares")
+        peers = {other: announced[other] for other in self._neighbours if other in announced}
+        self._enough(peers, "have announced keys")
+        digest = self.description.digest
+        for other, one in peers.items():
+            self._identity.check(self._names[other], "keys", one.content(other, digest), one.signature)
+        keys = [key for one in peers.values() for key in (one.sealing, one.masking)]
+        if len(set(keys)) < len(keys):
+            raise ProtocolError("Two clients of a round under masks have announced the same key.")
+        self._peers = peers
+        holders = sorted([self.client, *peers])
+        seeds, secrets = (self._split(secret, what, holders) for secret, what in ((self._seed, "b"), (self._masking, "s")))
+        self._held[self.client] = seeds[self.client], secrets[self.client]
+        return {
+            other: seal(self._key(other, self.client, other), seeds[other] + secrets[other], self._context(self.client, other))
+            for other in peers
+        }
+
+    def _split(self, secret: bytes, what: str, holders: list[int]) -> dict[int, bytes]:
+        count = iter(range(self._least))
+
+        def coefficient() -> int:  # 512 bits, so that the remainder is as good as uniform
+            number = next(count)
+            return int.from_bytes(self._draw(f"{what} {number}") + self._draw(f"{what} {number} low"), "big") % PRIME
+
+        shares = split_secret(int.from_bytes(secret, "big"), self._least, holders, coefficient)
+        return {holder: share.to_bytes(SHARE_BYTES, "big") for holder, share in shares.items()}
+
+    def _context(self, sender: int, receiver: int) -> bytes:
+        return self.description.digest + sender.to_bytes(8, "big") + receiver.to_bytes(8, "big")
+
+    def _key(self, other: int, sender: int, receiver: int) -> bytes:
+        return agreed(self._sealing, self._peers[other].sealing, b"shares", self._context(sender, receiver))
+
+    # ---------------------------------------------------------------- the masked update
+
+    def receive(self, sealed: Mapping[int, bytes]) -> None:
+        """Take the shares of the neighbours that take part.
+
+        Raises:
+            ProtocolError: if one was changed, comes from somebody else, or if there are too few.
+        """
+        self._take(2, "masked update")
+        if not set(sealed) <= set(self._peers):
+            raise ProtocolError("Shares come from a client that has announced no keys.")
+        self._enough(sealed, "have sent shares")
+        for other, message in sealed.items():
+            content = unseal(self._key(other, other, self.client), message, self._context(other, self.client))
+            self._held[other] = content[:SHARE_BYTES], content[SHARE_BYTES:]
+
+    def mask(self, words: Tensor) -> Tensor:
+        """Mask the words of this client's update in place, and return them (MaskedInputCollection)."""
+        self._take(3, "masked update")
+        layout, digest = self.description.layout, self.description.digest
+        add_mask(words, own_mask(self._seed, digest), layout, 1)
+        for other in self._held.keys() - {self.client}:
+            key = common_mask(self._masking, self._peers[other].masking, digest)
+            add_mask(words, key, layout, 1 if self.client < other else -1)
+        self._seed = self._masking = b""  # others hold the shares
+        return words
+
+    # ---------------------------------------------------------------- removing masks
+
+    def agree(self, delivered: Collection[int]) -> bytes:
+        """Return the signature of the list of those whose updates are added (ConsistencyCheck).
+
+        Raises:
+            ProtocolError: if it is not on the list, if there are too few, or one that has sent no shares.
+        """
+        self._take(4, "list of survivors")
+        found = frozenset(delivered)
+        if self.client not in found or not found <= set(self._names):
+            raise ProtocolError("The list of survivors does not fit the round.")
+        if found & (set(self._neighbours) - self._held.keys()):
+            raise ProtocolError("The list of survivors names a client that has sent no shares.")
+        self._enough(found, "are on the list of survivors")
+        self._delivered = found
+        return self._identity.sign("list", list_content(found, self.description.digest))
+
+    def open(self, signatures: Mapping[int, bytes]) -> tuple[dict[int, bytes], dict[int, bytes]]:
+        """Return the shares that remove the masks (Unmasking): of the seeds of survivors, and of the keys of the others.
+
+        Raises:
+            ProtocolError: if too few have signed the same list.
+        """
+        self._take(5, "shares to remove masks")
+        content = list_content(self._delivered, self.description.digest)
+        signed = {other: signatures[other] for other in self._neighbours if other in signatures and other in self._delivered}
+        self._enough(signed, "have signed the list of survivors")
+        for other, signature in signed.items():
+            self._identity.check(self._names[other], "list", content, signature)
+        held, self._held = self._held, {}
+        seeds = {other: shares[0] for other, shares in held.items() if other in self._delivered}
+        return seeds, {other: shares[1] for other, shares in held.items() if other not in self._delivered}
+
+
+def own_mask(seed: bytes, digest: bytes) -> bytes:
+    """Return the key of a client's own mask."""
+    return derived(seed, b"own mask", digest)
+
+
+def common_mask(secret: bytes, public: bytes, digest: bytes) -> bytes:
+    """Return the key of the mask that two clients share; one adds it, the other subtracts it."""
+    return agreed(secret, public, b"common mask", digest)

@@ -1,0 +1,143 @@
+"""Describe a round under masks: what every client must see alike before its update is added to the others'."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from fl_lightning.errors import ProtocolError
+from fl_lightning.functional.digest import Digest
+from fl_lightning.functional.sums import Grid
+from fl_lightning.functional.words import WordLayout
+from fl_lightning.messages import ClientTask, ServerModel
+
+COMPLETE = 100
+"""The largest cohort of which every two clients share a mask."""
+_PER_DOUBLING = 8
+"""How many others share a mask with a client of a larger cohort, for each doubling of its size."""
+
+
+@dataclass(frozen=True)
+class RoundDescription:
+    """Describe a round under masks. Keys, shares and lists are signed and derived together with its digest.
+
+    Attributes:
+        federation: the id of the federation; empty in a simulation.
+        contract: the digest of the settings that all clients got; empty in a simulation.
+        session: the id of the attempt.
+        round_idx: the communication round, from 0.
+        cohort: the ids and names of the clients that exchange keys, ascending.
+        threshold: the least share of a client's neighbours, itself included, that must help to remove its masks.
+        model: the digest of the global model and of all that comes with it.
+        work: the digest of what each client is asked to do; empty if the clients have different tasks.
+        sizes: the length of each sum, by name.
+        grids: the grids of those that have one, by name.
+    """
+
+    federation: str
+    contract: str
+    session: str
+    round_idx: int
+    cohort: tuple[tuple[int, str], ...]
+    threshold: float
+    model: str
+    work: str
+    sizes: Mapping[str, int]
+    grids: Mapping[str, Grid]
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Return the digest of the whole description, 32 bytes."""
+        return hashlib.sha256(json.dumps(self.plain(), sort_keys=True).encode()).digest()
+
+    def plain(self) -> dict[str, Any]:
+        """Return the description as plain values, for the way to a site."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, values: Any) -> RoundDescription:
+        """Return the description in plain values.
+
+        Raises:
+            ProtocolError: if it is none.
+        """
+        try:
+            grids = {str(name): _grid(one) for name, one in values["grids"].items()}
+            cohort = tuple((int(client), str(name)) for client, name in values["cohort"])
+            sizes = {str(name): int(size) for name, size in values["sizes"].items()}
+            plain = {
+                name: values[name] for name in ("federation", "contract", "session", "round_idx", "threshold", "model", "work")
+            }
+            found = cls(**plain, cohort=cohort, sizes=sizes, grids=grids)
+            sound = len({k for k, _ in cohort}) == len({name for _, name in cohort}) == len(cohort)
+            sound &= all(size >= 0 for size in sizes.values()) and 0 < found.threshold <= 1
+            sound &= all(sum(n for n, _ in grid.pieces) == sizes[name] and grid.largest > 0 for name, grid in grids.items())
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise ProtocolError("The description of the round under masks cannot be read.") from error
+        if not sound:
+            raise ProtocolError("The description of the round under masks contradicts itself.")
+        return found
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """Return the ids of the clients that exchange keys, ascending."""
+        return tuple(client for client, _ in self.cohort)
+
+    @cached_property
+    def layout(self) -> WordLayout:
+        """Return how the sums are written as words."""
+        return WordLayout(self.sizes, self.grids)
+
+    @cached_property
+    def _ring(self) -> tuple[list[int], dict[int, int]]:
+        """Return the clients in an order that nobody can choose, and the place of each."""
+        ring = [*self.clients]
+        random.Random(self.digest).shuffle(ring)
+        return ring, {client: place for place, client in enumerate(ring)}
+
+    def neighbours(self, client: int) -> tuple[int, ...]:
+        """Return the clients that share masks and secrets with a client: all, or the nearest ones on a ring, both ways."""
+        if len(self.cohort) <= COMPLETE:
+            return tuple(other for other in self.clients if other != client)
+        ring, places = self._ring
+        reach = _PER_DOUBLING * (len(ring) - 1).bit_length() // 2
+        place = places[client]
+        return tuple(sorted(ring[(place + step) % len(ring)] for step in range(-reach, reach + 1) if step))
+
+    def least(self, client: int) -> int:
+        """Return how many of a client's neighbours and itself must help: a share, and more than two thirds in any case."""
+        return least_of(len(self.neighbours(client)) + 1, self.threshold)
+
+
+def least_of(clients: int, share: float) -> int:
+    """Return how many of some clients are at least a share, and more than two thirds of them."""
+    return max(int(-(-(share * clients - 1e-9) // 1)), 2 * clients // 3 + 1)
+
+
+def _grid(values: Any) -> Grid:
+    pieces = tuple((int(size), None if expected is None else float(expected)) for size, expected in values["pieces"])
+    return Grid(pieces, float(values["largest"]), bool(values["certain"]))
+
+
+def digest_of_model(model: ServerModel) -> str:
+    """Return the digest of a published model and of all that comes with it, 64 hexadecimal digits."""
+    collected = Digest(32)
+    for part in (model.tensors, model.broadcast, model.first, model.layout.modes):
+        collected.add([[name, part[name]] for name in sorted(part)])
+    layout = model.layout
+    collected.add(
+        [layout.trained, layout.moving, layout.held, layout.unsent, model.tolerates_broken, float(model.max_abs_weight)]
+    )
+    return collected.text()
+
+
+def digest_of_task(task: ClientTask) -> str:
+    """Return the digest of what a task asks for, whoever gets it."""
+    plain = replace(task, client=0, version=0, start=None, pull=None)
+    odd = "" if task.start is None and task.pull is None else "own start"
+    return hashlib.sha256(repr((plain, odd)).encode()).hexdigest()

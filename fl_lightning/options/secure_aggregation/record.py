@@ -1,0 +1,71 @@
+"""Remember at a site which lists of survivors it has signed, so that no server gets two sums that differ in one site."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.errors import ProtocolError
+from fl_lightning.options.secure_aggregation.description import RoundDescription
+from fl_lightning.utilities.atomic_file import write_whole
+
+
+class SignedLists:
+    """Keep the lists in a file, over all federations.
+
+    Args:
+        folder: the site's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "signed_lists.json"
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        empty: dict[str, dict[str, Any]] = {"models": {}, "federations": {}}
+        return json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else empty
+
+    def require_cohort(self, description: RoundDescription) -> None:
+        """Refuse another cohort than this federation's first one: two sums could differ in one site.
+
+        Raises:
+            ProtocolError: naming what has changed.
+        """
+        known = self._read()["federations"].get(description.federation)
+        if known is not None and known["cohort"] != _digest(description.cohort):
+            raise ProtocolError(
+                "The sites of the round are others than before in this federation, so the difference of two sums could show "
+                "one site's update. Let every round have all sites ('federation.clients_per_round': 1.0), and begin a new "
+                "federation for other sites."
+            )
+
+    def sign(self, description: RoundDescription, delivered: Iterable[int]) -> None:
+        """Note a list before it is signed.
+
+        Raises:
+            ProtocolError: if another list has been signed for the model, in any federation, or a later round in this one.
+        """
+        found, signed = self._read(), _digest(sorted(delivered))
+        known = found["models"].get(description.model)
+        if known is not None and known != signed:
+            raise ProtocolError(
+                "This site has signed another list of survivors for the same model, and the difference of two sums could show "
+                "one site's update. Continue from a later checkpoint, or begin with other weights (another seed)."
+            )
+        federation = found["federations"].setdefault(
+            description.federation, {"cohort": _digest(description.cohort), "round": -1}
+        )
+        if known is None and description.round_idx <= federation["round"]:
+            raise ProtocolError(
+                f"This site has signed the list of survivors of round {federation['round']} of this federation, so it signs "
+                f"none of another model for round {description.round_idx}."
+            )
+        federation["round"] = max(federation["round"], description.round_idx)
+        found["models"][description.model] = signed
+        write_whole(self._path, json.dumps(found).encode())
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
