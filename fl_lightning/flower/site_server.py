@@ -322,7 +322,8 @@ class SiteServer:
         failed = True
         try:
             result = work.site.handle(order)
-            assert result is not None and not isinstance(result, Note)
+            assert result is not None
+            assert not isinstance(result, Note)
             failed = isinstance(result, ClientFailure)
         finally:
             if failed and self._policy.min_noise > 0:

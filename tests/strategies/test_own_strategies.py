@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from federations import SIZES, Plain, federate, same_bits, weights
+from federations import Plain, federate, same_bits, weights
 
 from fl_lightning import (
     ClientError,
@@ -114,8 +114,7 @@ def test_sums_with_a_light_weight_keep_their_digits(values, weight):
 
 def test_masked_weights_that_are_too_small_are_refused():
     """Masks need the same sums from all clients, so weights of another size cannot have sums of their own."""
-    total = sum(SIZES) * 2.0**-50
-    message = rf"The weights of Scaled add up to {total:.3g}, but .* Multiply the weights of all clients"
+    message = r"The weight \S+ in the sum 'state' is too far from what its grid expects.* Multiply the weights of all clients"
     with pytest.raises(ClientError, match=message):
         averaged_by(Scaled(-50), secure_aggregation=SecureAggregation())
     masked, plain = averaged_by(Scaled(-30), secure_aggregation=SecureAggregation()), averaged_by(Scaled())
