@@ -34,7 +34,6 @@ from fl_lightning import (
     WarmStart,
 )
 
-
 SEVEN = (7, 5, 5, 5, 5, 5, 8)
 """The examples of seven clients, of which two may be lost."""
 

@@ -1,0 +1,446 @@
+"""Sites that send nothing but masked words: the bits of a run without masks, and what a server cannot have."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sites_over_bytes
+import torch
+import yaml
+from federation_demo import write_rows
+from sites_over_bytes import (
+    ABSENT,
+    HOOK,
+    LINES,
+    POLICY,
+    REGISTERED,
+    SERVERS,
+    TOLD,
+    configuration,
+    federate,
+    same_bits,
+    simulate,
+    start_site,
+    table,
+)
+
+from fl_lightning import SecureAggregation
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.flower import envelope
+from fl_lightning.flower.keys import create_key
+from fl_lightning.flower.policy import Policy
+from fl_lightning.flower.recipe import RefusedError
+from fl_lightning.flower.site_limits import SiteLimits
+from fl_lightning.functional.model_state import ModelState
+from fl_lightning.messages import ClientTask, EvalOrder, Note
+
+SECURE = {"secure_aggregation": {"threshold": 0.67}}
+SKIP = {"faults": {"policy": "skip"}}
+
+
+def prepare(folder: Path, monkeypatch: Any, sites: int, **policy: Any) -> list[str]:
+    """Write the data of a server and some sites of unlike sizes, whose policies require masks, and start the sites."""
+    monkeypatch.chdir(folder)
+    ABSENT.clear()
+    TOLD.clear()
+    HOOK.clear()
+    LINES.clear()
+    names = REGISTERED[:] = [f"site{k}" for k in range(sites)]
+    draw = np.random.default_rng(3)
+    sizes = [12 + 5 * k for k in range(sites)]
+    labels = draw.integers(0, 3, 40 + sum(sizes))
+    features = draw.normal(size=(len(labels), 6)) + labels[:, None]
+    write_rows(folder / "few.csv", features[:9] * 0, labels[:9])
+    write_rows(folder / "test.csv", features[:40], labels[:40])
+    (folder / "all").mkdir()
+    (folder / "peers").mkdir()
+    done = 40
+    for name, size in zip(names, sizes, strict=True):
+        (folder / name).mkdir()
+        write_rows(folder / name / "own.csv", features[done : done + size], labels[done : done + size])
+        shutil.copy(folder / name / "own.csv", folder / "all" / f"{name}.csv")
+        done += size
+        agreed = {**POLICY, "secure_aggregation": "required", "peers": str(folder / "peers"), **policy}
+        site = {"datamodule": table(str(folder / name / "own.csv")), "policy": agreed, "device": "cpu"}
+        (folder / name / "data.yaml").write_text(yaml.safe_dump(site))
+        shutil.copy(create_key(folder / name / "own.key"), folder / "peers" / f"{name}.pub")
+    for name in names:
+        start_site(folder, name)
+    return names
+
+
+@pytest.fixture(autouse=True)
+def _three_again() -> Iterator[None]:
+    yield
+    HOOK.clear()
+    REGISTERED[:] = sites_over_bytes.NAMES
+
+
+def step_of(parts: Any) -> tuple[str, int]:
+    """Return the step that a request asks for, and its round; training is the step ``update``."""
+    asked = envelope.opened(parts["order"], envelope.KINDS)
+    for order in asked.get("orders", ()):
+        if isinstance(order, ClientTask):
+            return "update", order.round_idx
+        if isinstance(order, Note):
+            return str(order.content["step"]), -1
+    return "", -1
+
+
+class Killed:
+    """A site dies in the second round: when it is asked for a step, before or after it has done it."""
+
+    def __init__(self, folder: Path, name: str, step: str, after: bool = False) -> None:
+        self.folder, self.name, self.step, self.after = folder, name, step, after
+        self.rounds, self.dead = 0, False
+
+    def __call__(self, name: str, parts: Any, ask: Any) -> bytes | None:
+        if name != self.name:
+            return ask()  # type: ignore[no-any-return]
+        if self.dead:
+            return None
+        step, _ = step_of(parts)
+        self.rounds += step == ("keys" if self.step != "plain" else "update")
+        if self.rounds == 2 and step == ("update" if self.step == "plain" else self.step):
+            self.dead = True
+            reply = ask() if self.after else None
+            start_site(self.folder, name)
+            return reply
+        return ask()  # type: ignore[no-any-return]
+
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "FedAvg": {"strategy": "FedAvg"},
+    "proximal term": {"strategy": "FedAvg", "local": {"threads": 1, "proximal_mu": 0.1}},
+    "FedAvgM": {"strategy": "FedAvgM"},
+    "server's Adam": {"strategy": "FedAvg", "server_optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.01}}},
+    "FedSGD": {"strategy": "FedSGD", "local": {"threads": 1, "full_batch": True}},
+    "FedNova": {"strategy": "FedNova"},
+    "Scaffold": {"strategy": "Scaffold"},
+    "QFedAvg": {"strategy": "QFedAvg"},
+    "clipped": {"strategy": "FedAvg", "transforms": [{"class_path": "ClipUpdate", "init_args": {"max_norm": 0.05}}]},
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_masked_sites_give_the_bits_of_the_simulation_without_masks(name, tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch, 4)
+    settings = STRATEGIES[name]
+    assert same_bits(simulate(configuration(**settings)), federate(configuration(**settings, **SECURE)))
+
+
+LOSSES = [("keys", False), ("shares", False), ("update", False), ("list", False), ("open", False), ("update", True)]
+
+
+@pytest.mark.parametrize(("step", "after"), LOSSES)
+@pytest.mark.parametrize("strategy", ["FedAvg", "Scaffold"])
+def test_a_site_that_dies_leaves_the_bits_of_the_others(strategy, step, after, tmp_path, monkeypatch):
+    """Of four, one dies before its keys, shares, update, or signature, or after its masked update, and stays away."""
+    prepare(tmp_path, monkeypatch, 4, secure_aggregation="allowed")
+    HOOK["hook"] = Killed(tmp_path, "site2", step, after)
+    masked = federate(configuration(strategy=strategy, **SECURE, **SKIP), "masked")
+    delivered = step in ("list", "open") or after
+    HOOK["hook"] = Killed(tmp_path, "site2", "plain", after=delivered)
+    for name in REGISTERED:
+        (tmp_path / name / "state" / "record.json").unlink()
+    plain = federate(configuration(strategy=strategy, **SKIP), "plain")
+    assert same_bits(plain, masked)
+
+
+@pytest.mark.parametrize("step", ["keys", "shares", "update", "list", "open"])
+def test_three_sites_can_lose_none_and_nothing_is_opened(step, tmp_path, monkeypatch, capsys):
+    """The run ends with a message; only in the last step have shares left, of a sum over all three."""
+    prepare(tmp_path, monkeypatch, 3)
+    opened = []
+    killed = Killed(tmp_path, "site1", step)
+
+    def hook(name: str, parts: Any, ask: Any) -> bytes | None:
+        if killed.rounds == 2 and step_of(parts)[0] == "open" and name != "site1":
+            opened.append(name)
+        return killed(name, parts, ask)
+
+    HOOK["hook"] = hook
+    with pytest.raises(SystemExit):
+        federate(configuration(strategy="FedAvg", **SECURE, **SKIP))
+    assert re.search(r"Round 1: 2 (of 3 clients|clients have sent shares)", capsys.readouterr().err)
+    assert bool(opened) == (step == "open")
+
+
+def test_a_run_goes_on_after_a_crash_of_the_server(tmp_path, monkeypatch):
+    """A round whose list was signed is repeated with new keys and the same list; nothing else is signed for its model."""
+    prepare(tmp_path, monkeypatch, 3)
+    whole = simulate(configuration(strategy="FedAvg"))
+    crashing = configuration(strategy="FedAvg", **SECURE)
+    crashing["trainer"]["callbacks"] = [{"class_path": "sites_over_bytes.Crash", "init_args": {"round_idx": 1, "after": False}}]
+    with suppress(SystemExit):
+        federate(crashing)
+    resumed = federate(configuration(strategy="FedAvg", **SECURE), "real", "--ckpt_path", "last")
+    assert same_bits(whole, resumed)
+
+
+# ---------------------------------------------------------------- a server that cheats
+
+
+class Cheat:
+    """Change what one site is asked, and keep its answer."""
+
+    def __init__(self, name: str, change: Any) -> None:
+        self.name, self.change = name, change
+
+    def __call__(self, name: str, parts: Any, ask: Any) -> bytes | None:
+        asked = dict(envelope.opened(parts["order"], envelope.KINDS))
+        if name == self.name and asked["kind"] == "work":
+            changed = self.change(asked, parts)
+            if changed is not None:
+                asked, parts = changed
+                content = {k: v for k, v in asked.items() if k not in ("kind", "version")}
+                return SERVERS[name].answer({**parts, "order": envelope.request("work", **content)})
+        return ask()  # type: ignore[no-any-return]
+
+
+def first_order(asked: Any) -> Any:
+    return asked["orders"][0] if asked["orders"] else None
+
+
+def other_model(asked: Any, parts: Any) -> Any:
+    """Send one site a model that differs in the last bit of one number."""
+    from dataclasses import replace
+
+    from fl_lightning.wire import from_bytes, to_bytes
+
+    if "model" not in parts:
+        return None
+    model = from_bytes(parts["model"])
+    name = sorted(model.tensors)[0]
+    tensor = model.tensors[name].clone()
+    tensor.view(-1)[0] = np.nextafter(tensor.view(-1)[0].item(), np.inf, dtype=np.float32).item()
+    return asked, {**parts, "model": to_bytes(replace(model, tensors={**model.tensors, name: tensor}))}
+
+
+def other_epochs(asked: Any, parts: Any) -> Any:
+    from dataclasses import replace
+
+    order = first_order(asked)
+    return ({**asked, "orders": [replace(order, epochs=2)]}, parts) if isinstance(order, ClientTask) else None
+
+
+def other_place(asked: Any, parts: Any) -> Any:
+    """Let one site believe that the training is nearly over, when its rate has decayed."""
+    from dataclasses import replace
+
+    from fl_lightning.messages import Progress
+
+    order = first_order(asked)
+    return ({**asked, "orders": [replace(order, progress=Progress(1000))]}, parts) if isinstance(order, ClientTask) else None
+
+
+def other_settings(asked: Any, parts: Any) -> Any:
+    contract = json.loads(json.dumps(asked["contract"]))
+    contract["model"]["init_args"]["optimizer"]["init_args"]["lr"] = 1e-9
+    return {**asked, "contract": contract}, parts
+
+
+def note_with(at: str, **changes: Any) -> Any:
+    def change(asked: Any, parts: Any) -> Any:
+        from dataclasses import replace
+
+        order = first_order(asked)
+        if not isinstance(order, Note) or order.content["step"] != at:
+            return None
+        content = dict(order.content)
+        for name, value in changes.items():
+            content[name] = value(content[name])
+        return {**asked, "orders": [replace(order, content=content)]}, parts
+
+    return change
+
+
+def evaluation(asked: Any, parts: Any) -> Any:
+    order = first_order(asked)
+    if not isinstance(order, ClientTask):
+        return None
+    return {**asked, "orders": [EvalOrder(order.version, order.client, "training", "evaluation")]}, parts
+
+
+ATTACKS: dict[str, tuple[Any, str]] = {
+    "another model": (other_model, "The model that this site got differs from the one that all sites"),
+    "more epochs": (other_epochs, "The order that this site got differs from the one that all sites"),
+    "a later place": (other_place, "The order that this site got differs from the one that all sites"),
+    "other settings": (other_settings, "The settings that this site got differs from the one that all sites"),
+    "an evaluation": (evaluation, "The order asks for a figure of this site alone, but only sums over sites leave it"),
+    "an invented site": (
+        note_with("keys", description=lambda d: {**d, "cohort": [*d["cohort"], [3, "invented"]]}),
+        "The round has sites whose public keys this site does not have ('policy.peers'): 'invented'",
+    ),
+    "an exchanged name": (
+        note_with("keys", description=lambda d: {**d, "cohort": [[0, "site1"], [1, "site0"], [2, "site2"]]}),
+        "The round under masks calls this site by another name",
+    ),
+    "a sum of two": (
+        note_with("keys", description=lambda d: {**d, "cohort": [[0, "site0"], [1, "site1"]]}),
+        "The round has 2 sites, but must have 100 at most, and at least this site's 'policy.min_cohort' of 3",
+    ),
+    "another federation": (
+        note_with("keys", description=lambda d: {**d, "federation": "f" * 32}),
+        "The federation that this site got differs from the one that all sites",
+    ),
+    "a list of two": (
+        note_with("list", delivered=lambda d: [0, 1]),
+        "The updates of 2 sites would be added, but this site's 'policy.min_cohort' is 3",
+    ),
+    "a list without it": (note_with("list", delivered=lambda d: [5, 6, 7]), "The list of survivors does not fit the round"),
+    "an odd list": (note_with("list", delivered=lambda d: "all"), "The list of survivors cannot be read"),
+    "an unknown step": (note_with("open", step=lambda d: "keys and all"), "A round under masks has no such step"),
+    "no description": (
+        note_with("keys", description=lambda d: None),
+        "The description of the round under masks cannot be read",
+    ),
+    "a share that is none": (
+        note_with("shares", announced=lambda d: {"1": "xyz"}),
+        "A message of the round under masks cannot",
+    ),
+    "a short key": (note_with("shares", announced=lambda d: {**d, "1": "00"}), "An announcement of keys is too short"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_server_that_cheats_a_site_gets_nothing_of_it(attack, tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch, 3)
+    change, message = ATTACKS[attack]
+    HOOK["hook"] = Cheat("site0", change)
+    with pytest.raises(SystemExit):
+        federate(configuration(strategy="FedAvg", **SECURE))
+    assert [line for line in LINES if line.startswith("site0: Refused") and message in line], LINES
+
+
+def test_a_model_is_opened_with_one_list_whatever_the_federation(tmp_path, monkeypatch, capsys):
+    """Two sums over lists that differ in one site would show its update; the same list again shows nothing new."""
+    prepare(tmp_path, monkeypatch, 4, min_cohort=3)
+    config = configuration(strategy="FedAvg", **SECURE, **SKIP)
+    federate(config, "first")
+    federate(config, "again")  # a new federation, with the same models and the same sites
+    ABSENT.add("site3")
+    config["federation"]["pool"] = {"class_path": "sites_over_bytes.BytesSites", "init_args": {"min_sites": 3}}
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        federate(config, "third", "--federation.pool.min_sites", "3")
+    assert [line for line in LINES if "has signed another list of survivors for the same model" in line]
+
+
+def test_the_sites_of_a_federation_stay_the_same(tmp_path, monkeypatch):
+    """Otherwise each round could leave out another one."""
+    prepare(tmp_path, monkeypatch, 5)
+    with pytest.raises(SystemExit):
+        federate(configuration(strategy="FedAvg", clients_per_round=4, **SECURE))
+    assert [line for line in LINES if "The sites of the round are others than before in this federation" in line]
+
+
+def test_a_round_that_was_signed_is_not_signed_for_another_model(tmp_path, monkeypatch):
+    """A server that goes back to an early checkpoint, with a model changed in its last bit."""
+    from fl_lightning.errors import ProtocolError
+    from fl_lightning.options.secure_aggregation.description import RoundDescription
+    from fl_lightning.options.secure_aggregation.record import SignedLists
+
+    def described(round_idx: int, model: str, federation: str = "f") -> RoundDescription:
+        return RoundDescription(federation, "c", "s", round_idx, ((0, "a"), (1, "b"), (2, "c")), 0.67, model, "w", {}, {})
+
+    lists = SignedLists(tmp_path)
+    lists.sign(described(4, "m4"), [0, 1, 2])
+    lists = SignedLists(tmp_path)  # after a restart
+    lists.sign(described(4, "m4"), [2, 1, 0])
+    for round_idx in (3, 4):
+        with pytest.raises(ProtocolError, match="has signed the list of survivors of round 4 of this federation"):
+            lists.sign(described(round_idx, "changed"), [0, 1, 2])
+    with pytest.raises(ProtocolError, match="another list of survivors for the same model"):
+        lists.sign(described(5, "m4", "g"), [0, 1])
+    lists.sign(described(5, "m5"), [0, 1])
+
+
+def test_no_secret_is_on_the_disk_or_in_the_log(tmp_path, monkeypatch):
+    """Neither seeds, nor keys, nor shares, in any form; and no number of a single site is in a reply."""
+    drawn: list[bytes] = []
+    replies: list[bytes] = []
+    import secrets
+
+    real = secrets.token_bytes
+
+    def noted(size: int = 32) -> bytes:
+        drawn.append(real(size))
+        return drawn[-1]
+
+    prepare(tmp_path, monkeypatch, 3)
+    monkeypatch.setattr("fl_lightning.options.secure_aggregation.at_clients.secrets.token_bytes", noted)
+
+    def hook(name: str, parts: Any, ask: Any) -> bytes | None:
+        replies.append(ask())
+        return replies[-1]
+
+    HOOK["hook"] = hook
+    federate(configuration(strategy="FedAvg", **SECURE))
+    assert len(drawn) > 9 * 3
+    shares = set()
+    for content in replies:
+        for reply in envelope.opened(content, ("reply",)).get("replies", ()):
+            if isinstance(reply, Note):
+                for kind in ("seeds", "secrets"):
+                    shares |= {bytes.fromhex(one) for one in reply.content.get(kind, {}).values()}
+            elif hasattr(reply, "num_steps"):
+                told = (
+                    reply.train_loss,
+                    reply.local_score,
+                    reply.update_norm,
+                    dict(reply.metrics),
+                    reply.seconds,
+                    reply.optimizer,
+                )
+                assert told == (None, None, None, {}, 0.0, "")
+                assert reply.model.vector.numel() == 0
+    assert shares
+    files = [path.read_bytes() for name in REGISTERED for path in (tmp_path / name / "state").rglob("*") if path.is_file()]
+    for secret in (*drawn, *shares):
+        for form in (secret, secret.hex().encode()):
+            assert not any(form in content for content in files)
+
+
+# ---------------------------------------------------------------- the site decides
+
+
+def test_a_site_that_requires_masks_refuses_a_federation_without(tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch, 3)
+    with pytest.raises(SystemExit):
+        federate(configuration(strategy="FedAvg"))
+    message = "This site's 'policy.secure_aggregation' is 'required', so it sends nothing but its part of a sum"
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ({"peers": None}, "'policy.peers' must be a folder with 'policy.secure_aggregation': required"),
+        ({"min_cohort": 1}, "'policy.min_cohort' must be 2 or above"),
+        ({"peers": "nowhere"}, "'policy.peers' is 'nowhere', which is no folder with files NAME.pub"),
+        ({"secure_aggregation": "sometimes"}, "secure_aggregation"),
+    ],
+)
+def test_wrong_policies_are_named(policy, message, tmp_path, monkeypatch):
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        prepare(tmp_path, monkeypatch, 3, **policy)
+
+
+def test_whole_numbers_that_would_leave_are_refused_by_the_site():
+    """BatchNorm's counts of batches may leave, since they follow from the numbers of steps; nothing else is compared in the open."""
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(3))
+    limits = SiteLimits(Policy())
+    limits.check_buffers([SecureAggregation()], ModelState(module))
+    module.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+    limits.check_buffers([], ModelState(module))
+    with pytest.raises(RefusedError, match="The module has a buffer 'seen' of whole numbers"):
+        limits.check_buffers([SecureAggregation()], ModelState(module))
