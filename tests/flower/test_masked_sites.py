@@ -436,7 +436,7 @@ def test_wrong_policies_are_named(policy, message, tmp_path, monkeypatch):
 
 
 def test_whole_numbers_that_would_leave_are_refused_by_the_site():
-    """BatchNorm's counts of batches may leave, since they follow from the numbers of steps; nothing else is compared in the open."""
+    """BatchNorm's counts of batches may leave, since they follow from the numbers of steps."""
     module = torch.nn.Sequential(torch.nn.BatchNorm1d(3))
     limits = SiteLimits(Policy())
     limits.check_buffers([SecureAggregation()], ModelState(module))
