@@ -43,8 +43,8 @@ class RateLimits(Callback):
                 )
             if self._clip is not None and rate * self._clip < self._least:
                 raise RefusedError(
-                    f"'gradient_clip_val' is {self._clip:g} and a learning rate is {rate:g}, so a step of clipped gradients has "
-                    f"at most {rate * self._clip:g}, but this site requires {self._least:g} ('policy.min_rate'). Raise "
+                    f"'gradient_clip_val' is {self._clip:g} and a learning rate is {rate:g}, so a clipped step has at "
+                    f"most {rate * self._clip:g}, but this site requires {self._least:g} ('policy.min_rate'). Raise "
                     "'federation.local.gradient_clip_val'."
                 )
             limits = {

@@ -133,7 +133,7 @@ class SiteRecord:
             why = f"This site's 'policy.federations' is {limit}, and it has taken part in {len(self._known)}"
         if why and f"{federation} {digest}" not in approvals(self._folder):
             raise RefusedError(f"{why}. If its staff agrees, it runs: {self._command} {federation} {digest}")
-        kept = {name: known[name] for name in ("since", "turns", "evaluations") if name in known} if known else {}
+        kept = {name: value for name, value in (known or {}).items() if name in ("since", "turns", "evaluations")}
         self._known[federation] = {"since": _now(), "turns": 0, **kept, "digest": digest}
         self._write()
 

@@ -40,7 +40,7 @@ def is_file(name: str) -> Callable[..., bool]:
     """Return whether a call is about a file of this name: a descriptor, an open file or a path is its first argument."""
 
     def check(what: Any, *_: Any) -> bool:
-        path = Path(os.readlink(f"/proc/self/fd/{what}")) if isinstance(what, int) else Path(getattr(what, "name", what))
+        path = Path(f"/proc/self/fd/{what}").readlink() if isinstance(what, int) else Path(getattr(what, "name", what))
         return path.name == name or path.name.startswith(f".{name}.")
 
     return check
