@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from fl_lightning.errors import CheckpointError
-from fl_lightning.functional.spending import Entry, Noise, Spendings
+from fl_lightning.functional.spending import Entry, Spendings
 from fl_lightning.utilities.atomic_file import sync_folder
 
 LEDGER = "privacy_ledger.jsonl"
@@ -47,11 +47,8 @@ class PrivacyLedger:
         except OSError as error:
             raise self._unusable(error) from error
 
-    def read(self, noise: Noise) -> tuple[Spendings, int]:
+    def read(self) -> tuple[Spendings, int]:
         """Sum this run's lines, and cut off an unfinished one.
-
-        Args:
-            noise: the noise of lines that do not state it, as those of version 0.1.
 
         Returns:
             The spending of the run, and the number of its lines.
@@ -73,7 +70,7 @@ class PrivacyLedger:
             try:
                 entry = json.loads(line)
                 if entry["run"] == self._run:
-                    spending.of(entry.get("noise", noise)).add(entry)
+                    spending.of(entry["noise"]).add(entry)
                     lines += 1
             except (ValueError, KeyError, TypeError) as error:
                 raise CheckpointError(

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from fl_lightning.core.hooks import ServerContext, ServerHooks
 from fl_lightning.core.option import guarantees
 from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError
-from fl_lightning.functional.spending import Entry, Noise, Spendings
+from fl_lightning.functional.spending import Entry, Spendings
 from fl_lightning.messages import ClientTask
 from fl_lightning.options.privacy_account.budget import Budget
 from fl_lightning.options.privacy_account.ledger import PrivacyLedger
@@ -95,18 +95,15 @@ class PrivacyAccount(ServerHooks):
     def _open(self, before: Mapping[str, Any]) -> tuple[str, Any, int]:
         """Return the name of the run, its spending, and the number of lines in its ledger."""
         run, folder = str(before.get("run") or secrets.token_hex(8)), self._trainer.default_root_dir
-        given: Noise = {one.unit: one.noise_multiplier for one in self._private if one.noise_multiplier is not None}
-        given |= before.get("budget", {}).get("noise", {})  # of a run that has not written its noise
         if not self._written:
-            kept = before.get("spending", ())
-            return run, [(given, kept)] if isinstance(kept, Mapping) else kept, 0
+            return run, before.get("spending", ()), 0
         if "://" in str(folder):
             raise ConfigurationError(
                 f"'trainer.default_root_dir' is {folder}, but the privacy ledger must be synced to a disk. "
                 "Use a folder on this machine."
             )
         self._ledger = PrivacyLedger(Path(folder), run)
-        spending, lines = self._ledger.read(given)
+        spending, lines = self._ledger.read()
         if lines < before.get("lines", 0):
             there = f"has {lines} lines of this run" if self._ledger.path.exists() else "does not exist"
             raise CheckpointError(
