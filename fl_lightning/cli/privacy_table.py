@@ -68,18 +68,18 @@ def _rows(option: PrivateOption, context: ServerContext, rounds: int) -> list[li
         )
 
     def row(varies: str, rounds: int, context: ServerContext, noise: float) -> list[Any]:
-        cases = option.cases(option.whole_run(context, rounds), population)
-        return [option.unit, varies, rounds, context.cohort, noise, max(option.epsilon(noise, case) for case in cases)]
+        cases = option.cases([option.whole_run(context, rounds)], population)
+        return [option.unit, varies, rounds, context.cohort, noise, max(option.epsilon([noise], case) for case in cases)]
 
     found = [row("as configured", rounds, context, noise)]
     found += [
         row("rounds", n, context, noise) for n in sorted({max(1, rounds // 4), max(1, rounds // 2), 2 * rounds} - {rounds})
     ]
     found += [row("noise", rounds, context, noise * factor) for factor in (0.5, 2.0, 4.0)]
-    whole = option.cases(option.whole_run(context, rounds), population)
+    whole = option.cases([option.whole_run(context, rounds)], population)
     for size in sorted({max(1, round(share * population)) for share in _SHARES} - {context.cohort}):
         other = replace(context, cohort=size)
-        if option.cases(option.whole_run(other, rounds), population) != whole:
+        if option.cases([option.whole_run(other, rounds)], population) != whole:
             found.append(row("clients per round", rounds, other, noise))
     for goal in TARGETS:
         least = _noise(option, context, rounds, goal)
@@ -88,7 +88,8 @@ def _rows(option: PrivateOption, context: ServerContext, rounds: int) -> list[li
 
 
 def _noise(option: PrivateOption, context: ServerContext, rounds: int, target: float) -> float | None:
-    return least_noise(target, option.cases(option.whole_run(context, rounds), context.data.num_clients), option.epsilon)
+    cases = option.cases([option.whole_run(context, rounds)], context.data.num_clients)
+    return least_noise(target, cases, lambda noise, case: option.epsilon([noise], case))
 
 
 def in_words(settings: FederationSettings) -> str:

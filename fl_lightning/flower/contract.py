@@ -112,7 +112,7 @@ def build(
     module = _module(recipe, contract["model"], limits)
     _require_classes(module, data)
     if policy.limits_rates:
-        owner.local = replace(owner.local, callbacks=[RateLimits(policy)])
+        owner.local = replace(owner.local, callbacks=[RateLimits(policy, owner.local.gradient_clip_val)])
     owner.faults = replace(owner.faults, deadline=min(policy.max_seconds, owner.faults.deadline or policy.max_seconds))
     settings = client_settings(owner, contract["num_clients"])
     torch.set_num_threads(contract["threads"])

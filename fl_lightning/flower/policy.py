@@ -16,6 +16,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "federations": 0,
         "max_rounds": 200,
         "max_total_rounds": 1000,
+        "max_evaluations": 400,
         "min_steps": 5,
         "min_batch": 8,
         "min_examples": 11,
@@ -100,6 +101,8 @@ class Policy:
         max_rounds: how many times the site trains for the server in one federation at most, >= 1: once per round, or once per
             period on routes that have periods. Rounds that a server repeats after a restart count again.
         max_total_rounds: the same for all federations together, >= 1.
+        max_evaluations: how many models the site evaluates for the server in one federation at most, >= 1, repeated ones
+            included. Each tells a figure of the same rows, and many figures of crafted models can tell single rows.
         max_epochs: the most local epochs of a turn, >= 1.
         max_seconds: the most seconds of a turn, checked between steps, > 0.
         max_threads: the most threads, >= 1; null for the number of this machine's cores.
@@ -154,6 +157,7 @@ class Policy:
     federations: int | Literal["any"] = 1
     max_rounds: int = 1000
     max_total_rounds: int = 10_000
+    max_evaluations: int = 10_000
     max_epochs: int = 100
     max_seconds: float = 6 * 3600.0
     max_threads: int | None = None
@@ -184,7 +188,8 @@ class Policy:
     largest_message: float = 4096.0
 
     def __post_init__(self) -> None:
-        for name in ("max_rounds", "max_total_rounds", "max_epochs", "min_steps", "min_batch", "min_examples", "min_count"):
+        orders = ("max_rounds", "max_total_rounds", "max_evaluations", "max_epochs")
+        for name in (*orders, "min_steps", "min_batch", "min_examples", "min_count"):
             require(getattr(self, name) >= 1, f"policy.{name}", "1 or above", getattr(self, name))
         for name, unit in (("max_seconds", "seconds"), ("max_model", "MiB"), ("largest_message", "MiB")):
             require(getattr(self, name) > 0, f"policy.{name}", f"above 0, in {unit}", getattr(self, name))

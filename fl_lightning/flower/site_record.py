@@ -138,8 +138,8 @@ class SiteRecord:
             why = f"This site's 'policy.federations' is {limit}, and it has taken part in {len(self._known)}"
         if why and f"{federation} {digest}" not in approvals(self._folder):
             raise RefusedError(f"{why}. If its staff agrees, it runs: {self._command} {federation} {digest}")
-        since = known["since"] if known else _now()
-        self._known[federation] = {"since": since, "turns": known["turns"] if known else 0, "digest": digest}
+        kept = {name: value for name, value in (known or {}).items() if name in ("since", "turns", "evaluations")}
+        self._known[federation] = {"since": _now(), "turns": 0, **kept, "digest": digest}
         self._write()
 
     def suspend(self, federation: str) -> None:
@@ -153,17 +153,23 @@ class SiteRecord:
         lines = [line for line in approvals(self._folder) if not line.startswith(federation)]
         write_whole(self._folder / _APPROVED, json.dumps(lines).encode())
 
-    def count_turns(self, federation: str, turns: int) -> None:
-        """Count turns that the server orders, before they begin.
+    def count_orders(self, federation: str, turns: int, evaluations: int) -> None:
+        """Count turns and evaluations that the server orders, before they begin.
 
         Raises:
-            RefusedError: if the site has trained as often as it allows, or has withdrawn.
+            RefusedError: if the site has trained or evaluated as often as it allows, or has withdrawn.
         """
         self._read()
         if "withdrawn" in self._known[federation]:
             raise RefusedError(f"This site has withdrawn from this federation on {self._known[federation]['withdrawn']}.")
-        before = self._known[federation]["turns"]
-        total = sum(one["turns"] for one in self._known.values())
+        before, total = self._known[federation]["turns"], sum(one["turns"] for one in self._known.values())
+        evaluated = self._known[federation].get("evaluations", 0)
+        if evaluated + evaluations > self._policy.max_evaluations:
+            raise RefusedError(
+                f"This site has evaluated {evaluated} models in this federation, and its 'policy.max_evaluations' is "
+                f"{self._policy.max_evaluations}. Evaluations that are repeated after a restart of the server count as well. "
+                "Only the site can raise the limit."
+            )
         for name, done, where in (
             ("max_rounds", before, "in this federation"),
             ("max_total_rounds", total, "in all federations"),
@@ -174,8 +180,8 @@ class SiteRecord:
                     f"This site has trained {done} times {where}, and its 'policy.{name}' is {limit}. Periods of a round, and "
                     "rounds that are repeated after a restart of the server, count as well. Only the site can raise the limit."
                 )
-        if turns:
-            self._known[federation]["turns"] = before + turns
+        if turns or evaluations:
+            self._known[federation] |= {"turns": before + turns, "evaluations": evaluated + evaluations}
             self._write()
 
     def withdraw(self, federation: str) -> bool:

@@ -240,7 +240,7 @@ class SiteServer:
         if orders and (known is None or known.version != asked.get("model_version")):
             return self._sent(work, envelope.reply(needs="model"), ())
         turns = (len(order.tasks) if isinstance(order, EvalOrder) else isinstance(order, ClientTask) for order in orders)
-        self._record.count_turns(work.federation, sum(turns))
+        self._record.count_orders(work.federation, sum(turns), sum(isinstance(order, EvalOrder) for order in orders))
         for order in orders:
             if self._account is not None and isinstance(order, ClientTask):
                 self._account.charge(work.federation, order, work.built.settings, self._data)

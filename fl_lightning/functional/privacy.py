@@ -69,26 +69,56 @@ def epsilon_of_clients(noise_multiplier: float, sampled: int, population: int, r
     """
     if not rounds:
         return 0.0
-    together = noise_multiplier / math.sqrt(rounds)  # rounds of all clients equal one round with this noise
+    return epsilon_of_client_releases(((noise_multiplier, min(1.0, sampled / population), rounds),), delta)
+
+
+@lru_cache(maxsize=4096)
+def epsilon_of_client_releases(parts: tuple[tuple[float, float, int], ...], delta: float) -> float:
+    """Return epsilon of a whole client after rounds with different noises and cohorts.
+
+    As :func:`epsilon_of_clients`, with the losses of all rounds on the finest grid that any of them needs.
+
+    Args:
+        parts: the noise multiplier, the share of the clients in a cohort and the number of rounds of each kind, at least one.
+        delta: delta, in (0, 1).
+
+    Returns:
+        An upper bound; infinity if no bound is available.
+    """
+    first = parts[0][0]
+    rounds = math.fsum(count * (first / noise) ** 2 for noise, _, count in parts)
+    together = first / math.sqrt(rounds)  # rounds of all clients equal one round with this noise
     if together < _LEAST_TOGETHER:
         return math.inf
-    everyone = _clients_losses(together, 1.0).get_epsilon_for_delta(delta)
-    if sampled >= population:
+    everyone = _clients_losses(together, 1.0, _clients_step(together, 1.0)).get_epsilon_for_delta(delta)
+    if all(share >= 1 for _, share, _ in parts):
         return float(everyone)
-    drawn = _clients_losses(noise_multiplier, sampled / population).self_compose(rounds).get_epsilon_for_delta(delta)
+    step = min(_clients_step(noise, share) for noise, share, _ in parts)
+    step = max(step, *(_most_of_clients(noise, share) / _MOST_STEPS for noise, share, _ in parts))
+    losses = [_clients_losses(noise, share, step).self_compose(count) for noise, share, count in parts]
+    drawn = reduce(lambda one, other: one.compose(other), losses).get_epsilon_for_delta(delta)
     return float(min(everyone, drawn))  # both bounds hold
 
 
+def _most_of_clients(noise_multiplier: float, share: float) -> float:
+    """Return the largest loss of a round that counts as finite."""
+    shift = 2 / noise_multiplier  # shift of the sum, in standard deviations of the noise
+    return _loss_after_drawing(shift * shift / 2 + _TAIL * shift, share)
+
+
+def _clients_step(noise_multiplier: float, share: float) -> float:
+    """Return the step of the grid of a round's losses."""
+    return _grid_step(share * (2 / noise_multiplier), _most_of_clients(noise_multiplier, share))
+
+
 @lru_cache(maxsize=64)
-def _clients_losses(noise_multiplier: float, share: float) -> Any:
-    """Return the privacy loss distribution of one round in which a share of the clients takes part."""
+def _clients_losses(noise_multiplier: float, share: float, step: float) -> Any:
+    """Return the privacy loss distribution of one round in which a share of the clients takes part, on a grid."""
     from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-    shift = 2 / noise_multiplier  # shift of the sum, in standard deviations of the noise
-    most = _loss_after_drawing(shift * shift / 2 + _TAIL * shift, share)
-    step = _grid_step(share * shift, most)
-    count = math.ceil(most / step)
+    shift = 2 / noise_multiplier
+    count = math.ceil(_most_of_clients(noise_multiplier, share) / step)
     losses = np.arange(count + 1) * step
     above = share * _gaussian_profile(_loss_before_drawing(losses, share), shift)
     # Neighbours can be swapped, so delta(-epsilon) = 1 - e^-epsilon + e^-epsilon delta(epsilon).
@@ -121,7 +151,6 @@ def _grid_step(deviation: float, most: float, coarsest: float = _COARSEST) -> fl
     return max(min(coarsest, _FINENESS * deviation), most / _MOST_STEPS)
 
 
-@lru_cache(maxsize=4096)
 def epsilon_of_examples(noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> float:
     """Return epsilon of one training example: Gaussian sums over batches that sample each example independently (DP-SGD).
 
@@ -143,6 +172,7 @@ def epsilon_of_examples(noise_multiplier: float, sample_rate: float, steps: int,
     return epsilon_of_example_releases(((noise_multiplier, sample_rate, steps),), delta)
 
 
+@lru_cache(maxsize=4096)
 def epsilon_of_example_releases(parts: tuple[tuple[float, float, int], ...], delta: float) -> float:
     """Return epsilon of one training example after steps with different noises and sample rates.
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from fl_lightning.functional.privacy import epsilon_of_clients, epsilon_of_example_releases
+from fl_lightning.functional.privacy import epsilon_of_client_releases, epsilon_of_example_releases
 
 Protected = Literal["examples", "clients"]
 """What a noise hides: single examples (or persons, if the data name them), or a whole client."""
@@ -21,7 +20,7 @@ class Release:
     Attributes:
         protects: what the noise hides.
         noise_multiplier: the noise in units of the clipping norm, > 0.
-        rate: the probability that an example is in a batch, in (0, 1]; 1 for a whole client.
+        rate: the probability that an example is in a batch, or a client in a secret cohort, in (0, 1].
         count: the number of batches, or of messages, >= 0.
     """
 
@@ -54,7 +53,4 @@ def epsilon_of_releases(releases: Iterable[Release], delta: float) -> float:
     parts = tuple((noise, rate, count) for (noise, rate), count in sorted(counts.items()) if count)
     if not parts:
         return 0.0
-    if protections == {"clients"}:  # Gaussian releases of all of a client's data equal one with this noise
-        together = 1 / math.sqrt(math.fsum(count / noise**2 for noise, _, count in parts))
-        return epsilon_of_clients(together, 1, 1, 1, delta)
-    return epsilon_of_example_releases(parts, delta)
+    return (epsilon_of_client_releases if protections == {"clients"} else epsilon_of_example_releases)(parts, delta)

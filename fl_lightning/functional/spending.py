@@ -1,13 +1,16 @@
-"""Add up everything a run has released so far, from which its epsilons are computed."""
+"""Add up everything a run has released so far, by the noise that was added, from which its epsilons are computed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Entry = dict[str, Any]
 """A line of the ledger: ``drawn`` clients of a cohort whose noisy sum is released, noisy messages ``sent`` and noisy ``steps``
-by client, and the ``rates`` at which the steps draw examples. Negative numbers return what was not used."""
+by client, and the ``rates`` at which the steps draw examples. Negative numbers return what was not used. A line of the file
+also has the ``run`` and the ``noise``."""
+Noise = dict[str, float]
+"""The noise multipliers, by what they protect."""
 
 
 class Spending:
@@ -58,3 +61,34 @@ class Spending:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the whole state."""
         self.__dict__.update({name: dict(value) if isinstance(value, dict) else value for name, value in state.items()})
+
+
+class Spendings:
+    """Add up entries by their noise, which changes if a run is extended.
+
+    Attributes:
+        parts: each noise, and what was released with it, in the order of the first release.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[Noise, Spending]] = []
+
+    def of(self, noise: Noise) -> Spending:
+        """Return what was released with a noise."""
+        found = next((spending for known, spending in self.parts if known == noise), None)
+        return self.replaced(noise, Spending()) if found is None else found
+
+    def replaced(self, noise: Noise, spending: Spending) -> Spending:
+        """Set and return what was released with a noise."""
+        self.parts = [(known, one) for known, one in self.parts if known != noise] + [(noise, spending)]
+        return spending
+
+    def state_dict(self) -> list[tuple[Noise, Entry]]:
+        """Return the whole state, in plain types only."""
+        return [(noise, spending.state_dict()) for noise, spending in self.parts]
+
+    def load_state_dict(self, state: Sequence[tuple[Noise, Mapping[str, Any]]]) -> None:
+        """Restore the whole state."""
+        self.parts = []
+        for noise, entry in state:
+            self.of(noise).load_state_dict(entry)

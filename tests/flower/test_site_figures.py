@@ -199,6 +199,39 @@ def test_a_rate_outside_the_policy_ends_the_training(rate, refused, engine, site
     assert ("replies" in reply) != refused
 
 
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+@pytest.mark.parametrize(("clip", "refused"), [(1e-30, True), (9e-6, True), (1.1e-5, False), (1.0, False)])
+def test_gradients_that_are_clipped_to_nothing_end_the_training(clip, refused, algorithm, engine, site, tmp_path):  # noqa: F811
+    """The rate is 0.1 and must be at least 1e-6, also times the norm or the value to which gradients are clipped."""
+    site = with_policy(tmp_path, min_rate=1e-6)
+    local = {"threads": 1, "engine": engine, "gradient_clip_val": clip, "gradient_clip_algorithm": algorithm}
+    reply = again(site, "s", order(), local=local)
+    assert (
+        f"'gradient_clip_val' is {clip:g} and a learning rate is 0.1, so a clipped step has at most" in told(reply)
+    ) == refused
+    assert ("replies" in reply) != refused
+    assert not told(again(with_policy(tmp_path), "t", order(), local=local))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("Adam", {"eps": 1e9}, "'eps' of the optimizer is 1e+09, but this site allows 0 to 1"),
+        ("Adam", {}, ""),
+        ("ASGD", {"lambd": 1e9}, "'lambd' of the optimizer is 1e+09"),
+        ("ASGD", {}, ""),
+        ("Adagrad", {"initial_accumulator_value": 1e9}, "'initial_accumulator_value' of the optimizer is 1e+09"),
+        ("Adagrad", {"lr_decay": 1e9}, "'lr_decay' of the optimizer is 1e+09"),
+        ("Adagrad", {}, ""),
+    ],
+)
+def test_settings_of_optimizers_that_make_a_rate_small_end_the_training(name, settings, said, site, tmp_path):  # noqa: F811
+    optimizer = {"class_path": f"torch.optim.{name}", "init_args": {"lr": 0.1, **settings}}
+    reply = again(with_policy(tmp_path, min_rate=1e-6), "s", order(), model=model_with(optimizer=optimizer))
+    assert said in told(reply) if said else not told(reply)
+
+
 def test_a_rate_that_decays_below_the_policy_ends_the_training(site, tmp_path):  # noqa: F811
     site = with_policy(tmp_path, min_rate=1e-6)
     local = {"threads": 1, "lr_decay": 1e-4}

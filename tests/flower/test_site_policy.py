@@ -200,6 +200,7 @@ def test_a_turn_ends_at_the_sites_own_deadline(site, tmp_path):  # noqa: F811
         ({"max_rounds": 0}, "'policy.max_rounds' must be 1 or above"),
         ({"max_total_rounds": 0}, "'policy.max_total_rounds'"),
         ({"max_epochs": 0}, "'policy.max_epochs'"),
+        ({"max_evaluations": 0}, "'policy.max_evaluations'"),
         ({"min_steps": 0}, "'policy.min_steps'"),
         ({"min_batch": 0}, "'policy.min_batch'"),
         ({"max_seconds": 0.0}, "'policy.max_seconds' must be above 0, in seconds"),
@@ -265,6 +266,24 @@ def test_rounds_of_all_federations_together_are_limited(site, tmp_path):  # noqa
         assert not told(ask(site, "work", parts(), federation=f"{k}" * 32, **asked()))
     said = told(ask(site, "work", parts(), federation="9" * 32, **asked()))
     assert "This site has trained 3 times in all federations, and its 'policy.max_total_rounds' is 3." in said
+
+
+def test_evaluations_of_a_federation_are_limited(site, tmp_path):  # noqa: F811
+    """Under whatever session a server asks, after a restart of the site, and after its staff has agreed again."""
+    evaluation, agreed = EvalOrder(1, 0, "training", "route"), {"evaluations": ["training"]}
+    scored = {"route": {"class_path": "fl_lightning.FedStar"}}
+    site = with_policy(tmp_path, max_evaluations=3, **agreed)
+    assert not told(again(site, "a", evaluation, evaluation, **scored))
+    assert not told(again(site, "a", evaluation, evaluation, **scored))  # the same request: answered from the store
+    site = with_policy(tmp_path, max_evaluations=3, **agreed)
+    said = "This site has evaluated 2 models in this federation, and its 'policy.max_evaluations' is 3. Evaluations that are"
+    assert said in told(again(site, "b", evaluation, evaluation, **scored))
+    assert not told(again(site, "b", evaluation, order(), **scored))
+    SiteRecord(tmp_path / "north" / "state", Policy()).withdraw(FEDERATION)
+    approve(tmp_path / "north" / "state", f"{FEDERATION} {digest_of(contract(**scored))}")
+    site = with_policy(tmp_path, max_evaluations=3, **agreed)
+    assert not told(again(site, "c", order(), **scored))
+    assert "has evaluated 3 models" in told(again(site, "d", evaluation, **scored))
 
 
 def parts() -> dict[str, bytes]:

@@ -166,6 +166,6 @@ def test_epsilon_of_examples_against_other_accountants(sigma, rate, steps):
 def test_more_steps_larger_batches_and_less_noise_cost_more(sigma, rate, steps):
     spent = epsilon_of_examples(sigma, rate, steps, 1e-5)
     assert 0 <= spent <= epsilon_of_examples(sigma, rate, steps + 1, 1e-5) * (1 + 1e-6)
-    assert spent <= epsilon_of_examples(sigma, min(1.0, rate * 1.5), steps, 1e-5) * (1 + 1e-6) + 1e-6
-    assert spent <= epsilon_of_examples(sigma * 0.8, rate, steps, 1e-5) * (1 + 1e-6) + 1e-6
+    assert spent <= epsilon_of_examples(sigma, min(1.0, rate * 1.5), steps, 1e-5) * (1 + 1e-6) + 1e-5
+    assert spent <= epsilon_of_examples(sigma * 0.8, rate, steps, 1e-5) * (1 + 1e-6) + 1e-5
     assert epsilon_of_examples(sigma, rate, 0, 1e-5) == 0

@@ -273,7 +273,7 @@ def test_privacy_of_examples_and_noise_at_the_clients_are_counted_for_each_train
     settings = {"asynchronous": Asynchronous(5, 2), "clock": Clock("lognormal", "half_normal"), "strategy": FedBuff()}
     _, run = fitted(6, Plain, [updates], **private, **settings)
     federation = next(callback for callback in run.callbacks if isinstance(callback, FederatedOrchestrator))
-    spent = federation._run.hooks["local.privacy"].spending
+    ((_, spent),) = federation._run.hooks["local.privacy"].spending.parts
     arrived = [u for each in updates.rounds for u in each]
     assert max(u.staleness for u in arrived) > 0
     assert spent.sent == Counter(u.client for u in arrived)

@@ -281,8 +281,9 @@ def test_what_is_charged_beforehand_is_what_is_done(settings, engine, tmp_path):
     more = {"availability": Availability(slow=0.4, slowness=2.0), "transforms": [TopK(0.5)]}
     federate(Plain(), 2, updates, local=local, flags={"default_root_dir": str(tmp_path)}, **more)
     written = lines(tmp_path)
-    assert [set(line) for line in written] == [{"run", "round", "period", "steps", "rates"}] * 2
+    assert [set(line) for line in written] == [{"run", "round", "period", "steps", "rates", "noise"}] * 2
     for line, round_ in zip(written, updates.rounds, strict=True):
+        assert line["noise"] == {"examples": 2.0}
         assert line["steps"] == {str(update.client): update.num_steps for update in round_}
         rates = {str(k): 1.0 if local.full_batch else B / size for k, size in enumerate(SIZES)}
         assert line["rates"] == pytest.approx(rates)

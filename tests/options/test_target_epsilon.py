@@ -198,7 +198,7 @@ def test_a_resumed_run_keeps_its_noise(tmp_path):
     saved = torch.load(tmp_path / "run/c/last.ckpt", weights_only=False)
     (state,) = (one["options"] for key, one in saved["callbacks"].items() if "Orchestrator" in key)
     solved = pytest.approx(logged["federation/noise_of_clients"], rel=1e-6)
-    assert state["transforms"]["budget"] == {"rounds": 4, "noise": {"clients": solved}}
+    assert state["transforms"]["budget"] == {"rounds": 4, "first": 0, "done": 4, "noise": {"clients": solved}}
 
 
 def test_an_extended_run_is_refused_with_what_to_do(tmp_path):

@@ -15,11 +15,11 @@ from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.adaptive_norm import AdaptiveNorm, noise_of_changes
 from fl_lightning.functional.keyed_noise import KeyedStream
-from fl_lightning.functional.privacy import epsilon_of_clients, require_package
+from fl_lightning.functional.privacy import require_package
 from fl_lightning.functional.releases import Release
 from fl_lightning.functional.spending import Entry, Spending
 from fl_lightning.messages import ClientTask
-from fl_lightning.options.privacy_account.settings import PrivateOption
+from fl_lightning.options.privacy_account.settings import Case, PrivateOption
 from fl_lightning.transforms.base import Message, Sender
 from fl_lightning.transforms.clip_update import ClipUpdate
 
@@ -61,6 +61,8 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
             and from 'federation.seed', so that the run can be repeated bit for bit: a simulation that protects no client.
         target_epsilon: the largest epsilon of the whole run, > 0, instead of a noise multiplier: at the start, the least noise
             is solved for the planned rounds, with ``local`` for a client that is drawn in all of them.
+        extend: whether a resumed run may have more rounds than planned. The noise of those that remain is then solved again,
+            and is larger, so that the whole run stays within the target.
         target_quantile: the share in (0, 1) of the clients whose changes should not be clipped, with ``central`` noise; None
             for a fixed norm.
         norm_rate: the step of the norm's logarithm, > 0.
@@ -77,7 +79,7 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
         "lets each client's label counts influence the training of other clients, which ClientPrivacy does not cover"
     )
     secret_cohorts = True
-    on_resume = ResumeRule(stays="*")
+    on_resume = ResumeRule(stays="*", free="extend")
 
     def __init__(
         self,
@@ -90,6 +92,7 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
         target_quantile: float | None = None,
         norm_rate: float = 0.2,
         count_noise: float | None = None,
+        extend: bool = False,
     ) -> None:
         super().__init__(max_norm)
         require(noise in ("central", "local"), _NAME + "noise", "central or local", noise)
@@ -98,7 +101,7 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
         self.noise = noise
         self.delta = delta
         self.noise_seed = noise_seed
-        self.target_epsilon = target_epsilon
+        self.target_epsilon, self.extend = target_epsilon, extend
         self.target_quantile, self.norm_rate, self.count_noise = target_quantile, norm_rate, count_noise
         self._check_noise("federation.transforms")
         self._check_quantile()
@@ -193,25 +196,22 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
         """Return the size of the cohort whose sum gets noise, or the messages that do."""
         return {"drawn": plan.drawn} if self.noise == "central" else {"sent": {task.client: 1 for task in tasks}}
 
-    def whole_run(self, context: ServerContext, rounds: int) -> Spending:
+    def whole_run(self, context: ServerContext, rounds: int, first: int = 0) -> Spending:
         """Return sums over cohorts, or messages of clients that are drawn in every round."""
         spending = Spending()
         if self.noise == "central":
-            spending.sums, spending.drawn = rounds, context.cohort
+            spending.sums, spending.drawn = rounds - first, context.cohort
         else:
-            spending.sent = dict.fromkeys(range(context.data.num_clients), rounds)
+            spending.sent = dict.fromkeys(range(context.data.num_clients), rounds - first)
         return spending
 
-    def cases(self, spending: Spending, population: int) -> list[tuple[float, ...]]:
-        """Return the size of the largest cohort, the number of clients, and the rounds; with local noise, of one client."""
+    def cases(self, released: Sequence[Spending], population: int) -> list[Case]:
+        """Return the share of the largest cohort and the rounds; with local noise, the messages of each client."""
         if self.noise == "central":
-            return [(spending.drawn, population, spending.sums)]
-        return [(1, 1, max(spending.sent.values(), default=0))]
-
-    def epsilon(self, multiplier: float, case: tuple[float, ...]) -> float:
-        """Return epsilon of a client."""
-        sampled, population, rounds = map(int, case)
-        return epsilon_of_clients(multiplier, sampled, population, rounds, self.delta)
+            return [tuple((min(1.0, each.drawn / population), each.sums) for each in released)]
+        clients = {client for each in released for client in each.sent}
+        found = {tuple((1.0, each.sent.get(client, 0)) for each in released) for client in clients}
+        return sorted(found, reverse=True)
 
     # ---------------------------------------------------------------- the norm
 

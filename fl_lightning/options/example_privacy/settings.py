@@ -14,11 +14,11 @@ from fl_lightning.core.capabilities import Capability, Need, Removal
 from fl_lightning.core.hooks import ClientContext, ClientHooks
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
-from fl_lightning.functional.privacy import epsilon_of_examples, require_package
+from fl_lightning.functional.privacy import require_package
 from fl_lightning.functional.releases import Release
-from fl_lightning.functional.spending import Entry, Spending
+from fl_lightning.functional.spending import Entry, Spending, Spendings
 from fl_lightning.messages import ClientTask
-from fl_lightning.options.privacy_account.settings import PrivateOption
+from fl_lightning.options.privacy_account.settings import Case, PrivateOption
 from fl_lightning.utilities.argument_types import checks_types
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class ExamplePrivacy(PrivateOption):
             it and from 'federation.seed', so that the run can be repeated bit for bit: a simulation that protects no example.
         target_epsilon: the largest epsilon of the whole run, > 0, instead of a noise multiplier: at the start, the least noise
             is solved for the client with the largest epsilon, drawn in every planned round.
+        extend: whether a resumed run may have more rounds than planned. The noise of those that remain is then solved again,
+            and is larger, so that the whole run stays within the target.
 
     Raises:
         ConfigurationError: for a value outside its range, or if Opacus or dp-accounting is not installed.
@@ -66,11 +68,12 @@ class ExamplePrivacy(PrivateOption):
     delta: float = 1e-5
     noise_seed: int | None = None
     target_epsilon: float | None = None
+    extend: bool = False
 
     unit = "examples"
     setting = "local.privacy"
     no_rebalancing = "repeats examples, but 'federation.local.privacy' needs each example to occur only once"
-    on_resume = ResumeRule(stays="*")
+    on_resume = ResumeRule(stays="*", free="extend")
 
     def __post_init__(self) -> None:
         require(0 < self.max_grad_norm < 1e12, _NAME + "max_grad_norm", "above 0 and below 1e12", self.max_grad_norm)
@@ -134,29 +137,28 @@ class ExamplePrivacy(PrivateOption):
         steps, rate = _steps(data, local, task.client, task.epochs, task.slowness)
         return Release("examples", self.multiplier, rate, steps * attempts)
 
-    def whole_run(self, context: ServerContext, rounds: int) -> Spending:
+    def whole_run(self, context: ServerContext, rounds: int, first: int = 0) -> Spending:
         """Return the steps of clients that are drawn in every round, and that may try again in the last one."""
         settings, spending = context.settings, Spending()
         quick: bool = context.trainer.fast_dev_run  # type: ignore[attr-defined]
-        turns = settings.route.turns_before(rounds) + settings.faults.retries
+        turns = settings.route.turns_before(rounds) - settings.route.turns_before(first) + settings.faults.retries
         for client in range(context.data.num_clients):
             steps, spending.rates[client] = _steps(context.data, settings.local, client, quick=quick)
             spending.steps[client] = steps * turns
         return spending
 
-    def cases(self, spending: Spending, population: int) -> list[tuple[float, ...]]:
+    def cases(self, released: Sequence[Spending], population: int) -> list[Case]:
         """Return the rate and the number of the steps of each client."""
-        found = {(spending.rates[client], steps) for client, steps in spending.steps.items()}
-        return sorted(found, key=lambda case: -case[0] * math.sqrt(case[1]))
+        found = {_case(client, released) for each in released for client in each.steps}
+        return sorted(found, key=lambda case: -sum(rate * math.sqrt(steps) for rate, steps in case))
 
-    def epsilon(self, multiplier: float, case: tuple[float, ...]) -> float:
-        """Return epsilon of an example."""
-        rate, steps = case
-        return epsilon_of_examples(multiplier, rate, int(steps), self.delta)
-
-    def epsilon_of(self, client: int, spending: Spending) -> float:
+    def epsilon_of(self, client: int, spending: Spendings) -> float:
         """Return the epsilon that a client has spent on each of its examples."""
-        return self.epsilon(self.multiplier, (spending.rates.get(client, 0.0), spending.steps.get(client, 0)))
+        return self.epsilon(self.noises(spending), _case(client, [each for _, each in spending.parts]))
+
+
+def _case(client: int, released: Sequence[Spending]) -> Case:
+    return tuple((each.rates.get(client, 0.0), each.steps.get(client, 0)) for each in released)
 
 
 def _steps(

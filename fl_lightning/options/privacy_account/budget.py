@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from fl_lightning.core.hooks import ServerContext
 from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from fl_lightning.functional.noise_search import least_noise
-from fl_lightning.functional.spending import Entry, Spending
+from fl_lightning.functional.spending import Entry, Noise, Spending, Spendings
 from fl_lightning.options.privacy_account.settings import PrivateOption
 from fl_lightning.server.outer_trainer import planned_rounds
 from fl_lightning.utilities.collectives import Collectives
@@ -30,8 +30,8 @@ class Budget:
 
     def __init__(self, private: Sequence[PrivateOption], context: ServerContext) -> None:
         self._context = context
-        self._options = [option for option in private if option.target_epsilon is not None]
-        self._rounds = planned_rounds(context.trainer)
+        self._private, self._options = private, [option for option in private if option.target_epsilon is not None]
+        self._rounds, self._first, self._done = planned_rounds(context.trainer), 0, 0
         self._covered: dict[str, Spending] = {}
         self._loaded: Mapping[str, Any] = {}
         if self._options and self._rounds is None:
@@ -42,20 +42,24 @@ class Budget:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the noise of each option, and the rounds that it was solved for; empty without a target."""
+        """Return the noise of each option, the rounds that it was solved for, and those done; empty without a target."""
         if not self._covered:
             return dict(self._loaded)
-        return {"rounds": self._rounds, "noise": {option.unit: option.multiplier for option in self._options}}
+        noise = {option.unit: option.multiplier for option in self._options}
+        return {"rounds": self._rounds, "first": self._first, "done": self._done, "noise": noise}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Store the noise of a checkpoint for :meth:`solve`."""
-        self._loaded = state
+        self._loaded, self._done = state, state.get("done", 0)
 
-    def solve(self) -> None:
+    def solve(self, spending: Spendings) -> None:
         """Give each option its noise: that of the checkpoint, or the least one for the planned rounds.
 
+        Args:
+            spending: everything that the run has released.
+
         Raises:
-            CheckpointError: if the run was extended by more rounds.
+            CheckpointError: if the run has more rounds than planned, and an option does not allow that.
             ConfigurationError: if there is no such noise.
         """
         if not self._options:
@@ -63,37 +67,54 @@ class Budget:
         found, failure = None, None
         if self._context.trainer.is_global_zero:
             try:
-                found = self._noise()
+                found = self._noise(spending)
             except FederationError as error:
                 failure = error
-        noise, self._rounds = Collectives(self._context.trainer).gather_or_raise(found, failure)[0]
+        noise, self._rounds, self._first = Collectives(self._context.trainer).gather_or_raise(found, failure)[0]
         for option in self._options:
             option.use_noise(noise[option.unit])
-            whole = option.whole_run(self._context, max(1, self._rounds))
-            spent = option.spent(whole, self._context.data.num_clients)
+        for option in self._options:
+            whole, after = option.whole_run(self._context, max(1, self._rounds), self._first), copy.deepcopy(spending)
+            after.replaced(self.noise, whole)
+            spent = option.spent(after, self._context.data.num_clients)
             assert option.target_epsilon is not None
             within = spent <= option.target_epsilon * (1 + 1e-6)  # otherwise a resumed run has longer turns
             self._covered[option.unit] = whole if within else Spending()
             rank_zero_info(
-                f"{option.title}: noise multiplier {option.multiplier:.6g} for {self._rounds} rounds, which cost at most "
-                f"epsilon {spent:.4g} of {option.unit} ('target_epsilon' {option.target_epsilon:g}, delta {option.delta:g})."
+                f"{option.title}: noise multiplier {option.multiplier:.6g} {self._span()}, which cost at most epsilon "
+                f"{spent:.4g} of {option.unit} ('target_epsilon' {option.target_epsilon:g}, delta {option.delta:g})."
             )
 
-    def _noise(self) -> tuple[dict[str, float], int]:
-        """Return the noise by unit, and the rounds that it was solved for."""
+    def _span(self) -> str:
+        after = f"after round {self._first - 1} of " if self._first else "for "
+        return f"{after}{self._rounds} rounds"
+
+    @property
+    def noise(self) -> Noise:
+        """Return the present noise of all options, also of those without a target."""
+        return {option.unit: option.multiplier for option in self._private}
+
+    def _noise(self, spending: Spendings) -> tuple[Noise, int, int]:
+        """Return the noise by unit, and the rounds that it was solved for: their end, and the first one."""
         assert self._rounds is not None
-        if not self._loaded:
-            return {option.unit: solved_noise(option, self._context, self._rounds) for option in self._options}, self._rounds
-        before = self._loaded["rounds"]
-        if self._rounds > before:
-            raise CheckpointError(
-                f"The noise of this run was solved for {before} rounds, but 'trainer.max_epochs' is {self._rounds}: further "
-                f"rounds would exceed 'target_epsilon'. Set 'trainer.max_epochs' to {before}, or start a new run for "
-                f"{self._rounds} rounds without 'ckpt_path'."
-            )
-        return dict(self._loaded["noise"]), before
+        first, before = 0, self._loaded.get("rounds", 0)
+        if self._loaded and self._rounds <= before:
+            return dict(self._loaded["noise"]), before, self._loaded.get("first", 0)
+        if self._loaded:
+            fixed = [option.title for option in self._options if not option.extend]
+            if fixed:
+                raise CheckpointError(
+                    f"The noise of this run was solved for {before} rounds, but 'trainer.max_epochs' is {self._rounds}: "
+                    f"further rounds would exceed 'target_epsilon'. Set 'trainer.max_epochs' to {before}, start a new run for "
+                    f"{self._rounds} rounds without 'ckpt_path', or set 'extend' of {' and '.join(fixed)} to true: the "
+                    "noise of the rounds that remain is then solved again, and is larger."
+                )
+            first = self._done
+        context, rounds = self._context, self._rounds
+        noise: Noise = {option.unit: solved_noise(option, context, rounds, first, spending) for option in self._options}
+        return noise, self._rounds, first
 
-    def require(self, round_idx: int, spending: Spending, entry: Entry) -> None:
+    def require(self, round_idx: int, spending: Spendings, entry: Entry) -> None:
         """Refuse releases that would exceed a target.
 
         Args:
@@ -112,8 +133,9 @@ class Budget:
                 "'target_epsilon'."
             )
 
-    def stop_if_spent(self, round_idx: int, spending: Spending) -> None:
+    def stop_if_spent(self, round_idx: int, spending: Spendings) -> None:
         """End the run after a round if another one could exceed a target."""
+        self._done = round_idx + 1
         if not self._options or self._rounds is None or round_idx + 1 >= self._rounds:
             return
         for option in self._options:
@@ -129,13 +151,14 @@ class Budget:
                 )
                 return
 
-    def _excess(self, spending: Spending, entry: Entry) -> str:
+    def _excess(self, spending: Spendings, entry: Entry) -> str:
         """Return in words which epsilon an entry would raise above its target; empty if none."""
         after = copy.deepcopy(spending)
-        after.add(entry)
+        present = after.of(self.noise)
+        present.add(entry)
         for option in self._options:
             target = option.target_epsilon
-            if target is not None and not after.within(self._covered[option.unit]):
+            if target is not None and not present.within(self._covered[option.unit]):
                 spent = option.spent(after, self._context.data.num_clients)
                 spent = Collectives(self._context.trainer).gather(spent)[0]  # ranks may round differently
                 if spent > target:
@@ -147,20 +170,29 @@ class Budget:
         return {f"noise_of_{option.unit}": option.multiplier for option in self._options}
 
 
-def solved_noise(option: PrivateOption, context: ServerContext, rounds: int) -> float:
+def solved_noise(option: PrivateOption, context: ServerContext, rounds: int, first: int, spending: Spendings) -> float:
     """Return the least noise that keeps a whole run within an option's target.
 
     Args:
         option: the option, with a target.
         context: the fit.
         rounds: the planned rounds.
+        first: the first round with this noise.
+        spending: everything that the run has released before.
 
     Raises:
         ConfigurationError: if there is none.
     """
     assert option.target_epsilon is not None
-    cases = option.cases(option.whole_run(context, max(1, rounds)), context.data.num_clients)
-    noise = least_noise(option.target_epsilon, cases, option.epsilon)
+    released = [each for _, each in spending.parts] + [option.whole_run(context, max(1, rounds), first)]
+    cases, before = option.cases(released, context.data.num_clients), option.noises(spending)
+    noise = least_noise(option.target_epsilon, cases, lambda noise, case: option.epsilon([*before, noise], case))
+    if noise is None and first:
+        raise ConfigurationError(
+            f"The run has spent epsilon {option.spent(spending, context.data.num_clients):.4g} of {option.unit}, and no noise "
+            f"multiplier up to a million keeps {rounds - first} further rounds within 'target_epsilon' "
+            f"{option.target_epsilon:g}. Use the last checkpoint, or start a new run without 'ckpt_path'."
+        )
     if noise is None:
         raise ConfigurationError(
             f"No noise multiplier up to a million gives {option.title} an epsilon of {option.target_epsilon:g} at delta "

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from fl_lightning.errors import CheckpointError
-from fl_lightning.functional.spending import Entry, Spending
+from fl_lightning.functional.spending import Entry, Spendings
 from fl_lightning.utilities.atomic_file import sync_folder
 
 LEDGER = "privacy_ledger.jsonl"
@@ -47,7 +47,7 @@ class PrivacyLedger:
         except OSError as error:
             raise self._unusable(error) from error
 
-    def read(self) -> tuple[Spending, int]:
+    def read(self) -> tuple[Spendings, int]:
         """Sum this run's lines, and cut off an unfinished one.
 
         Returns:
@@ -56,7 +56,7 @@ class PrivacyLedger:
         Raises:
             CheckpointError: if the file cannot be read, or if a line is damaged.
         """
-        spending, lines = Spending(), 0
+        spending, lines = Spendings(), 0
         try:
             content = self.path.read_bytes() if self.path.exists() else b""
             whole = content.rfind(b"\n") + 1
@@ -70,7 +70,7 @@ class PrivacyLedger:
             try:
                 entry = json.loads(line)
                 if entry["run"] == self._run:
-                    spending.add(entry)
+                    spending.of(entry["noise"]).add(entry)
                     lines += 1
             except (ValueError, KeyError, TypeError) as error:
                 raise CheckpointError(

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from fl_lightning.core.hooks import ServerContext, ServerHooks
 from fl_lightning.core.option import guarantees
 from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError
-from fl_lightning.functional.spending import Entry, Spending
+from fl_lightning.functional.spending import Entry, Spendings
 from fl_lightning.messages import ClientTask
 from fl_lightning.options.privacy_account.budget import Budget
 from fl_lightning.options.privacy_account.ledger import PrivacyLedger
@@ -53,7 +53,7 @@ class PrivacyAccount(ServerHooks):
         # On every rank: whether the first rank has a ledger.
         self._written = self._noise_seed is None and not context.trainer.fast_dev_run  # type: ignore[attr-defined]
         self._ledger: PrivacyLedger | None = None  # on the first rank
-        self.spending = Spending()
+        self.spending = Spendings()
         self._budget = Budget(private, context)
         self._run, self._lines = "", 0
         self._loaded: Mapping[str, Any] = {}
@@ -62,13 +62,9 @@ class PrivacyAccount(ServerHooks):
     # ---------------------------------------------------------------- start and checkpoints
 
     def restored(self) -> None:
-        """Solve the noise for a target epsilon, before clients or sites are told."""
-        self._budget.solve()
-        for option in self._private:
-            option.begin(self._loaded.get("options", {}).get(option.unit, {}))
+        """Open the account that a resumed run continues, and solve the noise for a target epsilon.
 
-    def open(self, federation: Federation) -> None:
-        """Open the account that a resumed run continues.
+        Clients and sites are told only afterwards.
 
         Raises:
             CheckpointError: if the ledger of the resumed run is missing or incomplete.
@@ -82,6 +78,12 @@ class PrivacyAccount(ServerHooks):
                 failure = error
         self._run, spending, self._lines = Collectives(self._trainer).gather_or_raise(opened, failure)[0]
         self.spending.load_state_dict(spending)
+        self._budget.solve(self.spending)
+        for option in self._private:
+            option.begin(self._loaded.get("options", {}).get(option.unit, {}))
+
+    def open(self, federation: Federation) -> None:
+        """Say what the noise covers."""
         if self._noise_seed is not None:
             rank_zero_warn(SIMULATED.format(self._noise_seed))
         if federation.server.held_tensors():
@@ -90,11 +92,11 @@ class PrivacyAccount(ServerHooks):
                 "have none: whoever gets a client's complete model, such as an export, may learn about its examples from them."
             )
 
-    def _open(self, before: Mapping[str, Any]) -> tuple[str, Entry, int]:
+    def _open(self, before: Mapping[str, Any]) -> tuple[str, Any, int]:
         """Return the name of the run, its spending, and the number of lines in its ledger."""
         run, folder = str(before.get("run") or secrets.token_hex(8)), self._trainer.default_root_dir
         if not self._written:
-            return run, before.get("spending") or Spending().state_dict(), 0
+            return run, before.get("spending", ()), 0
         if "://" in str(folder):
             raise ConfigurationError(
                 f"'trainer.default_root_dir' is {folder}, but the privacy ledger must be synced to a disk. "
@@ -176,12 +178,12 @@ class PrivacyAccount(ServerHooks):
             failure = None
             try:
                 if self._ledger is not None:
-                    self._ledger.append(entry)
+                    self._ledger.append({**entry, "noise": self._budget.noise})
             except FederationError as error:
                 failure = error
             Collectives(self._trainer).gather_or_raise(None, failure)
         self._lines += 1
-        self.spending.add(entry)
+        self.spending.of(self._budget.noise).add(entry)
 
     def _epsilon_of(self, client: int) -> float | None:
         found = (option.epsilon_of(client, self.spending) for option in self._private)

@@ -11,13 +11,17 @@ from fl_lightning.core.hooks import ServerContext, ServerHooks
 from fl_lightning.core.option import OptionSettings
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.keyed_noise import SecretKey
-from fl_lightning.functional.spending import Entry, Spending
+from fl_lightning.functional.releases import Protected, Release, epsilon_of_releases
+from fl_lightning.functional.spending import Entry, Spending, Spendings
 from fl_lightning.messages import ClientTask
 
 if TYPE_CHECKING:
     from fl_lightning.functional.model_state import ModelState
     from fl_lightning.server.federation import Federation
     from fl_lightning.server.sampling import RoundPlan
+
+Case = tuple[tuple[float, int], ...]
+"""What was released of a client: the rate and the number of the releases with each noise."""
 
 
 class PrivateOption(OptionSettings):
@@ -26,6 +30,7 @@ class PrivateOption(OptionSettings):
     Attributes:
         noise_multiplier: the noise multiplier; None if it is solved for ``target_epsilon``.
         target_epsilon: the largest epsilon of the whole run; None if the noise is given.
+        extend: whether a resumed run may have more rounds, for which the noise is solved again.
         delta: delta.
         noise_seed: the number from which the noise is derived; None for a secret key.
         unit: what the noise protects, for metrics.
@@ -34,9 +39,10 @@ class PrivateOption(OptionSettings):
 
     noise_multiplier: float | None
     target_epsilon: float | None
+    extend: bool
     delta: float
     noise_seed: int | None
-    unit: ClassVar[str]
+    unit: ClassVar[Protected]
     no_rebalancing: ClassVar[str]
     protects = True
     _solved = None
@@ -53,6 +59,7 @@ class PrivateOption(OptionSettings):
         require(noise is None or 0 < noise < 1e12, f"{name}.noise_multiplier", "above 0 and below 1e12", noise)
         require(target is None or 0 < target < 1e6, f"{name}.target_epsilon", "above 0 and below 1e6", target)
         require(0 < self.delta < 1, f"{name}.delta", "above 0 and below 1", self.delta)
+        require(target is not None or not self.extend, f"{name}.extend", "false without 'target_epsilon'", self.extend)
 
     def needs(self) -> Iterator[Need]:
         """Return what a target needs: rounds whose number limits the turns of a client."""
@@ -82,7 +89,8 @@ class PrivateOption(OptionSettings):
 
     def sent_to_sites(self) -> Mapping[str, Any]:
         """Return the solved noise, which a site compares with its policy, in place of the target."""
-        return {} if self.target_epsilon is None else {"noise_multiplier": self.multiplier, "target_epsilon": None}
+        solved = {"noise_multiplier": self.multiplier, "target_epsilon": None, "extend": False}
+        return {} if self.target_epsilon is None else solved
 
     def begin(self, state: Mapping[str, Any]) -> None:
         """Begin a fit with the state of a checkpoint; empty without one."""
@@ -108,27 +116,33 @@ class PrivateOption(OptionSettings):
         """Return what turns may release at most, before they train."""
 
     @abstractmethod
-    def whole_run(self, context: ServerContext, rounds: int) -> Spending:
-        """Return what a run of so many rounds may release at most, if no round is repeated."""
+    def whole_run(self, context: ServerContext, rounds: int, first: int = 0) -> Spending:
+        """Return what a run of so many rounds may release at most from a first round on, if no round is repeated."""
 
     @abstractmethod
-    def cases(self, spending: Spending, population: int) -> list[tuple[float, ...]]:
-        """Return what was released of each client, or of all of them, as arguments of :meth:`epsilon`; the worst first.
+    def cases(self, released: Sequence[Spending], population: int) -> list[Case]:
+        """Return what was released of each client, or of all of them; the worst first.
 
         Args:
-            spending: everything that the run has released.
+            released: everything that the run has released, by noise.
             population: the number of clients in the federation.
         """
 
-    @abstractmethod
-    def epsilon(self, multiplier: float, case: tuple[float, ...]) -> float:
-        """Return epsilon of one of the cases with a noise."""
+    def epsilon(self, noises: Sequence[float], case: Case) -> float:
+        """Return epsilon of one of the cases, with a noise for each of its parts."""
+        parts = (Release(self.unit, noise, rate, count) for noise, (rate, count) in zip(noises, case, strict=True))
+        return epsilon_of_releases(parts, self.delta)
 
-    def spent(self, spending: Spending, population: int) -> float:
+    def spent(self, spending: Spendings, population: int) -> float:
         """Return the largest epsilon of all clients."""
-        return max((self.epsilon(self.multiplier, case) for case in self.cases(spending, population)), default=0.0)
+        noises, released = self.noises(spending), [each for _, each in spending.parts]
+        return max((self.epsilon(noises, case) for case in self.cases(released, population)), default=0.0)
 
-    def epsilon_of(self, client: int, spending: Spending) -> float | None:
+    def noises(self, spending: Spendings) -> list[float]:
+        """Return the noise of each part of a spending."""
+        return [noise[self.unit] for noise, _ in spending.parts]
+
+    def epsilon_of(self, client: int, spending: Spendings) -> float | None:
         """Return what a client has spent on each of its examples; None if that is not known."""
         return None
 

@@ -1,0 +1,205 @@
+"""Runs that are extended beyond the rounds that their noise was solved for: larger noise, and never above the target."""
+
+from __future__ import annotations
+
+import math
+
+import dp_accounting
+import pytest
+import torch
+from by_hand import B
+from dp_accounting.pld import PLDAccountant
+from federations import SIZES
+from opacus.accountants import PRVAccountant
+from test_epsilon import gaussian_epsilon
+from test_privacy_ledger import lines
+from test_target_epsilon import DELTA, clients, fit, stop_after
+
+from fl_lightning import CheckpointError, ClientPrivacy, ConfigurationError, ExamplePrivacy, FedAvg, FedCyclic, LocalTraining
+from fl_lightning.functional import epsilon_of_clients
+from fl_lightning.functional.releases import Release, epsilon_of_releases
+from fl_lightning.options.privacy_account import budget
+
+TARGET = 2.0
+
+
+def extending(noise="central", seeded=None, extend=True, **more):
+    privacy = ClientPrivacy(0.5, None, noise, DELTA, seeded, TARGET, extend=extend)
+    return {"strategy": FedAvg("uniform"), "transforms": [privacy], **more}
+
+
+def examples(extend=True, **more):
+    privacy = ExamplePrivacy(1.0, delta=DELTA, target_epsilon=TARGET, extend=extend)
+    return {"local": LocalTraining(max_epochs=2, privacy=privacy), **more}
+
+
+def noises(folder, unit):
+    """Return the noise of each round in the ledger."""
+    return [line["noise"][unit] for line in lines(folder) if line.keys() & {"drawn", "sent", "rates"} and "period" in line]
+
+
+def last(folder):
+    return str(folder / "c/last.ckpt")
+
+
+# ---------------------------------------------------------------- the sum over groups of noise
+
+
+@pytest.mark.parametrize(
+    "parts", [[(4.0, 0.5, 10), (9.0, 0.5, 20)], [(2.0, 0.1, 30), (3.0, 0.3, 5)], [(8.0, 1.0, 3), (3.0, 0.05, 50)]]
+)
+def test_unlike_cohorts_cost_no_less_than_what_is_attained(parts):
+    """Two federations that differ by 2 C attain a composition of Gaussians on Poisson samples."""
+    accountant = PRVAccountant()
+    accountant.history = [(noise / 2, share, rounds) for noise, share, rounds in parts]
+    low, _, high = accountant._get_dprv(eps_error=0.01, delta_error=1e-8).compute_epsilon(1e-5, 1e-8, 0.01)
+    found = epsilon_of_releases([Release("clients", *part) for part in parts], 1e-5)
+    assert low <= found <= 1.12 * high
+
+
+def test_cohorts_that_are_split_into_groups_cost_what_they_cost_together():
+    parts = [Release("clients", 4.0, 0.3, 12), Release("clients", 4.0 * (1 + 1e-9), 0.3, 8)]
+    assert epsilon_of_releases(parts, 1e-5) == pytest.approx(epsilon_of_clients(4.0, 3, 10, 20, 1e-5), rel=1e-6)
+
+
+# ---------------------------------------------------------------- whole runs
+
+
+@pytest.mark.parametrize("noise", ["central", "local"])
+def test_an_extended_run_of_all_clients_ends_at_its_target_by_closed_form(noise, tmp_path):
+    fit(tmp_path, 4, stop_after(2), **extending(noise))
+    run, logged = fit(tmp_path, 7, ckpt_path=last(tmp_path), **extending(noise))
+    assert run.current_epoch == 7
+    paid = noises(tmp_path, "clients")
+    first, second = paid[0], paid[-1]
+    assert paid == [first] * 2 + [second] * 5
+    assert first < second == pytest.approx(logged["federation/noise_of_clients"], rel=1e-6)
+    exact = gaussian_epsilon(1 / math.sqrt(sum(1 / z**2 for z in paid)) / 2, DELTA)
+    assert 0.99 * TARGET <= exact <= TARGET
+    assert logged["federation/epsilon_of_clients"] == pytest.approx(exact, rel=1e-3)
+    saved = torch.load(last(tmp_path), weights_only=False)
+    (state,) = (one["options"] for key, one in saved["callbacks"].items() if "Orchestrator" in key)
+    assert state["transforms"]["budget"] == {"rounds": 7, "first": 2, "done": 7, "noise": {"clients": second}}
+
+
+def test_an_extended_run_of_cohorts_ends_at_its_target(tmp_path):
+    """Two of three clients, against what two federations attain."""
+    cohorts = extending(clients_per_round=2)
+    fit(tmp_path, 4, stop_after(2), **cohorts)
+    _, logged = fit(tmp_path, 6, ckpt_path=last(tmp_path), **cohorts)
+    accountant = PRVAccountant()
+    accountant.history = [(z / 2, 2 / 3, 1) for z in noises(tmp_path, "clients")]
+    low, _, high = accountant._get_dprv(eps_error=0.01, delta_error=1e-6).compute_epsilon(DELTA, 1e-6, 0.01)
+    assert len(accountant.history) == 6
+    assert low <= logged["federation/epsilon_of_clients"] <= TARGET
+    assert high >= 0.88 * TARGET
+
+
+@pytest.mark.parametrize("route", [None, FedCyclic()])
+def test_an_extended_run_of_examples_ends_at_its_target_by_another_accountant(route, tmp_path):
+    """Clients of 7, 20 and 13 examples, in batches of 6: 2 and then 4 rounds of 2 epochs."""
+    more = {} if route is None else {"route": route}
+    fit(tmp_path, 4, stop_after(2), **examples(**more))
+    _, logged = fit(tmp_path, 6, ckpt_path=last(tmp_path), **examples(**more))
+    paid = sorted(set(noises(tmp_path, "examples")))
+    assert len(paid) == 2
+    spent = []
+    for size in SIZES:
+        accountant = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+        for noise, rounds in zip(paid, (2, 4), strict=True):
+            step = dp_accounting.PoissonSampledDpEvent(B / size, dp_accounting.GaussianDpEvent(noise))
+            accountant.compose(step, rounds * 2 * math.ceil(size / B))
+        spent.append(accountant.get_epsilon(DELTA))
+    assert max(spent) == pytest.approx(logged["federation/epsilon_of_examples"], rel=0.01)
+    assert 0.98 * TARGET <= max(spent) <= 1.001 * TARGET
+    assert 0.99 * TARGET <= logged["federation/epsilon_of_examples"] <= TARGET
+
+
+def test_each_of_two_options_is_extended(tmp_path):
+    fit(tmp_path, 3, stop_after(1), **extending() | examples())
+    _, logged = fit(tmp_path, 4, ckpt_path=last(tmp_path), **extending() | examples())
+    for unit in ("clients", "examples"):
+        assert 0.99 * TARGET <= logged[f"federation/epsilon_of_{unit}"] <= TARGET
+        assert len(set(noises(tmp_path, unit))) == 2
+
+
+def test_a_simulation_is_extended_without_a_ledger(tmp_path):
+    fit(tmp_path, 4, stop_after(2), **extending(seeded=1))
+    _, logged = fit(tmp_path, 6, ckpt_path=last(tmp_path), **extending(seeded=1))
+    assert 0.99 * TARGET <= logged["federation/epsilon_of_clients"] <= TARGET
+
+
+# ---------------------------------------------------------------- again and again
+
+
+def test_without_more_rounds_the_noise_is_the_same_to_the_bit(tmp_path):
+    """As the run without 'extend', also if 'extend' is set only when it is resumed."""
+    _, plain = fit(tmp_path / "plain", 4, **clients())
+    fit(tmp_path / "run", 4, stop_after(2), **clients())
+    _, logged = fit(tmp_path / "run", 4, ckpt_path=last(tmp_path / "run"), **extending())
+    assert set(noises(tmp_path / "run", "clients")) == set(noises(tmp_path / "plain", "clients"))
+    assert logged["federation/epsilon_of_clients"] == plain["federation/epsilon_of_clients"]
+
+
+def test_an_extended_run_that_is_resumed_keeps_its_second_noise(tmp_path):
+    fit(tmp_path, 4, stop_after(2), **extending())
+    fit(tmp_path, 7, stop_after(4), ckpt_path=last(tmp_path), **extending())
+    run, logged = fit(tmp_path, 7, ckpt_path=last(tmp_path), **extending(extend=False))
+    assert run.current_epoch == 7
+    assert len(set(noises(tmp_path, "clients"))) == 2
+    assert 0.99 * TARGET <= logged["federation/epsilon_of_clients"] <= TARGET
+
+
+@pytest.mark.parametrize("rounds", [4, 7])
+def test_a_run_that_is_extended_twice_from_one_checkpoint_pays_for_both(rounds, tmp_path):
+    """As after a kill. With 4 rounds the first noise is used again; with 7 a third one is solved."""
+    fit(tmp_path, 4, stop_after(2), **extending())
+    early = tmp_path / "early.ckpt"
+    (tmp_path / "c/last.ckpt").rename(early)
+    fit(tmp_path, 7, stop_after(3), ckpt_path=str(early), **extending())
+    run, logged = fit(tmp_path, rounds, ckpt_path=str(early), **extending())
+    paid = noises(tmp_path, "clients")
+    exact = gaussian_epsilon(1 / math.sqrt(sum(1 / z**2 for z in paid)) / 2, DELTA)
+    assert exact <= TARGET
+    assert logged["federation/epsilon_of_clients"] == pytest.approx(exact, rel=1e-3)
+    assert (run.current_epoch == 7) == (rounds == 7)
+    assert len(set(paid)) == (3 if rounds == 7 else 2)
+
+
+def test_a_finished_run_has_little_left_for_further_rounds(tmp_path):
+    fit(tmp_path, 3, **extending())
+    _, logged = fit(tmp_path, 4, ckpt_path=last(tmp_path), **extending())
+    first, second = sorted(set(noises(tmp_path, "clients")))
+    assert second > 5 * first
+    assert logged["federation/epsilon_of_clients"] <= TARGET
+
+
+# ---------------------------------------------------------------- refused
+
+
+def test_an_extension_must_be_asked_for_at_each_option(tmp_path):
+    fit(tmp_path, 3, stop_after(1), **extending() | examples())
+    with pytest.raises(CheckpointError, match=r"or set 'extend' of ClientPrivacy to true: the noise of the rounds that remain"):
+        fit(tmp_path, 4, ckpt_path=last(tmp_path), **extending(extend=False) | examples())
+    assert len(noises(tmp_path, "clients")) == 1
+
+
+def test_an_extension_without_noise_is_refused(tmp_path, monkeypatch):
+    fit(tmp_path, 3, stop_after(1), **extending())
+    monkeypatch.setattr(budget, "least_noise", lambda *_: None)
+    with pytest.raises(
+        ConfigurationError, match=r"has spent epsilon 1\.\d+ of clients, and no noise .* keeps 3 further rounds"
+    ):
+        fit(tmp_path, 4, ckpt_path=last(tmp_path), **extending())
+
+
+@pytest.mark.parametrize("make", [ClientPrivacy, ExamplePrivacy])
+def test_an_extension_needs_a_target(make):
+    with pytest.raises(ConfigurationError, match=r"extend' must be false without 'target_epsilon', but is True"):
+        make(1.0, 1.0, extend=True)
+
+
+def test_sites_learn_of_no_extension():
+    privacy = ExamplePrivacy(1.0, target_epsilon=2.0, extend=True)
+    privacy.use_noise(3.0)
+    assert privacy.sent_to_sites() == {"noise_multiplier": 3.0, "target_epsilon": None, "extend": False}
