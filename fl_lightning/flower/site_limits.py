@@ -190,13 +190,13 @@ class SiteLimits:
                 "The order asks for a model that passes no transforms, and so for one without the noise that its policy "
                 "requires. Use the route ServerRoute, or noise in every step of the clients' training."
             )
+        if any(option.seals for option in settings.options):
+            _require_sealed(order)
         own = order.epochs if isinstance(order, EvalOrder) else None
         for task in (order,) if isinstance(order, ClientTask) else order.tasks:
             local = settings.local if own is None else replace(settings.local, max_epochs=own, max_steps=-1)
             turn = replace(settings, local=local)
             self.check_turn(task, turn, data, leaves=isinstance(order, ClientTask))
-        if isinstance(order, EvalOrder) and any(option.seals for option in settings.options):
-            raise RefusedError("The order asks for a figure of this site alone, but only sums over sites leave it.")
         if isinstance(order, EvalOrder):
             allowed = () if policy.min_noise > 0 else policy.evaluations
             if order.part not in allowed:
@@ -262,6 +262,18 @@ class SiteLimits:
                 f"A batch may have fewer rows or persons than this site's 'policy.min_batch' of {policy.min_batch}. The "
                 "site's staff can choose a 'batch_size' that leaves no small rest."
             )
+
+
+def _require_sealed(order: ClientTask | EvalOrder) -> None:
+    """Refuse an order whose result would leave unmasked, or that gives this site a model that no other site sees.
+
+    Raises:
+        RefusedError: saying what is wrong.
+    """
+    if isinstance(order, EvalOrder) or not order.delivers:
+        raise RefusedError("The order asks for a figure or a model of this site alone, but only sums over sites leave it.")
+    if order.start is not None or order.pull is not None:
+        raise RefusedError("The order has a model for this site alone, so the server could tell the sites' updates apart.")
 
 
 def _noise(options: Sequence[OptionSettings], delivered: bool = True) -> float:

@@ -41,6 +41,7 @@ from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.flower.site_limits import SiteLimits
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ClientTask, EvalOrder, Note
+from fl_lightning.types import Pull, Snapshot
 
 SECURE = {"secure_aggregation": {"threshold": 0.67}}
 SKIP = {"faults": {"policy": "skip"}}
@@ -263,6 +264,27 @@ def note_with(at: str, **changes: Any) -> Any:
     return change
 
 
+def order_with(**changes: Any) -> Any:
+    def change(asked: Any, parts: Any) -> Any:
+        from dataclasses import replace
+
+        order = first_order(asked)
+        return ({**asked, "orders": [replace(order, **changes)]}, parts) if isinstance(order, ClientTask) else None
+
+    return change
+
+
+def other_session(asked: Any, parts: Any) -> Any:
+    """Have one site forget what it keeps between rounds."""
+    from dataclasses import replace
+
+    from fl_lightning.wire import from_bytes, to_bytes
+
+    if "model" not in parts:
+        return None
+    return asked, {**parts, "model": to_bytes(replace(from_bytes(parts["model"]), session="another"))}
+
+
 def evaluation(asked: Any, parts: Any) -> Any:
     order = first_order(asked)
     if not isinstance(order, ClientTask):
@@ -275,7 +297,20 @@ ATTACKS: dict[str, tuple[Any, str]] = {
     "more epochs": (other_epochs, "The order that this site got differs from the one that all sites"),
     "a later place": (other_place, "The order that this site got differs from the one that all sites"),
     "other settings": (other_settings, "The settings that this site got differs from the one that all sites"),
-    "an evaluation": (evaluation, "The order asks for a figure of this site alone, but only sums over sites leave it"),
+    "an evaluation": (evaluation, "The order asks for a figure or a model of this site alone, but only sums over sites leave it"),
+    "a model to pass on": (
+        order_with(delivers=False),
+        "The order asks for a figure or a model of this site alone, but only sums over sites leave it",
+    ),
+    "a start of its own": (
+        order_with(start=Snapshot(torch.zeros(53), torch.zeros(0, dtype=torch.int64))),
+        "The order has a model for this site alone, so the server could tell the sites' updates apart",
+    ),
+    "a pull of its own": (
+        order_with(pull=Pull(torch.zeros(53), 1e9)),
+        "The order has a model for this site alone, so the server could tell the sites' updates apart",
+    ),
+    "another session": (other_session, "The session that this site got differs from the one that all sites"),
     "an invented site": (
         note_with("keys", description=lambda d: {**d, "cohort": [*d["cohort"], [3, "invented"]]}),
         "The round has sites whose public keys this site does not have ('policy.peers'): 'invented'",

@@ -154,6 +154,7 @@ class MasksAtClients(ClientHooks):
         description = masking.description
         if place is not None:
             assert self._editor is not None
+            _require_same("session", self._editor.model.session, description.session)
             _require_same("model", digest_of_model(self._editor.model), description.model)
             _require_same("order", digest_of_task(task), description.work)
             update = replace(place.told(update), model=update.model, compressed=None)
