@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -213,8 +214,6 @@ def first_order(asked: Any) -> Any:
 
 def other_model(asked: Any, parts: Any) -> Any:
     """Send one site a model that differs in the last bit of one number."""
-    from dataclasses import replace
-
     from fl_lightning.wire import from_bytes, to_bytes
 
     if "model" not in parts:
@@ -227,16 +226,12 @@ def other_model(asked: Any, parts: Any) -> Any:
 
 
 def other_epochs(asked: Any, parts: Any) -> Any:
-    from dataclasses import replace
-
     order = first_order(asked)
     return ({**asked, "orders": [replace(order, epochs=2)]}, parts) if isinstance(order, ClientTask) else None
 
 
 def other_place(asked: Any, parts: Any) -> Any:
     """Let one site believe that the training is nearly over, when its rate has decayed."""
-    from dataclasses import replace
-
     from fl_lightning.messages import Progress
 
     order = first_order(asked)
@@ -251,8 +246,6 @@ def other_settings(asked: Any, parts: Any) -> Any:
 
 def note_with(at: str, **changes: Any) -> Any:
     def change(asked: Any, parts: Any) -> Any:
-        from dataclasses import replace
-
         order = first_order(asked)
         if not isinstance(order, Note) or order.content["step"] != at:
             return None
@@ -266,8 +259,6 @@ def note_with(at: str, **changes: Any) -> Any:
 
 def order_with(**changes: Any) -> Any:
     def change(asked: Any, parts: Any) -> Any:
-        from dataclasses import replace
-
         order = first_order(asked)
         return ({**asked, "orders": [replace(order, **changes)]}, parts) if isinstance(order, ClientTask) else None
 
@@ -276,8 +267,6 @@ def order_with(**changes: Any) -> Any:
 
 def other_session(asked: Any, parts: Any) -> Any:
     """Have one site forget what it keeps between rounds."""
-    from dataclasses import replace
-
     from fl_lightning.wire import from_bytes, to_bytes
 
     if "model" not in parts:
@@ -396,6 +385,10 @@ def test_a_round_that_was_signed_is_not_signed_for_another_model(tmp_path, monke
             lists.sign(described(round_idx, "changed"), [0, 1, 2])
     with pytest.raises(ProtocolError, match="another list of survivors for the same model"):
         lists.sign(described(5, "m4", "g"), [0, 1])
+    for others in (((0, "a"), (1, "b"), (2, "d")), ((0, "a"), (1, "b"), (2, "c"), (3, "d"))):  # a list names sites, not numbers
+        with pytest.raises(ProtocolError, match="another list of survivors for the same model"):
+            lists.sign(replace(described(5, "m4", "g"), cohort=others), [0, 1, len(others) - 1])
+    lists.sign(replace(described(5, "m4", "h"), cohort=((0, "c"), (1, "b"), (2, "a"))), [0, 1, 2])
     lists.sign(described(5, "m5"), [0, 1])
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fl_lightning.errors import ClientError, ProtocolError
+from fl_lightning.functional.secret_sharing import PRIME
 from fl_lightning.functional.sums import Grid, Sums
 from fl_lightning.functional.words import add_words, from_words, to_words
 from fl_lightning.options.secure_aggregation.client import MaskingClient, list_content
@@ -363,6 +364,16 @@ def test_a_key_of_low_order_is_refused():
         {**described().plain(), "cohort": [[0, "a"], [0, "b"], [1, "c"]]},
         {**described().plain(), "cohort": [[0, "a"], [1, "a"], [2, "c"]]},
         {**described().plain(), "threshold": 2.0},
+        {**described().plain(), "round_idx": float("nan")},
+        {**described().plain(), "round_idx": 2.5},
+        {**described().plain(), "round_idx": -1},
+        {**described().plain(), "session": 3},
+        {**described().plain(), "model": None},
+        {**described().plain(), "cohort": [[-1, "a"], [1, "b"], [2, "c"]]},
+        {**described().plain(), "cohort": [[PRIME - 1, "a"], [1, "b"], [2, "c"]]},
+        {**described().plain(), "grids": {"state": {"pieces": [[43, 1.0]], "largest": float("inf"), "certain": False}}},
+        {**described().plain(), "grids": {"state": {"pieces": [[43, float("nan")]], "largest": 1.0, "certain": False}}},
+        {**described().plain(), "grids": {"state": {"pieces": [[-1, 1.0], [44, 1.0]], "largest": 1.0, "certain": False}}},
         {**described().plain(), "sizes": {"state": -1}},
         {**described().plain(), "sizes": {"state": 44, "weight": 1}},
         {**described().plain(), "grids": {"state": {"pieces": [["x", 1]], "largest": 1.0, "certain": False}}},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +19,7 @@ from fl_lightning.messages import ClientTask, ServerModel
 
 COMPLETE = 100
 """The largest cohort of which every two clients share a mask."""
+_MOST_CLIENTS = 10**6
 _PER_DOUBLING = 8
 """How many others share a mask with a client of a larger cohort, for each doubling of its size."""
 
@@ -75,8 +77,11 @@ class RoundDescription:
             }
             found = cls(**plain, cohort=cohort, sizes=sizes, grids=grids)
             sound = len({k for k, _ in cohort}) == len({name for _, name in cohort}) == len(cohort)
+            sound &= all(0 <= client < _MOST_CLIENTS for client, _ in cohort)  # a share for the id -1 would be the secret
+            sound &= type(found.round_idx) is int and found.round_idx >= 0  # NaN is not below any round
+            sound &= all(isinstance(plain[name], str) for name in ("federation", "contract", "session", "model", "work"))
             sound &= all(size >= 0 for size in sizes.values()) and 0 < found.threshold <= 1
-            sound &= all(sum(n for n, _ in grid.pieces) == sizes[name] and grid.largest > 0 for name, grid in grids.items())
+            sound &= all(_is_sound(grid) and sum(n for n, _ in grid.pieces) == sizes[name] for name, grid in grids.items())
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ProtocolError("The description of the round under masks cannot be read.") from error
         if not sound:
@@ -117,6 +122,11 @@ class RoundDescription:
 def least_of(clients: int, share: float) -> int:
     """Return how many of some clients are at least a share, and more than two thirds of them."""
     return max(int(-(-(share * clients - 1e-9) // 1)), 2 * clients // 3 + 1)
+
+
+def _is_sound(grid: Grid) -> bool:
+    pieces = (size >= 0 and (expected is None or 0 < expected < math.inf) for size, expected in grid.pieces)
+    return 0 < grid.largest < math.inf and all(pieces)
 
 
 def _grid(values: Any) -> Grid:

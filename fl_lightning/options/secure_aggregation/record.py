@@ -47,7 +47,8 @@ class SignedLists:
         Raises:
             ProtocolError: if another list has been signed for the model, in any federation, or a later round in this one.
         """
-        found, signed = self._read(), _digest(sorted(delivered))
+        names = dict(description.cohort)  # a number may be another site's in another federation
+        found, signed = self._read(), _digest(sorted(names[client] for client in delivered))
         known = found["models"].get(description.model)
         if known is not None and known != signed:
             raise ProtocolError(
