@@ -17,6 +17,7 @@ from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.functional.model_parts import widened
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.spread import distance
+from fl_lightning.functional.sums import Grid, grid_of_model
 from fl_lightning.messages import ServerModel
 from fl_lightning.types import ClientUpdate
 
@@ -89,6 +90,10 @@ class UpdateCheck:
         """Return the global model's parameters and averaged buffers as one vector, shape (d,)."""
         names = [*self._names[0], *self._names[1]]
         return torch.cat([self.server.tensors[name].detach().reshape(-1) for name in names])
+
+    def grid(self, largest: float | None) -> Grid | None:
+        """Return the grid on which models like the global one are summed; see :meth:`ModelState.grid`."""
+        return grid_of_model([self.server.tensors[name].detach() for name in self._names[0]], self._size, largest)
 
     def __call__(self, update: ClientUpdate) -> ClientUpdate:
         """Return the update with its norm if the norm is finite, in one pass over its weights.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fl_lightning.clients.failures import UpdateCheck
 from fl_lightning.functional.exact_sum import to_float64
+from fl_lightning.functional.sums import Grid
 from fl_lightning.messages import ServerModel
 from fl_lightning.types import ClientUpdate
 
@@ -32,6 +33,10 @@ class UpdateEditor:
     def state(self) -> Tensor:
         """Return its parameters and averaged buffers, shape (d,)."""
         return self._check.server_vector()
+
+    def grid(self, largest: float | None) -> Grid | None:
+        """Return the grid on which such models are summed; see :meth:`ModelState.grid`."""
+        return self._check.grid(largest)
 
     @cached_property
     def start(self) -> Tensor:

@@ -9,13 +9,12 @@ from torch import Tensor, nn
 
 from fl_lightning.compat.torch import copy_to_each, parameters_of, parts_of, times_changed
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.functional.model_changes import changed_tensors, differs
 from fl_lightning.functional.model_parts import extreme_buffers, never_averaged, trained_parts, widened
 from fl_lightning.functional.model_slots import Slot, find_slots, second_names
 from fl_lightning.functional.recycling import large_empty
 from fl_lightning.functional.spread import distance
-from fl_lightning.functional.sums import Grid, grid_of
+from fl_lightning.functional.sums import Grid, grid_of_model
 from fl_lightning.messages import ModelLayout
 from fl_lightning.types import Snapshot
 
@@ -324,12 +323,7 @@ class ModelState:
 
     def grid(self, largest: float | None) -> Grid | None:
         """Return the grid on which such models are summed with weights of about ``largest``; None if that is unknown."""
-        parameters = [parameter.detach() for parameter in self.parameters()]
-        if largest is None or not parameters:
-            return None
-        finest = any(parameter.dtype == torch.float64 for parameter in parameters)
-        magnitudes = [] if finest else [(parameter.numel(), magnitude(parameter)) for parameter in parameters]
-        return grid_of(magnitudes, self.size if finest else self.size - self.num_parameters, largest)
+        return grid_of_model([parameter.detach() for parameter in self.parameters()], self.size, largest)
 
     def nbytes(self, *, upward: bool) -> int:
         """Return the bytes of a message in the tensors' own dtypes: frozen tensors excluded, upward also local buffers."""

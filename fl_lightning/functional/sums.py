@@ -91,6 +91,24 @@ def grid_of(magnitudes: Sequence[tuple[int, float]], buffers: int, largest: floa
     return Grid((*pieces, *([(buffers, None)] if buffers else [])), largest)
 
 
+def grid_of_model(parameters: Sequence[Tensor], size: int, largest: float | None) -> Grid | None:
+    """Return the grid for sums of models like a global one.
+
+    Args:
+        parameters: the global model's parameters.
+        size: the length of the model with its averaged buffers.
+        largest: the largest expected weight; None if it is unknown.
+
+    Returns:
+        None if no grid can be determined beforehand.
+    """
+    if not parameters:
+        return None
+    finest = any(parameter.dtype == torch.float64 for parameter in parameters)
+    magnitudes = [] if finest else [(parameter.numel(), magnitude(parameter)) for parameter in parameters]
+    return grid_of(magnitudes, size - sum(length for length, _ in magnitudes), largest)
+
+
 class Sums:
     """Keep exact sums by name. Ranks merge theirs name by name.
 

@@ -41,7 +41,10 @@ from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.flower.site_limits import SiteLimits
 from fl_lightning.functional.model_state import ModelState
+from fl_lightning.functional.sums import Grid
 from fl_lightning.messages import ClientTask, EvalOrder, Note
+from fl_lightning.options.secure_aggregation.at_clients import LOSS
+from fl_lightning.options.secure_aggregation.at_server import MaskedSums
 from fl_lightning.types import Pull, Snapshot
 
 SECURE = {"secure_aggregation": {"threshold": 0.67}}
@@ -286,7 +289,10 @@ ATTACKS: dict[str, tuple[Any, str]] = {
     "more epochs": (other_epochs, "The order that this site got differs from the one that all sites"),
     "a later place": (other_place, "The order that this site got differs from the one that all sites"),
     "other settings": (other_settings, "The settings that this site got differs from the one that all sites"),
-    "an evaluation": (evaluation, "The order asks for a figure or a model of this site alone, but only sums over sites leave it"),
+    "an evaluation": (
+        evaluation,
+        "The order asks for a figure or a model of this site alone, but only sums over sites leave it",
+    ),
     "a model to pass on": (
         order_with(delivers=False),
         "The order asks for a figure or a model of this site alone, but only sums over sites leave it",
@@ -343,6 +349,52 @@ def test_a_server_that_cheats_a_site_gets_nothing_of_it(attack, tmp_path, monkey
     with pytest.raises(SystemExit):
         federate(configuration(strategy="FedAvg", **SECURE))
     assert [line for line in LINES if line.startswith("site0: Refused") and message in line], LINES
+
+
+LIES: dict[str, tuple[Any, str, str]] = {
+    "a coarse grid": (
+        lambda d: replace(d, grids={n: replace(g, largest=2.0**50, certain=True) for n, g in d.grids.items()}),
+        "FedAvg",
+        "The grid of the sum 'state' is too coarse for this site's numbers",
+    ),
+    "a grid for one number": (
+        lambda d: replace(d, grids={"state": Grid(((1, 2.0**-30), (52, 1.0)), d.grids["state"].largest, True)}),
+        "FedAvg",
+        "The grid of the sum 'state' is too coarse for this site's numbers, or not the one that follows from the model",
+    ),
+    "a grid for the losses": (
+        lambda d: replace(d, grids={LOSS: Grid(((1, 2.0**30),), 2.0**30, True)}),
+        "FedAvg",
+        "The grid of the sum 'figure: loss' is too coarse for this site's numbers",
+    ),
+    "a coarse grid of control variates": (
+        lambda d: replace(d, grids={**d.grids, "control": Grid(((53, 2.0**45),), 1.0)}),
+        "Scaffold",
+        "The grid of the sum 'control' is too coarse for this site's numbers",
+    ),
+    "huge sums": (
+        lambda d: replace(d, sizes={**d.sizes, "more": 2**24}),
+        "FedAvg",
+        "The list of sums that this site got differs from the one that all sites",
+    ),
+    "another round": (
+        lambda d: replace(d, round_idx=d.round_idx + 1),
+        "FedAvg",
+        "The round that this site got differs from the one that all sites",
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_description_that_all_sites_agree_on_may_still_not_single_one_out(lie, tmp_path, monkeypatch):
+    """On a grid so coarse that the others' numbers are rounded to 0, the sum would be one site's."""
+    prepare(tmp_path, monkeypatch, 3)
+    change, strategy, message = LIES[lie]
+    described = MaskedSums._described
+    monkeypatch.setattr(MaskedSums, "_described", lambda *arguments: change(described(*arguments)))
+    with pytest.raises(SystemExit):
+        federate(configuration(strategy=strategy, **SECURE))
+    assert [line for line in LINES if "Refused" in line and message in line], LINES
 
 
 def test_a_model_is_opened_with_one_list_whatever_the_federation(tmp_path, monkeypatch, capsys):

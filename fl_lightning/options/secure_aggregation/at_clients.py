@@ -13,7 +13,7 @@ from typing import Any
 from fl_lightning.clients.update_editor import UpdateEditor
 from fl_lightning.core.hooks import ClientContext, ClientHooks, SitePlace
 from fl_lightning.errors import ConfigurationError, ProtocolError
-from fl_lightning.functional.sums import Sums
+from fl_lightning.functional.sums import Grid, Sums
 from fl_lightning.functional.words import to_words
 from fl_lightning.messages import ClientTask
 from fl_lightning.options.secure_aggregation.client import MaskingClient
@@ -43,6 +43,10 @@ from fl_lightning.types import ClientUpdate, RoundStart, Snapshot
 LOSS, EXAMPLES = "figure: loss", "figure: examples"
 """The sums of the training losses, weighted by examples, and of the examples behind them."""
 _LARGEST = 2.0**40
+_UNLIKE = 2.0**24
+"""How much larger than this site's weight another one's may be; 25 bits of its own numbers are left then."""
+_STEPS = 2.0**10
+"""The least steps of a grid that a site's largest number takes."""
 
 
 class MasksAtClients(ClientHooks):
@@ -153,17 +157,17 @@ class MasksAtClients(ClientHooks):
         masking, context, place = self._of(update.client), self._context, self._place
         description = masking.description
         if place is not None:
-            assert self._editor is not None
-            _require_same("session", self._editor.model.session, description.session)
-            _require_same("model", digest_of_model(self._editor.model), description.model)
-            _require_same("order", digest_of_task(task), description.work)
+            self._require_order(task, description)
             update = replace(place.told(update), model=update.model, compressed=None)
+        strategy = self._prepared_strategy(description)
         own = Sums(context.device, description.grids, for_masks=True)
-        self._prepared_strategy(description).accumulate(update, own)
+        strategy.accumulate(update, own)
         loss = update.train_loss
         if loss is not None and math.isfinite(loss) and abs(loss) * update.num_examples < _LARGEST:
             own.add(LOSS, loss, update.num_examples)
             own.add(EXAMPLES, 1.0, update.num_examples)
+        if place is not None:
+            self._require_sums(description, strategy, update.num_examples, own)
         words = masking.mask(to_words(own, description.layout, len(description.cohort)))
         snapshot = Snapshot(update.snapshot.vector[:0], update.snapshot.counters)
         return ClientUpdate(
@@ -176,6 +180,22 @@ class MasksAtClients(ClientHooks):
             model=snapshot,
             extras={WORDS: words},
         )
+
+    def _require_order(self, task: ClientTask, description: RoundDescription) -> None:
+        """Refuse to send an update of another order or model than the one that the round describes."""
+        assert self._editor is not None
+        model = self._editor.model
+        _require_same("session", model.session, description.session)
+        _require_same("model", digest_of_model(model), description.model)
+        _require_same("order", digest_of_task(task), description.work)
+        _require_same("round", task.round_idx, description.round_idx)
+
+    def _require_sums(self, description: RoundDescription, strategy: RunningStrategy, examples: int, own: Sums) -> None:
+        """Refuse other sums than the strategy's, and grids on which sites' numbers could vanish."""
+        assert self._editor is not None
+        sizes = strategy.sum_sizes(self._editor.state.numel(), self._editor.size) or {}
+        _require_same("list of sums", {**sizes, LOSS: 1, EXAMPLES: 1}, description.sizes)
+        _require_grids(description.grids, strategy.grids([examples], self._editor.grid), own)
 
     def _prepared_strategy(self, description: RoundDescription) -> RunningStrategy:
         """Return a copy of the strategy that knows the round, and of which a server in this process knows nothing."""
@@ -213,7 +233,33 @@ def _require_round(description: RoundDescription, client: int, place: SitePlace)
         )
 
 
-def _require_same(what: str, here: str, there: str) -> None:
+def _require_grids(grids: Mapping[str, Grid], mine: Mapping[str, Grid], sums: Sums) -> None:
+    """Refuse grids so coarse that the numbers of some sites would vanish, and with them what hides the others'.
+
+    Args:
+        grids: the grids of the round.
+        mine: those that this site would choose, of which others may have larger weights.
+        sums: its part of the sums.
+
+    Raises:
+        ProtocolError: if a grid is another one.
+    """
+    sizes = sums.sizes()
+    for name, grid in grids.items():
+        if name in mine:
+            own = mine[name]
+            sound = (grid.pieces, grid.certain) == (own.pieces, own.certain) and grid.largest <= own.largest * _UNLIKE
+        else:  # of a state that only the server has
+            parts = sums.parts(name) if name in sizes else []
+            sound = all(not part.bound or part.bound * 2.0**part.fraction >= _STEPS for part in parts)
+        if not sound:
+            raise ProtocolError(
+                f"The grid of the sum '{name[:40]}' is too coarse for this site's numbers, or not the one that follows from "
+                "the model, so some sites' numbers could vanish and no longer hide those of the others."
+            )
+
+
+def _require_same(what: str, here: Any, there: Any) -> None:
     if here != there:
         raise ProtocolError(
             f"The {what} that this site got differs from the one that all sites of the round under masks agreed on. With "
