@@ -277,6 +277,15 @@ def other_session(asked: Any, parts: Any) -> Any:
     return asked, {**parts, "model": to_bytes(replace(from_bytes(parts["model"]), session="another"))}
 
 
+def other_limits(asked: Any, parts: Any) -> Any:
+    """Let one site fail if a weight of its model is above a bound."""
+    from fl_lightning.wire import from_bytes, to_bytes
+
+    if "model" not in parts:
+        return None
+    return asked, {**parts, "model": to_bytes(replace(from_bytes(parts["model"]), max_abs_weight=100.0))}
+
+
 def evaluation(asked: Any, parts: Any) -> Any:
     order = first_order(asked)
     if not isinstance(order, ClientTask):
@@ -305,6 +314,7 @@ ATTACKS: dict[str, tuple[Any, str]] = {
         order_with(pull=Pull(torch.zeros(53), 1e9)),
         "The order has a model for this site alone, so the server could tell the sites' updates apart",
     ),
+    "other limits": (other_limits, "The limits that this site got differs from the one that all sites"),
     "another session": (other_session, "The session that this site got differs from the one that all sites"),
     "an invented site": (
         note_with("keys", description=lambda d: {**d, "cohort": [*d["cohort"], [3, "invented"]]}),
@@ -339,6 +349,16 @@ ATTACKS: dict[str, tuple[Any, str]] = {
     ),
     "a short key": (note_with("shares", announced=lambda d: {**d, "1": "00"}), "An announcement of keys is too short"),
 }
+
+
+def test_sites_that_require_noise_agree_on_the_model(tmp_path, monkeypatch):
+    """They set limits of the model themselves, so that no failure tells of exact numbers."""
+    prepare(tmp_path, monkeypatch, 3, min_noise=0.5)
+    noise = {"max_norm": 1.0, "noise_multiplier": 1.0, "noise": "local", "delta": 1e-3}
+    uniform = {"class_path": "FedAvg", "init_args": {"weighting": "uniform"}}
+    private = [{"class_path": "ClientPrivacy", "init_args": noise}]
+    federate(configuration(strategy=uniform, transforms=private, **SECURE))
+    assert sum("trained" in line for line in LINES) == 9
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

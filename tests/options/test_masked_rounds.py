@@ -19,8 +19,9 @@ from fl_lightning.errors import ClientError, ProtocolError
 from fl_lightning.functional.secret_sharing import PRIME
 from fl_lightning.functional.sums import Grid, Sums
 from fl_lightning.functional.words import add_words, from_words, to_words
+from fl_lightning.messages import ModelLayout, ServerModel
 from fl_lightning.options.secure_aggregation.client import MaskingClient, list_content
-from fl_lightning.options.secure_aggregation.description import RoundDescription, least_of
+from fl_lightning.options.secure_aggregation.description import RoundDescription, digest_of_model, least_of
 from fl_lightning.options.secure_aggregation.keys import KeyRing, openssh
 from fl_lightning.options.secure_aggregation.messages import (
     announcement_in,
@@ -383,6 +384,17 @@ def test_a_key_of_low_order_is_refused():
 def test_a_description_that_makes_no_sense_is_refused(values):
     with pytest.raises(ProtocolError, match="The description of the round under masks"):
         RoundDescription.read(values)
+
+
+def test_names_in_a_model_cannot_pass_for_its_structure():
+    """Two layouts whose names, written one after another with the lengths of the lists, are the same text."""
+    tensors = {"w": torch.zeros(2)}
+    one = ModelLayout((True,), {}, moving=("a",), held=(), unsent=("blist 0\x1f",))
+    other = ModelLayout((True,), {}, moving=("alist 0\x1f",), held=("b",), unsent=())
+    assert digest_of_model(ServerModel(1, 0, tensors, one)) != digest_of_model(ServerModel(1, 0, tensors, other))
+    named = ServerModel(1, 0, tensors, one, broadcast={"c": torch.zeros(2)})
+    assert digest_of_model(named) != digest_of_model(replace(named, broadcast={"d": torch.zeros(2)}))
+    assert digest_of_model(named) != digest_of_model(replace(named, broadcast={}, first=named.broadcast))
 
 
 def test_a_description_survives_the_way_to_a_site():

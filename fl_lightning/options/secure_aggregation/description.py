@@ -19,6 +19,7 @@ from fl_lightning.messages import ClientTask, ServerModel
 
 COMPLETE = 100
 """The largest cohort of which every two clients share a mask."""
+NO_LIMITS = (True, math.inf)
 _MOST_CLIENTS = 10**6
 _PER_DOUBLING = 8
 """How many others share a mask with a client of a larger cohort, for each doubling of its size."""
@@ -35,10 +36,11 @@ class RoundDescription:
         round_idx: the communication round, from 0.
         cohort: the ids and names of the clients that exchange keys, ascending.
         threshold: the least share of a client's neighbours, itself included, that must help to remove its masks.
-        model: the digest of the global model and of all that comes with it.
+        model: the digest of the global model and of all that comes with it, but the limits.
         work: the digest of what each client is asked to do; empty if the clients have different tasks.
         sizes: the length of each sum, by name.
         grids: the grids of those that have one, by name.
+        limits: whether updates that are not finite are tolerated, and the largest weight in others.
     """
 
     federation: str
@@ -51,6 +53,7 @@ class RoundDescription:
     work: str
     sizes: Mapping[str, int]
     grids: Mapping[str, Grid]
+    limits: tuple[bool, float] = NO_LIMITS
 
     @cached_property
     def digest(self) -> bytes:
@@ -75,7 +78,9 @@ class RoundDescription:
             plain = {
                 name: values[name] for name in ("federation", "contract", "session", "round_idx", "threshold", "model", "work")
             }
-            found = cls(**plain, cohort=cohort, sizes=sizes, grids=grids)
+            tolerates, largest = values["limits"]
+            limits = bool(tolerates), float(largest)
+            found = cls(**plain, cohort=cohort, sizes=sizes, grids=grids, limits=limits)
             sound = len({k for k, _ in cohort}) == len({name for _, name in cohort}) == len(cohort)
             sound &= all(0 <= client < _MOST_CLIENTS for client, _ in cohort)  # a share for the id -1 would be the secret
             sound &= type(found.round_idx) is int and found.round_idx >= 0  # NaN is not below any round
@@ -135,15 +140,21 @@ def _grid(values: Any) -> Grid:
 
 
 def digest_of_model(model: ServerModel) -> str:
-    """Return the digest of a published model and of all that comes with it, 64 hexadecimal digits."""
+    """Return the digest of a published model and of all that comes with it but its limits, 64 hexadecimal digits."""
+    layout, parts = model.layout, [model.tensors, model.broadcast, model.first]
+    names = [sorted(part) for part in (*parts, layout.modes)]
     collected = Digest(32)
-    for part in (model.tensors, model.broadcast, model.first, model.layout.modes):
-        collected.add([[name, part[name]] for name in sorted(part)])
-    layout = model.layout
-    collected.add(
-        [layout.trained, layout.moving, layout.held, layout.unsent, model.tolerates_broken, float(model.max_abs_weight)]
-    )
+    # Names come from the server and have any length, so that they are hashed first: no name can pass for a number.
+    rest = [names, [layout.modes[name] for name in names[-1]], layout.trained, layout.moving, layout.held, layout.unsent]
+    collected.add(hashlib.sha256(json.dumps(rest).encode()).digest())
+    for part in parts:
+        collected.add([part[name] for name in sorted(part)])
     return collected.text()
+
+
+def limits_of(model: ServerModel) -> tuple[bool, float]:
+    """Return the limits within which an update of a model is not a failure."""
+    return model.tolerates_broken, float(model.max_abs_weight)
 
 
 def digest_of_task(task: ClientTask) -> str:
