@@ -181,8 +181,7 @@ class RemotePool:
             assert self._checks is not None
             info = self._infos[client]
             examples = None if info.streams else info.num_examples
-            checks = None if self._needs.sealed else self._checks
-            return exchange.sized(update_in(found, exchange.who(client), task, examples, checks), answer)
+            return exchange.sized(update_in(found, exchange.who(client), task, examples, self._checks), answer)
         except ClientError as error:
             if answer.content is None and attempt <= self._faults.retries:
                 self._tasks[client] = task, attempt + 1

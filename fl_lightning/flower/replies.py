@@ -20,7 +20,7 @@ from fl_lightning.functional.exact_moments import Moments
 from fl_lightning.functional.exact_sum import magnitude, to_float64
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import UNTOLD, ClientInfo, ClientTask, EvalReport, NameComparison, Note, ServerModel
-from fl_lightning.types import ClientFailure, ClientUpdate
+from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 
 _MOST_EXAMPLES = 2**36
 """The most training examples that a site may claim; larger weights cannot be summed exactly."""
@@ -57,7 +57,7 @@ class TensorCheck:
     """
 
     def __init__(self, state: ModelState, server: ServerModel, needs: Needs) -> None:
-        self._needs = needs
+        self._needs, self.sealed = needs, needs.sealed
         parameters, floats, counters, local = state.names()
         self._size = state.num_parameters
         self._dtypes = [server.tensors[name].dtype for name in (*parameters, *floats)]
@@ -71,12 +71,10 @@ class TensorCheck:
         Raises:
             ClientError: naming the tensor.
         """
+        self.counted(who, update)
         model = update.snapshot
         if self._dtypes and model.vector.dtype != (wanted := functools.reduce(torch.promote_types, self._dtypes)):
             raise SiteError(who, f"its model is {model.vector.dtype}, but must be {wanted}.")
-        if model.counters.dtype != torch.int64 or model.counters.shape != (self._counters,):
-            came = f"{model.counters.dtype} of shape {tuple(model.counters.shape)}"
-            raise SiteError(who, f"its counters are {came}, but must be {self._counters} of int64.")
         for name, tensor in model.moved.items():
             frozen = self._frozen.get(name)
             if frozen is None or tensor.shape != frozen.shape or tensor.dtype != frozen.dtype:
@@ -89,6 +87,17 @@ class TensorCheck:
         missing += [name for name in self._needs.scores if getattr(update, name) is None]
         if missing:
             raise SiteError(who, f"its update lacks '{missing[0]}', which the strategy needs.")
+
+    def counted(self, who: str, update: ClientUpdate) -> None:
+        """Check the type and the shape of the counters.
+
+        Raises:
+            ClientError: naming both.
+        """
+        counters = update.snapshot.counters
+        if counters.dtype != torch.int64 or counters.shape != (self._counters,):
+            came = f"{counters.dtype} of shape {tuple(counters.shape)}"
+            raise SiteError(who, f"its counters are {came}, but must be {self._counters} of int64.")
 
 
 def info_in(found: Mapping[str, Any], name: str, sent: Mapping[str, Sequence[str] | None] | None = None) -> ClientInfo:
@@ -144,7 +153,7 @@ def update_in(
     who: str,
     task: ClientTask,
     examples: int | None,
-    checks: tuple[TensorCheck, UpdateCheck] | None,
+    checks: tuple[TensorCheck, UpdateCheck],
 ) -> ClientUpdate:
     """Return the update in a reply.
 
@@ -153,13 +162,13 @@ def update_in(
         who: the site, for messages.
         task: the turn that the site was asked for.
         examples: the number of training examples that the site has told; None if it learns it in training.
-        checks: refuse tensors that do not fit the model, and updates that cannot be aggregated; None if the update is sealed:
-            then no figure of it is kept.
+        checks: refuse tensors that do not fit the model, and updates that cannot be aggregated. Of a sealed update, only the
+            counters are checked, and no figure is kept.
 
     Raises:
         ClientError: if it cannot be aggregated, or the site reports a failure.
     """
-    replies = found.get("replies")
+    replies, (tensors, check) = found.get("replies"), checks
     try:
         (result,) = replies if isinstance(replies, tuple) else ()
         require_message(result, ClientUpdate, ClientFailure)
@@ -167,22 +176,23 @@ def update_in(
         raise SiteError(who, f"its reply is not an update ({error}).") from error
     if isinstance(result, ClientFailure):
         raise SiteError(who, printable(result.cause), max(1, result.attempts))
-    update = result if checks is None else _restored(result, who, checks[1])
+    update = result if tensors.sealed else _restored(result, who, check)
     _require_numbers(who, update)
     expected = (task.client, task.round_idx, update.num_examples if examples is None else examples)
     if update.model is None or (update.client, update.round_idx, update.num_examples) != expected:
         raise SiteError(who, "its update is for another client, round or number of examples.")
-    if checks is None:
+    if tensors.sealed:
+        tensors.counted(who, update)
         return _bare(update)
-    tensors, check = checks
     tensors(who, update)
     return check(update)
 
 
 def _bare(update: ClientUpdate) -> ClientUpdate:
-    """Return a sealed update without any figure that a site may have sent beside it."""
+    """Return a sealed update without any figure or tensor that a site may have sent beside it."""
     counts = update.num_examples, update.num_steps
-    return ClientUpdate(update.client, update.round_idx, *counts, model=update.snapshot, extras=update.extras)
+    model = Snapshot(update.snapshot.vector[:0], update.snapshot.counters)
+    return ClientUpdate(update.client, update.round_idx, *counts, model=model, extras=update.extras)
 
 
 def note_in(found: Mapping[str, Any], who: str, client: int) -> Note:

@@ -45,7 +45,7 @@ from fl_lightning.functional.sums import Grid
 from fl_lightning.messages import ClientTask, EvalOrder, Note
 from fl_lightning.options.secure_aggregation.at_clients import LOSS
 from fl_lightning.options.secure_aggregation.at_server import MaskedSums
-from fl_lightning.types import Pull, Snapshot
+from fl_lightning.types import ClientUpdate, Pull, Snapshot
 
 SECURE = {"secure_aggregation": {"threshold": 0.67}}
 SKIP = {"faults": {"policy": "skip"}}
@@ -508,6 +508,57 @@ def test_no_secret_is_on_the_disk_or_in_the_log(tmp_path, monkeypatch):
     for secret in (*drawn, *shares):
         for form in (secret, secret.hex().encode()):
             assert not any(form in content for content in files)
+
+
+# ---------------------------------------------------------------- a site that cheats
+
+
+def lying(change: Any) -> Any:
+    """Let site1 change what it replies."""
+
+    def hook(name: str, parts: Any, ask: Any) -> bytes | None:
+        found = dict(envelope.opened(ask(), ("reply",)))
+        if name == "site1" and "replies" in found:
+            found["replies"] = [change(one) if isinstance(one, ClientUpdate) else one for one in found["replies"]]
+        return envelope.reply(**{name: value for name, value in found.items() if name not in ("kind", "version")})
+
+    return hook
+
+
+def other_snapshot(update: ClientUpdate, **changes: Any) -> ClientUpdate:
+    return replace(
+        update, model=Snapshot(**{"vector": update.snapshot.vector, "counters": update.snapshot.counters, **changes})
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda u: replace(u, extras={}), "Client 1 sent no masked words in round 0, but (59,) of int64 are needed"),
+        (lambda u: replace(u, extras={"words": torch.zeros(3)}), "Client 1 sent masked words of torch.float32 and shape (3,)"),
+        (
+            lambda u: other_snapshot(u, counters=torch.zeros(7, dtype=torch.int64)),
+            "Site site1 (client 1): its counters are torch.int64 of shape (7,), but must be 0 of int64",
+        ),
+        (
+            lambda u: replace(u, extras={"words": u.extras["words"] + 2**61}),
+            "The sum 'figure: examples' of the masked updates is outside its range",
+        ),
+    ],
+)
+def test_a_site_that_sends_something_else_is_named(change, message, tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch, 4)
+    HOOK["hook"] = lying(change)
+    with pytest.raises(SystemExit):
+        federate(configuration(strategy="FedAvg", **SECURE))
+    assert message in capsys.readouterr().err
+
+
+def test_tensors_beside_the_words_are_not_read(tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch, 3)
+    honest = simulate(configuration(strategy="FedAvg"))
+    HOOK["hook"] = lying(lambda update: other_snapshot(update, vector=torch.ones(9), moved={"x": torch.ones(2)}))
+    assert same_bits(honest, federate(configuration(strategy="FedAvg", **SECURE)))
 
 
 # ---------------------------------------------------------------- the site decides

@@ -32,7 +32,7 @@ from fl_lightning.options.secure_aggregation.messages import (
 from fl_lightning.options.secure_aggregation.server import MaskedRound
 
 GRIDS = {"state": Grid(((40, 1.0), (3, None)), 10.0), "weight": Grid(((1, None),), 10.0)}
-PRIVATE = [ec.generate_private_key(ec.SECP384R1()) for _ in range(12)]
+PRIVATE = [ec.generate_private_key(ec.SECP384R1()) for _ in range(20)]
 PUBLIC = {f"site {k}": openssh(key) for k, key in enumerate(PRIVATE)}
 
 
@@ -243,8 +243,8 @@ def with_lower_threshold(step: str, client: int, what: Any) -> Any:
     [
         (with_other_key, "The signature of 'site 3' under its keys is wrong"),
         (with_invented, "The signature of 'site 3' under its keys is wrong"),
-        (with_other_share, "The shares of a peer were changed on their way"),
-        (with_anothers_share, "The shares of a peer were changed on their way"),
+        (with_other_share, "The shares of 'site 3' were changed on their way"),
+        (with_anothers_share, "The shares of 'site 3' were changed on their way"),
         (with_other_list, "1 of 5 clients have signed the list of survivors, but removing the masks takes 4 or more"),
         (with_own_signatures, "1 of 5 clients have signed the list of survivors, but removing the masks takes 4 or more"),
         (with_few_signatures, "2 of 5 clients have signed the list of survivors, but removing the masks takes 4 or more"),
@@ -422,6 +422,32 @@ def test_wrong_shares_of_one_client_are_left_out(lost):
         assert same(cohort.run(values, lost=lost), plain(values, [0, 1, 2, 3, 5, 6, 7]))
     else:
         assert same(Cohort(described(), with_wrong_shares).run(values), plain(values, range(5)))
+
+
+def test_one_liar_in_a_large_cohort_ends_no_round():
+    """Of 20, 14 must help: almost three quarters of all choices of 14 have the liar among them."""
+
+    def tamper(step: str, client: int, what: Any) -> Any:
+        return with_wrong_shares(step, 2, what) if step == "answer open" and client in (0, 1) else what
+
+    values = random_values(range(20))
+    assert same(Cohort(described(range(20)), tamper).run(values), plain(values, range(20)))
+
+
+@pytest.mark.parametrize("sealed", [{}, {"0": "00"}, {"9" * 4000: "00"}, {"0": 5, "2": [1]}])
+def test_a_client_that_shares_with_some_only_is_left_out(sealed):
+    """Otherwise those who hold nothing of it would refuse every list with its name."""
+    values = random_values()
+    cohort = Cohort(described(), lambda s, c, what: {"sealed": sealed} if (s, c) == ("answer shares", 1) else what)
+    assert same(cohort.run(values), plain(values, [0, 2, 3, 4]))
+    assert not cohort.refused
+
+
+@pytest.mark.parametrize("what", [{"seeds": {"1": 5}, "secrets": {}}, {"seeds": "ab", "secrets": None}, {"seeds": {"9": "00"}}])
+def test_odd_shares_are_none(what):
+    values = random_values()
+    cohort = Cohort(described(), lambda step, client, said: what if (step, client) == ("answer open", 1) else said)
+    assert same(cohort.run(values), plain(values, range(5)))
 
 
 def test_wrong_shares_of_too_many_give_no_sum():

@@ -114,11 +114,12 @@ class MaskedSums(RoundSums):
     def add(self, update: ClientUpdate) -> ClientUpdate:
         """Add the words of an update."""
         assert self._round is not None
-        words, layout = update.extras[WORDS], self._round.description.layout
-        if words.dtype != torch.int64 or words.shape != self._words.shape:
+        words, layout = update.extras.get(WORDS), self._round.description.layout
+        if words is None or words.dtype != torch.int64 or words.shape != self._words.shape:
+            came = "no masked words" if words is None else f"masked words of {words.dtype} and shape {tuple(words.shape)}"
             raise ClientError(
-                f"Client {update.client} sent masked words of {words.dtype} and shape {tuple(words.shape)} in round "
-                f"{update.round_idx}, but {tuple(self._words.shape)} of int64 are needed."
+                f"Client {update.client} sent {came} in round {update.round_idx}, but {tuple(self._words.shape)} of int64 are "
+                "needed."
             )
         add_words(self._words, words.to(self._words.device), layout)
         self._delivered.append(update.client)

@@ -146,7 +146,8 @@ class MaskingClient:
             raise ProtocolError("Shares come from a client that has announced no keys.")
         self._enough(sealed, "have sent shares")
         for other, message in sealed.items():
-            content = unseal(self._key(other, other, self.client), message, self._context(other, self.client))
+            context = self._context(other, self.client)
+            content = unseal(self._key(other, other, self.client), message, context, self._names[other])
             self._held[other] = content[:SHARE_BYTES], content[SHARE_BYTES:]
 
     def mask(self, words: Tensor) -> Tensor:

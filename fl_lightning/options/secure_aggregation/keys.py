@@ -153,18 +153,20 @@ def seal(key: bytes, message: bytes, context: bytes) -> bytes:
     return bytes(_aead(key).encrypt(bytes(12), message, context))
 
 
-def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes:
+def unseal(key: bytes, sealed: bytes, context: bytes, sender: str) -> bytes:
     """Return a sealed message.
 
     Raises:
-        ProtocolError: if it was changed, or sealed for somebody else.
+        ProtocolError: naming the sender, if it was changed, or sealed for somebody else.
     """
     from cryptography.exceptions import InvalidTag
 
     try:
         return bytes(_aead(key).decrypt(bytes(12), sealed, context))
     except (InvalidTag, ValueError) as error:
-        raise ProtocolError("The shares of a peer were changed on their way, or are not for this client and round.") from error
+        raise ProtocolError(
+            f"The shares of '{sender}' were changed on their way, or are not for this client and round."
+        ) from error
 
 
 def _aead(key: bytes) -> Any:
