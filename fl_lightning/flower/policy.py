@@ -225,6 +225,11 @@ class Policy:
         return found | frozenset(self.classes)
 
     @property
+    def hides_errors(self) -> bool:
+        """Return whether all errors are told alike, because their class may depend on rows of this site alone."""
+        return self.min_noise > 0 or self.secure_aggregation == "required"
+
+    @property
     def limits_rates(self) -> bool:
         """Return whether a learning rate can be outside the limits."""
         return self.min_rate > 0 or self.max_rate < math.inf

@@ -80,7 +80,7 @@ class SiteServer:
         self._audit, self._record = AuditLog(folder / "audit.jsonl"), SiteRecord(folder, policy, name)
         self._limits = SiteLimits(policy)
         self._outgoing = Outgoing(policy, self._say)
-        self._errors = SiteErrors(folder, self._say, uniform=policy.min_noise > 0)
+        self._errors = SiteErrors(folder, self._say, uniform=policy.hides_errors)
         self._work: _Work | None = None
         self._take_data(data)
 

@@ -34,7 +34,7 @@ from sites_over_bytes import (
 )
 
 from fl_lightning import SecureAggregation
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.flower import envelope
 from fl_lightning.flower.keys import create_key
 from fl_lightning.flower.policy import Policy
@@ -43,7 +43,7 @@ from fl_lightning.flower.site_limits import SiteLimits
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.sums import Grid
 from fl_lightning.messages import ClientTask, EvalOrder, Note
-from fl_lightning.options.secure_aggregation.at_clients import LOSS
+from fl_lightning.options.secure_aggregation.at_clients import LOSS, MasksAtClients
 from fl_lightning.options.secure_aggregation.at_server import MaskedSums
 from fl_lightning.types import ClientUpdate, Pull, Snapshot
 
@@ -508,6 +508,31 @@ def test_no_secret_is_on_the_disk_or_in_the_log(tmp_path, monkeypatch):
     for secret in (*drawn, *shares):
         for form in (secret, secret.hex().encode()):
             assert not any(form in content for content in files)
+
+
+def test_a_failure_tells_nothing_but_that_it_failed(tmp_path, monkeypatch):
+    """The class of an error may depend on the rows, and a server could choose models by which it does."""
+    prepare(tmp_path, monkeypatch, 4)
+    replies = []
+
+    def hook(name: str, parts: Any, ask: Any) -> bytes | None:
+        reply = ask()
+        replies.append((name, step_of(parts)[0], envelope.opened(reply, ("reply",))))
+        return reply  # type: ignore[no-any-return]
+
+    real = MasksAtClients.seal
+
+    def broken(self: Any, task: Any, update: Any) -> Any:
+        if update.client == 1:
+            raise ClientError("A number of 'state' is too large")
+        return real(self, task, update)
+
+    monkeypatch.setattr(MasksAtClients, "seal", broken)
+    HOOK["hook"] = hook
+    federate(configuration(strategy="FedAvg", **SECURE, **SKIP))
+    told = [found["replies"][0].cause for name, step, found in replies if (name, step) == ("site1", "update")]
+    assert len(told) == 3
+    assert all(re.fullmatch(r"An error \(code [0-9a-f]{8}; its text is in the site's errors.log\)", one) for one in told)
 
 
 # ---------------------------------------------------------------- a site that cheats

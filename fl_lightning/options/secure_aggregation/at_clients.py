@@ -192,7 +192,7 @@ class MasksAtClients(ClientHooks):
         if limits_of(model) != NO_LIMITS:  # which a site that requires noise sets itself
             _require_same("limits", limits_of(model), description.limits)
         _require_same("order", digest_of_task(task), description.work)
-        _require_same("round", task.round_idx, description.round_idx)
+        _require_same("round", {task.round_idx, model.round_idx}, {description.round_idx})
 
     def _require_sums(self, description: RoundDescription, strategy: RunningStrategy, examples: int, own: Sums) -> None:
         """Refuse other sums than the strategy's, and grids on which sites' numbers could vanish."""
