@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -249,9 +248,7 @@ class SiteServer:
         if model is not None:
             tensors, first = ({k: t.to(self._device) for k, t in each.items()} for each in (model.tensors, model.first))
             here = replace(model, tensors=tensors, first=first)
-            if self._policy.min_noise > 0:  # a check before the noise would tell of exact numbers whether it passes
-                here = replace(here, tolerates_broken=True, max_abs_weight=math.inf)
-            work.site.handle(here)
+            work.site.handle(self._limits.without_checks(here, work.built.settings.options))
             work.model = model
         for note in notes:
             work.site.handle(note)

@@ -19,11 +19,9 @@ from fl_lightning.messages import ClientTask
 from fl_lightning.options.secure_aggregation.client import MaskingClient
 from fl_lightning.options.secure_aggregation.description import (
     COMPLETE,
-    NO_LIMITS,
     RoundDescription,
     digest_of_model,
     digest_of_task,
-    limits_of,
 )
 from fl_lightning.options.secure_aggregation.keys import Identity, KeyRing, key_from, openssh
 from fl_lightning.options.secure_aggregation.messages import (
@@ -189,8 +187,6 @@ class MasksAtClients(ClientHooks):
         model = self._editor.model
         _require_same("session", model.session, description.session)
         _require_same("model", digest_of_model(model), description.model)
-        if limits_of(model) != NO_LIMITS:  # which a site that requires noise sets itself
-            _require_same("limits", limits_of(model), description.limits)
         _require_same("order", digest_of_task(task), description.work)
         _require_same("round", {task.round_idx, model.round_idx}, {description.round_idx})
 

@@ -14,12 +14,7 @@ from fl_lightning.functional.sums import Sums
 from fl_lightning.functional.words import add_words, from_words
 from fl_lightning.messages import ClientTask, Note
 from fl_lightning.options.secure_aggregation.at_clients import EXAMPLES, LOSS
-from fl_lightning.options.secure_aggregation.description import (
-    RoundDescription,
-    digest_of_model,
-    digest_of_task,
-    limits_of,
-)
+from fl_lightning.options.secure_aggregation.description import RoundDescription, digest_of_model, digest_of_task
 from fl_lightning.options.secure_aggregation.messages import WORDS
 from fl_lightning.options.secure_aggregation.server import MaskedRound
 from fl_lightning.server.federation import Federation
@@ -104,7 +99,6 @@ class MaskedSums(RoundSums):
             work=work.pop() if len(work) == 1 else "",
             sizes={**sizes, LOSS: 1, EXAMPLES: 1},
             grids={name: grid for name, grid in found.items() if name in sizes},
-            limits=limits_of(federation.pool.published),
         )
 
     def _ask(self, requests: Mapping[int, Mapping[str, Any]]) -> Mapping[int, Mapping[str, Any]]:

@@ -19,7 +19,6 @@ from fl_lightning.messages import ClientTask, ServerModel
 
 COMPLETE = 100
 """The largest cohort of which every two clients share a mask."""
-NO_LIMITS = (True, math.inf)
 _MOST_CLIENTS = 10**6
 _PER_DOUBLING = 8
 """How many others share a mask with a client of a larger cohort, for each doubling of its size."""
@@ -36,11 +35,10 @@ class RoundDescription:
         round_idx: the communication round, from 0.
         cohort: the ids and names of the clients that exchange keys, ascending.
         threshold: the least share of a client's neighbours, itself included, that must help to remove its masks.
-        model: the digest of the global model and of all that comes with it, but the limits.
+        model: the digest of the global model and of all that comes with it, but the limits of updates.
         work: the digest of what each client is asked to do; empty if the clients have different tasks.
         sizes: the length of each sum, by name.
         grids: the grids of those that have one, by name.
-        limits: whether updates that are not finite are tolerated, and the largest weight in others.
     """
 
     federation: str
@@ -53,7 +51,6 @@ class RoundDescription:
     work: str
     sizes: Mapping[str, int]
     grids: Mapping[str, Grid]
-    limits: tuple[bool, float] = NO_LIMITS
 
     @cached_property
     def digest(self) -> bytes:
@@ -78,9 +75,7 @@ class RoundDescription:
             plain = {
                 name: values[name] for name in ("federation", "contract", "session", "round_idx", "threshold", "model", "work")
             }
-            tolerates, largest = values["limits"]
-            limits = bool(tolerates), float(largest)
-            found = cls(**plain, cohort=cohort, sizes=sizes, grids=grids, limits=limits)
+            found = cls(**plain, cohort=cohort, sizes=sizes, grids=grids)
             sound = len({k for k, _ in cohort}) == len({name for _, name in cohort}) == len(cohort)
             sound &= all(0 <= client < _MOST_CLIENTS for client, _ in cohort)  # a share for the id -1 would be the secret
             sound &= type(found.round_idx) is int and found.round_idx >= 0  # NaN is not below any round
@@ -140,7 +135,10 @@ def _grid(values: Any) -> Grid:
 
 
 def digest_of_model(model: ServerModel) -> str:
-    """Return the digest of a published model and of all that comes with it but its limits, 64 hexadecimal digits."""
+    """Return the digest of a published model and of all that changes a training from it, 64 hexadecimal digits.
+
+    The limits of updates are left out, since sites set their own.
+    """
     layout, parts = model.layout, [model.tensors, model.broadcast, model.first]
     names = [sorted(part) for part in (*parts, layout.modes)]
     collected = Digest(32)
@@ -150,11 +148,6 @@ def digest_of_model(model: ServerModel) -> str:
     for part in parts:
         collected.add([part[name] for name in sorted(part)])
     return collected.text()
-
-
-def limits_of(model: ServerModel) -> tuple[bool, float]:
-    """Return the limits within which an update of a model is not a failure."""
-    return model.tolerates_broken, float(model.max_abs_weight)
 
 
 def digest_of_task(task: ClientTask) -> str:
