@@ -338,7 +338,7 @@ def _listed(asked: Mapping[str, Any], name: str) -> tuple[Any, ...]:
     Raises:
         WireError: if there are none.
     """
-    found = asked.get(name)
+    found = asked.get(name, () if name == "notes" else None)
     if not isinstance(found, tuple):
         raise WireError(f"The request does not have {name}.")
     return found
