@@ -71,7 +71,7 @@ LEAVES = {
     "client_evaluation": (),
     "personal": ("strategies",),
     "privacy_account": ("functional", "options/client_privacy", "options/example_privacy"),  # both have one account
-    "secure_aggregation": ("strategies", "functional"),
+    "secure_aggregation": ("flower",),  # a site's policy requires it
 }
 """Further folders that belong to an option, or whose messages name it."""
 MAY_NAME = {
