@@ -186,6 +186,29 @@ def test_a_run_goes_on_after_a_crash_of_the_server(tmp_path, monkeypatch):
     assert same_bits(whole, resumed)
 
 
+def test_a_site_that_is_lost_after_a_crash_is_still_in_the_sum_that_was_opened(tmp_path, monkeypatch):
+    """The others have signed their list, and sign no other for the model: the server has kept the sum before it used it."""
+    prepare(tmp_path, monkeypatch, 4, secure_aggregation="allowed")
+    settings = {"strategy": "FedAvg", **SKIP}
+
+    def lost(name: str, parts: Any, ask: Any) -> bytes | None:
+        step, round_idx = step_of(parts)
+        return None if name == "site3" and step == "update" and round_idx == 2 else ask()  # type: ignore[no-any-return]
+
+    HOOK["hook"] = lost
+    plain = federate(configuration(**settings), "plain")
+    HOOK.clear()
+    for name in REGISTERED:
+        (tmp_path / name / "state" / "record.json").unlink()
+    crashing = configuration(**settings, **SECURE)
+    crashing["trainer"]["callbacks"] = [{"class_path": "sites_over_bytes.Crash", "init_args": {"round_idx": 1, "after": False}}]
+    with suppress(SystemExit):
+        federate(crashing, "masked")
+    ABSENT.add("site3")
+    more = ("--ckpt_path", "last", "--federation.pool.min_sites", "3")
+    assert same_bits(plain, federate(configuration(**settings, **SECURE), "masked", *more))
+
+
 # ---------------------------------------------------------------- a server that cheats
 
 
