@@ -467,3 +467,63 @@ def test_whole_numbers_that_would_leave_are_refused_by_the_site():
     limits.check_buffers([], ModelState(module))
     with pytest.raises(RefusedError, match="The module has a buffer 'seen' of whole numbers"):
         limits.check_buffers([SecureAggregation()], ModelState(module))
+
+
+# ---------------------------------------------------------------- together with other parts
+
+BEST = {"metric": "val_loss", "mode": "min", "scored_by": "clients"}
+TOGETHER: dict[str, dict[str, Any]] = {
+    "FedLoss": {"strategy": "FedLoss"},
+    "AdaFed": {"strategy": {"class_path": "AdaFed", "init_args": BEST}},
+    "compressed": {
+        "strategy": "FedAvg",
+        "transforms": [
+            {"class_path": "TopK", "init_args": {"share": 0.5}},
+            {"class_path": "Quantize", "init_args": {"bits": 8}},
+        ],
+    },
+    "two epochs, decaying": {
+        "strategy": "FedAvg",
+        "local": {"threads": 1, "max_epochs": 2, "lr_decay": 0.5, "progress": "run"},
+    },
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_masks_together_with_other_parts_give_the_same_bits(name, tmp_path, monkeypatch):
+    """Clients that score their own models, that compress, and whose rates decay."""
+    policy = {"secure_aggregation": "required", "peers": str(tmp_path / "peers")}
+    sites_over_bytes.prepare(tmp_path, monkeypatch, policy)
+    config = configuration(**TOGETHER[name])
+    here = simulate(config, "simulated", "--data.client_validation", "0.25", "--data.client_test", "0.25")
+    sites_over_bytes.give_parts(tmp_path)
+    config["federation"] |= SECURE
+    assert same_bits(here, federate(config))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"strategy": "FedMedian"}, "FedMedian needs every client's model to combine them, but with"),
+        ({"strategy": "AFL"}, "AFL does not say which sums it adds up"),
+        ({"strategy": "FedAvg", "route": "FedCyclic"}, "On the route FedCyclic clients pass models to each other"),
+        (
+            {"strategy": "FedAvg", "local": {"threads": 1, "max_epochs": 2, "partial_work": {"share": 0.5}}},
+            "The order that this site got differs",
+        ),
+    ],
+)
+def test_what_masks_exclude_is_named(settings, message, tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch, 3)
+    with pytest.raises(SystemExit):
+        federate(configuration(**{**settings, **SECURE}))
+    assert message in capsys.readouterr().err + " ".join(LINES)
+
+
+def test_noise_in_each_step_and_masks_hold_together(tmp_path, monkeypatch):
+    """The site requires both; what leaves is masked, and what is under the mask is noisy, so no run equals another."""
+    prepare(tmp_path, monkeypatch, 3, min_noise=0.5, evaluations=[])
+    local = {"threads": 1, "privacy": {"noise_multiplier": 0.8, "max_grad_norm": 1.0}}
+    one, other = (federate(configuration(strategy="FedAvg", local=local, **SECURE), f"run{k}") for k in range(2))
+    assert not same_bits(one, other)
+    assert all(torch.isfinite(tensor).all() for tensor in one.values())

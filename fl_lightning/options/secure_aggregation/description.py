@@ -125,14 +125,15 @@ def _grid(values: Any) -> Grid:
 
 
 def digest_of_model(model: ServerModel) -> str:
-    """Return the digest of a published model and of all that comes with it, 64 hexadecimal digits."""
+    """Return the digest of a published model and of all that training starts from, 64 hexadecimal digits.
+
+    What only decides whether an update is refused does not count: a site that requires noise decides that itself.
+    """
     collected = Digest(32)
     for part in (model.tensors, model.broadcast, model.first, model.layout.modes):
         collected.add([[name, part[name]] for name in sorted(part)])
     layout = model.layout
-    collected.add(
-        [layout.trained, layout.moving, layout.held, layout.unsent, model.tolerates_broken, float(model.max_abs_weight)]
-    )
+    collected.add([layout.trained, layout.moving, layout.held, layout.unsent])
     return collected.text()
 
 
