@@ -90,6 +90,11 @@ class UpdateCheck:
         names = [*self._names[0], *self._names[1]]
         return torch.cat([self.server.tensors[name].detach().reshape(-1) for name in names])
 
+    def server_counters(self) -> Tensor:
+        """Return the global model's integer and boolean buffers, int64, shape (c,)."""
+        found = [self.server.tensors[name].reshape(-1).long() for name in self._names[2]]
+        return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+
     def __call__(self, update: ClientUpdate) -> ClientUpdate:
         """Return the update with its norm if the norm is finite, in one pass over its weights.
 

@@ -33,6 +33,11 @@ class UpdateEditor:
         """Return its parameters and averaged buffers, shape (d,)."""
         return self._check.server_vector()
 
+    @property
+    def counters(self) -> Tensor:
+        """Return its integer and boolean buffers, int64, shape (c,)."""
+        return self._check.server_counters()
+
     @cached_property
     def start(self) -> Tensor:
         """Return the parameters of the published model, float64, shape (p,)."""

@@ -40,7 +40,8 @@ from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.flower.site_limits import SiteLimits
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ClientTask, EvalOrder, Note
+from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, Note
+from fl_lightning.types import ClientUpdate
 
 SECURE = {"secure_aggregation": {"threshold": 0.67}}
 SKIP = {"faults": {"policy": "skip"}}
@@ -444,9 +445,39 @@ def test_a_site_that_requires_masks_refuses_a_federation_without(tmp_path, monke
     assert message in capsys.readouterr().err
 
 
+def test_sizes_leave_only_in_sums_if_the_site_says_so(tmp_path, monkeypatch):
+    """The weights are the numbers of examples, inside of the masks: the mean is that of float64, and no message has a size."""
+    prepare(tmp_path, monkeypatch, 3, examples="masked")
+    told: list[Any] = []
+
+    def hook(name: str, parts: Any, ask: Any) -> bytes | None:
+        reply = ask()
+        found = envelope.opened(reply, ("reply",))
+        told.extend([found.get("info"), *found.get("replies", ())])
+        return reply  # type: ignore[no-any-return]
+
+    HOOK["hook"] = hook
+    masked = federate(configuration(strategy="FedAvg", **SECURE))
+    plain = simulate(configuration(strategy="FedAvg"))
+    assert all(torch.allclose(masked[name], plain[name], rtol=0, atol=1e-6) for name in plain)
+    infos = [one for one in told if isinstance(one, ClientInfo)]
+    updates = [one for one in told if isinstance(one, ClientUpdate)]
+    assert {(one.num_examples, one.label_counts, one.sampling) for one in infos} == {(1, None, None)}
+    assert len(updates) == 9
+    assert {(one.num_examples, one.num_steps) for one in updates} == {(1, 0)}
+
+
+def test_a_site_that_hides_its_sizes_still_counts_its_steps(tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch, 3, examples="masked", min_steps=4)
+    with pytest.raises(SystemExit):
+        federate(configuration(strategy="FedAvg", **SECURE))
+    assert [line for line in LINES if "The turn has 2 steps, but this site's 'policy.min_steps' is 4" in line]
+
+
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
+        ({"examples": "masked", "secure_aggregation": "allowed"}, "'policy.examples' must be exact or rounded, unless"),
         ({"peers": None}, "'policy.peers' must be a folder with 'policy.secure_aggregation': required"),
         ({"min_cohort": 1}, "'policy.min_cohort' must be 2 or above"),
         ({"peers": "nowhere"}, "'policy.peers' is 'nowhere', which is no folder with files NAME.pub"),

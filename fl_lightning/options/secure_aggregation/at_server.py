@@ -28,6 +28,9 @@ from fl_lightning.server.sampling import RoundPlan
 from fl_lightning.strategies.base import ModelScorer, RunningStrategy
 from fl_lightning.types import ClientUpdate
 
+_MANY = 2**20
+"""Stands for numbers of examples that the server does not know: the sum of float32 models of clients with 10 to 2**32 is precise."""
+
 
 class MasksAtServer(ServerHooks):
     """Replace a round's sums by masked ones.
@@ -78,8 +81,9 @@ class MaskedSums(RoundSums):
         self.figures: dict[str, float] = {}
 
     def begin(self, examples: Sequence[int]) -> None:
-        """Note the numbers of examples, from which the strategy chooses the resolution."""
-        self._examples = examples
+        """Note the numbers of examples, from which the strategy chooses the resolution; if one is unknown, a number for all."""
+        unknown = any(info.streams for info in self._federation.pool.clients())
+        self._examples = [_MANY] if unknown else examples
 
     def agree(self, round_idx: int, plan: RoundPlan, tasks: Sequence[ClientTask]) -> None:
         """Have the clients exchange keys and shares, and announce what they need to mask their updates."""
