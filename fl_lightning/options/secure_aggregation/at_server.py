@@ -29,7 +29,7 @@ from fl_lightning.strategies.base import ModelScorer, RunningStrategy
 from fl_lightning.types import ClientUpdate
 
 _MANY = 2**20
-"""Stands for numbers of examples that the server does not know: the sum of float32 models of clients with 10 to 2**32 is precise."""
+"""Stands for numbers of examples that the server does not know; sums of float32 models of 10 to 2**32 examples are precise."""
 
 
 class MasksAtServer(ServerHooks):
