@@ -32,6 +32,7 @@ test-flower: .venv-flower/installed # two federations beside each other, because
 test-third-party: .venv-third-party/installed # modules of other packages, unchanged
 	.venv-third-party/bin/pytest -m third_party tests/third_party
 
+test: export PYTHONDONTWRITEBYTECODE = # kept bytecode saves each worker three seconds
 test: .venv/installed # a worker more than cores: some tests wait for processes of their own
 	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 

@@ -95,6 +95,11 @@ class UpdateCheck:
         """Return the grid on which models like the global one are summed; see :meth:`ModelState.grid`."""
         return grid_of_model([self.server.tensors[name].detach() for name in self._names[0]], self._size, largest)
 
+    def server_counters(self) -> Tensor:
+        """Return the global model's integer and boolean buffers, int64, shape (c,)."""
+        found = [self.server.tensors[name].reshape(-1).long() for name in self._names[2]]
+        return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+
     def __call__(self, update: ClientUpdate) -> ClientUpdate:
         """Return the update with its norm if the norm is finite, in one pass over its weights.
 

@@ -38,6 +38,11 @@ class UpdateEditor:
         """Return the grid on which such models are summed; see :meth:`ModelState.grid`."""
         return self._check.grid(largest)
 
+    @property
+    def counters(self) -> Tensor:
+        """Return its integer and boolean buffers, int64, shape (c,)."""
+        return self._check.server_counters()
+
     @cached_property
     def start(self) -> Tensor:
         """Return the parameters of the published model, float64, shape (p,)."""

@@ -46,6 +46,9 @@ _FINDS = Private(
 )
 _KEYS = Private("jsonargparse", "jsonargparse.Namespace", "_parse_key", "lets it split the names of settings again and again")
 _COPIES = Private("jsonargparse", "jsonargparse._typehints", "deepcopy", "lets it copy a whole list for each of its entries")
+_ADDS = Private(
+    "jsonargparse", "jsonargparse._typehints.ActionTypeHint", "add_sub_defaults", "lets it add the defaults of classes twice"
+)
 _RESOLVES = Private(
     "jsonargparse",
     "jsonargparse._typehints",
@@ -122,7 +125,7 @@ class _Finder:
 
 @contextmanager
 def remembering_options() -> Iterator[None]:
-    """Let jsonargparse find each option and split each name once, and not copy a whole list for each of its entries."""
+    """Let jsonargparse find each option, split each name and add the defaults of classes once, and not copy whole lists."""
     find: Any = _FINDS.get(None)
     if isinstance(find, _Finder):
         yield
@@ -137,7 +140,23 @@ def remembering_options() -> Iterator[None]:
             stack.enter_context(patch.object(jsonargparse.Namespace, _KEYS.name, _splitting_once(parse)))
         if _COPIES.exists():
             stack.enter_context(patch.object(import_module(_COPIES.owner), _COPIES.name, _copied))
+        add: Any = _ADDS.get(None)
+        if add is not None:
+            stack.enter_context(patch(_ADDS.path, staticmethod(_adding_once(add))))
         yield
+
+
+def _adding_once(add: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Return what adds the defaults of classes, as jsonargparse does, unless the parser of the subcommand has added them."""
+    added = set[Any]()
+
+    def add_once(parser: Any, namespace: Any) -> None:
+        nested = subcommand_parsers(parser)
+        if nested is None or nested.get(namespace.get("subcommand")) not in added:
+            add(parser, namespace)
+            added.add(parser)
+
+    return add_once
 
 
 def _copied(value: Any) -> Any:

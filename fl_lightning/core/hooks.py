@@ -77,6 +77,7 @@ class SitePlace:
         contract: the digest of all settings that the server has sent.
         min_cohort: the fewest sites of a sum that it takes part in.
         told: returns an update with the figures that may leave.
+        hides_sizes: whether numbers of examples and steps leave only in sums.
     """
 
     name: str
@@ -87,6 +88,7 @@ class SitePlace:
     contract: str
     min_cohort: int
     told: Callable[[ClientUpdate], ClientUpdate]
+    hides_sizes: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ _PARTS = {
         "AFL APFL AdaFed CosineFilter Ditto FedAdagrad FedAvg FedAvgM FedBABU FedDyn FedExP FedLoss FedMedian FedNova FedRep "
         "FedSGD GeometricMedian Krum LastClient MOON PFedMe QFedAvg Scaffold ShapleyValues TrimmedMean"
     ),
-    "options": "ClientPrivacy ExamplePrivacy PartialWork",
+    "options": "ClientPrivacy ExamplePrivacy PartialWork SecureAggregation",
     "settings": "Faults LocalTraining",
     "transforms": "ClipUpdate Quantize TopK",
 }

@@ -127,7 +127,8 @@ class Policy:
             training loss; ``any`` for all.
         digits: the significant digits of figures that leave, >= 1; null for all.
         examples: whether to tell numbers of examples ``exact``, or ``rounded`` to multiples of ``min_examples``, by which the
-            server then weighs. Numbers of steps leave, too: they tell the size up to one batch.
+            server then weighs. Numbers of steps leave, too: they tell the size up to one batch. With ``secure_aggregation``
+            required they may also be ``masked``: then neither leaves but in sums.
         seconds: whether to tell how long a training took.
         optimizer: whether to tell the optimizer's name and momentum.
         label_counts: whether to tell the server the number of examples of each class.
@@ -175,7 +176,7 @@ class Policy:
     evaluations: list[Part] = field(default_factory=list)
     metrics: list[str] | Literal["any"] = field(default_factory=lambda: ["train_loss"])
     digits: int | None = None
-    examples: Literal["exact", "rounded"] = "exact"
+    examples: Literal["exact", "rounded", "masked"] = "exact"
     seconds: bool = True
     optimizer: bool = True
     label_counts: bool = False
@@ -209,6 +210,8 @@ class Policy:
         required = self.secure_aggregation == "required"
         need = "a folder with 'policy.secure_aggregation': required, because a server could invent sites otherwise"
         require(not required or self.peers is not None, "policy.peers", need, self.peers)
+        need = "exact or rounded, unless 'policy.secure_aggregation' is required, which masks them"
+        require(required or self.examples != "masked", "policy.examples", need, self.examples)
         require(self.min_noise >= 0, "policy.min_noise", "0 or above", self.min_noise)
         covered = self.budget is None or self.min_noise > 0
         need = "above 0 with 'policy.budget', because figures without noise leave otherwise, which no epsilon counts"

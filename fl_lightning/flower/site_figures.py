@@ -26,7 +26,7 @@ def rounded(value: float, digits: int | None) -> float:
 def counted(number: int, policy: Policy) -> int:
     """Return a number of examples as the site tells it: rounded to multiples of ``min_examples``, if the policy says so."""
     step = policy.min_examples
-    return number if policy.examples == "exact" or not number else max(1, (number + step // 2) // step) * step
+    return number if policy.examples != "rounded" or not number else max(1, (number + step // 2) // step) * step
 
 
 def update_to_send(update: ClientUpdate, policy: Policy) -> tuple[ClientUpdate, list[str]]:
@@ -83,6 +83,11 @@ def info_to_tell(info: ClientInfo, policy: Policy, data: SiteData) -> tuple[Clie
     counts, sampling = info.label_counts, info.sampling
     if sampling is not None and policy.examples == "rounded":  # an exact rate would tell the number of examples
         sampling = sampling[0], 2.0 ** -math.floor(-math.log2(sampling[1]))
+    if policy.examples == "masked":  # a sum weighs by them; before it, the server only learns which parts there are
+        hidden = replace(info, num_examples=1, label_counts=None, streams=True, sampling=None)
+        parts_here = {"num_validation": min(1, info.num_validation), "num_test": min(1, info.num_test)}
+        shown = tuple(part for part in info.evaluations if part not in small)
+        return replace(hidden, **parts_here, evaluations=shown), kept  # type: ignore[arg-type]
     if counts is not None and any(0 < count < least for count in data.units_by_class()):
         kept, counts = [*kept, f"the counts of classes, of which one is below {least}"], None
     return (

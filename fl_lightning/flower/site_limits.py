@@ -20,6 +20,7 @@ from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ClientTask, EvalOrder, Part, ServerModel
+from fl_lightning.types import ClientUpdate
 
 if TYPE_CHECKING:
     from fl_lightning.flower.site_data import SiteData
@@ -216,14 +217,16 @@ class SiteLimits:
                 )
             self.check_part(order.part, data.units(order.part))
 
-    def check_steps(self, steps: int) -> None:
-        """Refuse to send an update of fewer steps than this site requires, however few it has done.
+    def check_work(self, update: ClientUpdate) -> None:
+        """Refuse to send an update of fewer rows or steps than this site requires, however few it has done.
 
         Raises:
             RefusedError: naming the limit.
         """
-        if steps < self._policy.min_steps:
-            raise RefusedError(f"The turn had {steps} steps, but this site's 'policy.min_steps' is {self._policy.min_steps}.")
+        self.check_part("training", update.num_examples)  # which a stream tells only now
+        steps, least = update.num_steps, self._policy.min_steps
+        if steps < least:
+            raise RefusedError(f"The turn had {steps} steps, but this site's 'policy.min_steps' is {least}.")
 
     def check_turn(self, task: ClientTask, settings: ClientSettings, data: SiteData, leaves: bool = True) -> None:
         """Refuse a turn with more epochs, fewer steps, or smaller batches than this site allows.

@@ -209,7 +209,8 @@ class SiteServer:
             federation=federation,
             contract=whole_digest(contract),
             min_cohort=self._policy.min_cohort,
-            told=lambda update: update_to_send(update, self._policy)[0],
+            told=self._told,
+            hides_sizes=self._policy.examples == "masked",
         )
         built = build(contract, self._data, self._policy, self._device, self._errors.told, place)
         self._limits.check_turn(ClientTask(client, 0), built.settings, self._data)
@@ -305,10 +306,14 @@ class SiteServer:
         result = self._computed(work, order)
         if isinstance(order, ClientTask):
             self._say(f"Round {order.round_idx}: {'failed' if isinstance(result, ClientFailure) else 'trained'}.")
-        if isinstance(result, ClientUpdate):
-            self._limits.check_part("training", result.num_examples)  # which a stream tells only now
-            self._limits.check_steps(result.num_steps)
+        if isinstance(result, ClientUpdate) and not any(option.seals for option in settings.options):
+            self._limits.check_work(result)
         return self._outgoing.result(result)
+
+    def _told(self, update: ClientUpdate) -> ClientUpdate:
+        """Return an update that an option is about to seal, with the figures that may leave."""
+        self._limits.check_work(update)
+        return update_to_send(update, self._policy)[0]
 
     def _computed(self, work: _Work, order: ClientTask | EvalOrder) -> ClientUpdate | ClientFailure | EvalReport:
         """Return the result of an order.
@@ -335,7 +340,7 @@ def _listed(asked: Mapping[str, Any], name: str) -> tuple[Any, ...]:
     Raises:
         WireError: if there are none.
     """
-    found = asked.get(name)
+    found = asked.get(name, () if name == "notes" else None)
     if not isinstance(found, tuple):
         raise WireError(f"The request does not have {name}.")
     return found

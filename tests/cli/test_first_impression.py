@@ -89,8 +89,9 @@ def test_a_wrong_metric_costs_no_round(settings, callbacks, message, tmp_path):
             self.begun += 1
 
     counts = Counts()
+    flags = {"default_root_dir": tmp_path, "enable_checkpointing": True, "num_sanity_val_steps": 2}
     with pytest.raises(ConfigurationError, match=message):
-        federate(Plain(), 2, counts, *callbacks, flags={"default_root_dir": tmp_path, "enable_checkpointing": True}, **settings)
+        federate(Plain(), 2, counts, *callbacks, flags=flags, **settings)
     assert counts.begun == 0
 
 

@@ -156,7 +156,7 @@ class SizedByItsInputs(Plain):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_clients_follow_a_buffer_that_the_server_has_resized(engine):
-    module = fit(SizedByItsInputs, engine=engine)
+    module = fit(SizedByItsInputs, engine=engine, flags={"num_sanity_val_steps": 2})
     assert module.seen.shape == (4,)
 
 

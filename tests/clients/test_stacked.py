@@ -68,7 +68,7 @@ def test_settings_give_the_same_model(name):
 
 @pytest.mark.parametrize("loss", [CrossEntropy, lambda: F1WeightedCrossEntropy(CLASSES)])
 def test_classification_task_gives_the_same_model(loss):
-    assert same(lambda: task(loss()), sizes=(8, 13, 5, 9, 5), lr_decay=0.5) == []
+    assert same(lambda: task(loss()).double(), sizes=(8, 13, 5, 9, 5), lr_decay=0.5, **DOUBLE) == []
 
 
 def test_scaffold_gives_the_same_model():

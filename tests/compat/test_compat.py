@@ -26,6 +26,7 @@ import torch
 import wandb
 from compat_names import foreign_names, overridden, relies_on
 from jsonargparse import ArgumentParser
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 from torch.optim import SGD, Adam
@@ -200,6 +201,23 @@ def test_a_list_is_not_copied_for_each_of_its_entries():
     with patch.dict(copy._deepcopy_dispatch, {list: copied}), of_jsonargparse.remembering_options():
         assert reader.parse_args([f"--rows={rows}"]).rows == rows
     assert copied.call_count < 50
+
+
+@relies_on("jsonargparse", "ActionTypeHint.add_sub_defaults")
+def test_defaults_of_classes_are_added_once():
+    """By the parser of the subcommand that was typed, and not again by the one around it; with the same result."""
+    inner, outer = parser(), ArgumentParser(exit_on_error=False)
+    inner.add_argument("--stop", type=EarlyStopping)
+    outer.add_subcommands().add_subcommand("go", inner)
+    typed = ["go", "--stop=EarlyStopping", "--stop.monitor=x", "--takes.optimizer=Adam"]
+    add = Mock(side_effect=jsonargparse._typehints.ActionTypeHint.add_sub_defaults)
+    with patch.object(jsonargparse._typehints.ActionTypeHint, "add_sub_defaults", add):
+        expected, twice = outer.parse_args(typed), add.call_count
+        add.reset_mock()
+        with of_jsonargparse.remembering_options():
+            assert outer.parse_args(typed) == expected
+    assert expected.go.stop.init_args.patience == 3
+    assert add.call_count < twice
 
 
 @relies_on("jsonargparse", "_typehints.resolve_class_path_by_name")

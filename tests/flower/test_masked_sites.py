@@ -42,7 +42,7 @@ from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.flower.site_limits import SiteLimits
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.sums import Grid
-from fl_lightning.messages import ClientTask, EvalOrder, Note
+from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, Note
 from fl_lightning.options.secure_aggregation.at_clients import LOSS, MasksAtClients
 from fl_lightning.options.secure_aggregation.at_server import MaskedSums
 from fl_lightning.types import ClientUpdate, Pull, Snapshot
@@ -189,6 +189,29 @@ def test_a_run_goes_on_after_a_crash_of_the_server(tmp_path, monkeypatch):
         federate(crashing)
     resumed = federate(configuration(strategy="FedAvg", **SECURE), "real", "--ckpt_path", "last")
     assert same_bits(whole, resumed)
+
+
+def test_a_site_that_is_lost_after_a_crash_is_still_in_the_sum_that_was_opened(tmp_path, monkeypatch):
+    """The others have signed their list, and sign no other for the model: the server has kept the sum before it used it."""
+    prepare(tmp_path, monkeypatch, 4, secure_aggregation="allowed")
+    settings = {"strategy": "FedAvg", **SKIP}
+
+    def lost(name: str, parts: Any, ask: Any) -> bytes | None:
+        step, round_idx = step_of(parts)
+        return None if name == "site3" and step == "update" and round_idx == 2 else ask()  # type: ignore[no-any-return]
+
+    HOOK["hook"] = lost
+    plain = federate(configuration(**settings), "plain")
+    HOOK.clear()
+    for name in REGISTERED:
+        (tmp_path / name / "state" / "record.json").unlink()
+    crashing = configuration(**settings, **SECURE)
+    crashing["trainer"]["callbacks"] = [{"class_path": "sites_over_bytes.Crash", "init_args": {"round_idx": 1, "after": False}}]
+    with suppress(SystemExit):
+        federate(crashing, "masked")
+    ABSENT.add("site3")
+    more = ("--ckpt_path", "last", "--federation.pool.min_sites", "3")
+    assert same_bits(plain, federate(configuration(**settings, **SECURE), "masked", *more))
 
 
 # ---------------------------------------------------------------- a server that cheats
@@ -603,9 +626,39 @@ def test_a_site_that_requires_masks_refuses_a_federation_without(tmp_path, monke
     assert message in capsys.readouterr().err
 
 
+def test_sizes_leave_only_in_sums_if_the_site_says_so(tmp_path, monkeypatch):
+    """The weights are the numbers of examples, inside of the masks: the mean is that of float64, and no message has a size."""
+    prepare(tmp_path, monkeypatch, 3, examples="masked")
+    told: list[Any] = []
+
+    def hook(name: str, parts: Any, ask: Any) -> bytes | None:
+        reply = ask()
+        found = envelope.opened(reply, ("reply",))
+        told.extend([found.get("info"), *found.get("replies", ())])
+        return reply  # type: ignore[no-any-return]
+
+    HOOK["hook"] = hook
+    masked = federate(configuration(strategy="FedAvg", **SECURE))
+    plain = simulate(configuration(strategy="FedAvg"))
+    assert all(torch.allclose(masked[name], plain[name], rtol=0, atol=1e-6) for name in plain)
+    infos = [one for one in told if isinstance(one, ClientInfo)]
+    updates = [one for one in told if isinstance(one, ClientUpdate)]
+    assert {(one.num_examples, one.label_counts, one.sampling) for one in infos} == {(1, None, None)}
+    assert len(updates) == 9
+    assert {(one.num_examples, one.num_steps) for one in updates} == {(1, 0)}
+
+
+def test_a_site_that_hides_its_sizes_still_counts_its_steps(tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch, 3, examples="masked", min_steps=4)
+    with pytest.raises(SystemExit):
+        federate(configuration(strategy="FedAvg", **SECURE))
+    assert [line for line in LINES if "The turn has 2 steps, but this site's 'policy.min_steps' is 4" in line]
+
+
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
+        ({"examples": "masked", "secure_aggregation": "allowed"}, "'policy.examples' must be exact or rounded, unless"),
         ({"peers": None}, "'policy.peers' must be a folder with 'policy.secure_aggregation': required"),
         ({"min_cohort": 1}, "'policy.min_cohort' must be 2 or above"),
         ({"peers": "nowhere"}, "'policy.peers' is 'nowhere', which is no folder with files NAME.pub"),
@@ -626,3 +679,63 @@ def test_whole_numbers_that_would_leave_are_refused_by_the_site():
     limits.check_buffers([], ModelState(module))
     with pytest.raises(RefusedError, match="The module has a buffer 'seen' of whole numbers"):
         limits.check_buffers([SecureAggregation()], ModelState(module))
+
+
+# ---------------------------------------------------------------- together with other parts
+
+BEST = {"metric": "val_loss", "mode": "min", "scored_by": "clients"}
+TOGETHER: dict[str, dict[str, Any]] = {
+    "FedLoss": {"strategy": "FedLoss"},
+    "AdaFed": {"strategy": {"class_path": "AdaFed", "init_args": BEST}},
+    "compressed": {
+        "strategy": "FedAvg",
+        "transforms": [
+            {"class_path": "TopK", "init_args": {"share": 0.5}},
+            {"class_path": "Quantize", "init_args": {"bits": 8}},
+        ],
+    },
+    "two epochs, decaying": {
+        "strategy": "FedAvg",
+        "local": {"threads": 1, "max_epochs": 2, "lr_decay": 0.5, "progress": "run"},
+    },
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_masks_together_with_other_parts_give_the_same_bits(name, tmp_path, monkeypatch):
+    """Clients that score their own models, that compress, and whose rates decay."""
+    policy = {"secure_aggregation": "required", "peers": str(tmp_path / "peers")}
+    sites_over_bytes.prepare(tmp_path, monkeypatch, policy)
+    config = configuration(**TOGETHER[name])
+    here = simulate(config, "simulated", "--data.client_validation", "0.25", "--data.client_test", "0.25")
+    sites_over_bytes.give_parts(tmp_path)
+    config["federation"] |= SECURE
+    assert same_bits(here, federate(config))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"strategy": "FedMedian"}, "FedMedian needs every client's model to combine them, but with"),
+        ({"strategy": "AFL"}, "AFL does not say which sums it adds up"),
+        ({"strategy": "FedAvg", "route": "FedCyclic"}, "On the route FedCyclic clients pass models to each other"),
+        (
+            {"strategy": "FedAvg", "local": {"threads": 1, "max_epochs": 2, "partial_work": {"share": 0.5}}},
+            "The order that this site got differs",
+        ),
+    ],
+)
+def test_what_masks_exclude_is_named(settings, message, tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch, 3)
+    with pytest.raises(SystemExit):
+        federate(configuration(**{**settings, **SECURE}))
+    assert message in capsys.readouterr().err + " ".join(LINES)
+
+
+def test_noise_in_each_step_and_masks_hold_together(tmp_path, monkeypatch):
+    """The site requires both; what leaves is masked, and what is under the mask is noisy, so no run equals another."""
+    prepare(tmp_path, monkeypatch, 3, min_noise=0.5, evaluations=[])
+    local = {"threads": 1, "privacy": {"noise_multiplier": 0.8, "max_grad_norm": 1.0}}
+    one, other = (federate(configuration(strategy="FedAvg", local=local, **SECURE), f"run{k}") for k in range(2))
+    assert not same_bits(one, other)
+    assert all(torch.isfinite(tensor).all() for tensor in one.values())

@@ -107,6 +107,6 @@ def test_a_task_of_one_class_refuses_several():
             super().__init__()
             self.train, self.val = ((x, F.one_hot(y, 3)) for x, y in (self.train, self.val))
 
-    message = r"ClassificationTask learns one class for each example, but the data return targets of shape \(16, 3\) for 16 in"
+    message = r"ClassificationTask learns one class for each example, but the data return targets of shape \(5, 3\) for 5 in"
     with pytest.raises(ConfigurationError, match=message):
         federate(ClassificationTask(Plain().net, 3, CrossEntropy()), 1, data=Several())

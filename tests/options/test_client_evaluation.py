@@ -40,8 +40,9 @@ def run(rounds: int = 3, evaluation: ClientEvaluation | None = None, *more: Any,
     module = Plain()
     data = FederatedDataModule(Blobs(n=sum(SIZES), shuffle=False), Consecutive(SIZES), client_test=0.25)
     settings.setdefault("local", LocalTraining(max_epochs=2))
+    flags = settings.pop("flags", {})
     federation = FederatedOrchestrator(client_evaluation=evaluation or ClientEvaluation(1, "val_acc"), **settings)
-    fitted = trainer(rounds, federation, *more)
+    fitted = trainer(rounds, federation, *more, **flags)
     fitted.fit(module, data)
     return module, data, fitted, client_scores(federation)
 
@@ -255,7 +256,7 @@ def test_a_metric_that_is_not_logged_is_noticed_before_the_first_round():
     watch = Watch()
     for evaluation in (ClientEvaluation(1, "val_f1"), ClientEvaluation(0, "val_f1", personal_epochs=1)):
         with pytest.raises(ConfigurationError, match=r"'federation.client_evaluation.metric' is 'val_f1', which Plain does"):
-            run(1, evaluation, watch)
+            run(1, evaluation, watch, flags={"num_sanity_val_steps": 1})
     assert not watch.cohorts
 
 

@@ -238,6 +238,10 @@ def test_a_round_with_too_few_ends_the_run():
         (["strategy={class_path: Krum, init_args: {attackers: 1}}"], "Krum needs every client's model"),
         (["strategy=FedAvg", "route=FedCyclic"], "On the route FedCyclic clients pass models to each other or keep them"),
         (["strategy=FedAvg", "route=LocalOnly"], "On the route LocalOnly clients pass models to each other or keep them"),
+        (
+            ["strategy=FedAvg", "client_evaluation={every_n_rounds: 1}"],
+            "'federation.client_evaluation' measures each client, but with 'federation.secure_aggregation'",
+        ),
         (["secure_aggregation=true"], "It takes settings, or null for none: {threshold: ...}."),
         (["attackers.backdoor=3"], "It takes settings, or null for none: {target: ..., share: ..., size: ..., value: ...}."),
         (

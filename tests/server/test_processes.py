@@ -26,7 +26,7 @@ from fl_lightning.errors import CheckpointError
 from fl_lightning.utilities.collectives import leave_at_exit
 
 FIT = ["-m", "fl_lightning", "fit", "--config=adafed_f1_mnist", *SMALL, "--trainer.max_epochs=4"]
-FIT += ["--trainer.limit_val_batches=1.0"]  # of as many examples on one rank as on two
+FIT += ["--trainer.limit_val_batches=1.0", "--data.datamodule.eval_batch_size=500"]  # as many examples on one rank as on two
 QUIET = "--trainer.logger=false"
 
 

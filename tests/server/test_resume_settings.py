@@ -627,7 +627,7 @@ def test_python_and_the_command_line_describe_a_run_alike(fl):
     optimizer = functools.partial(torch.optim.Adadelta, lr=1.0, rho=0.95, eps=1e-7)
     task = ClassificationTask(LeNet(), 10, F1WeightedCrossEntropy(), optimizer)
     counts = yaml.safe_load(Path(ADAFED).read_text())["data"]["partitioner"]["init_args"]["counts"]
-    digits = MNISTDataModule(batch_size=10, eval_batch_size=100, source="embedded")
+    digits = MNISTDataModule(batch_size=10, eval_batch_size=20, source="embedded")
     data = FederatedDataModule(digits, TablePartitioner(counts))
     federation = FederatedOrchestrator(AdaFed(), LocalTraining(max_epochs=1, limit_train_batches=1))
     flags = {"limit_val_batches": 1, "accelerator": "cpu", "logger": False, "enable_progress_bar": False}

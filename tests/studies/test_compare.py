@@ -36,7 +36,7 @@ ON_CLIENTS = ("--settings.data.server_set", "clients", "--settings.data.client_t
 SETTINGS = {
     "network": "LeNet",
     "local_epochs": 1,
-    "data.datamodule": {"source": "embedded", "batch_size": 10, "eval_batch_size": 100},
+    "data.datamodule": {"source": "embedded", "batch_size": 10, "eval_batch_size": 20},
     "federation.local.limit_train_batches": 1,
     "trainer": {"limit_val_batches": 1, "max_epochs": 4, "accelerator": "cpu", "logger": False, "enable_model_summary": False},
 }

@@ -75,8 +75,8 @@ from fl_lightning import (
     Yogi,
 )
 
-SIZES = (7, 22, 12, 9, 12)
-"""Five clients, none of which ends on a batch of one, as BatchNorm needs."""
+SIZES, BATCH = (7, 22, 12, 9, 12), 9
+"""Five clients of one to three batches, none of which ends on a batch of one, as BatchNorm needs."""
 
 
 class OneBroken(Blobs):
@@ -108,13 +108,13 @@ class Stream(IterableDataset[Any]):
 class Streams:
     """A stream for each client, read by a loader of its own; in place of a set that is divided."""
 
-    def __init__(self, n: int) -> None:
-        self.whole = Blobs(n=n)
+    def __init__(self, n: int, batch_size: int) -> None:
+        self.whole = Blobs(n, batch_size)
 
     def divided(self) -> FederatedDataModule:
         parts = zip(*(tensor.split(SIZES) for tensor in self.whole.train), strict=True)
-        val = TensorDataset(*self.whole.val)
-        return FederatedDataModule.from_clients({f"{k}": Stream(*own) for k, own in enumerate(parts)}, val=val, batch_size=5)
+        val, sets = TensorDataset(*self.whole.val), {f"{k}": Stream(*own) for k, own in enumerate(parts)}
+        return FederatedDataModule.from_clients(sets, val=val, batch_size=self.whole.batch_size)
 
 
 class Thawing(Plain):
@@ -407,7 +407,7 @@ def prepare(name: str) -> tuple[Plain, FederatedDataModule, FederatedOrchestrato
     chosen = ALGORITHMS[name]()
     torch.manual_seed(11)
     module = chosen.pop("module", Plain)(batchnorm=chosen.pop("batchnorm", True), momentum=chosen.pop("momentum", 0.0))
-    source = chosen.pop("source", Blobs)(n=sum(SIZES) + chosen.pop("more", 0))
+    source = chosen.pop("source", Blobs)(n=sum(SIZES) + chosen.pop("more", 0), batch_size=BATCH)
     data = (
         source.divided()
         if isinstance(source, Streams)

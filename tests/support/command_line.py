@@ -12,7 +12,7 @@ SMALL = [
     "--model.init_args.network=LeNet",
     "--data.datamodule.source=embedded",
     "--data.datamodule.batch_size=10",
-    "--data.datamodule.eval_batch_size=100",
+    "--data.datamodule.eval_batch_size=20",
     "--federation.local.max_epochs=1",
     "--federation.local.limit_train_batches=1",
     "--trainer.limit_val_batches=1",
@@ -27,7 +27,8 @@ def also(config: str) -> list[str]:
     """Return the options that a configuration on top of adafed_mnist needs beside SMALL."""
     more = ["--federation.local.max_epochs=2"] if "fedprox" in config else []  # some clients do fewer
     more += ["--federation.local.max_epochs=2", "--federation.strategy.head_epochs=1"] if config == "fedrep_mnist" else []
-    more += ["--trainer.limit_val_batches=1.0"] if config == "cheaper_evaluation" else []  # it tunes the batches
+    every_batch = ["--trainer.limit_val_batches=1.0", "--data.datamodule.eval_batch_size=200"]
+    more += every_batch if config == "cheaper_evaluation" else []  # it tunes the batches
     more += ["--trainer.limit_train_batches=3"] if config == "centralized_mnist" else []
     more += ["--federation.clients_per_round=3"] if config == "shapley_mnist" else []  # 8 coalitions, not 64
     return more

@@ -43,13 +43,13 @@ class Blobs(L.LightningDataModule):
         return DataLoader(TensorDataset(*self.train), batch_size=self.batch_size, shuffle=self.shuffle)
 
     def val_dataloader(self) -> Any:
-        return TensorLoader(self.val, 16)
+        return TensorLoader(self.val, 31)
 
     def test_dataloader(self) -> Any:
-        return TensorLoader(self.val, 16)
+        return TensorLoader(self.val, 31)
 
     def predict_dataloader(self) -> Any:
-        return TensorLoader(self.val, 16)
+        return TensorLoader(self.val, 31)
 
 
 class NoValidation(L.LightningDataModule):
@@ -87,8 +87,8 @@ class Plain(L.LightningModule):
         super().__init__()
         self.save_hyperparameters()
         self.net = network(batchnorm)
-        self.train_acc = MulticlassAccuracy(CLASSES, average="micro")
-        self.val_acc = MulticlassAccuracy(CLASSES, average="micro")
+        self.train_acc = MulticlassAccuracy(CLASSES, average="micro", validate_args=False)
+        self.val_acc = MulticlassAccuracy(CLASSES, average="micro", validate_args=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
@@ -117,13 +117,9 @@ class Plain(L.LightningModule):
 
 
 def trainer(rounds: int, *callbacks: Any, **flags: Any) -> L.Trainer:
-    flags = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False, **flags}
-    return L.Trainer(
-        max_epochs=rounds,
-        callbacks=list(callbacks),
-        enable_model_summary=False,
-        **flags,
-    )
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    flags = {"accelerator": "cpu", "num_sanity_val_steps": 0, **quiet, **flags}  # fits of the command line check first
+    return L.Trainer(max_epochs=rounds, callbacks=list(callbacks), **flags)
 
 
 def federate(

@@ -52,6 +52,7 @@ USES: dict[Callable[..., Any], tuple[str, ...]] = {
     others.options: ("argparse.ArgumentParser._actions", "jsonargparse.ArgumentParser._subcommands_action"),
     others.found_options: ("jsonargparse._subcommands.find_action_and_subcommand", "jsonargparse.Namespace._parse_key"),
     others.lists: ("jsonargparse._typehints.deepcopy",),
+    others.defaults_of_classes: ("jsonargparse._typehints.ActionTypeHint.add_sub_defaults",),
     others.types_of_settings: ("jsonargparse._typehints.ActionTypeHint._typehint",),
     others.encodings: ("jsonargparse._paths.Path.read_text",),
     others.names_of_classes: ("jsonargparse._typehints.resolve_class_path_by_name",),

@@ -127,6 +127,14 @@ def found_options(_: Path) -> Any:
         return outer.dump(outer.parse_args(["go"]))
 
 
+def defaults_of_classes(_: Path) -> Any:
+    inner, outer = ArgumentParser(), ArgumentParser()
+    inner.add_argument("--stop", type=EarlyStopping)
+    outer.add_subcommands().add_subcommand("go", inner)
+    with of_jsonargparse.remembering_options():
+        return outer.dump(outer.parse_args(["go", "--stop=EarlyStopping", "--stop.monitor=x"]))
+
+
 def lists(_: Path) -> Any:
     parser = ArgumentParser()
     parser.add_argument("--rows", type=list[list[int]])

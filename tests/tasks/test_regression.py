@@ -50,7 +50,7 @@ class Pairs(L.LightningDataModule):
         return DataLoader(TensorDataset(self.x, self.y), batch_size=7, shuffle=True)
 
     def val_dataloader(self) -> Any:
-        return TensorLoader((self.x, self.y), 16)
+        return TensorLoader((self.x, self.y), 40)
 
     test_dataloader = val_dataloader
 

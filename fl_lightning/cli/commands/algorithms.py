@@ -88,7 +88,7 @@ ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
     "Privacy and communication": (
         Algorithm("Private clients", "clipping and noise for whole clients", "private_clients_mnist", "../privacy"),
         Algorithm("Private examples", "DP-SGD at the clients", "private_examples_mnist", "../privacy"),
-        Algorithm("Secure sums", "masks that hide single updates", "secure_aggregation_mnist", "../privacy"),
+        Algorithm("Secure sums", "masks that hide single updates", "secure_aggregation_mnist", "../masks"),
         Algorithm("Compression", "the largest changes, quantized", "compressed_mnist", "../transforms"),
         Algorithm("Clipped updates", "bounds the norm of each change", "clipped_mnist", "../transforms"),
     ),

@@ -169,12 +169,15 @@ class MasksAtClients(ClientHooks):
         if place is not None:
             self._require_sums(description, strategy, update.num_examples, own)
         words = masking.mask(to_words(own, description.layout, len(description.cohort)))
-        snapshot = Snapshot(update.snapshot.vector[:0], update.snapshot.counters)
+        sizes, counters = (update.num_examples, update.num_steps), update.snapshot.counters
+        if place is not None and place.hides_sizes:
+            assert self._editor is not None
+            sizes, counters = (1, 0), self._editor.counters
+        snapshot = Snapshot(update.snapshot.vector[:0], counters)
         return ClientUpdate(
             update.client,
             update.round_idx,
-            update.num_examples,
-            update.num_steps,
+            *sizes,
             bytes_down=update.bytes_down,
             bytes_up=8 * len(words),
             model=snapshot,

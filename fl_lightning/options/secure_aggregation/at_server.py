@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch import Tensor
 
 from fl_lightning.core.hooks import ServerHooks
 from fl_lightning.errors import ClientError, ConfigurationError
@@ -16,13 +19,17 @@ from fl_lightning.messages import ClientTask, Note
 from fl_lightning.options.secure_aggregation.at_clients import EXAMPLES, LOSS
 from fl_lightning.options.secure_aggregation.description import RoundDescription, digest_of_model, digest_of_task
 from fl_lightning.options.secure_aggregation.messages import WORDS
+from fl_lightning.options.secure_aggregation.opened import OpenedSums
 from fl_lightning.options.secure_aggregation.server import MaskedRound
 from fl_lightning.server.federation import Federation
-from fl_lightning.server.round_result import RoundResult
+from fl_lightning.server.round_result import Aggregate, RoundResult
 from fl_lightning.server.round_sums import RoundSums
 from fl_lightning.server.sampling import RoundPlan
-from fl_lightning.strategies.base import RunningStrategy
+from fl_lightning.strategies.base import ModelScorer, RunningStrategy
 from fl_lightning.types import ClientUpdate
+
+_MANY = 2**20
+"""Stands for numbers of examples that the server does not know; sums of float32 models of 10 to 2**32 examples are precise."""
 
 
 class MasksAtServer(ServerHooks):
@@ -68,11 +75,15 @@ class MaskedSums(RoundSums):
         self._examples: Sequence[int] = ()
         self._delivered: list[int] = []  # on this rank
         self._round: MaskedRound | None = None
+        self._accepted: tuple[int, ...] = ()
+        # Simulated clients sign whatever they are asked for, so a resumed simulation opens a sum again.
+        self._kept = None if federation.pool.simulated else OpenedSums(Path(federation.trainer.default_root_dir))
         self.figures: dict[str, float] = {}
 
     def begin(self, examples: Sequence[int]) -> None:
-        """Note the numbers of examples, from which the strategy chooses the resolution."""
-        self._examples = examples
+        """Note the numbers of examples, from which the strategy chooses the resolution; if one is unknown, a number for all."""
+        unknown = any(info.streams for info in self._federation.pool.clients())
+        self._examples = [_MANY] if unknown else examples
 
     def agree(self, round_idx: int, plan: RoundPlan, tasks: Sequence[ClientTask]) -> None:
         """Have the clients exchange keys and shares, and announce what they need to mask their updates."""
@@ -127,16 +138,34 @@ class MaskedSums(RoundSums):
             ClientError: if too few clients delivered or help to remove the masks.
         """
         assert self._round is not None
-        delivered = [client for theirs in self._comm.gather(self._delivered) for client in theirs]
-        self._round.open(self._words, delivered, self._delivered)
-        layout = self._round.description.layout
-        words, *others = self._comm.gather(self._words)
-        for theirs in others:
-            add_words(words, theirs, layout)
-        sums = from_words(words, layout, self._sums.device)
+        description = self._round.description
+        known = None if self._kept is None else self._kept.load(description.model)
+        words, self._accepted = self._opened(self._round) if known is None else known
+        if known is not None:
+            rank_zero_info(
+                f"Round {description.round_idx} takes the sum that was opened before the run was interrupted, of "
+                f"{len(self._accepted)} clients."
+            )
+        elif self._kept is not None:
+            self._kept.save(description.model, self._accepted, words)
+        sums = from_words(words, description.layout, self._sums.device)
         examples = sums.scalar(EXAMPLES)
         self.figures = {"loss": sums.scalar(LOSS) / examples} if examples else {}
         return sums
+
+    def _opened(self, masked: MaskedRound) -> tuple[Tensor, tuple[int, ...]]:
+        """Return the sum of all ranks' words without masks, and the clients in it."""
+        delivered = tuple(client for theirs in self._comm.gather(self._delivered) for client in theirs)
+        masked.open(self._words, delivered, self._delivered)
+        words, *others = self._comm.gather(self._words)
+        for theirs in others:
+            add_words(words, theirs, masked.description.layout)
+        return words, delivered
+
+    def aggregate(self, updates: list[ClientUpdate], chains: Sequence[Sequence[int]], scorer: ModelScorer) -> Aggregate:
+        """Return the strategy's aggregate, with the updates that are in the sum; see :meth:`RoundSums.aggregate`."""
+        found = super().aggregate(updates, chains, scorer)
+        return found._replace(updates=[update for update in found.updates if update.client in self._accepted])
 
 
 def _no_sizes(strategy: RunningStrategy) -> str:

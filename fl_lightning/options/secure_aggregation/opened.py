@@ -1,0 +1,31 @@
+"""Keep the last opened sum on the server's disk, because sites sign no other list for its model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from fl_lightning.utilities.atomic_file import write_whole
+from fl_lightning.wire import from_bytes, to_bytes
+
+
+class OpenedSums:
+    """Keep one sum, under the digest of the model from which its round began.
+
+    Args:
+        folder: the folder of the fit.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "opened_sum.bin"
+
+    def save(self, model: str, delivered: Sequence[int], words: Tensor) -> None:
+        """Write a sum instead of the one before."""
+        write_whole(self._path, to_bytes({"model": model, "delivered": sorted(delivered), "words": words}))
+
+    def load(self, model: str) -> tuple[Tensor, tuple[int, ...]] | None:
+        """Return the words of the sum of a model and the clients in it; None if another one was opened last."""
+        found = from_bytes(self._path.read_bytes()) if self._path.exists() else {}
+        return (found["words"], found["delivered"]) if found.get("model") == model else None
