@@ -11,6 +11,11 @@ from fl_lightning.errors import ConfigurationError, did_you_mean, require
 from fl_lightning.flower.accepted_classes import default_classes, model_classes
 from fl_lightning.messages import Part
 
+_FAILURES = 3
+"""The failed trainings of a federation that a site under masks bears, e.g. because a round diverged."""
+LARGEST_POWER = 4.0
+"""The largest power of a score by which a strategy may weigh a site that sends nothing but its part of a sum."""
+
 PRESETS: dict[str, dict[str, Any]] = {
     "strict": {
         "federations": 0,
@@ -231,6 +236,14 @@ class Policy:
     def hides_errors(self) -> bool:
         """Return whether all errors are told alike, because their class may depend on rows of this site alone."""
         return self.min_noise > 0 or self.secure_aggregation == "required"
+
+    @property
+    def most_failures(self) -> int | None:
+        """Return after how many failed trainings a federation waits for the staff; None if failures do not matter.
+
+        Whether a training fails may depend on single rows, and neither noise nor masks cover that.
+        """
+        return 1 if self.min_noise > 0 else _FAILURES if self.secure_aggregation == "required" else None
 
     @property
     def limits_rates(self) -> bool:

@@ -16,7 +16,7 @@ from fl_lightning.clients.training.turn import TurnPlan
 from fl_lightning.core.option import OptionSettings
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.checks import evaluated_parts
-from fl_lightning.flower.policy import Policy
+from fl_lightning.flower.policy import LARGEST_POWER, Policy
 from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ClientTask, EvalOrder, Part, ServerModel
@@ -90,6 +90,12 @@ class SiteLimits:
             raise RefusedError(
                 "This site's 'policy.secure_aggregation' is 'required', so it sends nothing but its part of a sum. Set "
                 "'federation.secure_aggregation' at the server."
+            )
+        power = getattr(owner.strategy, "weight_power", 1.0)
+        if sealed and power > LARGEST_POWER:
+            raise RefusedError(
+                f"{type(owner.strategy).__name__} weighs sites by the power {power:g} of a number of theirs, so that one site "
+                f"could be nearly all of the sum. Sites under masks take powers up to {LARGEST_POWER:g}."
             )
         if most < least:
             raise RefusedError(f"The noise multiplier at the client is {most}, but this site's policy requires {least}.")

@@ -142,12 +142,25 @@ class SiteRecord:
         self._known[federation] = {"since": _now(), "turns": 0, **kept, "digest": digest}
         self._write()
 
-    def suspend(self, federation: str) -> None:
-        """Take no further part in a federation until the staff agrees again."""
+    def note_failure(self, federation: str, most: int) -> bool:
+        """Count a training that has failed; after too many, take no further part until the staff agrees again.
+
+        Args:
+            federation: its federation.
+            most: how many it takes.
+
+        Returns:
+            Whether the site takes no further part.
+        """
         self._read()
-        self._known[federation]["suspended"] = True
-        self._withdraw_approvals(federation)
+        known = self._known[federation]
+        known["failures"] = known.get("failures", 0) + 1
+        ends = bool(known["failures"] >= most)
+        if ends:
+            known["suspended"] = True
+            self._withdraw_approvals(federation)
         self._write()
+        return ends
 
     def _withdraw_approvals(self, federation: str) -> None:
         lines = [line for line in approvals(self._folder) if not line.startswith(federation)]

@@ -318,8 +318,7 @@ class SiteServer:
     def _computed(self, work: _Work, order: ClientTask | EvalOrder) -> ClientUpdate | ClientFailure | EvalReport:
         """Return the result of an order.
 
-        With a required noise, a failure ends the federation until the staff agrees: whether a training fails may depend on
-        single rows, and no noise covers that.
+        After too many failures the federation waits for the staff; see :attr:`Policy.most_failures`.
         """
         failed = True
         try:
@@ -328,8 +327,8 @@ class SiteServer:
             assert not isinstance(result, Note)
             failed = isinstance(result, ClientFailure)
         finally:
-            if failed and self._policy.min_noise > 0:
-                self._record.suspend(work.federation)
+            most = self._policy.most_failures
+            if failed and most is not None and self._record.note_failure(work.federation, most):
                 self._work = None  # so that the next order asks for the staff's agreement
         return result
 

@@ -66,6 +66,11 @@ class AdaFed(WeightedAverage):
         self.mode = "max" if higher_is_better(metric, mode, "federation.strategy.mode") else "min"
         self.epsilon = epsilon
 
+    @property
+    def weight_power(self) -> float:
+        """See :attr:`RunningStrategy.weight_power`."""
+        return self.power
+
     def largest_weight(self, examples: Sequence[int]) -> float:
         """Return the weight of a score of 1, the best value of most metrics; in mode ``min``, of a score of 0."""
         best = 1.0 if self.mode == "max" else 1.0 / self.epsilon

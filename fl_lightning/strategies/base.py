@@ -188,6 +188,11 @@ class RunningStrategy(Strategy, ABC):
     or the number of ranks.
     """
 
+    @property
+    def weight_power(self) -> float:
+        """Return the largest power with which weights grow by what clients measure or have; with a high one, one has them all."""
+        return 1.0
+
     def largest_weight(self, examples: Sequence[int]) -> float | None:
         """Return roughly the largest weight of a round, if it is known before the round.
 

@@ -52,6 +52,11 @@ class FedLoss(WeightedAverage):
         self.loss = self.local_metric = loss
         self.examples = examples
 
+    @property
+    def weight_power(self) -> float:
+        """See :attr:`RunningStrategy.weight_power`."""
+        return max(1.0, self.examples)
+
     def largest_weight(self, examples: Sequence[int]) -> float:
         """Return the weight of a loss of 16; few models that learn anything reach it."""
         return float(_HIGH_LOSS * max(examples) ** self.examples)

@@ -56,6 +56,11 @@ class QFedAvg(RunningStrategy):
         """Note w_t."""
         self._start = start.server_state[: start.num_parameters]
 
+    @property
+    def weight_power(self) -> float:
+        """See :attr:`RunningStrategy.weight_power`."""
+        return max(1.0, self.q)
+
     def largest_weight(self, examples: Sequence[int]) -> float:
         """Return the weight of a loss of 1; losses far from it are summed on finer or coarser grids."""
         return 1.0
