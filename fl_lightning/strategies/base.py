@@ -190,7 +190,7 @@ class RunningStrategy(Strategy, ABC):
 
     @property
     def weight_power(self) -> float:
-        """Return the largest power with which weights grow by what clients measure or have; with a high one, one has them all."""
+        """Return the largest power with which weights grow by what clients measure or have."""
         return 1.0
 
     def largest_weight(self, examples: Sequence[int]) -> float | None:
