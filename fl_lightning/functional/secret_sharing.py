@@ -24,8 +24,8 @@ def split_secret(secret: int, threshold: int, holders: Sequence[int], draw: Call
     for holder in holders:
         value = 0
         for coefficient in reversed(coefficients):
-            value = (value * (holder + 1) + coefficient) % PRIME
-        shares[holder] = value
+            value = value * (holder + 1) + coefficient
+        shares[holder] = value % PRIME
     return shares
 
 

@@ -107,8 +107,8 @@ def test_scaffold_in_float64_comes_to_the_same_bits():
 def test_bytes_are_those_of_masked_words_keys_and_shares():
     """A word for each of the p parameters, two for the weight, the loss and its examples, 8 bytes each.
 
-    Up: three keys and a signature, two sealed shares for each other, a signature of the list, and a share about each client. Down:
-    the others' keys, their shares, and the signatures of the list.
+    Up: three keys and a signature, two sealed shares for each other, a signature of the list, and a share about each client.
+    Down: the others' keys, their shares, and the signatures of the list.
     """
     updates = Updates()
     module = Plain()

@@ -125,8 +125,8 @@ class MaskedRound:
                     continue
                 if gone not in known:
                     public = self._announced[gone].masking
-                    fits = lambda found, told=public: SecretKey(found).public == told  # type: ignore[misc]  # noqa: E731
-                    known[gone] = SecretKey(self._recovered(gone, secrets, fits))
+                    secret = self._recovered(gone, secrets, lambda found, told=public: SecretKey(found).public == told)  # type: ignore[misc]
+                    known[gone] = SecretKey(secret)
                 key = common_mask(known[gone], self._announced[client].masking, digest)
                 add_mask(words, key, layout, -1 if client < gone else 1)
 
