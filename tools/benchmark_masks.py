@@ -248,11 +248,11 @@ def flower(args: argparse.Namespace) -> None:
             for name in federation.names:
                 federation.start_site(name)
             seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-            for _ in range(args.repeats):
+            for repeat in range(args.repeats):
                 for kind, more in kinds.items():
-                    seconds[kind] += rounds_of(federation, kind, *more)
+                    seconds[kind] += rounds_of(federation, f"{kind} {repeat}", *more)
             folder = federation.folder / "server"
-            same = same_bits(weights(folder / "without"), weights(folder / "masks"))
+            same = same_bits(weights(folder / "without 0"), weights(folder / "masks 0"))
         finally:
             federation.stop()
     print(f"{args.sites} sites, hidden layers of {args.hidden}; the bits are {'equal' if same else 'DIFFERENT'}")
@@ -272,9 +272,9 @@ def exchange_keys(federation: Any) -> None:
             (peers / file.name).write_bytes(file.read_bytes())
 
 
-def rounds_of(federation: Any, kind: str, *more: str) -> list[float]:
+def rounds_of(federation: Any, name: str, *more: str) -> list[float]:
     """Return the seconds of a fit's rounds but the first two, which load what later ones keep."""
-    fit = federation.start_fit("--trainer.default_root_dir", kind, *more)
+    fit = federation.start_fit("--trainer.default_root_dir", name, *more)
     if fit.wait(federation.life):
         raise SystemExit((federation.folder / "server" / "fit.log").read_text()[-3000:])
     found: list[float] = json.loads((federation.folder / "server" / "seconds.json").read_text())[2:]
