@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from federation_demo import DATA, Federation, digits, same_bits, wait_for, weights
-from flower_processes import LONG, MARKS, descendants, ended, start, told
+from flower_processes import MARKS, descendants, ended, start, told
 
 from fl_lightning.cli.federation_cli import main
 
@@ -68,6 +68,8 @@ def same_as_without_masks(federation: Federation, name: str, fit: Any, *argument
 
 
 TWO = ("--trainer.max_epochs", "2")
+LONG = ("--federation.local.max_epochs", "400", "--federation.local.engine", "fabric")
+"""A training of seconds at the smallest site, and of more than twice as many at the largest one."""
 
 
 def test_masked_sites_give_the_bits_of_the_simulation_without_masks(three):
@@ -99,7 +101,7 @@ def test_sites_that_are_killed_leave_the_bits_of_the_others(four):
     fit = training(four, "delivered", *once, *skip)
     last = descendants(four.sites["hospital_d"].pid)["worker"]
     os.kill(last, signal.SIGSTOP)  # the round waits for it, so that the other's update arrives
-    time.sleep(8)
+    time.sleep(5)
     kill(four, "hospital_a")
     os.kill(last, signal.SIGCONT)
     assert same_as_without_masks(four, "delivered", fit, *once)
