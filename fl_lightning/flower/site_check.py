@@ -10,6 +10,7 @@ from pathlib import Path
 from fl_lightning.data.schema_file import read_schema
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.checks import digest_of_schema
+from fl_lightning.flower.peers import read_peers
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.server_schema import kept_schema
 from fl_lightning.flower.site_budget import SiteBudget
@@ -66,6 +67,7 @@ def _data(arguments: argparse.Namespace) -> str:
     lines += ["to a server that asks, once, the counts of bins of its columns"] if info.histograms else []
     if settings.policy.budget is not None:
         lines += [SiteBudget(settings.policy.budget, data.names_persons).in_words()]
+    lines += _masks(arguments.name, settings.policy)
     lines += [f"of each training: {_figures(settings.policy)}"]
     allowed = ", ".join(info.evaluations) or "none (FedLoss and AdaFed scored by clients need 'evaluations: [validation]')"
     lines += [f"evaluations that 'policy' allows: {allowed}", f"training would run on {device}"]
@@ -73,8 +75,35 @@ def _data(arguments: argparse.Namespace) -> str:
     return "; ".join(lines)
 
 
+def _masks(name: str, policy: Policy) -> list[str]:
+    """Return in words whether updates leave masked, and with whose updates they are added.
+
+    Raises:
+        ConfigurationError: if no sum could have as many sites as the policy asks for.
+    """
+    peers = sorted(read_peers(policy).keys() - {name})
+    if policy.peers is None:
+        return []
+    if policy.secure_aggregation == "allowed":
+        need = "masks are allowed, not required ('policy.secure_aggregation'), so a server can ask for the update itself"
+    else:
+        need = f"the update leaves only masked, in a sum of {policy.min_cohort} sites or more ('policy.min_cohort')"
+    if len(peers) + 1 < policy.min_cohort:
+        keys = f"{len(peers)} other site{'' if len(peers) == 1 else 's'} ({', '.join(peers) or 'none'})"
+        raise ConfigurationError(
+            f"'policy.peers' has the keys of {keys}, so a sum has {len(peers) + 1} sites at most, but 'policy.min_cohort' is "
+            f"{policy.min_cohort}. Ask the other sites for their files NAME.pub."
+        )
+    return [need, f"the keys in '{policy.peers}' admit {', '.join(peers)}"]
+
+
 def _figures(policy: Policy) -> str:
     """Return in words what leaves beside an update."""
+    if policy.secure_aggregation == "required":
+        told = policy.min_noise == 0 and (policy.metrics == "any" or "train_loss" in policy.metrics)
+        loss = " with its loss" if told else ""
+        rounded = "rounded " if policy.examples == "rounded" else ""
+        return f"the masked update{loss}, the number of steps and the {rounded}number of examples"
     if policy.min_noise > 0:
         return "the update with noise, the numbers of examples and steps, no figure"
     names = "all figures that its module logs" if policy.metrics == "any" else ", ".join(policy.metrics) or "no figure"

@@ -24,19 +24,19 @@ def split_secret(secret: int, threshold: int, holders: Sequence[int], draw: Call
     for holder in holders:
         value = 0
         for coefficient in reversed(coefficients):
-            value = (value * (holder + 1) + coefficient) % PRIME
-        shares[holder] = value
+            value = value * (holder + 1) + coefficient
+        shares[holder] = value % PRIME
     return shares
 
 
 def join_shares(shares: Mapping[int, int]) -> int:
     """Return the secret, from at least ``threshold`` shares."""
     points = {holder + 1: share for holder, share in shares.items()}
-    secret = 0
+    numerator, denominator = 0, 1  # one division at the end, which takes as long as 50 products
     for x, share in points.items():
         above = below = 1
         for other in points:
             if other != x:
                 above, below = above * other % PRIME, below * (other - x) % PRIME
-        secret += share * above * pow(below, -1, PRIME)
-    return secret % PRIME
+        numerator, denominator = (numerator * below + share * above * denominator) % PRIME, denominator * below % PRIME
+    return numerator * pow(denominator, -1, PRIME) % PRIME

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -42,12 +43,12 @@ class WordLayout:
             for number, (size, fraction) in enumerate(fractions):
                 yield name, number, size, fraction is None
 
-    @property
+    @cached_property
     def wide(self) -> int:
         """Return how many numbers take two words."""
         return sum(size for _, _, size, wide in self.pieces() if wide)
 
-    @property
+    @cached_property
     def narrow(self) -> int:
         """Return how many numbers take one word."""
         return sum(size for _, _, size, wide in self.pieces() if not wide)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import re
 import shlex
 import socket
 import ssl
@@ -14,9 +15,11 @@ import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import yaml
 from command_line import ROOT
 
 from fl_lightning.compat.flower import TESTED, Node
@@ -520,6 +523,39 @@ def test_a_site_is_told_what_the_server_would_learn(monkeypatch):
     assert "and the number of examples, the seconds; evaluations that 'policy' allows: test; " in said
     assert "unclosed" not in said
     assert "note: The column 'b' has -9999 in 1 of 12 rows, and otherwise 0 to 2." in said
+
+
+def checked_with(tmp_path: Path, *peers: str, **policy: Any) -> str:
+    """Return what ``site --check`` says of data and policy at a site that has these peers' keys."""
+    Path("own.csv").write_text("\n".join(["a,b,target", *(f"{k},{k % 3},{k % 2}" for k in range(12))]) + "\n")
+    (tmp_path / "peers").mkdir(exist_ok=True)
+    for name in peers:
+        create_key(tmp_path / f"{name}.key").rename(tmp_path / "peers" / f"{name}.pub")
+    table = {"path": "own.csv", "kind": "classification", "test_share": 0, "standardize": False}
+    data = {"datamodule": {"class_path": "TableDataModule", "init_args": table}, "device": "cpu"}
+    Path("data.yaml").write_text(yaml.safe_dump({**data, "policy": {"peers": "peers", **policy}}))
+    return site_check._data(argparse.Namespace(data="data.yaml", name="a", schema=None, folder=None))
+
+
+def test_a_site_is_told_whose_updates_hide_its_own(tmp_path):
+    said = checked_with(tmp_path, "a", "c", "b", secure_aggregation="required")
+    assert "; the update leaves only masked, in a sum of 3 sites or more ('policy.min_cohort'); " in said
+    assert "; the keys in 'peers' admit b, c; " in said
+    assert "; of each training: the masked update with its loss, the number of steps and the number of examples; " in said
+    assert "the update, train_loss" not in said
+    said = checked_with(tmp_path)
+    assert "; masks are allowed, not required ('policy.secure_aggregation'), so a server can ask for the update" in said
+    assert "of each training: the update, train_loss, " in said
+
+
+def test_a_site_that_could_not_take_part_in_a_sum_is_told(tmp_path):
+    need = "'policy.peers' has the keys of 1 other site (b), so a sum has 2 sites at most, but 'policy.min_cohort' is 3"
+    with pytest.raises(ConfigurationError, match=re.escape(need)):
+        checked_with(tmp_path, "b", secure_aggregation="required")
+    assert "in a sum of 2 sites or more" in checked_with(tmp_path, secure_aggregation="required", min_cohort=2)
+    (tmp_path / "peers" / "b.pub").write_text("no key")
+    with pytest.raises(ConfigurationError, match=r"b\.pub' is not a site's public key"):
+        checked_with(tmp_path, secure_aggregation="required")
 
 
 def test_a_worker_that_cannot_use_its_data_ends_the_site():

@@ -107,16 +107,17 @@ def test_scaffold_in_float64_comes_to_the_same_bits():
 def test_bytes_are_those_of_masked_words_keys_and_shares():
     """A word for each of the p parameters, two for the weight, the loss and its examples, 8 bytes each.
 
-    Up: three keys and a signature, two sealed shares for each other, a signature of the list, and a share about each. Down:
-    the others' keys, their shares, and the signatures of the list.
+    Up: three keys and a signature, two sealed shares for each other, a signature of the list, and a share about each client.
+    Down: the others' keys, their shares, and the signatures of the list.
     """
     updates = Updates()
     module = Plain()
     federate(module, 1, updates, secure_aggregation=SecureAggregation())
     parameters = sum(p.numel() for p in module.parameters())
-    announcement, sealed = 3 * 32 + 96, 2 * 33 + 16
-    assert {u.bytes_up for u in updates.rounds[0]} == {8 * (parameters + 2 + 4) + announcement + 2 * sealed}
-    assert {u.bytes_down for u in updates.rounds[0]} == {4 * parameters + 2 * announcement + 2 * sealed}
+    announcement, sealed, signature, share = 3 * 32 + 96, 2 * 33 + 16, 96, 33
+    up = 8 * (parameters + 2 + 4) + announcement + 2 * sealed + signature + 3 * share
+    assert {u.bytes_up for u in updates.rounds[0]} == {up}
+    assert {u.bytes_down for u in updates.rounds[0]} == {4 * parameters + 2 * (announcement + sealed + signature)}
 
 
 class NoWeight(FedAvg):

@@ -60,6 +60,7 @@ class MasksAtClients(ClientHooks):
         self._context, self._place = context, context.place
         self._lists = None if self._place is None else SignedLists(self._place.folder)
         self._clients: dict[int, MaskingClient] = {}
+        self._described: tuple[Any, RoundDescription] | None = None
         self._ring: KeyRing | None = None
         self._editor: UpdateEditor | None = None
         self._strategy: RunningStrategy | None = None
@@ -78,7 +79,7 @@ class MasksAtClients(ClientHooks):
         """
         step = content.get("step")
         if step == KEYS:
-            self._clients[client] = self._prepared(client, RoundDescription.read(content.get("description")))
+            self._clients[client] = self._prepared(client, self._read(content.get("description")))
             return {"keys": packed_announcement(self._clients[client].announce())}
         masking = self._of(client)
         if step == SHARES:
@@ -93,6 +94,11 @@ class MasksAtClients(ClientHooks):
             seeds, keys = masking.open(unpacked(content.get("signatures")))
             return {"seeds": packed(seeds), "secrets": packed(keys)}
         raise ProtocolError("A round under masks has no such step.")
+
+    def _read(self, values: Any) -> RoundDescription:
+        if self._described is None or self._described[0] != values:  # all clients of a simulation get the same
+            self._described = values, RoundDescription.read(values)
+        return self._described[1]
 
     def _of(self, client: int) -> MaskingClient:
         if client not in self._clients:

@@ -128,8 +128,7 @@ class MaskedSums(RoundSums):
             )
         add_words(self._words, words.to(self._words.device), layout)
         self._delivered.append(update.client)
-        up, down = self._round.bytes_up[update.client], self._round.bytes_down[update.client]
-        return replace(update, bytes_up=update.bytes_up + up, bytes_down=update.bytes_down + down)
+        return update
 
     def total(self) -> Sums:
         """Return the sums over all ranks, without masks.
@@ -163,9 +162,15 @@ class MaskedSums(RoundSums):
         return words, delivered
 
     def aggregate(self, updates: list[ClientUpdate], chains: Sequence[Sequence[int]], scorer: ModelScorer) -> Aggregate:
-        """Return the strategy's aggregate, with the updates that are in the sum; see :meth:`RoundSums.aggregate`."""
-        found = super().aggregate(updates, chains, scorer)
-        return found._replace(updates=[update for update in found.updates if update.client in self._accepted])
+        """Return the strategy's aggregate, with the updates that are in the sum and the bytes of all steps of the round."""
+        assert self._round is not None
+        found, up, down = super().aggregate(updates, chains, scorer), self._round.bytes_up, self._round.bytes_down
+        counted = [
+            replace(one, bytes_up=one.bytes_up + up[one.client], bytes_down=one.bytes_down + down[one.client])
+            for one in found.updates
+            if one.client in self._accepted
+        ]
+        return found._replace(updates=counted)
 
 
 def _no_sizes(strategy: RunningStrategy) -> str:

@@ -13,11 +13,10 @@ from fl_lightning.functional.secret_sharing import PRIME, SHARE_BYTES, split_sec
 from fl_lightning.options.secure_aggregation.description import RoundDescription
 from fl_lightning.options.secure_aggregation.keys import (
     Identity,
+    SecretKey,
     add_mask,
-    agreed,
     commitment,
     derived,
-    public_of,
     seal,
     unseal,
 )
@@ -65,8 +64,10 @@ class MaskingClient:
         self._neighbours = description.neighbours(client)
         self._least = description.least(client)
         self._step = 0
-        self._sealing, self._masking, self._seed = draw("sealing"), draw("masking"), draw("seed")
+        self._sealing, self._secret, self._seed = SecretKey(draw("sealing")), draw("masking"), draw("seed")
+        self._masking: SecretKey | None = SecretKey(self._secret)
         self._peers: Mapping[int, Announcement] = {}
+        self._agreed: dict[int, bytes] = {}  # by client, for the messages between the two
         self._held: dict[int, tuple[bytes, bytes]] = {}  # by client: its shares of the seed and of the masking key
         self._delivered: frozenset[int] = frozenset()
 
@@ -88,8 +89,9 @@ class MaskingClient:
     def announce(self) -> Announcement:
         """Return the keys of the round (AdvertiseKeys)."""
         self._take(0, "keys")
+        assert self._masking is not None
         digest = self.description.digest
-        bare = Announcement(public_of(self._sealing), public_of(self._masking), commitment(self._seed, digest), b"")
+        bare = Announcement(self._sealing.public, self._masking.public, commitment(self._seed, digest), b"")
         signature = self._identity.sign("keys", bare.content(self.client, digest))
         return Announcement(bare.sealing, bare.masking, bare.seed, signature)
 
@@ -110,7 +112,7 @@ class MaskingClient:
             raise ProtocolError("Two clients of a round under masks have announced the same key.")
         self._peers = peers
         holders = sorted([self.client, *peers])
-        seeds, secrets = (self._split(secret, what, holders) for secret, what in ((self._seed, "b"), (self._masking, "s")))
+        seeds, secrets = (self._split(secret, what, holders) for secret, what in ((self._seed, "b"), (self._secret, "s")))
         self._held[self.client] = seeds[self.client], secrets[self.client]
         return {
             other: seal(self._key(other, self.client, other), seeds[other] + secrets[other], self._context(self.client, other))
@@ -131,7 +133,9 @@ class MaskingClient:
         return self.description.digest + sender.to_bytes(8, "big") + receiver.to_bytes(8, "big")
 
     def _key(self, other: int, sender: int, receiver: int) -> bytes:
-        return agreed(self._sealing, self._peers[other].sealing, b"shares", self._context(sender, receiver))
+        if other not in self._agreed:
+            self._agreed[other] = self._sealing.agreed(self._peers[other].sealing)
+        return derived(self._agreed[other], b"shares", self._context(sender, receiver))
 
     # ---------------------------------------------------------------- the masked update
 
@@ -149,16 +153,19 @@ class MaskingClient:
             context = self._context(other, self.client)
             content = unseal(self._key(other, other, self.client), message, context, self._names[other])
             self._held[other] = content[:SHARE_BYTES], content[SHARE_BYTES:]
+        self._agreed.clear()
 
     def mask(self, words: Tensor) -> Tensor:
         """Mask the words of this client's update in place, and return them (MaskedInputCollection)."""
         self._take(3, "masked update")
+        assert self._masking is not None
         layout, digest = self.description.layout, self.description.digest
         add_mask(words, own_mask(self._seed, digest), layout, 1)
         for other in self._held.keys() - {self.client}:
             key = common_mask(self._masking, self._peers[other].masking, digest)
             add_mask(words, key, layout, 1 if self.client < other else -1)
-        self._seed = self._masking = b""  # others hold the shares
+        self._seed = self._secret = b""  # others hold the shares
+        self._masking = None
         return words
 
     # ---------------------------------------------------------------- removing masks
@@ -208,6 +215,6 @@ def own_mask(seed: bytes, digest: bytes) -> bytes:
     return derived(seed, b"own mask", digest)
 
 
-def common_mask(secret: bytes, public: bytes, digest: bytes) -> bytes:
+def common_mask(secret: SecretKey, public: bytes, digest: bytes) -> bytes:
     """Return the key of the mask that two clients share; one adds it, the other subtracts it."""
-    return agreed(secret, public, b"common mask", digest)
+    return derived(secret.agreed(public), b"common mask", digest)

@@ -7,7 +7,7 @@ import json
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -59,7 +59,8 @@ class RoundDescription:
 
     def plain(self) -> dict[str, Any]:
         """Return the description as plain values, for the way to a site."""
-        return asdict(self)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # 'asdict' copies each name of a cohort
+        return {**values, "sizes": dict(self.sizes), "grids": {name: asdict(grid) for name, grid in self.grids.items()}}
 
     @classmethod
     def read(cls, values: Any) -> RoundDescription:
@@ -105,8 +106,17 @@ class RoundDescription:
         random.Random(self.digest).shuffle(ring)
         return ring, {client: place for place, client in enumerate(ring)}
 
+    @cached_property
+    def _neighbours(self) -> dict[int, tuple[int, ...]]:
+        return {}
+
     def neighbours(self, client: int) -> tuple[int, ...]:
         """Return the clients that share masks and secrets with a client: all, or the nearest ones on a ring, both ways."""
+        if client not in self._neighbours:
+            self._neighbours[client] = self._found_neighbours(client)
+        return self._neighbours[client]
+
+    def _found_neighbours(self, client: int) -> tuple[int, ...]:
         if len(self.cohort) <= COMPLETE:
             return tuple(other for other in self.clients if other != client)
         ring, places = self._ring

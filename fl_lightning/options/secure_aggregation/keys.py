@@ -116,23 +116,31 @@ def key_from(seed: bytes) -> Any:
 # ---------------------------------------------------------------- agreement
 
 
-def public_of(secret: bytes) -> bytes:
-    """Return the public key on Curve25519 of a secret one, 32 bytes each."""
-    return bytes(_x25519().X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw())
+class SecretKey:
+    """Keep a secret key on Curve25519 ready for use: reading it takes as long as one agreement.
 
-
-def agreed(secret: bytes, public: bytes, *purpose: bytes) -> bytes:
-    """Return the key, 32 bytes, that two clients agree on for a purpose (X25519, then HKDF-SHA256).
-
-    Raises:
-        ProtocolError: if the public key is none.
+    Args:
+        secret: the secret key, 32 bytes.
     """
-    x25519 = _x25519()
-    try:
-        shared = x25519.X25519PrivateKey.from_private_bytes(secret).exchange(x25519.X25519PublicKey.from_public_bytes(public))
-    except ValueError as error:  # of a wrong length, or of low order
-        raise ProtocolError("A public key of the round under masks is not valid.") from error
-    return derived(shared, *purpose)
+
+    def __init__(self, secret: bytes) -> None:
+        self._key = _x25519().X25519PrivateKey.from_private_bytes(secret)
+
+    @property
+    def public(self) -> bytes:
+        """Return the public key, 32 bytes."""
+        return bytes(self._key.public_key().public_bytes_raw())
+
+    def agreed(self, public: bytes) -> bytes:
+        """Return the secret, 32 bytes, that this key and another's public one give (X25519); derive keys from it.
+
+        Raises:
+            ProtocolError: if the public key is none.
+        """
+        try:
+            return bytes(self._key.exchange(_x25519().X25519PublicKey.from_public_bytes(public)))
+        except ValueError as error:  # of a wrong length, or of low order
+            raise ProtocolError("A public key of the round under masks is not valid.") from error
 
 
 def derived(secret: bytes, *purpose: bytes) -> bytes:

@@ -14,7 +14,7 @@ from fl_lightning.errors import ClientError, ProtocolError
 from fl_lightning.functional.secret_sharing import PRIME, join_shares
 from fl_lightning.options.secure_aggregation.client import Announcement, common_mask, own_mask
 from fl_lightning.options.secure_aggregation.description import RoundDescription
-from fl_lightning.options.secure_aggregation.keys import add_mask, commitment, public_of
+from fl_lightning.options.secure_aggregation.keys import SecretKey, add_mask, commitment
 from fl_lightning.options.secure_aggregation.messages import (
     KEYS,
     LIST,
@@ -115,7 +115,7 @@ class MaskedRound:
         delivered: set[int],
     ) -> None:
         """Subtract the own masks of the clients of this rank, and the masks that they share with clients that are gone."""
-        digest, layout, known = self.description.digest, self.description.layout, dict[int, bytes]()
+        digest, layout, known = self.description.digest, self.description.layout, dict[int, SecretKey]()
         for client in mine:
             told = self._announced[client].seed
             seed = self._recovered(client, seeds, lambda found, told=told: commitment(found, digest) == told)  # type: ignore[misc]
@@ -125,7 +125,8 @@ class MaskedRound:
                     continue
                 if gone not in known:
                     public = self._announced[gone].masking
-                    known[gone] = self._recovered(gone, secrets, lambda found, told=public: public_of(found) == told)  # type: ignore[misc]
+                    secret = self._recovered(gone, secrets, lambda found, told=public: SecretKey(found).public == told)  # type: ignore[misc]
+                    known[gone] = SecretKey(secret)
                 key = common_mask(known[gone], self._announced[client].masking, digest)
                 add_mask(words, key, layout, -1 if client < gone else 1)
 
@@ -156,10 +157,10 @@ class MaskedRound:
 
     def _require(self, clients: Collection[int], what: str) -> None:
         """Refuse to go on with fewer clients than it takes to remove the masks of each of them."""
-        cohort = self.description.clients
-        for client in clients or cohort:
+        cohort, given = self.description.clients, set(clients)
+        for client in given or cohort:
             around = {client, *self.description.neighbours(client)}
-            there, least = len(around & set(clients)), self.description.least(client)
+            there, least = len(around & given), self.description.least(client)
             if there < least:
                 of = "" if len(around) == len(cohort) else f" next to client {client}"
                 raise ClientError(

@@ -1,0 +1,124 @@
+"""Real processes of Flower whose sites send nothing but masked words. Run with ``-m flower``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federation_demo import DATA, Federation, digits, same_bits, wait_for, weights
+from flower_processes import MARKS, descendants, ended, start, told
+
+from fl_lightning.cli.federation_cli import main
+
+pytestmark = MARKS
+MASKED = ("--federation.secure_aggregation.threshold", "0.67")
+POLICY = DATA + "  max_epochs: 1000000\n  secure_aggregation: required\n  peers: peers\n"
+
+
+@contextlib.contextmanager
+def federated(folder: Path, sites: int) -> Iterator[Federation]:
+    """Run a server and some sites that require masks and have each other's public keys."""
+    federation = Federation(folder, [f"hospital_{letter}" for letter in "abcdefghij"[:sites]], life=240)
+    federation.prepare(*digits(600), test=100, data=POLICY)
+    try:
+        federation.serve()
+        federation.register()
+        for name in federation.names:
+            shutil.copytree(federation.folder / "server", federation.folder / name / "peers", ignore=all_but_keys)
+            federation.start_site(name)
+        yield federation
+    finally:
+        federation.stop()
+
+
+def all_but_keys(_: Any, names: list[str]) -> list[str]:
+    return [name for name in names if not name.endswith(".pub")]
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory) -> Iterator[Federation]:
+    with federated(tmp_path_factory.mktemp("three"), 3) as federation:
+        yield federation
+
+
+@pytest.fixture
+def four(tmp_path) -> Iterator[Federation]:
+    with federated(tmp_path, 4) as federation:
+        yield federation
+
+
+def same_as_without_masks(federation: Federation, name: str, fit: Any, *arguments: str, sites: int | None = None) -> bool:
+    """Simulate a run of the first sites without masks, beside the real one, and compare the weights at the end."""
+    server = federation.folder / "server"
+    for site in federation.names[:sites]:
+        (server / f"of {name}").mkdir(exist_ok=True)
+        shutil.copy(server / "all" / f"{site}.csv", server / f"of {name}")
+    with contextlib.chdir(server):
+        rows = ("--data.datamodule.path", f"of {name}", "--trainer.default_root_dir", f"simulated {name}")
+        main(["fit", "--config", "config.yaml", *rows, *arguments])
+    ended(federation, fit)
+    return same_bits(weights(server / f"simulated {name}"), weights(server / name))
+
+
+TWO = ("--trainer.max_epochs", "2")
+LONG = ("--federation.local.max_epochs", "400", "--federation.local.engine", "fabric")
+"""A training of seconds at the smallest site, and of more than twice as many at the largest one."""
+
+
+def test_masked_sites_give_the_bits_of_the_simulation_without_masks(three):
+    fit = start(three, "masked", *TWO, *MASKED)
+    assert same_as_without_masks(three, "masked", fit, *TWO)
+
+
+def test_a_site_without_the_key_of_another_refuses_the_round(three):
+    """The server cannot tell whether the other one is a hospital, and neither can the site."""
+    (three.folder / "hospital_a" / "peers" / "hospital_c.pub").unlink()
+    three.sites["hospital_a"].send_signal(signal.SIGTERM)
+    assert three.sites["hospital_a"].wait(20) == 0
+    three.start_site("hospital_a")
+    fit = start(three, "refused", *TWO, *MASKED)
+    assert fit.wait(three.life) == 1
+    log = (three.folder / "server" / "fit.log").read_text()
+    assert "public keys this site does not have ('policy.peers'): 'hospital_c'" in log
+    assert "Traceback" not in log
+
+
+def test_sites_that_are_killed_leave_the_bits_of_the_others(four):
+    """Of four, one in its training, which the sum lacks, and in the next run one after its masked update, which it has."""
+    skip = (*MASKED, "--federation.faults.policy", "skip")
+    fit = training(four, "killed", *TWO, *LONG, *skip)
+    kill(four, "hospital_d")
+    assert same_as_without_masks(four, "killed", fit, *TWO, *LONG, sites=3)
+    four.start_site("hospital_d")
+    once = ("--trainer.max_epochs", "1", "--seed_everything", "1", *LONG)  # sites open a model with one list
+    fit = training(four, "delivered", *once, *skip)
+    last = descendants(four.sites["hospital_d"].pid)["worker"]
+    os.kill(last, signal.SIGSTOP)  # the round waits for it, so that the other's update arrives
+    time.sleep(5)
+    kill(four, "hospital_a")
+    os.kill(last, signal.SIGCONT)
+    assert same_as_without_masks(four, "delivered", fit, *once)
+
+
+def training(federation: Federation, name: str, *arguments: str) -> Any:
+    """Start a fit, and return when the smallest site has trained and the largest one trains."""
+    trained = told(federation.folder / "hospital_a" / "site.log", "Round 0: trained.")
+    fit = start(federation, name, *arguments)
+    wait_for(lambda: trained() or fit.poll() is not None, federation.life, "the first training")
+    return fit
+
+
+def kill(federation: Federation, name: str) -> None:
+    """Kill a site with its SuperNode and its worker, so that none of them can say anything."""
+    children = descendants(federation.sites[name].pid)
+    for pid in (federation.sites[name].pid, *children.values()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    federation.sites[name].wait(10)
