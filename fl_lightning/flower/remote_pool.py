@@ -88,9 +88,13 @@ class RemotePool:
         for note in notes:
             if note.client not in away:
                 self._exchange.send(note.client, [note])
-        found = {}
+        found, attempts = dict[int, Note](), dict.fromkeys((note.client for note in notes), 1)
         try:
             for answer in self._exchange.answers():
+                if answer.content is None and attempts[answer.client] <= self._faults.retries:
+                    attempts[answer.client] += 1
+                    self._exchange.repeat(answer.client)
+                    continue
                 try:
                     opened = self._exchange.opened(answer)
                     if opened is not None:

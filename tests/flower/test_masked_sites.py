@@ -161,6 +161,24 @@ def test_a_site_that_dies_leaves_the_bits_of_the_others(strategy, step, after, t
     assert same_bits(plain, masked)
 
 
+def test_a_request_that_got_lost_is_sent_again(tmp_path, monkeypatch):
+    """With retries, one lost request in each step does not cost the site, and three can lose none."""
+    prepare(tmp_path, monkeypatch, 3)
+    lost = set[str]()
+
+    def hook(name: str, parts: Any, ask: Any) -> bytes | None:
+        step, _ = step_of(parts)
+        if name == "site1" and step and step not in lost:
+            lost.add(step)
+            return None
+        return ask()  # type: ignore[no-any-return]
+
+    HOOK["hook"] = hook
+    masked = federate(configuration(strategy="FedAvg", faults={"policy": "skip", "retries": 1}, **SECURE))
+    assert lost == {"keys", "shares", "update", "list", "open"}
+    assert same_bits(masked, simulate(configuration(strategy="FedAvg")))
+
+
 @pytest.mark.parametrize("step", ["keys", "shares", "update", "list", "open"])
 def test_three_sites_can_lose_none_and_nothing_is_opened(step, tmp_path, monkeypatch, capsys):
     """The run ends with a message; only in the last step have shares left, of a sum over all three."""

@@ -19,13 +19,16 @@ class OpenedSums:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "opened_sum.bin"
+        self._path, self._name = folder / "opened_sum.bin", folder / "opened_sum.txt"
 
     def save(self, model: str, delivered: Sequence[int], words: Tensor) -> None:
         """Write a sum instead of the one before."""
         write_whole(self._path, to_bytes({"model": model, "delivered": sorted(delivered), "words": words}))
+        write_whole(self._name, model.encode())  # so that other rounds need not read the sum
 
     def load(self, model: str) -> tuple[Tensor, tuple[int, ...]] | None:
         """Return the words of the sum of a model and the clients in it; None if another one was opened last."""
-        found = from_bytes(self._path.read_bytes()) if self._path.exists() else {}
+        if not self._name.exists() or self._name.read_text(encoding="utf-8") != model:
+            return None
+        found = from_bytes(self._path.read_bytes())
         return (found["words"], found["delivered"]) if found.get("model") == model else None
