@@ -573,7 +573,9 @@ def test_two_optimizers_are_refused():
     from fl_lightning.core import ClientContext
     from fl_lightning.options.example_privacy.clients import PrivateSteps
 
-    context = ClientContext(num_clients=1, seed=0, device=torch.device("cpu"), kept=lambda _: {}, secret=SecretKey.draw())
+    context = ClientContext(
+        num_clients=1, seed=0, device=torch.device("cpu"), kept=lambda _: {}, secret=SecretKey.draw(), strategy=FedAvg()
+    )
     steps = PrivateSteps(ExamplePrivacy(1.0, 1.0), context)
     outer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     module = Two()
