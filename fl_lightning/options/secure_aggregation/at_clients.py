@@ -147,6 +147,8 @@ class MasksAtClients(ClientHooks):
                 f"The updates of {len(set(delivered))} sites would be added, but this site's 'policy.min_cohort' is "
                 f"{self._place.min_cohort}."
             )
+        if self._place is None:
+            masking.masked_elsewhere()
         signature = masking.agree(delivered)
         if self._lists is not None:
             self._lists.sign(masking.description, delivered)  # on the disk before the signature leaves

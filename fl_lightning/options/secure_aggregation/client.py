@@ -168,6 +168,10 @@ class MaskingClient:
         self._masking = None
         return words
 
+    def masked_elsewhere(self) -> None:
+        """Learn that another rank of a simulation, which plays the same client, has masked its update."""
+        self._step = max(self._step, 4)
+
     # ---------------------------------------------------------------- removing masks
 
     def agree(self, delivered: Collection[int]) -> bytes:
