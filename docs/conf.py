@@ -76,7 +76,7 @@ nitpick_ignore_regex = [
 
 _COMPANIONS = {
     "attacks": "Crowd",
-    "core": "ClientContext ServerContext",
+    "core": "ClientContext ServerContext SitePlace",
     "data": "CellSite TensorLoader",
     "errors": "RankError",
     "routes": "Cohort",
