@@ -123,6 +123,13 @@ def alpha(self, x, y, batch_idx):
     return F.cross_entropy(self(F.alpha_dropout(x, 0.5, training=True)), y)
 
 
+def setting_data(self, x, y, batch_idx):
+    """Under vmap this can end the process."""
+    kept = torch.zeros(8)
+    kept.data = self.net[0].bias * 0.1
+    return F.cross_entropy(self(x), y)
+
+
 LOSS = F.cross_entropy
 NOT_STACKED: dict[str, Any] = {
     "'on_train_batch_end'": variant(on_train_batch_end=lambda self, *_: None),
@@ -148,6 +155,7 @@ NOT_STACKED: dict[str, Any] = {
     "has no gradient": stepping(lambda self, x, y, _: LOSS(self(x).detach(), y)),
     "registered hooks": optimized(clamped),
     "alpha dropout": stepping(alpha),
+    "setting 'tensor.data'": stepping(setting_data),
     "AlphaDropout": variant(__init__=lambda self: [Plain.__init__(self), self.net.append(nn.AlphaDropout(0.1))][0]),
     "ProximalLoss": lambda: ClassificationTask(network(), CLASSES, ProximalLoss(CrossEntropy(), 0.1)),
 }

@@ -13,6 +13,8 @@ from torch.overrides import TorchFunctionMode
 from fl_lightning.errors import EngineError
 
 _PLAIN: tuple[Any, ...] = (F.dropout, torch.dropout, torch.dropout_)
+_DATA: tuple[Any, ...] = (torch.Tensor.data.__set__,)  # type: ignore[attr-defined]
+"""Setting ``tensor.data`` to a client's tensor under vmap can end the process instead of raising an error."""
 _FEATURES: tuple[Any, ...] = (F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, torch.feature_dropout_)
 
 
@@ -60,12 +62,17 @@ class StackedDropout(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Replace dropout, and leave every other function unchanged."""
+        """Replace dropout, refuse what cannot be stacked, and leave every other function unchanged."""
         kwargs = kwargs or {}
         if func in _PLAIN:
             return self._dropout(None, *args, **kwargs)
         if func in _FEATURES:
             return self._dropout(func, *args, **kwargs)
+        if func in _DATA:
+            raise EngineError(
+                "Stacked clients do not support setting 'tensor.data' in 'training_step'. Set 'federation.local.engine' to "
+                "'fabric' or 'trainer'."
+            )
         if func in (F.alpha_dropout, F.feature_alpha_dropout):
             raise EngineError(
                 "Stacked clients do not support alpha dropout. Set 'federation.local.engine' to 'fabric' or 'trainer'."
