@@ -152,6 +152,12 @@ def server_rounds(case: Case, step: Callable[[Vector, Sequence[int], list[Vector
     return Result(weights)
 
 
+def as_torch_adam(settings: dict[str, Any], number: int) -> tuple[float, float]:
+    """The rate and tau of round ``number``, from 1, with which ``rate * m / (sqrt(v) + tau)`` is torch's Adam, v from 0."""
+    first, second = (1 - settings[name] ** number for name in ("beta_1", "beta_2"))
+    return settings["server_lr"] * second**0.5 / first, settings["tau"] * second**0.5
+
+
 def save_case(case: Case, file: Path) -> None:
     arrays = {"initial": case.initial, "x": case.x, "y": case.y, "sizes": np.array(case.sizes)}
     rounds = {"cohorts": np.array(case.cohorts), "staleness": np.array(case.staleness)}
@@ -176,20 +182,23 @@ def load_result(file: Path) -> Result:
         return Result(list(found["weights"]), own or None)
 
 
-def main(package: str, runs: dict[str, Run], changed: dict[str, Run] | None = None) -> None:
+def main(
+    package: str, runs: dict[str, Run], changed: dict[str, Run] | None = None, explained: dict[str, Run] | None = None
+) -> None:
     """Run every case of a folder that the adapter knows.
 
     Args:
         package: the peer's package, whose version is noted.
         runs: the algorithms as the peer has them.
-        changed: the same with those lines of the peer changed that the documentation names; they must agree.
+        changed: the same with those lines of the peer changed that the documentation names: must agree with ours.
+        explained: the paper's algorithm with the peer's lines in it: must agree with the peer.
     """
     parser = argparse.ArgumentParser(description=f"Run the cases of a folder with {package}.")
     folder = parser.add_argument("folder", type=Path) and parser.parse_args().folder
     (folder / "version.txt").write_text(importlib.metadata.version(package), encoding="utf-8")
     for file in sorted(folder.glob("case_*.npz")):
         case = load_case(file)
-        for kind, table in (("result", runs), ("changed", changed or {})):
+        for kind, table in (("result", runs), ("changed", changed or {}), ("explained", explained or {})):
             if case.algorithm in table:
                 target = folder / f"{kind}_{case.algorithm}.npz"
                 try:

@@ -127,7 +127,12 @@ def run(case: Case, rounds: int, cohort: int) -> tuple[Case, Result]:
     with tempfile.TemporaryDirectory() as folder:
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
         trainer = L.Trainer(
-            max_epochs=rounds, callbacks=[federation, record], accelerator="cpu", precision="64-true", default_root_dir=folder, **quiet
+            max_epochs=rounds,
+            callbacks=[federation, record],
+            accelerator="cpu",
+            precision="64-true",
+            default_root_dir=folder,
+            **quiet,
         )
         trainer.fit(Classifier(network(case), case.lr), data)
     case = replace(case, cohorts=record.cohorts, staleness=record.staleness)
