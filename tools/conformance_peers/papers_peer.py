@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from common import Case, Net, Result, Run, Vector, local_sgd, main, network, norm_entries, server_rounds
+from common import Case, Net, Result, Run, Vector, as_torch_adam, local_sgd, main, network, norm_entries, server_rounds
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -134,7 +134,7 @@ def moon(case: Case) -> Result:
 
 
 def ditto(case: Case) -> Result:
-    """Li et al. 2021, Algorithm 1: FedAvg, and v_k near w_t. The listing leaves v_k's start open: here the first w_t received."""
+    """Li et al. 2021, Algorithm 1: FedAvg, and v_k near w_t. Its listing leaves v_k's start open: here the first w_t."""
     strength, own, w = case.settings["strength"], {}, case.initial
     shared = averaging(case).weights
     for cohort, after in zip(case.cohorts, shared, strict=True):
@@ -235,6 +235,20 @@ def adaptive(second: Callable[[Vector, Vector, float], Vector]) -> Run:
     return run
 
 
+def torch_adam(case: Case) -> Result:
+    """FedAdam as this package has it: Kingma and Ba 2015, from v = 0 and with bias corrected."""
+    s, number, m, v = case.settings, 0, np.zeros_like(case.initial), np.zeros_like(case.initial)
+
+    def step(w: Vector, cohort: Sequence[int], models: Sequence[Vector]) -> Vector:
+        nonlocal number, m, v
+        number, change = number + 1, _mean(case, cohort, models) - w
+        lr, tau = as_torch_adam(s, number)
+        m, v = s["beta_1"] * m + (1 - s["beta_1"]) * change, s["beta_2"] * v + (1 - s["beta_2"]) * change**2
+        return w + lr * m / (np.sqrt(v) + tau)
+
+    return server_rounds(case, step)
+
+
 def fedavgm(case: Case) -> Result:
     """Hsu et al. 2019, section 3.1."""
     velocity = np.zeros_like(case.initial)
@@ -301,4 +315,4 @@ RUNS: dict[str, Run] = {
 }
 
 if __name__ == "__main__":
-    main("torch", RUNS)
+    main("torch", RUNS, {"FedAdam": torch_adam})
