@@ -67,13 +67,13 @@ def difference(mine: Vector, other: Vector, start: Vector) -> float:
 
 
 def compare(case: Case, mine: Result, other: Result) -> tuple[float, float]:
-    """Differences after round 1 and after the last round; the latter covers the clients' own models, if both have them."""
+    """Differences after round 1 and after the last round; the latter covers the clients' own models, which both must have."""
     start = case.initial[ours.shared_entries(case)]
-    first, last = (difference(mine.weights[i], _shared(case, other.weights[i]), start) for i in (0, -1))
-    for client, own in (mine.own or {}).items():
-        if other.own is not None and client in other.own:
-            last = max(last, difference(own, other.own[client], np.zeros_like(own)))
-    return first, last
+    first, last = (difference(_shared(case, mine.weights[i]), _shared(case, other.weights[i]), start) for i in (0, -1))
+    mine_own, other_own = mine.own or {}, other.own or {}
+    if mine_own.keys() != other_own.keys():
+        return first, float("inf")
+    return first, max([last, *(difference(own, other_own[k], np.zeros_like(own)) for k, own in mine_own.items())])
 
 
 def _shared(case: Case, weights: Vector) -> Vector:

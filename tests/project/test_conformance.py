@@ -48,6 +48,7 @@ def test_models_of_the_clients_own_count(runs):
     mine = replace(mine, own={2: mine.weights[-1]})
     other = replace(mine, own={2: mine.weights[-1] * 1.1})
     assert conformance.compare(case, mine, other)[1] == pytest.approx(0.1)
+    assert conformance.compare(case, mine, replace(other, own=None))[1] == float("inf")
 
 
 def test_a_peer_that_fails_is_a_row_with_its_reason(runs, tmp_path):
