@@ -269,7 +269,9 @@ class ClientHooks:
         return update
 
     def answer(self, client: int, content: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the answer to a message of the option's hooks at the server; see :meth:`~fl_lightning.clients.pool.ClientPool.ask`.
+        """Return the answer to a message of the option's hooks at the server.
+
+        It comes by :meth:`~fl_lightning.clients.pool.ClientPool.ask`.
 
         Args:
             client: the client that is asked.
