@@ -161,6 +161,23 @@ def test_a_site_that_dies_leaves_the_bits_of_the_others(strategy, step, after, t
     assert same_bits(plain, masked)
 
 
+def test_ten_sites_may_lose_three_in_one_round(tmp_path, monkeypatch):
+    """One before its keys, one after its shares, one after its masked update: the bits of the others' run."""
+    prepare(tmp_path, monkeypatch, 10, secure_aggregation="allowed")
+    lost = {"site2": ("keys", False), "site5": ("update", False), "site7": ("update", True)}
+
+    def killing(masked: bool) -> Any:
+        each = {name: Killed(tmp_path, name, step if masked else "plain", after) for name, (step, after) in lost.items()}
+        return lambda name, parts, ask: each[name](name, parts, ask) if name in each else ask()
+
+    HOOK["hook"] = killing(masked=True)
+    masked = federate(configuration(strategy="FedAvg", **SECURE, **SKIP), "masked")
+    HOOK["hook"] = killing(masked=False)
+    for name in REGISTERED:
+        (tmp_path / name / "state" / "record.json").unlink()
+    assert same_bits(federate(configuration(strategy="FedAvg", **SKIP), "plain"), masked)
+
+
 def test_a_request_that_got_lost_is_sent_again(tmp_path, monkeypatch):
     """With retries, one lost request in each step does not cost the site, and three can lose none."""
     prepare(tmp_path, monkeypatch, 3)
