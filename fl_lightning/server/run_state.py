@@ -91,7 +91,7 @@ class RunState:
             self.hooks = {}
         self.pool = self._random_state = self._weights = None
         self._sites = [[name, int(n)] for name, n in zip(training.names or (), training.sizes, strict=False)] if remote else []
-        self.num_clients, self.client_names = len(training), tuple(names)
+        self.num_clients, self.client_names = len(training), training.names or ()
         self._partition = training.digest()
         self._contents = [list(one) for one in zip(names, training.sizes.tolist(), contents, strict=False)]
         self.fingerprint = self.unsent = None
