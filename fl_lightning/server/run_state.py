@@ -81,7 +81,7 @@ class RunState:
 
         Args:
             training: the clients' training examples.
-            names: the clients' names.
+            names: the names of the clients in ``contents``.
             contents: digests of the clients' training examples; empty without any.
             remote: whether the clients are sites, whose numbers and sizes a resumed run must know again.
             continues: whether the fit continues the previous one of the same Trainer.
