@@ -171,6 +171,9 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
             require(num_workers == 0, "num_workers", "0 if clients are opened by a function", num_workers)
             own = OpenedClients(clients, num_clients, num_examples, val, test, batch_size, shuffle, collate_fn)
             return cls(own, **settings)
+        counts, known = {"num_clients": num_clients, "num_examples": num_examples}, "left out if clients are given by name"
+        for name, count in counts.items():
+            require(count is None, name, known, count)
         sets = ClientSets(clients, val, test, batch_size, shuffle, num_workers, collate_fn)
         return cls(sets, OwnSets(sets), **settings)
 

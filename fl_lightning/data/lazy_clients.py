@@ -13,11 +13,12 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.client_datasets import ClientDatasets
-from fl_lightning.data.client_sources import dataset_of, of_client, sized
+from fl_lightning.data.client_sources import of_client
 from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.example_change import ExampleChange
 from fl_lightning.data.given_loaders import GivenLoaders
 from fl_lightning.data.loaders import client_loader, evaluation_loader, poisson_loader
+from fl_lightning.data.own_loaders import is_loader
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.data.readers import OneAfterAnother
 from fl_lightning.data.remote import RemotePartition
@@ -26,6 +27,8 @@ from fl_lightning.functional.partition import Partition
 from fl_lightning.messages import Part
 
 _NOT_READ = "The clients' examples are read when the clients are drawn, so {}. Remove {}, or give the clients' datasets."
+
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class LazyClients(LightningDataModule):
@@ -83,12 +86,12 @@ class OpenedClients(GivenLoaders, LazyClients):
                 "FederatedDataModule.from_clients(open_client, num_clients=1000, num_examples=20), or give 'num_examples' one "
                 "number for each client."
             )
+        require(isinstance(num_clients, int) and num_clients >= 1, "num_clients", "a whole number of 1 or above", num_clients)
         for part, given in (("val", val), ("test", test)):
             wanted = "the server's dataset or DataLoader if clients are opened by a function"
             require(not isinstance(given, Mapping), part, wanted, type(given).__name__)
         val, test = (
-            DataLoader(one, batch_size, collate_fn=collate_fn) if one is not None and not isinstance(one, DataLoader) else one
-            for one in (val, test)
+            one if one is None or is_loader(one) else DataLoader(one, batch_size, collate_fn=collate_fn) for one in (val, test)
         )
         GivenLoaders.__init__(self, None, val, test)
         LazyClients.__init__(self, batch_size, shuffle, collate_fn)
@@ -100,9 +103,10 @@ class OpenedClients(GivenLoaders, LazyClients):
         Raises:
             ConfigurationError: if they are not one for each client.
         """
-        numbers, clients = self._num_examples, self._num_clients
-        if isinstance(numbers, int):
-            return torch.full((clients,), numbers)
+        given, clients = self._num_examples, self._num_clients
+        if not hasattr(given, "__len__"):
+            return _whole_numbers([given]).expand(clients)
+        numbers = _whole_numbers(given)
         require(len(numbers) == clients, "num_examples", f"one number for each of {clients} clients", len(numbers))
         return numbers
 
@@ -118,12 +122,12 @@ class LazyDatasets(ClientDatasets):
         clients: the clients, after ``setup``.
 
     Raises:
-        DataError: if a client has no examples, or there are no clients.
+        DataError: if ``num_examples`` are not whole numbers of 1 or above.
     """
 
     def __init__(self, clients: LazyClients) -> None:
         self._clients = clients
-        sizes = torch.as_tensor(clients.num_examples(), dtype=torch.int64)
+        sizes = _whole_numbers(clients.num_examples())
         if not sizes.numel() or int(sizes.min()) < 1:
             found = f"{int(sizes.min())} for client {int(sizes.argmin())}" if sizes.numel() else "no numbers"
             raise DataError(f"'num_examples' has {found}. Give each client a number of 1 or above, and leave out the others.")
@@ -142,7 +146,12 @@ class LazyDatasets(ClientDatasets):
             DataError: if they are no dataset, or not as many as ``num_examples`` says.
         """
         with of_client(str(client)):
-            dataset = sized(str(client), dataset_of(self._clients.open(client)))
+            dataset: Any = self._clients.open(client)
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise DataError(
+                f"Client {client} was opened as a {type(dataset).__name__}, but must be a dataset with '__len__' and "
+                "'__getitem__'. Return the dataset; batches are set by 'batch_size' and 'collate_fn'."
+            )
         size = self.splits.training[client].numel()
         if len(dataset) != size:
             raise DataError(
@@ -202,6 +211,19 @@ class LazyDatasets(ClientDatasets):
             DataError: always.
         """
         raise DataError(_NOT_READ.format("their labels are not known beforehand", "the settings that need labels"))
+
+
+def _whole_numbers(given: Any) -> Tensor:
+    try:
+        numbers = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        numbers = torch.zeros(())
+    if numbers.dim() != 1 or (numbers.numel() and numbers.dtype not in _INTEGERS):
+        shown = given if len(repr(given)) < 60 else f"{type(given).__name__} {repr(given)[:50]} ..."
+        raise DataError(
+            f"'num_examples' must be a whole number for each client, but is {shown}. Give a list or tensor of them."
+        )
+    return numbers.long()
 
 
 class _Turn:

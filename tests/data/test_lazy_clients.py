@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import weakref
 from pathlib import Path
 from typing import Any
@@ -155,6 +154,11 @@ class Mapped(LazyClients):
         return TensorDataset(torch.tensor(self.x[rows]), torch.tensor(self.y[rows]))
 
 
+class Nobody(LazyClients):
+    def num_examples(self) -> list[int]:
+        return []
+
+
 def save(folder: Path) -> None:
     each = [blobs(n, client) for client, n in enumerate(SIZES)]
     np.save(folder / "ends.npy", np.cumsum(SIZES))
@@ -187,7 +191,23 @@ trainer: {{max_epochs: 1, accelerator: cpu, logger: false, enable_progress_bar: 
         (lambda: FederatedDataModule.from_clients(Store(), num_clients=4), "'num_examples' is missing.*from_clients"),
         (lambda: lazily(Store(), [1, 2]).setup("fit"), "'num_examples' must be one number for each of 4 clients, but is 2"),
         (lambda: lazily(Store(), [1, 2, 0, 4]).setup("fit"), "'num_examples' has 0 for client 2. Give each client"),
-        (lambda: FederatedDataModule.from_clients(Store(), num_clients=0, num_examples=1).setup("fit"), "has no numbers"),
+        (
+            lambda: FederatedDataModule.from_clients(Store(), num_clients=0, num_examples=1),
+            "'num_clients' must be a whole number",
+        ),
+        (lambda: FederatedDataModule.from_clients(Store(), num_clients=2, num_examples=0).setup("fit"), "has 0 for client 0"),
+        (lambda: FederatedDataModule.from_clients(Store(), num_clients=2, num_examples=0.5).setup("fit"), "but is .0.5"),
+        (lambda: FederatedDataModule(Nobody()).setup("fit"), "'num_examples' has no numbers"),
+        (
+            lambda: lazily(Store(), [1, 2, 0.5, 4]).setup("fit"),
+            r"whole number for each client, but is \[1, 2, 0.5, 4\]. Give a",
+        ),
+        (lambda: lazily(Store(), "abcd").setup("fit"), "whole number for each client, but is abcd. Give a list"),
+        (lambda: FederatedDataModule(LazyClients()).setup("fit"), "whole number for each client, but is None"),
+        (
+            lambda: FederatedDataModule.from_clients({"a": 1}, num_clients=1),
+            "'num_clients' must be left out if clients are given",
+        ),
         (lambda: lazily(Store(), num_workers=2), "'num_workers' must be 0 if clients are opened by a function, but is 2"),
         (lambda: lazily(Store(), val={"0": 1}), "'val' must be the server's dataset or DataLoader.* but is 'dict'"),
         (lambda: lazily(Store(), client_test=0.2).setup("fit"), "'data.client_test' must be off if clients read when they"),
@@ -205,8 +225,11 @@ def test_wrong_settings(make: Any, message: str) -> None:
 def test_what_a_client_opens_must_be_what_was_announced() -> None:
     with pytest.raises(DataError, match=r"Client . has \d+ examples, but its 'num_examples' is 6. Make both agree"):
         fit(lazily(Store(), 6))
-    with pytest.raises(DataError, match=re.escape("are a int, but must be a dataset")):
-        fit(lazily(lambda client: 3))
+    for given in (3, DataLoader(TensorDataset(*blobs(3, 0)))):
+        with pytest.raises(
+            DataError, match=f"was opened as a {type(given).__name__}, but must be a dataset .* Return the dataset"
+        ):
+            fit(lazily(lambda client, given=given: given))
 
 
 def test_settings_that_need_labels_or_other_parts_are_refused() -> None:

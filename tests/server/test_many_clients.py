@@ -11,7 +11,7 @@ import torch
 from federations import Plain, every_round
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import FederatedDataModule, FederatedOrchestrator, IIDPartitioner, LocalTraining
+from fl_lightning import FederatedDataModule, FederatedOrchestrator, IIDPartitioner, LocalTraining, TopK
 from fl_lightning.data.content import MOST_CLIENTS, client_contents
 from fl_lightning.functional.partition import Partition, even_sizes, offsets
 
@@ -35,7 +35,7 @@ class Watch(L.Callback):
 def test_a_round_of_a_million_clients_takes_no_memory_for_each_of_them(tmp_path: Path) -> None:
     examples = TensorDataset(torch.randn(CLIENTS, 4), torch.arange(CLIENTS) % 3)
     data = FederatedDataModule.from_loaders(DataLoader(examples, 2, shuffle=True), partitioner=IIDPartitioner(CLIENTS))
-    federation = FederatedOrchestrator(local=LocalTraining(engine="fabric"), clients_per_round=2)
+    federation = FederatedOrchestrator(local=LocalTraining(engine="fabric"), clients_per_round=2, transforms=[TopK(0.5)])
     watch, flags = Watch(), {"logger": False, "enable_progress_bar": False, "accelerator": "cpu"}
     trainer = L.Trainer(max_epochs=3, callbacks=[federation, watch, every_round(tmp_path)], **flags)
     trainer.fit(Plain(), data)
