@@ -20,7 +20,7 @@ _NAMES = {
     "core": "ClientHooks Option ServerHooks",
     "data": (
         "CIFAR100DataModule CIFAR10DataModule CellFolderDataModule FashionMNISTDataModule FederatedDataModule "
-        "ImageDataModule ImageFolderDataModule LabelAveraging MNISTDataModule RandomCropFlip SVHNDataModule "
+        "ImageDataModule ImageFolderDataModule LabelAveraging LazyClients MNISTDataModule RandomCropFlip SVHNDataModule "
         "SimulatedCellsDataModule SimulatedTasksDataModule TableDataModule USPSDataModule"
     ),
     "errors": "CheckpointError ClientError ConfigurationError DataError FederationError",

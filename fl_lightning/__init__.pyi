@@ -103,6 +103,9 @@ from fl_lightning.data import (
     LabelAveraging as LabelAveraging,
 )
 from fl_lightning.data import (
+    LazyClients as LazyClients,
+)
+from fl_lightning.data import (
     MNISTDataModule as MNISTDataModule,
 )
 from fl_lightning.data import (

@@ -3,7 +3,7 @@
     python tools/benchmark.py S W W-eval              # against the loop by hand, 25 minutes on two cores
     python tools/benchmark.py S W --peers PYTHON      # also Flower, pfl, fluke and FedLab, of another environment
     python tools/benchmark.py L                       # a large model: seconds and memory
-    python tools/benchmark.py clients                 # 10 to 10,000 clients, 10 a round
+    python tools/benchmark.py clients                 # 1,000 to 10,000,000 clients, 100 a round
     python tools/benchmark.py memory                  # peak memory over 200 rounds
     python tools/benchmark.py robust --models 1000    # a median of models that do not fit into memory
     python tools/benchmark.py allocator               # what keeping freed memory saves

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from fl_lightning import (
     FederatedDataModule,
     FederatedOrchestrator,
     FedMedian,
+    IIDPartitioner,
     LocalTraining,
 )
 from fl_lightning.server.update_store import UpdateStore
@@ -79,21 +81,64 @@ def federate(clients: int, rounds: int, engine: str, *callbacks: L.Callback) -> 
     return clock.seconds / rounds
 
 
+def many(number: int, lazily: bool = False, rounds: int = 20) -> None:
+    """Print a run of 100 clients a round, out of so many with two examples each: times are the processor's, in seconds."""
+    quiet()
+    ends = [time.process_time()]
+    clock = L.pytorch.callbacks.LambdaCallback(on_train_epoch_end=lambda *_: ends.append(time.process_time()))
+    federation = FederatedOrchestrator(local=LocalTraining(engine="fabric"), clients_per_round=100)
+    flags: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+    if lazily:
+        data = FederatedDataModule.from_clients(
+            lambda client: TensorDataset(torch.full((2, 8), client / number), torch.tensor([client % 10, 3])),
+            num_clients=number,
+            num_examples=2,
+        )
+    else:
+        examples = TensorDataset(torch.rand(2 * number, 8), torch.arange(2 * number) % 10)
+        loader = DataLoader(examples, 2, shuffle=True)
+        data = FederatedDataModule.from_loaders(loader, partitioner=IIDPartitioner(number))
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 10))
+    with tempfile.TemporaryDirectory() as folder:
+        callbacks: list[L.Callback] = [federation, clock, L.pytorch.callbacks.ModelCheckpoint(folder)]
+        trainer = L.Trainer(max_epochs=rounds + 1, callbacks=callbacks, enable_model_summary=False, **flags)
+        trainer.fit(Plain(net), data)
+        written = max(path.stat().st_size for path in Path(folder).glob("*.ckpt"))
+    each = statistics.median(b - a for a, b in pairwise(ends[1:]))
+    print(json.dumps({"first": ends[1] - ends[0], "round": each, "peak": memory_of("VmHWM"), "checkpoint": written}))
+
+
+MANY = {
+    "1,000": "1_000",
+    "10,000": "10_000",
+    "100,000": "100_000",
+    "1,000,000": "1_000_000",
+    "1,000,000, read when drawn": "1_000_000, True",
+    "10,000,000, read when drawn": "10_000_000, True",
+    "1,000 again": "1_000",
+}
+
+
 def clients(args: argparse.Namespace) -> None:
-    """Time per round over the number of clients; memory beyond the data."""
-    numbers = (10, 100, 1000, 10_000)
-    seconds: dict[int, list[float]] = {number: [] for number in numbers}
-    for number in (*numbers, *numbers * args.repeats):
-        seconds[number].append(federate(number, 20, "fabric"))
-    print("\n| clients, 10 a round | ms per round | ratio to 10 clients | peak memory | data |\n|---|---|---|---|---|")
-    for number in numbers:
-        own = statistics.median(seconds[number][1:])
-        first = statistics.median(seconds[numbers[0]][1:])
-        script = f"import benchmark_scale as b; b.federate({number}, 5, 'fabric'); print(b.memory_of('VmHWM'))"
-        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-        run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
-        peak = int(run.stdout.split()[-1]) / 1024
-        print(f"| {number} | {own * 1000:.1f} | {own / first:.2f} | {peak:.0f} MiB | {number * 100 * 66 * 4 / 2**20:.1f} MiB |")
+    """Time per round, memory and checkpoints over the number of clients, each run in a process of its own, interleaved."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
+    found: dict[str, list[dict[str, float]]] = {what: [] for what in MANY}
+    for _ in range(args.repeats):
+        for what, call in MANY.items():
+            command = [sys.executable, "-c", f"import torch, benchmark_scale as b; torch.set_num_threads(1); b.many({call})"]
+            run = subprocess.run(
+                command, capture_output=True, text=True, check=True, env=environment | {"OMP_NUM_THREADS": "1"}
+            )
+            found[what].append(json.loads(run.stdout.splitlines()[-1]))
+    print("\n| clients, 100 a round | ms per round | ratio | spread | to the end of round 0 | peak memory | checkpoint |")
+    print("|---|---|---|---|---|---|---|")
+    for what, rows in found.items():
+        ratios = sorted(row["round"] / few["round"] for row, few in zip(rows, found["1,000"], strict=True))
+        own = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+        print(
+            f"| {what} | {own['round'] * 1000:.0f} | {statistics.median(ratios):.2f} | {ratios[0]:.2f} to {ratios[-1]:.2f} "
+            f"| {own['first']:.1f} s | {own['peak'] / 1024:.0f} MiB | {own['checkpoint'] / 1000:.0f} kB |"
+        )
 
 
 def memory(args: argparse.Namespace) -> None:

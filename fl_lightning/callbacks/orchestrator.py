@@ -263,8 +263,8 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self._run.use(hooks)
 
     def _begin_run(self, trainer: Trainer, data: FederatedDataModule) -> None:
-        names = [data.client_name(client) for client in range(data.num_clients)]
         contents = client_contents(data.client_datasets.source.dataset, data.indices) if data.has_one_set else ()
+        names = [data.client_name(client) for client in range(len(contents))]
         self._run.begin(data.indices, names, contents, data.is_remote, continues=trainer.current_epoch > 0)
         self._run.memory.bound(Path(trainer.default_root_dir) / "client_state", self.memory_limit * 2**30)
 

@@ -121,7 +121,8 @@ def summarize(data: FederatedDataModule) -> PartitionSummary:
         sizes = {name: part.sizes for name, part in parts.items() if part is not None}
         clients = range(len(division.training))
         streams = torch.tensor([data.client_datasets.size_is_unknown(client) for client in clients])
-        return PartitionSummary(list(division.training.names or ()), sizes, None, [], torch.tensor([0]), streams)
+        names = [data.client_name(client) for client in clients]
+        return PartitionSummary(names, sizes, None, [], torch.tensor([0]), streams)
     dataset: Any = data.client_datasets.source.dataset
     labels = data.labels if data.labels is not None else labels_at_hand(dataset)
     while isinstance(dataset, Subset):

@@ -168,7 +168,7 @@ class LocalPool:
         """See :meth:`ClientPool.figures`."""
         figures: dict[str, float] = {}
         for number, transform in enumerate(self._transforms):
-            kept = [self.runtime.memory.drawer(client, kept_by(number)) for client in range(self._data.num_clients)]
+            kept = self.runtime.memory.drawers(self._data.num_clients, kept_by(number))
             figures |= transform.figures(round_idx + 1, drawn, kept)
         return figures
 

@@ -75,6 +75,10 @@ class ClientMemory:
         """Return a view, for reading and writing, of the client's tensors whose names begin with a prefix."""
         return _Drawer(self, client, prefix)
 
+    def drawers(self, num_clients: int, prefix: str) -> Sequence[Mapping[str, Tensor]]:
+        """Return the drawers of clients 0 to ``num_clients`` - 1, each made when it is read."""
+        return _Drawers(self, num_clients, prefix)
+
     def kept(self, client: int) -> Kept:
         """Return a client's state."""
         kept = self._kept.get(client, {})
@@ -192,3 +196,15 @@ class _Drawer(MutableMapping[str, Tensor]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+class _Drawers(Sequence[Mapping[str, Tensor]]):
+    def __init__(self, memory: ClientMemory, num_clients: int, prefix: str) -> None:
+        self._memory, self._clients, self._prefix = memory, range(num_clients), prefix
+
+    def __getitem__(self, client: Any) -> Any:
+        one = self._clients[client]
+        return self._memory.drawer(one, self._prefix) if isinstance(one, int) else [self[k] for k in one]
+
+    def __len__(self) -> int:
+        return len(self._clients)

@@ -6,6 +6,7 @@ from fl_lightning.data.cell_site import CellSite
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.image_folders import ImageFolderDataModule
 from fl_lightning.data.images import ImageDataModule
+from fl_lightning.data.lazy_clients import LazyClients
 from fl_lightning.data.mnist import MNISTDataModule
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.simulated_cells import SimulatedCellsDataModule
@@ -30,6 +31,7 @@ __all__ = [
     "ImageDataModule",
     "ImageFolderDataModule",
     "LabelAveraging",
+    "LazyClients",
     "MNISTDataModule",
     "RandomCropFlip",
     "SVHNDataModule",

@@ -13,6 +13,7 @@ from fl_lightning.data.client_datasets import ClientDatasets
 from fl_lightning.data.client_sets import ClientSets
 from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.example_change import ExampleChange
+from fl_lightning.data.lazy_clients import LazyDatasets
 from fl_lightning.data.own_loaders import OwnLoaders
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.remote import RemoteDatasets
@@ -119,7 +120,7 @@ class ClientHolder(LightningDataModule):
     @property
     def has_one_set(self) -> bool:
         """Return whether all clients' training examples are in one dataset here, of which each has indices."""
-        return not isinstance(self._client_datasets, RemoteDatasets | OwnLoaders)
+        return not isinstance(self._client_datasets, RemoteDatasets | OwnLoaders | LazyDatasets)
 
     def label_counts(self) -> Tensor:
         """Count each client's training examples by class, by its own labels, int64, shape (K, C), after ``setup('fit')``.

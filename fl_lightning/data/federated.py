@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fl_lightning.core.resume_rule import ResumeRule
@@ -21,8 +22,8 @@ from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.given_data import data_and_partitioner, missing
 from fl_lightning.data.given_loaders import GivenLoaders
 from fl_lightning.data.labels import labels_at_hand, read_labels, read_persons
+from fl_lightning.data.lazy_clients import LazyClients, LazyDatasets, OpenedClients
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
-from fl_lightning.data.own_loaders import OwnLoaders
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.data.readers import Readers
 from fl_lightning.data.rebalancing import LabelAveraging
@@ -105,7 +106,7 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
         require(server_set == "datamodule" or client_test > 0, "data.server_set", known, server_set)
         require(feature_noise >= 0, "data.feature_noise", "0 or above", feature_noise)
         require(memory_limit is None or memory_limit >= 0, "data.memory_limit", "0 or above, in GiB, or null", memory_limit)
-        if isinstance(datamodule, ClientSets):
+        if isinstance(datamodule, ClientSets | LazyClients):
             require(public_share == 0, "data.public_share", "0 if each client has a dataset of its own", public_share)
         self.server_set, self.memory_limit = server_set, memory_limit
         self.public_share, self.feature_noise, self.rebalancing = public_share, feature_noise, rebalancing
@@ -123,7 +124,7 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
     @classmethod
     def from_clients(
         cls,
-        clients: Mapping[str, Any],
+        clients: Mapping[str, Any] | Callable[[int], Any],
         val: Any = None,
         test: Any = None,
         *,
@@ -131,6 +132,8 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
         shuffle: bool = True,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_clients: int | None = None,
+        num_examples: int | Sequence[int] | Tensor | None = None,
         **settings: Any,
     ) -> FederatedDataModule:
         """Return the data of clients that each have a dataset of their own.
@@ -149,6 +152,7 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
             clients: each client's training examples by name: a dataset, a DataLoader, or a LightningDataModule, whose
                 validation and test loaders are then the client's own sets. Loaders must have the same settings; but streams,
                 samplers other than shuffling, samplers of batches and subclasses of DataLoader are used as they are.
+                Or a function that returns the dataset of a client, by its number: it is called when the client is drawn.
             val: the server's validation set, a dataset or DataLoader; or each client's own by name, whose union is then the
                 server's.
             test: the same for the test set.
@@ -156,11 +160,20 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
             shuffle: whether they shuffle their training examples.
             num_workers: the worker processes that read them, >= 0.
             collate_fn: the function that makes a batch of examples; torch's by default.
+            num_clients: the number of clients that a function opens.
+            num_examples: how many training examples each of them has: one number for all, or one for each.
             settings: further arguments of :class:`FederatedDataModule`, such as ``client_test``.
 
         Raises:
             ConfigurationError: if a value is outside its range, or validation sets do not belong to the clients.
         """
+        if callable(clients):
+            require(num_workers == 0, "num_workers", "0 if clients are opened by a function", num_workers)
+            own = OpenedClients(clients, num_clients, num_examples, val, test, batch_size, shuffle, collate_fn)
+            return cls(own, **settings)
+        counts, known = {"num_clients": num_clients, "num_examples": num_examples}, "left out if clients are given by name"
+        for name, count in counts.items():
+            require(count is None, name, known, count)
         sets = ClientSets(clients, val, test, batch_size, shuffle, num_workers, collate_fn)
         return cls(sets, OwnSets(sets), **settings)
 
@@ -221,6 +234,9 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
             self.datamodule.setup("fit")
         if clients_elsewhere(self.trainer):
             return  # :meth:`meet` tells their sizes
+        if isinstance(self.datamodule, LazyClients):
+            self._client_datasets = self._client_datasets or self._reading_alone(LazyDatasets(self.datamodule))
+            return
         if self.partitioner is None:
             raise missing("partitioner")
         if isinstance(self.datamodule, ClientSets) and (own := self.datamodule.own_loaders()) is not None:
@@ -231,13 +247,12 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
                 self._client_datasets = self._hold(source)
             self._client_datasets.source = source
 
-    def _reading_alone(self, own: OwnLoaders) -> OwnLoaders:
-        """Return clients with loaders of their own, after refusing settings that would change their examples."""
+    def _reading_alone(self, own: ClientDatasets) -> ClientDatasets:
+        """Return clients that are read as they are, after refusing settings that would change their examples."""
         settings = ("client_validation", "client_test", "feature_noise")
         for name in (*settings, *(["rebalancing"] if self.rebalancing is not None else [])):
-            require(
-                not getattr(self, name), f"data.{name}", "off if clients read with loaders of their own", getattr(self, name)
-            )
+            how = "when they are drawn" if isinstance(own, LazyDatasets) else "with loaders of their own"
+            require(not getattr(self, name), f"data.{name}", f"off if clients read {how}", getattr(self, name))
         return own
 
     def _hold(self, source: DataLoader[Any]) -> ClientDatasets:

@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader
 
 from fl_lightning.data.client_sets import ClientSets, OwnSets
 from fl_lightning.data.client_sources import OTHER_PACKAGE
+from fl_lightning.data.lazy_clients import LazyClients
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.partitioners.base import Partitioner
 
@@ -26,6 +27,10 @@ def data_and_partitioner(
         require(not both, f"data.{given}", "null with 'data.clients', whose data are not divided", name)
         datamodule = ClientSets(clients)
         partitioner = OwnSets(datamodule)
+    if isinstance(datamodule, LazyClients):
+        require(
+            partitioner is None, "data.partitioner", "null with LazyClients, whose examples have a client already", partitioner
+        )
     if datamodule is None:
         raise missing("datamodule")
     if not isinstance(datamodule, LightningDataModule):

@@ -47,11 +47,12 @@ class RemotePartition(Partition):
 
     Args:
         sizes: the number of examples of each client.
-        names: the names of the clients.
+        names: the names of the clients, if they have any.
     """
 
-    def __init__(self, sizes: Sequence[int], names: tuple[str, ...]) -> None:
-        super().__init__(torch.zeros(1, dtype=torch.int64).expand(sum(sizes)), offsets(torch.tensor(sizes)), names)
+    def __init__(self, sizes: Sequence[int] | Tensor, names: tuple[str, ...] | None) -> None:
+        bounds = offsets(torch.as_tensor(sizes))
+        super().__init__(torch.zeros(1, dtype=torch.int64).expand(int(bounds[-1])), bounds, names)
 
     def owners(self) -> Tensor:
         """Refuse to list the client of each example.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 import torch
 
 from fl_lightning.errors import require, share_hint
 from fl_lightning.functional.seeding import generator
+
+_CHEAP_DRAWS = 50
+"""The clients that shuffling all of them handles in the time of one separate draw."""
 
 
 def cohort_size(num_clients: int, clients_per_round: int | float) -> int:
@@ -32,9 +36,11 @@ def draw_cohort(
     seed: int,
     round_idx: int,
     present: Sequence[int] | None = None,
-    order: Sequence[int] | None = None,
+    order: Iterable[int] | None = None,
 ) -> tuple[int, ...]:
     """Draw the clients of a round, ascending, uniformly without replacement, from (seed, round_idx) alone.
+
+    A small part of the clients is drawn in a time that does not depend on their number.
 
     Args:
         num_clients: the number of clients K.
@@ -49,11 +55,23 @@ def draw_cohort(
     if size >= len(there):
         return tuple(there)
     if order is None:
-        order = torch.randperm(num_clients, generator=generator(seed, round_idx, "cohort")).tolist()
-    if len(there) < num_clients:
-        known = set(there)
-        order = [client for client in order if client in known]
-    return tuple(sorted(order[:size]))
+        numbers = generator(seed, round_idx, "cohort")
+        few = _CHEAP_DRAWS * size <= len(there)
+        order = random_order(num_clients, numbers) if few else torch.randperm(num_clients, generator=numbers).tolist()
+    known = there if isinstance(there, range) else set(there)
+    return tuple(sorted(islice((client for client in order if client in known), size)))
+
+
+def random_order(count: int, generator: torch.Generator) -> Iterator[int]:
+    """Yield ``torch.randperm(count, generator=generator)`` one number at a time, at a cost that does not depend on ``count``.
+
+    It is the same shuffle (Fisher and Yates) with the same random numbers, but only numbers that have moved are stored.
+    """
+    moved: dict[int, int] = {}
+    for position in range(count):
+        chosen = position + int(torch.randint(count - position, (), generator=generator))
+        yield moved.get(chosen, chosen)
+        moved[chosen] = moved.pop(position, position)
 
 
 def balanced_shares(cohort: Sequence[int], examples: Mapping[int, int], ranks: int) -> list[list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -54,7 +55,6 @@ class FederationRound(Cohort):
 
     def __post_init__(self) -> None:
         self.clients = self.plan.clients
-        self.num_examples = tuple(self.federation.data.indices.sizes.tolist())
         self._comm, self._pool, self._server = self.federation.comm, self.federation.pool, self.federation.server
         self._loop = Loop(self._pool, self.federation.faults.skips, self._announce_end)
         self._counters = no_counters(self._server.counters())
@@ -68,6 +68,11 @@ class FederationRound(Cohort):
         self._version: int | None = None
         self.tasks: list[ClientTask] = []
         """The tasks of the round, of all ranks, without the models that they start from."""
+
+    @cached_property
+    def num_examples(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Return the number of training examples of every client; computed only if a route asks."""
+        return tuple(self.federation.data.indices.sizes.tolist())
 
     # ---------------------------------------------------------------- what routes ask for
 

@@ -81,7 +81,7 @@ class RunState:
 
         Args:
             training: the clients' training examples.
-            names: the clients' names.
+            names: the names of the clients in ``contents``.
             contents: digests of the clients' training examples; empty without any.
             remote: whether the clients are sites, whose numbers and sizes a resumed run must know again.
             continues: whether the fit continues the previous one of the same Trainer.
@@ -91,7 +91,7 @@ class RunState:
             self.hooks = {}
         self.pool = self._random_state = self._weights = None
         self._sites = [[name, int(n)] for name, n in zip(training.names or (), training.sizes, strict=False)] if remote else []
-        self.num_clients, self.client_names = len(training), tuple(names)
+        self.num_clients, self.client_names = len(training), training.names or ()
         self._partition = training.digest()
         self._contents = [list(one) for one in zip(names, training.sizes.tolist(), contents, strict=False)]
         self.fingerprint = self.unsent = None

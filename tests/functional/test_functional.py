@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from fl_lightning import ClientError, ConfigurationError
 from fl_lightning.functional import ExactSum, ModelState, Sums, balanced_shares, cohort_size, derive_seed, draw_cohort
-from fl_lightning.functional.seeding import isolated_rng
+from fl_lightning.functional.scheduling import random_order
+from fl_lightning.functional.seeding import generator, isolated_rng
 
 values = st.floats(-1e4, 1e4, width=32)
 weight = st.floats(0, 1e3)
@@ -103,6 +104,28 @@ def test_cohorts(num_clients, seed, round_idx, data):
     assert list(cohort) == sorted(cohort)
     assert set(cohort) <= set(range(num_clients))
     assert cohort == draw_cohort(num_clients, size, seed, round_idx)
+
+
+@pytest.mark.parametrize("num_clients", [2, 500, 5001, 100_003, 1_000_000])
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_a_few_of_many_clients_are_the_first_of_a_whole_shuffle(num_clients, size):
+    for round_idx in range(3):
+        order = torch.randperm(num_clients, generator=generator(5, round_idx, "cohort"))
+        size = min(size, num_clients)
+        assert draw_cohort(num_clients, size, 5, round_idx) == tuple(order[:size].sort().values.tolist())
+        odd = range(1, num_clients, 2)
+        present = order[order % 2 == 1][:size].sort().values.tolist()
+        assert draw_cohort(num_clients, size, 5, round_idx, list(odd)) == tuple(present)
+
+
+@given(st.integers(1, 60), st.integers(0, 2**31))
+def test_an_order_one_by_one_is_a_permutation(count, seed):
+    order = list(random_order(count, torch.Generator().manual_seed(seed)))
+    assert order == torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def test_drawing_from_a_trillion_clients_takes_no_memory():
+    assert len(draw_cohort(10**12, 100, 0, 0)) == 100
 
 
 def test_every_client_is_drawn_equally_often():

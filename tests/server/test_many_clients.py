@@ -1,0 +1,50 @@
+"""A round costs the same with many clients as with few: it handles its cohort, and neither lists nor shuffles all clients."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from federations import Plain, every_round
+from torch.utils.data import DataLoader, TensorDataset
+
+from fl_lightning import FederatedDataModule, FederatedOrchestrator, IIDPartitioner, LocalTraining, TopK
+from fl_lightning.data.content import MOST_CLIENTS, client_contents
+from fl_lightning.functional.partition import Partition, even_sizes, offsets
+
+CLIENTS = 1_000_000
+
+
+class Watch(L.Callback):
+    """Note the most memory that Python takes at once in the rounds after the first, with their checkpoints."""
+
+    peak = 0
+
+    def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.current_epoch == 1:
+            tracemalloc.start()
+
+    def on_train_end(self, *_: Any) -> None:
+        self.peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+
+
+def test_a_round_of_a_million_clients_takes_no_memory_for_each_of_them(tmp_path: Path) -> None:
+    examples = TensorDataset(torch.randn(CLIENTS, 4), torch.arange(CLIENTS) % 3)
+    data = FederatedDataModule.from_loaders(DataLoader(examples, 2, shuffle=True), partitioner=IIDPartitioner(CLIENTS))
+    federation = FederatedOrchestrator(local=LocalTraining(engine="fabric"), clients_per_round=2, transforms=[TopK(0.5)])
+    watch, flags = Watch(), {"logger": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    trainer = L.Trainer(max_epochs=3, callbacks=[federation, watch, every_round(tmp_path)], **flags)
+    trainer.fit(Plain(), data)
+    assert 0 < watch.peak < 2 * CLIENTS  # bytes; a list of all clients takes 8 for each
+    assert (tmp_path / "last.ckpt").stat().st_size < CLIENTS
+
+
+def test_contents_of_more_clients_than_a_reader_would_want_named_are_not_collected() -> None:
+    examples = TensorDataset(torch.arange(MOST_CLIENTS + 1.0))
+    for clients, found in ((MOST_CLIENTS, MOST_CLIENTS), (MOST_CLIENTS + 1, 0)):
+        partition = Partition(torch.arange(MOST_CLIENTS + 1), offsets(even_sizes(MOST_CLIENTS + 1, clients)))
+        assert len(client_contents(examples, partition)) == found
