@@ -106,7 +106,6 @@ def rows_of(peer: str, folder: Path, runs: dict[str, tuple[Case, Result]]) -> li
 
 def run_ours(algorithms: Sequence[str]) -> dict[str, tuple[Case, Result]]:
     """Run each algorithm with this package; the cases then have its cohorts."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return {name: ours.run(cases.build(name), cases.ROUNDS, cases.COHORT) for name in algorithms}
@@ -141,6 +140,7 @@ def main() -> None:
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="a peer and its Python")
     parser.add_argument("--algorithm", action="append", choices=list(cases.SETTINGS), help="only these; all by default")
     args = parser.parse_args()
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     peers = {"papers": sys.executable, "byzfl": sys.executable} | dict(peer.split("=", 1) for peer in args.peer)
     print(table(conformance(args.algorithm or list(cases.SETTINGS), peers)))
 
