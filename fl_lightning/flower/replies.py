@@ -168,14 +168,8 @@ def update_in(
     Raises:
         ClientError: if it cannot be aggregated, or the site reports a failure.
     """
-    replies, (tensors, check) = found.get("replies"), checks
-    try:
-        (result,) = replies if isinstance(replies, tuple) else ()
-        require_message(result, ClientUpdate, ClientFailure)
-    except (ValueError, WireError) as error:
-        raise SiteError(who, f"its reply is not an update ({error}).") from error
-    if isinstance(result, ClientFailure):
-        raise SiteError(who, printable(result.cause), max(1, result.attempts))
+    tensors, check = checks
+    result: ClientUpdate = _reply_in(found, who, ClientUpdate, "an update")
     update = result if tensors.sealed else _restored(result, who, check)
     _require_numbers(who, update)
     expected = (task.client, task.round_idx, update.num_examples if examples is None else examples)
@@ -201,17 +195,27 @@ def note_in(found: Mapping[str, Any], who: str, client: int) -> Note:
     Raises:
         ClientError: if there is none, or the site reports a failure.
     """
-    replies = found.get("replies")
-    try:
-        (note,) = replies if isinstance(replies, tuple) else ()
-        require_message(note, Note, ClientFailure)
-    except (ValueError, WireError) as error:
-        raise SiteError(who, f"its reply is not an answer ({error}).") from error
-    if isinstance(note, ClientFailure):
-        raise SiteError(who, printable(note.cause))
+    note: Note = _reply_in(found, who, Note, "an answer")
     if note.client != client:
         raise SiteError(who, "its answer is for another client.")
-    return note  # type: ignore[no-any-return]
+    return note
+
+
+def _reply_in(found: Mapping[str, Any], who: str, kind: type, what: str) -> Any:
+    """Return the only reply, which must be of a kind.
+
+    Raises:
+        ClientError: if there is none, or the site reports a failure.
+    """
+    replies = found.get("replies")
+    try:
+        (result,) = replies if isinstance(replies, tuple) else ()
+        require_message(result, kind, ClientFailure)
+    except (ValueError, WireError) as error:
+        raise SiteError(who, f"its reply is not {what} ({error}).") from error
+    if isinstance(result, ClientFailure):
+        raise SiteError(who, printable(result.cause), max(1, result.attempts))
+    return result
 
 
 def evaluations_in(found: Mapping[str, Any], who: str, client: int, count: int) -> list[EvalReport]:

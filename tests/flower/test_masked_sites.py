@@ -250,6 +250,20 @@ def test_a_site_that_is_lost_after_a_crash_is_still_in_the_sum_that_was_opened(t
     assert same_bits(plain, federate(configuration(**settings, **SECURE), "masked", *more))
 
 
+def test_another_fit_in_the_same_folder_opens_its_own_sum(tmp_path, monkeypatch):
+    """It begins with the same model, from which the sum of a fit with another rate was kept."""
+    prepare(tmp_path, monkeypatch, 3)
+    finals = []
+    for rate, folder in ((0.1, "one"), (0.5, "one"), (0.5, "other")):
+        config = configuration(strategy="FedAvg", **SECURE)
+        config["trainer"] |= {"max_epochs": 1, "enable_checkpointing": True}
+        config["model"]["init_args"]["optimizer"]["init_args"]["lr"] = rate
+        finals.append(federate(config, folder))
+        shutil.rmtree(tmp_path / folder / "checkpoints")
+    assert not same_bits(finals[0], finals[1])
+    assert same_bits(finals[1], finals[2])
+
+
 # ---------------------------------------------------------------- a server that cheats
 
 

@@ -222,7 +222,7 @@ class MasksAtClients(ClientHooks):
 
 
 def _require_round(description: RoundDescription, client: int, place: SitePlace) -> None:
-    """Refuse a round that this site's staff has not agreed to.
+    """Refuse a round that does not meet this site's policy.
 
     Raises:
         ProtocolError: naming what does not fit.

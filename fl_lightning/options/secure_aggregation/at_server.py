@@ -76,8 +76,6 @@ class MaskedSums(RoundSums):
         self._delivered: list[int] = []  # on this rank
         self._round: MaskedRound | None = None
         self._accepted: tuple[int, ...] = ()
-        # Simulated clients sign whatever they are asked for, so a resumed simulation opens a sum again.
-        self._kept = None if federation.pool.simulated else OpenedSums(Path(federation.trainer.default_root_dir))
         self.figures: dict[str, float] = {}
 
     def begin(self, examples: Sequence[int]) -> None:
@@ -138,15 +136,18 @@ class MaskedSums(RoundSums):
         """
         assert self._round is not None
         description = self._round.description
-        known = None if self._kept is None else self._kept.load(description.model)
+        folder = Path(self._federation.trainer.default_root_dir)
+        # Simulated clients sign whatever they are asked for, so a resumed simulation opens a sum again.
+        kept = None if self._federation.pool.simulated else OpenedSums(folder, description.federation)
+        known = None if kept is None else kept.load(description.model)
         words, self._accepted = self._opened(self._round) if known is None else known
         if known is not None:
             rank_zero_info(
                 f"Round {description.round_idx} takes the sum that was opened before the run was interrupted, of "
                 f"{len(self._accepted)} clients."
             )
-        elif self._kept is not None:
-            self._kept.save(description.model, self._accepted, words)
+        elif kept is not None:
+            kept.save(description.model, self._accepted, words)
         sums = from_words(words, description.layout, self._sums.device)
         examples = sums.scalar(EXAMPLES)
         self.figures = {"loss": sums.scalar(LOSS) / examples} if examples else {}

@@ -64,7 +64,7 @@ class RoundDescription:
 
     @classmethod
     def read(cls, values: Any) -> RoundDescription:
-        """Return the description in plain values.
+        """Read a description from plain values.
 
         Raises:
             ProtocolError: if it is none.
@@ -100,29 +100,19 @@ class RoundDescription:
         return WordLayout(self.sizes, self.grids)
 
     @cached_property
-    def _ring(self) -> tuple[list[int], dict[int, int]]:
-        """Return the clients in an order that nobody can choose, and the place of each."""
-        ring = [*self.clients]
-        random.Random(self.digest).shuffle(ring)
-        return ring, {client: place for place, client in enumerate(ring)}
-
-    @cached_property
     def _neighbours(self) -> dict[int, tuple[int, ...]]:
-        return {}
+        if len(self.cohort) <= COMPLETE:
+            return {client: tuple(other for other in self.clients if other != client) for client in self.clients}
+        ring = [*self.clients]
+        random.Random(self.digest).shuffle(ring)  # so that the server cannot choose who is next to whom
+        reach = _PER_DOUBLING * (len(ring) - 1).bit_length() // 2
+        steps = [step for step in range(-reach, reach + 1) if step]
+        places = enumerate(ring)
+        return {client: tuple(sorted(ring[(place + step) % len(ring)] for step in steps)) for place, client in places}
 
     def neighbours(self, client: int) -> tuple[int, ...]:
         """Return the clients that share masks and secrets with a client: all, or the nearest ones on a ring, both ways."""
-        if client not in self._neighbours:
-            self._neighbours[client] = self._found_neighbours(client)
         return self._neighbours[client]
-
-    def _found_neighbours(self, client: int) -> tuple[int, ...]:
-        if len(self.cohort) <= COMPLETE:
-            return tuple(other for other in self.clients if other != client)
-        ring, places = self._ring
-        reach = _PER_DOUBLING * (len(ring) - 1).bit_length() // 2
-        place = places[client]
-        return tuple(sorted(ring[(place + step) % len(ring)] for step in range(-reach, reach + 1) if step))
 
     def least(self, client: int) -> int:
         """Return how many of a client's neighbours and itself must help: a share, and more than two thirds in any case."""
@@ -131,7 +121,7 @@ class RoundDescription:
 
 def least_of(clients: int, share: float) -> int:
     """Return how many of some clients are at least a share, and more than two thirds of them."""
-    return max(int(-(-(share * clients - 1e-9) // 1)), 2 * clients // 3 + 1)
+    return max(math.ceil(share * clients - 1e-9), 2 * clients // 3 + 1)
 
 
 def _is_sound(grid: Grid) -> bool:

@@ -17,8 +17,6 @@ from fl_lightning.functional.words import WordLayout, add_wide
 _DOMAIN = b"fl_lightning masks 1\0"
 """Stands before all that is signed or derived, since the same key signs other messages elsewhere."""
 SIGNATURE_BYTES = 96
-SEAL_BYTES = 16
-"""What sealing adds to a message."""
 _BLOCK = 2**17
 """The words that are masked at a time; they stay in the cache."""
 

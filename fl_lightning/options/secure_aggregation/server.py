@@ -178,7 +178,7 @@ class MaskedRound:
 
 
 def _read(answers: Mapping[int, Mapping[str, Any]], read: Callable[[Any], _Read]) -> dict[int, _Read]:
-    """Return what clients have answered; one whose answer cannot be read has not answered."""
+    """Return the clients' answers as ``read`` parses them, and skip answers that it cannot parse."""
     found = {}
     for client, answer in answers.items():
         with suppress(ProtocolError, KeyError, TypeError, ValueError):
