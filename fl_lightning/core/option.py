@@ -42,7 +42,7 @@ class OptionSettings:
         simulated_only: whether it cannot be used with clients at sites of their own.
         at_sites: whether sites build it from the settings that the server sends, in a section of its name.
         clients_may_join: whether clients may be absent from a run, or join when it is resumed.
-        seals: whether clients send something else than their models, which its hooks at both ends write and read.
+        seals: whether its hooks at the clients replace the models that clients send, which its hooks at the server can read.
         protects: whether it protects clients, so that a training without a federation warns that it does not.
         secret_cohorts: whether nobody may foresee which clients are drawn, so that they are not drawn from the seed.
         on_resume: what a resumed run may change.

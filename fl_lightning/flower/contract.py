@@ -121,8 +121,7 @@ def build(
     place = ClientEnvironment(
         precision=precision,
         device=device,
-        logger=contract["logger"],
-        inference_mode=contract["inference_mode"],
+        **{name: contract[name] for name in ("logger", "inference_mode")},
         cohort=1,
         site=site,
         compresses=True,

@@ -21,8 +21,6 @@ from fl_lightning.utilities.collectives import Collectives
 
 UNKNOWN = "the server does not know its data yet; it takes part after the next start of the fit"
 """The cause by which a site is left out that was never online when a fit started."""
-
-
 _REMEDY = (
     "When the site is back, resume with --ckpt_path last; or set 'federation.faults.policy' to 'skip', which continues without "
     "such a site."
@@ -58,8 +56,7 @@ class RemotePool:
         needs: Needs,
     ) -> None:
         self._exchange, self._infos, self.comm, self._faults = exchange, tuple(infos), comm, faults
-        self._view, self._engine, self._prepares = view, engine, prepares
-        self._needs = needs
+        self._view, self._engine, self._prepares, self._needs = view, engine, prepares, needs
         self._model: ServerModel | None = None
         self._between_rounds = False
         self._checks: tuple[TensorCheck, UpdateCheck] | None = None

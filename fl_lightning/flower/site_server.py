@@ -22,12 +22,13 @@ from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.flower.server_schema import keep_schema
 from fl_lightning.flower.site_budget import SiteBudget
 from fl_lightning.flower.site_data import SiteData
+from fl_lightning.flower.site_description import SiteDescription
 from fl_lightning.flower.site_errors import SiteErrors
 from fl_lightning.flower.site_figures import Outgoing, update_to_send
 from fl_lightning.flower.site_limits import SiteLimits
 from fl_lightning.flower.site_record import SiteRecord, digest_of, whole_digest
 from fl_lightning.flower.site_state import SiteStore, require_id
-from fl_lightning.flower.validation import require_message, require_model, require_order
+from fl_lightning.flower.validation import listed, require_message, require_model, require_order
 from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, RoundCommit, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.wire import from_bytes
@@ -79,6 +80,7 @@ class SiteServer:
         self._audit, self._record = AuditLog(folder / "audit.jsonl"), SiteRecord(folder, policy, name)
         self._limits = SiteLimits(policy)
         self._outgoing = Outgoing(policy, self._say)
+        self._description = SiteDescription(name, policy, self._record, self._outgoing)
         self._errors = SiteErrors(folder, self._say, uniform=policy.hides_errors)
         self._work: _Work | None = None
         self._take_data(data)
@@ -148,13 +150,6 @@ class SiteServer:
         return reply
 
     def _described(self, asked: Mapping[str, Any]) -> Any:
-        client, names = asked.get("client"), [asked.get(kind) for kind in ("classes", "features")]
-        for one in names:
-            if not (one is None or (isinstance(one, tuple) and all(isinstance(name, str) for name in one))):
-                raise WireError("The names of classes or features are no texts.")
-        wanted = [asked.get(what, False) for what in ("statistics", "histograms")]
-        if any(type(one) is not bool for one in wanted):
-            raise WireError("The request does not say whether it asks for statistics and histograms.")
         schema = keep_schema(self._folder, self._policy, asked.get("schema", ""))
         if self._loaded is None and schema is not None and self._load is not None:
             self._take_data(self._load(schema))
@@ -164,17 +159,9 @@ class SiteServer:
                 "Missing values of this site's tables become the most frequent category of all sites, which a server without a "
                 "schema does not know. Set 'data.datamodule.schema' at the server."
             )
-        self._take_number(client)
-        info = self._data.info(self._name, self._policy, names[0], names[1], *wanted)
+        self._take_number(asked.get("client"))
         self._limits.check_training(self._data)
-        info = self._outgoing.info(info, self._data)
-        if info.moments is not None and self._policy.statistics_epsilon is not None:
-            info = replace(info, moments=self._record.first_told(self._data.digest(), info.moments))
-        elif info.moments is not None:
-            self._record.tell_once("statistics", "the sums of its inputs", info.moments)
-        if info.histograms is not None:
-            self._record.tell_once("histograms", "the counts of its bins", info.histograms)
-        return info
+        return self._description.tell(asked, self._data)
 
     def _take_number(self, client: Any) -> int:
         if type(client) is not int or not 0 <= client < 10**6:
@@ -233,7 +220,7 @@ class SiteServer:
             self._say("Answered a repeated order from the store.")
             replies = envelope.opened(cached, ("reply",)).get("replies", ())
             return self._sent(work, cached, replies, stored=True)
-        orders, settlements, notes = (_listed(asked, name) for name in ("orders", "settlements", "notes"))
+        orders, settlements, notes = (listed(asked, name) for name in ("orders", "settlements", "notes"))
         self._check(work, orders, settlements, notes)
         model = self._received(work, parts)
         known = work.model if model is None else model
@@ -331,15 +318,3 @@ class SiteServer:
             if failed and most is not None and self._record.note_failure(work.federation, most):
                 self._work = None  # so that the next order asks for the staff's agreement
         return result
-
-
-def _listed(asked: Mapping[str, Any], name: str) -> tuple[Any, ...]:
-    """Return the messages of a request under a name.
-
-    Raises:
-        WireError: if there are none.
-    """
-    found = asked.get(name, () if name == "notes" else None)
-    if not isinstance(found, tuple):
-        raise WireError(f"The request does not have {name}.")
-    return found

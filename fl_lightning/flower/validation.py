@@ -70,6 +70,18 @@ def require_message(value: Any, *kinds: type) -> None:
             raise WireError(f"The field '{one.name}' of {type(value).__name__} has the wrong type.")
 
 
+def listed(asked: Mapping[str, Any], name: str) -> tuple[Any, ...]:
+    """Return the messages of a request under a name.
+
+    Raises:
+        WireError: if there are none.
+    """
+    found = asked.get(name, () if name == "notes" else None)
+    if not isinstance(found, tuple):
+        raise WireError(f"The request does not have {name}.")
+    return found
+
+
 def require_model(model: ServerModel, module: torch.nn.Module) -> None:
     """Refuse a global model whose tensors differ from the module's in names, shapes or types.
 

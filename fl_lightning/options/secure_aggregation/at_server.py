@@ -80,7 +80,8 @@ class MaskedSums(RoundSums):
 
     def begin(self, examples: Sequence[int]) -> None:
         """Note the numbers of examples, from which the strategy chooses the resolution; if one is unknown, a number for all."""
-        unknown = any(info.streams for info in self._federation.pool.clients())
+        pool = self._federation.pool
+        unknown = not pool.simulated and any(info.streams for info in pool.clients())  # a simulation may have a million
         self._examples = [_MANY] if unknown else examples
 
     def agree(self, round_idx: int, plan: RoundPlan, tasks: Sequence[ClientTask]) -> None:

@@ -104,7 +104,7 @@ class RoundDescription:
         if len(self.cohort) <= COMPLETE:
             return {client: tuple(other for other in self.clients if other != client) for client in self.clients}
         ring = [*self.clients]
-        random.Random(self.digest).shuffle(ring)  # so that the server cannot choose who is next to whom
+        random.Random(self.digest).shuffle(ring)  # the server cannot choose the neighbours
         reach = _PER_DOUBLING * (len(ring) - 1).bit_length() // 2
         steps = [step for step in range(-reach, reach + 1) if step]
         places = enumerate(ring)

@@ -1,0 +1,51 @@
+"""Answer a server's first question: what a site's data are like, within its policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fl_lightning.errors import WireError
+from fl_lightning.flower.policy import Policy
+from fl_lightning.flower.site_data import SiteData
+from fl_lightning.flower.site_figures import Outgoing
+from fl_lightning.flower.site_record import SiteRecord
+from fl_lightning.messages import ClientInfo
+
+
+class SiteDescription:
+    """Describe the data, and tell sums and counts of rows only once.
+
+    Args:
+        name: the site's name.
+        policy: what the site allows.
+        record: keeps what was told.
+        outgoing: keeps back what may not leave.
+    """
+
+    def __init__(self, name: str, policy: Policy, record: SiteRecord, outgoing: Outgoing) -> None:
+        self._name, self._policy, self._record, self._outgoing = name, policy, record, outgoing
+
+    def tell(self, asked: Mapping[str, Any], data: SiteData) -> ClientInfo:
+        """Return the answer to a request.
+
+        Raises:
+            WireError: if the request is not one.
+            RefusedError: if the data have changed since sums or counts were told.
+        """
+        names = [asked.get(kind) for kind in ("classes", "features")]
+        for one in names:
+            if not (one is None or (isinstance(one, tuple) and all(isinstance(name, str) for name in one))):
+                raise WireError("The names of classes or features are no texts.")
+        wanted = [asked.get(what, False) for what in ("statistics", "histograms")]
+        if any(type(one) is not bool for one in wanted):
+            raise WireError("The request does not say whether it asks for statistics and histograms.")
+        info = self._outgoing.info(data.info(self._name, self._policy, names[0], names[1], *wanted), data)
+        if info.moments is not None and self._policy.statistics_epsilon is not None:
+            info = replace(info, moments=self._record.first_told(data.digest(), info.moments))
+        elif info.moments is not None:
+            self._record.tell_once("statistics", "the sums of its inputs", info.moments)
+        if info.histograms is not None:
+            self._record.tell_once("histograms", "the counts of its bins", info.histograms)
+        return info
