@@ -131,9 +131,9 @@ class LazyDatasets(ClientDatasets):
         if not sizes.numel() or int(sizes.min()) < 1:
             found = f"{int(sizes.min())} for client {int(sizes.argmin())}" if sizes.numel() else "no numbers"
             raise DataError(f"'num_examples' has {found}. Give each client a number of 1 or above, and leave out the others.")
-        nobody = torch.zeros(0, dtype=torch.int64)
-        splits = ClientSplits(RemotePartition(sizes, None), None, None, nobody)
-        super().__init__(splits, self._loader(TensorDataset(nobody)), None, None, None)
+        empty = torch.zeros(0, dtype=torch.int64)
+        splits = ClientSplits(RemotePartition(sizes, None), None, None, empty)
+        super().__init__(splits, self._loader(TensorDataset(empty)), None, None, None)
 
     def _loader(self, dataset: Any) -> DataLoader[Any]:
         own, shuffle = self._clients, self._clients.shuffle and len(dataset) > 0

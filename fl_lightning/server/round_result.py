@@ -79,7 +79,7 @@ def influences(strategy: Strategy, updates: Sequence[ClientUpdate]) -> dict[int,
 def with_shares(updates: list[ClientUpdate], strategy: Strategy) -> list[ClientUpdate]:
     """Return the updates with their shares of the total weight, which sum to 1."""
     total = sum(update.weight for update in updates)
-    if math.isnan(total):  # nobody knows them
+    if math.isnan(total):  # the weights are masked
         return updates
     if not total > 0 and len(updates) > 1:
         rank_zero_warn(
