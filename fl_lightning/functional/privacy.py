@@ -10,6 +10,8 @@ import numpy as np
 
 from fl_lightning.errors import ConfigurationError
 
+_NEARLY_ALL = 0.9
+"""From this sample rate on, epsilon is also compared with that of batches of all examples, which is never exceeded."""
 _LEAST_NOISE = 1e-6
 """The smallest noise: below it nothing is private, and accountants divide by zero."""
 
@@ -185,6 +187,13 @@ def epsilon_of_example_releases(parts: tuple[tuple[float, float, int], ...], del
     Returns:
         An upper bound; infinity if no bound is available.
     """
+    bound = _bound_of_example_releases(parts, delta)
+    if all(rate >= _NEARLY_ALL for _, rate, _ in parts):  # rounding to the grid can cost more than drawing saves
+        bound = min(bound, _bound_of_example_releases(tuple((noise, 1.0, steps) for noise, _, steps in parts), delta))
+    return bound
+
+
+def _bound_of_example_releases(parts: tuple[tuple[float, float, int], ...], delta: float) -> float:
     whole = [(noise, steps) for noise, rate, steps in parts if rate >= 1]
     drawn = [part for part in parts if part[1] < 1]
     if whole:  # batches of all examples equal one batch with this noise
