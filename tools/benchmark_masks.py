@@ -168,12 +168,12 @@ class Cohort:
     def _answer(self, client: int, request: Mapping[str, Any]) -> Mapping[str, Any]:
         if request["step"] == "keys":
             seen = RoundDescription.read(request["description"])
-            self.clients[client] = MaskingClient(client, seen, self.rings[client], lambda _: secrets.token_bytes(32))
+            self.clients[client] = MaskingClient(client, seen.terms, self.rings[client], lambda _: secrets.token_bytes(32))
             return {"keys": packed_announcement(self.clients[client].announce())}
         masking = self.clients[client]
         if request["step"] == "shares":
             announced = {k: announcement_in(one) for k, one in unpacked(request["announced"]).items()}
-            return {"sealed": packed(masking.share(announced))}
+            return {"sealed": packed(masking.share(RoundDescription.read(request["description"]), announced))}
         if request["step"] == "list":
             return {"signature": masking.agree(request["delivered"]).hex()}
         seeds, keys = masking.open(unpacked(request["signatures"]))

@@ -102,10 +102,13 @@ def step_of(parts: Any) -> tuple[str, int]:
 
 
 class Killed:
-    """A site dies in the second round: when it is asked for a step, before or after it has done it."""
+    """A site dies in the second round: when it is asked for a step, before or after it has done it.
 
-    def __init__(self, folder: Path, name: str, step: str, after: bool = False) -> None:
-        self.folder, self.name, self.step, self.after = folder, name, step, after
+    Later keys are announced with the step ``open``, so that a site can only be asked for its keys in the first round.
+    """
+
+    def __init__(self, folder: Path, name: str, step: str, after: bool = False, in_round: int = 2) -> None:
+        self.folder, self.name, self.step, self.after, self.in_round = folder, name, step, after, in_round
         self.rounds, self.dead = 0, False
 
     def __call__(self, name: str, parts: Any, ask: Any) -> bytes | None:
@@ -114,8 +117,8 @@ class Killed:
         if self.dead:
             return None
         step, _ = step_of(parts)
-        self.rounds += step == ("keys" if self.step != "plain" else "update")
-        if self.rounds == 2 and step == ("update" if self.step == "plain" else self.step):
+        self.rounds += step == {"plain": "update", "keys": "keys"}.get(self.step, "shares")
+        if self.rounds == self.in_round and step == ("update" if self.step == "plain" else self.step):
             self.dead = True
             reply = ask() if self.after else None
             start_site(self.folder, name)
@@ -151,10 +154,11 @@ LOSSES = [("keys", False), ("shares", False), ("update", False), ("list", False)
 def test_a_site_that_dies_leaves_the_bits_of_the_others(strategy, step, after, tmp_path, monkeypatch):
     """Of four, one dies before its keys, shares, update, or signature, or after its masked update, and stays away."""
     prepare(tmp_path, monkeypatch, 4, secure_aggregation="allowed")
-    HOOK["hook"] = Killed(tmp_path, "site2", step, after)
+    in_round = 1 if step == "keys" else 2
+    HOOK["hook"] = Killed(tmp_path, "site2", step, after, in_round)
     masked = federate(configuration(strategy=strategy, **SECURE, **SKIP), "masked")
     delivered = step in ("list", "open") or after
-    HOOK["hook"] = Killed(tmp_path, "site2", "plain", after=delivered)
+    HOOK["hook"] = Killed(tmp_path, "site2", "plain", delivered, in_round)
     for name in REGISTERED:
         (tmp_path / name / "state" / "record.json").unlink()
     plain = federate(configuration(strategy=strategy, **SKIP), "plain")
@@ -162,9 +166,9 @@ def test_a_site_that_dies_leaves_the_bits_of_the_others(strategy, step, after, t
 
 
 def test_ten_sites_may_lose_three_in_one_round(tmp_path, monkeypatch):
-    """One before its keys, one after its shares, one after its masked update: the bits of the others' run."""
+    """One before its shares, one after them, one after its masked update: the bits of the others' run."""
     prepare(tmp_path, monkeypatch, 10, secure_aggregation="allowed")
-    lost = {"site2": ("keys", False), "site5": ("update", False), "site7": ("update", True)}
+    lost = {"site2": ("shares", False), "site5": ("update", False), "site7": ("update", True)}
 
     def killing(masked: bool) -> Any:
         each = {name: Killed(tmp_path, name, step if masked else "plain", after) for name, (step, after) in lost.items()}
@@ -201,18 +205,40 @@ def test_three_sites_can_lose_none_and_nothing_is_opened(step, tmp_path, monkeyp
     """The run ends with a message; only in the last step have shares left, of a sum over all three."""
     prepare(tmp_path, monkeypatch, 3)
     opened = []
-    killed = Killed(tmp_path, "site1", step)
+    in_round = 1 if step == "keys" else 2
+    killed = Killed(tmp_path, "site1", step, in_round=in_round)
 
     def hook(name: str, parts: Any, ask: Any) -> bytes | None:
-        if killed.rounds == 2 and step_of(parts)[0] == "open" and name != "site1":
+        if killed.rounds == in_round and step_of(parts)[0] == "open" and name != "site1":
             opened.append(name)
         return killed(name, parts, ask)
 
     HOOK["hook"] = hook
     with pytest.raises(SystemExit):
         federate(configuration(strategy="FedAvg", **SECURE, **SKIP))
-    assert re.search(r"Round 1: 2 (of 3 clients|clients have sent shares)", capsys.readouterr().err)
+    assert re.search(rf"Round {in_round - 1}: 2 (of 3 clients|clients have sent shares)", capsys.readouterr().err)
     assert bool(opened) == (step == "open")
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_keys_are_announced_with_the_last_step_of_the_round_before(restarted, tmp_path, monkeypatch):
+    """A site that was started again has none of them, so that all announce new ones, and no site is lost."""
+    prepare(tmp_path, monkeypatch, 3)
+    steps = []
+
+    def hook(name: str, parts: Any, ask: Any) -> bytes | None:
+        if name == "site1":
+            steps.append(step_of(parts)[0])
+            if restarted and steps.count("shares") == 2 and steps[-1] == "shares":
+                start_site(tmp_path, name)
+        return ask()  # type: ignore[no-any-return]
+
+    HOOK["hook"] = hook
+    masked = federate(configuration(strategy="FedAvg", **SECURE))
+    assert same_bits(masked, simulate(configuration(strategy="FedAvg")))
+    rest = ["shares", "update", "list", "open"]
+    again = ["shares", "keys"] if restarted else []
+    assert [step for step in steps if step] == ["keys", *rest, *again, *rest, *rest]
 
 
 def test_a_run_goes_on_after_a_crash_of_the_server(tmp_path, monkeypatch):
@@ -409,6 +435,10 @@ ATTACKS: dict[str, tuple[Any, str]] = {
     "a share that is none": (
         note_with("shares", announced=lambda d: {"1": "xyz"}),
         "A message of the round under masks cannot",
+    ),
+    "keys of other terms": (
+        note_with("shares", description=lambda d: {**d, "threshold": 0.9}),
+        "The round under masks is not the one for which this client has announced keys",
     ),
     "a short key": (note_with("shares", announced=lambda d: {**d, "1": "00"}), "An announcement of keys is too short"),
 }

@@ -84,12 +84,12 @@ class Cohort:
         if step == "keys":
             ring = KeyRing(PRIVATE[client], PUBLIC)
             seen = RoundDescription.read(request["description"])
-            self.clients[client] = MaskingClient(client, seen, ring, self.draw(client))
+            self.clients[client] = MaskingClient(client, seen.terms, ring, self.draw(client))
             return {"keys": packed_announcement(self.clients[client].announce())}
         masking = self.clients[client]
         if step == "shares":
             announced = {k: announcement_in(one) for k, one in unpacked(request["announced"]).items()}
-            return {"sealed": packed(masking.share(announced))}
+            return {"sealed": packed(masking.share(RoundDescription.read(request["description"]), announced))}
         if step == "list":
             return {"signature": masking.agree(request["delivered"]).hex()}
         seeds, keys = masking.open(unpacked(request["signatures"]))
@@ -200,7 +200,7 @@ def with_invented(step: str, client: int, what: Any) -> Any:
     if step != "shares" or client != 0:
         return what
     mine = KeyRing(ec.generate_private_key(ec.SECP384R1()), PUBLIC)
-    masking = MaskingClient(3, described(), mine, random_bytes)
+    masking = MaskingClient(3, described().terms, mine, random_bytes)
     return {**what, "announced": {**what["announced"], "3": packed_announcement(masking.announce())}}
 
 
@@ -231,11 +231,11 @@ def with_few_signatures(step: str, client: int, what: Any) -> Any:
 
 def with_other_description(step: str, client: int, what: Any) -> Any:
     """Describe another model to client 0."""
-    return {**what, "description": {**what["description"], "model": "other"}} if (step, client) == ("keys", 0) else what
+    return {**what, "description": {**what["description"], "model": "other"}} if (step, client) == ("shares", 0) else what
 
 
 def with_lower_threshold(step: str, client: int, what: Any) -> Any:
-    return {**what, "description": {**what["description"], "threshold": 0.1}} if step == "keys" else what
+    return {**what, "description": {**what["description"], "threshold": 0.1}} if step in ("keys", "shares") else what
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def with_lower_threshold(step: str, client: int, what: Any) -> Any:
         (with_other_list, "1 of 5 clients have signed the list of survivors, but removing the masks takes 4 or more"),
         (with_own_signatures, "1 of 5 clients have signed the list of survivors, but removing the masks takes 4 or more"),
         (with_few_signatures, "2 of 5 clients have signed the list of survivors, but removing the masks takes 4 or more"),
-        (with_other_description, "The signature of 'site 1' under its keys is wrong"),
+        (with_other_description, "The shares of 'site 1' were changed on their way, or are not for this client and round"),
     ],
 )
 def test_a_server_that_treats_one_client_differently_gets_nothing_from_it(cheat, message):
@@ -260,7 +260,7 @@ def test_a_server_that_treats_one_client_differently_gets_nothing_from_it(cheat,
         opened = None
     assert message in cohort.refused[0]
     early = cheat in (with_other_key, with_invented, with_other_share, with_anothers_share)
-    if cheat is not with_other_description:  # all see another signature of client 0
+    if cheat is not with_other_description:  # client 0 seals its shares for another round
         assert opened is not None
         assert same(opened, plain(values, range(1 if early else 0, 5)))
 
@@ -283,7 +283,7 @@ def test_each_step_is_taken_once_and_in_order():
     client, signatures = cohort.clients[0], {}
     for ask in (
         lambda: client.announce(),
-        lambda: client.share({}),
+        lambda: client.share(described(), {}),
         lambda: client.receive({}),
         lambda: client.mask(torch.zeros(1)),
         lambda: client.agree([0, 1, 2, 3]),
@@ -320,19 +320,31 @@ def test_a_list_of_those_who_sent_no_shares_is_not_signed():
 
 
 def test_keys_of_another_round_are_worth_nothing():
-    """A signature covers the whole description, so that no field of it can be exchanged."""
+    """A signature covers all that is known of a round beforehand, and shares the whole description."""
     known = KeyRing(PRIVATE[0], PUBLIC)
-    signed = MaskingClient(0, described(), known, random_bytes).announce()
-    for change in ("federation", "contract", "session", "model", "work"):
-        other = described(**{change: "another"})
+    masking = MaskingClient(0, described().terms, known, random_bytes)
+    signed = masking.announce()
+    for change in ("federation", "contract", "session"):
         with pytest.raises(ProtocolError, match="is wrong"):
-            known.check("site 0", "keys", signed.content(0, other.digest), signed.signature)
-    for other in (described(round_idx=3), described(range(6)), described(threshold=0.7), described(sizes={"state": 43})):
+            known.check("site 0", "keys", signed.content(0, described(**{change: "another"}).terms), signed.signature)
+    for other in (described(round_idx=3), described(range(6)), described(threshold=0.7)):
         with pytest.raises(ProtocolError, match="is wrong"):
-            known.check("site 0", "keys", signed.content(0, other.digest), signed.signature)
-    known.check("site 0", "keys", signed.content(0, described().digest), signed.signature)
+            known.check("site 0", "keys", signed.content(0, other.terms), signed.signature)
+    known.check("site 0", "keys", signed.content(0, described().terms), signed.signature)
     with pytest.raises(ProtocolError, match="is wrong"):
-        known.check("site 0", "list", signed.content(0, described().digest), signed.signature)
+        known.check("site 0", "list", signed.content(0, described().terms), signed.signature)
+    with pytest.raises(ProtocolError, match="not the one for which this client has announced keys"):
+        masking.share(described(round_idx=3), {})
+
+
+@pytest.mark.parametrize("change", [{"model": "n"}, {"work": "v"}, {"sizes": {"state": 43}}, {"grids": {}}])
+def test_shares_of_another_model_or_order_are_worth_nothing(change):
+    """Each of two clients was told something else: neither takes the other's shares."""
+    clients = {k: MaskingClient(k, described(range(3)).terms, KeyRing(PRIVATE[k], PUBLIC), random_bytes) for k in range(3)}
+    announced = {k: client.announce() for k, client in clients.items()}
+    sealed = {k: client.share(described(range(3), **(change if k else {})), announced) for k, client in clients.items()}
+    with pytest.raises(ProtocolError, match="The shares of 'site 1' were changed on their way"):
+        clients[0].receive({1: sealed[1][0], 2: sealed[2][0]})
 
 
 def test_the_same_key_twice_is_refused():
@@ -350,11 +362,13 @@ def test_a_key_of_low_order_is_refused():
         def check(self, name: str, what: str, content: bytes, signature: bytes) -> None:
             pass
 
-    victim = MaskingClient(0, described(range(3)), Lax(PRIVATE[0], PUBLIC), random_bytes)
+    victim = MaskingClient(0, described(range(3)).terms, Lax(PRIVATE[0], PUBLIC), random_bytes)
     victim.announce()
-    others = {k: MaskingClient(k, described(range(3)), KeyRing(PRIVATE[k], PUBLIC), random_bytes).announce() for k in (1, 2)}
+    others = {
+        k: MaskingClient(k, described(range(3)).terms, KeyRing(PRIVATE[k], PUBLIC), random_bytes).announce() for k in (1, 2)
+    }
     with pytest.raises(ProtocolError, match="A public key of the round under masks is not valid"):
-        victim.share({**others, 1: replace(others[1], sealing=bytes(32))})
+        victim.share(described(range(3)), {**others, 1: replace(others[1], sealing=bytes(32))})
 
 
 @pytest.mark.parametrize(

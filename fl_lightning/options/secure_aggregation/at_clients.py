@@ -23,7 +23,7 @@ from fl_lightning.options.secure_aggregation.description import (
     digest_of_model,
     digest_of_task,
 )
-from fl_lightning.options.secure_aggregation.keys import Identity, KeyRing, key_from, openssh
+from fl_lightning.options.secure_aggregation.keys import KeyRing, key_from, openssh
 from fl_lightning.options.secure_aggregation.messages import (
     KEYS,
     LIST,
@@ -60,8 +60,9 @@ class MasksAtClients(ClientHooks):
         self._context, self._place = context, context.place
         self._lists = None if self._place is None else SignedLists(self._place.folder)
         self._clients: dict[int, MaskingClient] = {}
+        self._announced: dict[int, MaskingClient] = {}  # those that have announced keys, and no shares
         self._described: tuple[Any, RoundDescription] | None = None
-        self._ring: KeyRing | None = None
+        self._identity: KeyRing | None = None
         self._editor: UpdateEditor | None = None
         self._strategy: RunningStrategy | None = None
 
@@ -79,12 +80,10 @@ class MasksAtClients(ClientHooks):
         """
         step = content.get("step")
         if step == KEYS:
-            self._clients[client] = self._prepared(client, self._read(content.get("description")))
-            return {"keys": packed_announcement(self._clients[client].announce())}
-        masking = self._of(client)
+            return {"keys": self._keys(client, self._described_to(client, content).terms)}
         if step == SHARES:
-            announced = {other: announcement_in(one) for other, one in unpacked(content.get("announced")).items()}
-            return {"sealed": packed(masking.share(announced))}
+            return self._shares(client, self._described_to(client, content), content.get("announced"))
+        masking = self._of(client)
         if step == UPDATE:
             masking.receive(unpacked(content.get("sealed")))
             return {}
@@ -92,7 +91,8 @@ class MasksAtClients(ClientHooks):
             return {"signature": self._signed(masking, content.get("delivered")).hex()}
         if step == OPEN:
             seeds, keys = masking.open(unpacked(content.get("signatures")))
-            return {"seeds": packed(seeds), "secrets": packed(keys)}
+            ahead = {"keys": self._keys(client, masking.description.next_terms())} if content.get("ahead") is True else {}
+            return {"seeds": packed(seeds), "secrets": packed(keys), **ahead}
         raise ProtocolError("A round under masks has no such step.")
 
     def _read(self, values: Any) -> RoundDescription:
@@ -105,36 +105,49 @@ class MasksAtClients(ClientHooks):
             raise ProtocolError("This client has no keys for the round. It may have been started again meanwhile.")
         return self._clients[client]
 
-    def _prepared(self, client: int, description: RoundDescription) -> MaskingClient:
-        names = dict(description.cohort)
-        if client not in names:
+    def _described_to(self, client: int, content: Mapping[str, Any]) -> RoundDescription:
+        """Return the description in a request, and refuse a round in which this client does not take part."""
+        description = self._read(content.get("description"))
+        if client not in dict(description.cohort):
             raise ProtocolError("The round under masks is for other clients.")
-        if self._place is None:
-            return MaskingClient(
-                client, description, self._simulated(description), lambda what: self._drawn(description, client, what)
-            )
-        assert self._lists is not None
-        _require_round(description, client, self._place)
-        self._lists.require_cohort(description)
-        return MaskingClient(client, description, self._identity(self._place), lambda _: secrets.token_bytes(32))
+        if self._place is not None:
+            assert self._lists is not None
+            _require_round(description, client, self._place)
+            self._lists.require_cohort(description)
+        self._identity = self._simulated(description) if self._place is None else self._of_site(self._place)
+        return description
 
-    def _identity(self, place: SitePlace) -> Identity:
-        if self._ring is None:
+    def _keys(self, client: int, terms: bytes) -> str:
+        """Return new keys of a client, which wait for the round that they are for."""
+        assert self._identity is not None
+        self._announced[client] = MaskingClient(client, terms, self._identity, lambda what: self._drawn(terms, client, what))
+        return packed_announcement(self._announced[client].announce())
+
+    def _shares(self, client: int, description: RoundDescription, announced: Any) -> Mapping[str, Any]:
+        """Return a client's shares; nothing if it has been started again since it announced its keys."""
+        if client not in self._announced:
+            return {}
+        self._clients[client] = masking = self._announced.pop(client)
+        peers = {other: announcement_in(one) for other, one in unpacked(announced).items()}
+        return {"sealed": packed(masking.share(description, peers))}
+
+    def _of_site(self, place: SitePlace) -> KeyRing:
+        if self._identity is None:
             from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-            self._ring = KeyRing(load_ssh_private_key(place.key, None), place.peers)
-        return self._ring
+            self._identity = KeyRing(load_ssh_private_key(place.key, None), place.peers)
+        return self._identity
 
-    def _simulated(self, description: RoundDescription) -> Identity:
+    def _simulated(self, description: RoundDescription) -> KeyRing:
         """Return the keys of simulated clients: one process has them all, so that they may be one client's as well."""
-        if not isinstance(self._ring, KeyRing) or not {name for _, name in description.cohort} <= set(self._ring.peers):
+        if self._identity is None or not {name for _, name in description.cohort} <= set(self._identity.peers):
             key = key_from(self._hashed("identity"))
-            self._ring = KeyRing(key, dict.fromkeys((name for _, name in description.cohort), openssh(key)))
-        return self._ring
+            self._identity = KeyRing(key, dict.fromkeys((name for _, name in description.cohort), openssh(key)))
+        return self._identity
 
-    def _drawn(self, description: RoundDescription, client: int, what: str) -> bytes:
-        """Return the random bytes of a simulated client: those of every rank agree, and a simulation can be repeated."""
-        return self._hashed(f"{description.round_idx} {client} {what}")
+    def _drawn(self, terms: bytes, client: int, what: str) -> bytes:
+        """Return random bytes. Those of a simulated client are equal on all ranks, and when a simulation is repeated."""
+        return self._hashed(f"{terms.hex()} {client} {what}") if self._place is None else secrets.token_bytes(32)
 
     def _hashed(self, what: str) -> bytes:
         return hashlib.sha256(f"fl_lightning {self._context.seed} {what}".encode()).digest()

@@ -20,7 +20,7 @@ from fl_lightning.options.secure_aggregation.at_clients import EXAMPLES, LOSS
 from fl_lightning.options.secure_aggregation.description import RoundDescription, digest_of_model, digest_of_task
 from fl_lightning.options.secure_aggregation.messages import WORDS
 from fl_lightning.options.secure_aggregation.opened import OpenedSums
-from fl_lightning.options.secure_aggregation.server import MaskedRound
+from fl_lightning.options.secure_aggregation.server import KeysAhead, MaskedRound
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.round_result import Aggregate, RoundResult
 from fl_lightning.server.round_sums import RoundSums
@@ -46,7 +46,8 @@ class MasksAtServer(ServerHooks):
 
     def round_sums(self, federation: Federation, round_idx: int, plan: RoundPlan) -> RoundSums:
         """Return the masked sums of a round, in which clients that drop out have exchanged keys, too."""
-        self._sums = MaskedSums(federation, self._setting, self._threshold)
+        ahead = None if self._sums is None else self._sums.ahead
+        self._sums = MaskedSums(federation, self._setting, self._threshold, ahead)
         return self._sums
 
     def charge(self, federation: Federation, round_idx: int, plan: RoundPlan, tasks: Sequence[ClientTask]) -> None:
@@ -67,11 +68,12 @@ class MaskedSums(RoundSums):
         federation: the parts of the federation.
         setting: the name of the option.
         threshold: the share of the cohort that must deliver.
+        ahead: the keys that clients have announced in the round before.
     """
 
-    def __init__(self, federation: Federation, setting: str, threshold: float) -> None:
+    def __init__(self, federation: Federation, setting: str, threshold: float, ahead: KeysAhead | None) -> None:
         super().__init__(federation)
-        self._federation, self._setting, self._threshold = federation, setting, threshold
+        self._federation, self._setting, self._threshold, self._ahead = federation, setting, threshold, ahead
         self._examples: Sequence[int] = ()
         self._delivered: list[int] = []  # on this rank
         self._round: MaskedRound | None = None
@@ -87,10 +89,16 @@ class MaskedSums(RoundSums):
     def agree(self, round_idx: int, plan: RoundPlan, tasks: Sequence[ClientTask]) -> None:
         """Have the clients exchange keys and shares, and announce what they need to mask their updates."""
         pool = self._federation.pool
-        self._round = MaskedRound(self._described(round_idx, plan, tasks), self._ask)
+        everyone = len(plan.cohort) == self._federation.data.num_clients  # then the next cohort is the same
+        self._round = MaskedRound(self._described(round_idx, plan, tasks), self._ask, self._ahead, everyone)
         self._round.begin()
         self._words = self._round.description.layout.zeros()
         pool.tell([Note(self._setting, client, note) for client, note in self._round.notes().items()])
+
+    @property
+    def ahead(self) -> KeysAhead | None:
+        """Return the keys that clients have announced for the next round."""
+        return None if self._round is None else self._round.ahead
 
     def _described(self, round_idx: int, plan: RoundPlan, tasks: Sequence[ClientTask]) -> RoundDescription:
         federation, strategy = self._federation, self._strategy

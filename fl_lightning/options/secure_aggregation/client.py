@@ -38,9 +38,9 @@ class Announcement:
     seed: bytes
     signature: bytes
 
-    def content(self, client: int, digest: bytes) -> bytes:
+    def content(self, client: int, terms: bytes) -> bytes:
         """Return what is signed."""
-        return digest + client.to_bytes(8, "big") + self.sealing + self.masking + self.seed
+        return terms + client.to_bytes(8, "big") + self.sealing + self.masking + self.seed
 
 
 def list_content(delivered: Collection[int], digest: bytes) -> bytes:
@@ -53,16 +53,16 @@ class MaskingClient:
 
     Args:
         client: its id.
-        description: what it knows of the round.
+        terms: the digest of what is known of the round beforehand.
         identity: signs for it, and checks its peers' signatures.
         draw: returns 32 secret random bytes for a purpose.
     """
 
-    def __init__(self, client: int, description: RoundDescription, identity: Identity, draw: Callable[[str], bytes]) -> None:
-        self.client, self.description, self._identity, self._draw = client, description, identity, draw
-        self._names = dict(description.cohort)
-        self._neighbours = description.neighbours(client)
-        self._least = description.least(client)
+    description: RoundDescription
+    """What it knows of the round, once it has shared its secrets."""
+
+    def __init__(self, client: int, terms: bytes, identity: Identity, draw: Callable[[str], bytes]) -> None:
+        self.client, self._terms, self._identity, self._draw = client, terms, identity, draw
         self._step = 0
         self._sealing, self._secret, self._seed = SecretKey(draw("sealing")), draw("masking"), draw("seed")
         self._masking: SecretKey | None = SecretKey(self._secret)
@@ -87,26 +87,29 @@ class MaskingClient:
     # ---------------------------------------------------------------- keys and shares
 
     def announce(self) -> Announcement:
-        """Return the keys of the round (AdvertiseKeys)."""
+        """Return the keys of the round, which may not have begun (AdvertiseKeys)."""
         self._take(0, "keys")
         assert self._masking is not None
-        digest = self.description.digest
-        bare = Announcement(self._sealing.public, self._masking.public, commitment(self._seed, digest), b"")
-        signature = self._identity.sign("keys", bare.content(self.client, digest))
+        bare = Announcement(self._sealing.public, self._masking.public, commitment(self._seed, self._terms), b"")
+        signature = self._identity.sign("keys", bare.content(self.client, self._terms))
         return Announcement(bare.sealing, bare.masking, bare.seed, signature)
 
-    def share(self, announced: Mapping[int, Announcement]) -> dict[int, bytes]:
+    def share(self, description: RoundDescription, announced: Mapping[int, Announcement]) -> dict[int, bytes]:
         """Return the shares of this client's secrets, sealed for each neighbour that has announced keys (ShareKeys).
 
         Raises:
-            ProtocolError: if a signature is wrong, a key appears twice, or too few have announced keys.
+            ProtocolError: if the keys are of another round, a signature is wrong, a key appears twice, or too few have
+                announced keys.
         """
         self._take(1, "shares")
+        if description.terms != self._terms:
+            raise ProtocolError("The round under masks is not the one for which this client has announced keys.")
+        self.description, self._names = description, dict(description.cohort)
+        self._neighbours, self._least = description.neighbours(self.client), description.least(self.client)
         peers = {other: announced[other] for other in self._neighbours if other in announced}
         self._enough(peers, "have announced keys")
-        digest = self.description.digest
         for other, one in peers.items():
-            self._identity.check(self._names[other], "keys", one.content(other, digest), one.signature)
+            self._identity.check(self._names[other], "keys", one.content(other, self._terms), one.signature)
         keys = [key for one in peers.values() for key in (one.sealing, one.masking)]
         if len(set(keys)) < len(keys):
             raise ProtocolError("Two clients of a round under masks have announced the same key.")

@@ -26,7 +26,7 @@ _PER_DOUBLING = 8
 
 @dataclass(frozen=True)
 class RoundDescription:
-    """Describe a round under masks. Keys, shares and lists are signed and derived together with its digest.
+    """Describe a round under masks. Shares, masks and lists depend on its digest, keys on its terms.
 
     Attributes:
         federation: the id of the federation; empty in a simulation.
@@ -55,7 +55,17 @@ class RoundDescription:
     @cached_property
     def digest(self) -> bytes:
         """Return the digest of the whole description, 32 bytes."""
-        return hashlib.sha256(json.dumps(self.plain(), sort_keys=True).encode()).digest()
+        return _hashed(self.plain())
+
+    @cached_property
+    def terms(self) -> bytes:
+        """Return the digest of what is known of the round before it begins, 32 bytes; keys are signed with it."""
+        known = (self.federation, self.contract, self.session, self.round_idx, self.cohort, self.threshold)
+        return _hashed(["terms", *known])
+
+    def next_terms(self) -> bytes:
+        """Return the terms of the next round, if it has the same cohort."""
+        return replace(self, round_idx=self.round_idx + 1).terms
 
     def plain(self) -> dict[str, Any]:
         """Return the description as plain values, for the way to a site."""
@@ -117,6 +127,10 @@ class RoundDescription:
     def least(self, client: int) -> int:
         """Return how many of a client's neighbours and itself must help: a share, and more than two thirds in any case."""
         return least_of(len(self.neighbours(client)) + 1, self.threshold)
+
+
+def _hashed(values: Any) -> bytes:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).digest()
 
 
 def least_of(clients: int, share: float) -> int:

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -34,16 +34,34 @@ _TRIES = 200
 """How many choices of shares to try before giving up on a secret of which some shares are wrong."""
 
 
+class KeysAhead(NamedTuple):
+    """Keys that clients have announced for the next round together with the last step of a round.
+
+    Attributes:
+        terms: the terms of the round that they are for.
+        announced: the keys by client.
+    """
+
+    terms: bytes
+    announced: Mapping[int, Announcement]
+
+
 class MaskedRound:
     """Lead the clients through one round.
 
     Args:
         description: what all of them must see alike.
         ask: asks clients.
+        ahead: the keys that clients have announced already.
+        looks_ahead: whether clients announce keys for the next round with the last step of this one.
     """
 
-    def __init__(self, description: RoundDescription, ask: Ask) -> None:
-        self.description, self._ask = description, ask
+    def __init__(
+        self, description: RoundDescription, ask: Ask, ahead: KeysAhead | None = None, looks_ahead: bool = False
+    ) -> None:
+        self.description, self._ask, self._looks_ahead = description, ask, looks_ahead
+        self._known = ahead.announced if ahead is not None and ahead.terms == description.terms else {}
+        self.ahead: KeysAhead | None = None
         self._announced: dict[int, Announcement] = {}
         self._sealed: dict[int, dict[int, bytes]] = {}  # by sender, for each receiver
         self._honest = set[int]()
@@ -52,23 +70,36 @@ class MaskedRound:
     # ---------------------------------------------------------------- before the training
 
     def begin(self) -> None:
-        """Collect the clients' keys and shares.
+        """Collect the clients' keys, unless they are known already, and shares.
 
         Raises:
             ClientError: if too few answer.
         """
-        clients = self.description.clients
-        plain = self.description.plain()
-        replies = self._asked({client: {"step": KEYS, "description": plain} for client in clients})
-        self._announced = _read(replies, lambda found: announcement_in(bytes.fromhex(found["keys"])))
-        self._require(self._announced, "have announced keys")
-        texts = {client: packed_announcement(one) for client, one in self._announced.items()}
-        peers = {client: [k for k in self.description.neighbours(client) if k in texts] for client in texts}
-        requests = {k: {"step": SHARES, "announced": {str(peer): texts[peer] for peer in found}} for k, found in peers.items()}
-        sealed = _read(self._asked(requests), lambda found: unpacked(found["sealed"]))
+        replies = self._shares()
+        if self._known and not all(replies.values()):  # a client was started again, and has none of its keys
+            self._known = {}
+            replies = self._shares()
+        sealed = _read(replies, lambda found: unpacked(found["sealed"]))
         # The peers that one leaves out would not sign a list of survivors with its name.
+        peers = {client: self._peers(client) for client in sealed}
         self._sealed = {client: shares for client, shares in sealed.items() if shares.keys() >= set(peers[client])}
         self._require(self._sealed, "have sent shares")
+
+    def _peers(self, client: int) -> list[int]:
+        return [other for other in self.description.neighbours(client) if other in self._announced]
+
+    def _shares(self) -> Mapping[int, Mapping[str, Any]]:
+        """Return the clients' answers when they are asked for shares, for which they get the others' keys."""
+        plain = self.description.plain()
+        unknown = [client for client in self.description.clients if client not in self._known]
+        replies = self._asked({client: {"step": KEYS, "description": plain} for client in unknown}) if unknown else {}
+        self._announced = {**self._known, **_read_keys(replies)}
+        self._require(self._announced, "have announced keys")
+        texts = {client: packed_announcement(one) for client, one in self._announced.items()}
+        announced = {client: {str(peer): texts[peer] for peer in self._peers(client)} for client in texts}
+        return self._asked(
+            {client: {"step": SHARES, "description": plain, "announced": found} for client, found in announced.items()}
+        )
 
     def notes(self) -> dict[int, dict[str, Any]]:
         """Return what each client that takes part must know before it masks its update."""
@@ -101,8 +132,10 @@ class MaskedRound:
         requests = {}
         for client in signatures:
             own = {other: signatures[other] for other in self.description.neighbours(client) if other in signatures}
-            requests[client] = {"step": OPEN, "signatures": packed(own)}
+            requests[client] = {"step": OPEN, "signatures": packed(own), "ahead": self._looks_ahead}
         helped = self._asked(requests)
+        if self._looks_ahead:
+            self.ahead = KeysAhead(self.description.next_terms(), _read_keys(helped))
         seeds, secrets = (_by_owner(_read(helped, lambda found, w=what: unpacked(found[w]))) for what in ("seeds", "secrets"))  # type: ignore[misc]
         self._remove(words, mine, seeds, secrets, set(delivered))
 
@@ -115,10 +148,11 @@ class MaskedRound:
         delivered: set[int],
     ) -> None:
         """Subtract the own masks of the clients of this rank, and the masks that they share with clients that are gone."""
-        digest, layout, known = self.description.digest, self.description.layout, dict[int, SecretKey]()
+        terms, digest, layout = self.description.terms, self.description.digest, self.description.layout
+        known = dict[int, SecretKey]()
         for client in mine:
             told = self._announced[client].seed
-            seed = self._recovered(client, seeds, lambda found, told=told: commitment(found, digest) == told)  # type: ignore[misc]
+            seed = self._recovered(client, seeds, lambda found, told=told: commitment(found, terms) == told)  # type: ignore[misc]
             add_mask(words, own_mask(seed, digest), layout, -1)
             for gone in self.description.neighbours(client):
                 if gone in delivered or gone not in self._sealed:
@@ -184,6 +218,10 @@ def _read(answers: Mapping[int, Mapping[str, Any]], read: Callable[[Any], _Read]
         with suppress(ProtocolError, KeyError, TypeError, ValueError):
             found[client] = read(answer)
     return found
+
+
+def _read_keys(answers: Mapping[int, Mapping[str, Any]]) -> dict[int, Announcement]:
+    return _read(answers, lambda found: announcement_in(bytes.fromhex(found["keys"])))
 
 
 def _by_owner(helped: Mapping[int, Mapping[int, bytes]]) -> dict[int, dict[int, bytes]]:
