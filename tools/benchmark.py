@@ -9,6 +9,8 @@
     python tools/benchmark.py allocator               # what keeping freed memory saves
     python tools/benchmark.py flower --sites 3        # over the network, in an environment with the extra 'flower'
     python tools/benchmark.py gpu                     # S with 1,000 clients, W and L on a GPU, and what a step asks of it
+    python tools/benchmark.py published --peers PYTHON --data mnist/raw   # settings with published figures: docs/published.md
+    python tools/benchmark.py stragglers              # FedProx's curves, beside its algorithm in NumPy
     python tools/benchmark.py counts                  # operators, launches, reads and calls of a step, a client and a round
 
 Every repeat runs the loop by hand, each row, and the loop by hand again, which is the control: a ratio that is not further
@@ -150,13 +152,18 @@ def one(name: str, settings: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "what", nargs="+", help="workloads, or one of L, clients, memory, robust, allocator, flower, gpu, counts"
+        "what",
+        nargs="+",
+        help="workloads, or one of L, clients, memory, robust, allocator, flower, gpu, counts, published, stragglers",
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peers", metavar="PYTHON", help="the interpreter of an environment with the peers")
     parser.add_argument("--models", type=int, default=200, help="of 'robust', with 10 million parameters each")
     parser.add_argument("--device", default="cuda", help="of 'gpu'; 'cpu' tries its rows out on little")
     parser.add_argument("--sites", type=int, default=3, help="of 'flower'")
+    parser.add_argument("--data", help="of 'published': the folder with MNIST's four idx files")
+    parser.add_argument("--only", nargs="+", help="of 'published': lr-mnist, cnn-cifar10 or lr-ratings")
+    parser.add_argument("--rounds", type=int, help="of 'published' and 'stragglers', instead of the published number")
     parser.add_argument("--settings", type=json.loads, default={}, help="of 'one': a workload's settings in JSON")
     args = parser.parse_args()
     keep_freed_memory()
@@ -167,9 +174,10 @@ def main() -> None:
     import benchmark_counts
     import benchmark_flower
     import benchmark_gpu
+    import benchmark_published
     import benchmark_scale
 
-    tools = (benchmark_scale, benchmark_gpu, benchmark_flower, benchmark_counts)
+    tools = (benchmark_scale, benchmark_gpu, benchmark_flower, benchmark_counts, benchmark_published)
     measurements = {name: measure for tool in tools for name, measure in tool.MEASUREMENTS.items()}
     print(f"torch {torch.__version__}, one thread per process, {cores()} cores", flush=True)
     for what in args.what:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import gc
 import logging
+import os
 import time
 import warnings
 from collections.abc import Sequence
@@ -84,9 +85,9 @@ class Images(L.LightningDataModule):
 class Plain(L.LightningModule):
     """What a researcher writes: no metrics in training, the accuracy in validation."""
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, lr: float = LR) -> None:
         super().__init__()
-        self.net = net
+        self.net, self.lr = net, lr
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return F.cross_entropy(self.net(batch[0]), batch[1])
@@ -95,7 +96,7 @@ class Plain(L.LightningModule):
         self.log("val_accuracy", (self.net(batch[0]).argmax(1) == batch[1]).float().mean(), batch_size=len(batch[1]))
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=LR)
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
 class Clock(L.Callback):
@@ -114,10 +115,10 @@ class Clock(L.Callback):
 
 
 def now(device: torch.device) -> float:
-    """Seconds, after a GPU has done what it was asked to do."""
+    """Seconds, after a GPU has done what it was asked to do; those of the processor if PROCESSOR_TIME is set."""
     if device.type == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter()
+    return time.process_time() if "PROCESSOR_TIME" in os.environ else time.perf_counter()
 
 
 def perceptron() -> nn.Module:
@@ -136,7 +137,13 @@ class Workload:
         cohort: of S.
         rounds: other than usual.
         share: of each client's examples, to try it out.
+
+    Attributes:
+        last: the network that the last run ended with.
     """
+
+    lr = LR
+    last: nn.Module
 
     def __init__(
         self,
@@ -183,7 +190,7 @@ class Workload:
             for k in cohort:
                 client.load_state_dict(server.state_dict())
                 client.train()
-                optimizer = torch.optim.SGD(client.parameters(), lr=LR)
+                optimizer = torch.optim.SGD(client.parameters(), lr=self.lr)
                 order = parts[k][torch.randperm(self.sizes[k])].to(self.device)
                 for batch in order.split(self.data.batch_size):
                     optimizer.zero_grad()
@@ -199,6 +206,7 @@ class Workload:
                 torch._foreach_copy_(list(server.parameters()), total)
             if len(val[1]):
                 self._accuracy(server, val)
+        self.last = server
         return (now(self.device) - begun) / self.rounds
 
     def ours(
@@ -225,13 +233,14 @@ class Workload:
             server_evaluation=ServerEvaluation(batch_size=eval_batch),
             clients_per_round=self.cohort,
         )
-        chosen = Plain(copy.deepcopy(self.net)) if module is None else module
+        chosen = Plain(copy.deepcopy(self.net), self.lr) if module is None else module
         data = FederatedDataModule(self.data, Sizes(self.sizes))
         if devices == "auto":
             devices = choose_ranks(callback, chosen, data, callbacks).ranks
         flags = ranks or {"devices": devices, "strategy": "auto" if devices == 1 else "ddp"}
         trainer = self._trainer(skipped, callback, clock, *callbacks, **flags)
         trainer.fit(chosen, data)
+        self.last = chosen.net if isinstance(chosen, Plain) else chosen
         return clock.seconds / self.rounds
 
     def centrally(self, precision: Any = "32-true") -> float:

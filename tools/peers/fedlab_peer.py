@@ -39,7 +39,10 @@ class Clients(FedDataset):
 class Trainer(SGDSerialClientTrainer):
     """Sends the number of examples after the parameters."""
 
+    clock: workload.Clock
+
     def train(self, model_parameters: Tensor, train_loader: DataLoader) -> list[Tensor]:
+        self.clock.examples += len(train_loader.dataset)
         return [*super().train(model_parameters, train_loader), torch.tensor(float(len(train_loader.dataset)))]
 
 
@@ -67,8 +70,9 @@ def run(work: workload.Workload, rounds: int) -> None:
     clock = workload.Clock()
     network = work.network()
     trainer = Trainer(network, len(work.clients))
+    trainer.clock = clock
     trainer.setup_dataset(Clients(work.clients))
-    trainer.setup_optim(epochs=1, batch_size=work.batch_size, lr=workload.LR)
+    trainer.setup_optim(epochs=1, batch_size=work.batch_size, lr=work.lr)
     handler = Handler(network, global_round=rounds, sample_ratio=work.cohort / len(work.clients))
     test = DataLoader(TensorDataset(*work.test), batch_size=work.test_batch_size) if work.test else None
     Pipeline(handler, trainer, test, clock).main()

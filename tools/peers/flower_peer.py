@@ -37,7 +37,7 @@ def train(message: Message, context: Context) -> Message:
     network = workload.resident_network(work.name)
     network.load_state_dict(message.content["arrays"].to_torch_state_dict())
     network.train()
-    optimizer = torch.optim.SGD(network.parameters(), lr=workload.LR)
+    optimizer = torch.optim.SGD(network.parameters(), lr=work.lr)
     for x, y in DataLoader(TensorDataset(images, labels), batch_size=work.batch_size, shuffle=True):
         optimizer.zero_grad()
         F.cross_entropy(network(x), y).backward()

@@ -11,18 +11,24 @@ the finalisation (a broadcast and one more evaluation), which fluke runs after t
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import workload
 from fluke import DDict, FlukeENV
 from fluke.algorithms.fedavg import FedAVG
+from fluke.client import Client
 from fluke.data import DataSplitter, DummyDataContainer, FastDataLoader
 from fluke.evaluation import ClassificationEval
-from fluke.utils import FederationObserver
+from fluke.utils import FederationObserver, ServerObserver
 from torchmetrics import Accuracy
 
 
-class EndOfRound(FederationObserver):
+class EndOfRound(FederationObserver, ServerObserver):
     def __init__(self, clock: workload.Clock) -> None:
         self.clock = clock
+
+    def selected_clients(self, round: int, clients: Collection[Client]) -> None:
+        self.clock.examples += sum(client.n_examples for client in clients)
 
     def end_round(self, round: int) -> None:
         self.clock.end_of_round()
@@ -54,7 +60,7 @@ def run(work: workload.Workload, rounds: int) -> None:
             batch_size=work.batch_size,
             local_epochs=1,
             loss="CrossEntropyLoss",
-            optimizer=DDict(name="SGD", lr=workload.LR),
+            optimizer=DDict(name="SGD", lr=work.lr),
             scheduler=DDict(name="StepLR", step_size=1, gamma=1),
         ),
         server=DDict(weighted=True),

@@ -64,8 +64,9 @@ class EndOfRound(TrainingProcessCallback):
         return False, Metrics()
 
 
-def user_dataset(work: workload.Workload, user: int) -> PyTorchTensorDataset:
+def user_dataset(work: workload.Workload, user: int, clock: workload.Clock) -> PyTorchTensorDataset:
     images, labels = work.clients[user]
+    clock.examples += len(labels)
     order = torch.randperm(len(labels))
     return PyTorchTensorDataset((images[order], labels[order]))
 
@@ -79,7 +80,7 @@ def run(work: workload.Workload, rounds: int) -> None:
         central_optimizer=torch.optim.SGD(classifier.parameters(), lr=1.0),
     )
     sampler = get_user_sampler("minimize_reuse", list(range(len(work.clients))))
-    users = FederatedDataset(lambda user: user_dataset(work, user), sampler)
+    users = FederatedDataset(lambda user: user_dataset(work, user, clock), sampler)
     backend = SimulatedBackend(training_data=users, val_data=None, postprocessors=[WeightByDatapoints()])
     eval_params = NNEvalHyperParams(local_batch_size=work.test_batch_size)
     callbacks: list[TrainingProcessCallback] = [EndOfRound(clock)]
@@ -95,7 +96,7 @@ def run(work: workload.Workload, rounds: int) -> None:
         backend=backend,
         model=model,
         model_train_params=NNTrainHyperParams(
-            local_num_epochs=1, local_learning_rate=workload.LR, local_batch_size=work.batch_size
+            local_num_epochs=1, local_learning_rate=work.lr, local_batch_size=work.batch_size
         ),
         model_eval_params=eval_params,
         callbacks=callbacks,

@@ -3,6 +3,7 @@
 S  100 clients with 100 examples each, 10 a round, LeNet, B = 10, no evaluation.
 W  AdaFed's Simulation 2: 6 clients, all in every round, Keras CNN, B = 100, one evaluation of the aggregated model on
    10,000 images per round.
+lr-mnist, cnn-cifar10, lr-ratings: see published.py.
 C  for check_peers.py only: 3 clients of 10, 20 and 40 examples, LeNet, one full batch each, one evaluation. The result
    of a round does not depend on the order of the examples, so that every peer must arrive at the same weights.
 
@@ -28,6 +29,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import published
 import torch
 from torch import Tensor, nn
 
@@ -50,16 +52,22 @@ class Workload:
     clients: list[tuple[Tensor, Tensor]]
     test: tuple[Tensor, Tensor] | None
     test_batch_size: int = 100
+    lr: float = LR
+    held_back: tuple[Tensor, Tensor] | None = None
 
     def network(self) -> nn.Module:
         """A new network, always with the same weights."""
         torch.manual_seed(0)
+        if self.name in published.SETTINGS:
+            return published.SETTINGS[self.name].network()
         return _network_class("keras_cnn", "KerasCNN")() if self.name == "W" else _network_class("lenet", "LeNet")()
 
 
 @functools.lru_cache
 def load(name: str) -> Workload:
     """The workload of that name, its tensors made once per process."""
+    if name in published.SETTINGS:
+        return _published(name)
     sizes = SIZES[name]
     generator = torch.Generator().manual_seed(0)
 
@@ -70,6 +78,13 @@ def load(name: str) -> Workload:
     if name == "S":
         return Workload(name, cohort=10, batch_size=10, rounds=15, clients=clients, test=None)
     return Workload(name, len(sizes), 100, rounds=2, clients=clients, test=images(10_000 if name == "W" else 100))
+
+
+def _published(name: str) -> Workload:
+    own = published.SETTINGS[name]
+    found = own.load()
+    clients = list(zip(*(tensor.split(found.sizes) for tensor in found.train), strict=True))
+    return Workload(name, own.cohort, own.batch_size, own.rounds, clients, None, lr=own.lr, held_back=found.test)
 
 
 @functools.lru_cache
@@ -88,22 +103,29 @@ def _network_class(module: str, name: str) -> type[nn.Module]:
 
 @dataclass
 class Clock:
-    """Takes the time at the end of every round, evaluation included."""
+    """Takes the time at the end of every round, evaluation included; pfl, fluke and FedLab also count examples."""
 
     ends: list[float] = field(default_factory=list)
+    examples: int = 0
+    examples_at_ends: list[int] = field(default_factory=list)
 
     def end_of_round(self) -> None:
-        self.ends.append(time.perf_counter())
+        self.ends.append(time.process_time() if "PROCESSOR_TIME" in os.environ else time.perf_counter())
+        self.examples_at_ends.append(self.examples)
 
     def seconds_per_round(self) -> float:
         """Mean over all rounds but the first, which warms up."""
         return (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1)
 
+    def examples_per_round(self) -> float:
+        """Of the same rounds."""
+        return (self.examples_at_ends[-1] - self.examples_at_ends[0]) / (len(self.ends) - 1)
+
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload", choices=list(SIZES))
-    parser.add_argument("--rounds", type=int, help="at least 2, as the first is not timed; 15 for S, 2 for W")
+    parser.add_argument("workload", choices=[*SIZES, *published.SETTINGS])
+    parser.add_argument("--rounds", type=int, help="at least 2, as the first is not timed; 15 for S, 2 for W, and as published")
     return parser
 
 
@@ -119,6 +141,12 @@ def report(
         raise SystemExit(f"{peer} left {still} as they were")
     if CHECK:
         torch.save(dict(weights), Path(CHECK, "weights.pt"))
+    if work.held_back:
+        net = work.network().eval()
+        net.load_state_dict({key: value.reshape(before[key].shape) for key, value in weights.items()})
+        with torch.inference_mode():
+            more["accuracy"] = float((net(work.held_back[0]).argmax(1) == work.held_back[1]).float().mean())
+    more["examples_per_round"] = clock.examples_per_round()
     line = {"peer": peer, "version": metadata.version(package), "workload": work.name, "rounds": rounds}
     print(json.dumps({**line, "seconds_per_round": round(clock.seconds_per_round(), 4), **more}), flush=True)
 
