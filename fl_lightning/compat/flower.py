@@ -26,6 +26,9 @@ ONLINE = "online"
 _FAREWELL = 1.5
 """The seconds for which the end of a run waits for the SuperLink, twice."""
 _TYPE = "train"
+_PRAGMAS = {"auto_vacuum": "INCREMENTAL", "secure_delete": "ON", "busy_timeout": "120000", "cache_size": "-4000"}
+"""What SQLite deletes would otherwise stay in the file, which would never shrink. Flower's wait of 5 s is too short while
+large models are written: sites would get errors. Each of up to 15 connections has a cache, of 64 MB in Flower."""
 _STUB = b"""[project]
 name = "fl-lightning"
 version = "0.1.0"
@@ -314,9 +317,8 @@ def superlink_app(files: Mapping[str, str], host: str, port: int) -> Any:
         ),
         *("--ssl-keyfile", files["key"], "--database", files["database"], "--superexec-auth-secret-file", files["secret"]),
     ]
-    # What SQLite deletes would otherwise stay in the file, and the file would never shrink.
-    given = [pragma for pragma in sql_mixin.SQLITE_PRAGMAS if pragma[0] not in ("auto_vacuum", "secure_delete")]
-    sql_mixin.SQLITE_PRAGMAS = (("auto_vacuum", "INCREMENTAL"), ("secure_delete", "ON"), *given)
+    # ``auto_vacuum`` comes first: it has no effect on a database that has pages.
+    sql_mixin.SQLITE_PRAGMAS = tuple((_PRAGMAS | dict(sql_mixin.SQLITE_PRAGMAS) | _PRAGMAS).items())
     with patch.object(sys, "argv", arguments):
         config = _parse_superlink_lifespan_config()
     return create_app(config, SuperLinkLifespan)
