@@ -28,7 +28,7 @@ from fl_lightning.flower.exchange import Exchange
 from fl_lightning.flower.remote_pool import RemotePool
 from fl_lightning.flower.replies import Needs, info_in
 from fl_lightning.flower.server_schema import offered
-from fl_lightning.flower.transport import Transport
+from fl_lightning.flower.transport import Content, Transport
 from fl_lightning.flower.values import build_model, configuration, found_at_start
 from fl_lightning.messages import ClientInfo
 from fl_lightning.models.standardized import standardized_parts
@@ -148,7 +148,7 @@ class RemoteSites(RemoteClients):
             infos[client] = info_in(found[client], names[client], here)
         return infos
 
-    def _ask_all(self, requests: Mapping[int, bytes], names: Sequence[str]) -> dict[int, Mapping[str, Any]]:
+    def _ask_all(self, requests: Mapping[int, Content], names: Sequence[str]) -> dict[int, Mapping[str, Any]]:
         """Send a request to each client, and return the contents of the replies.
 
         Raises:
@@ -193,7 +193,7 @@ class RemoteSites(RemoteClients):
             "rounds": max(1, trainer.max_epochs or 1),
         }
         absent = self._transport.absent() if self.min_sites is not None else {}
-        requests = {
+        requests: dict[int, Content] = {
             client: envelope.request("prepare", federation=federation(), client=client, contract=contract)
             for client in range(len(self._infos))
             if client not in absent
