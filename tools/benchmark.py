@@ -128,7 +128,11 @@ def main() -> None:
     parser.add_argument("--peers", metavar="PYTHON", help="the interpreter of an environment with the peers")
     parser.add_argument("--models", type=int, default=200, help="of 'robust', with 10 million parameters each")
     parser.add_argument("--device", default="cuda", help="of 'gpu'; 'cpu' tries its rows out on little")
-    parser.add_argument("--sites", type=int, default=3, help="of 'flower'")
+    parser.add_argument("--sites", type=int, nargs="+", default=[3], help="of 'flower'")
+    parser.add_argument(
+        "--megabytes", type=float, nargs="*", default=[100.0], help="the models of 'flower', beside a small one"
+    )
+    parser.add_argument("--alone", action="store_true", help="without the bare app beside 'flower'")
     parser.add_argument("--settings", type=json.loads, default={}, help="of 'one': a workload's settings in JSON")
     args = parser.parse_args()
     keep_freed_memory()
