@@ -9,6 +9,7 @@
     python tools/benchmark.py allocator               # what keeping freed memory saves
     python tools/benchmark.py flower --sites 3        # over the network, in an environment with the extra 'flower'
     python tools/benchmark.py gpu                     # S with 1,000 clients, W and L on a GPU, and what a step asks of it
+    python tools/benchmark.py counts                  # operators, launches, reads and calls of a step, a client and a round
 
 Every repeat runs the loop by hand, each row, and the loop by hand again, which is the control: a ratio that is not further
 from 1 than the control's spread says nothing. Medians over repeats. One thread per process; glibc keeps freed memory in all
@@ -123,7 +124,9 @@ def one(name: str, settings: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", help="workloads, or one of L, clients, memory, robust, allocator, flower, gpu")
+    parser.add_argument(
+        "what", nargs="+", help="workloads, or one of L, clients, memory, robust, allocator, flower, gpu, counts"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peers", metavar="PYTHON", help="the interpreter of an environment with the peers")
     parser.add_argument("--models", type=int, default=200, help="of 'robust', with 10 million parameters each")
@@ -140,11 +143,13 @@ def main() -> None:
     if args.what[0] == "one":
         one(args.what[1], args.settings)
         return
+    import benchmark_counts
     import benchmark_flower
     import benchmark_gpu
     import benchmark_scale
 
-    measurements = benchmark_scale.MEASUREMENTS | benchmark_gpu.MEASUREMENTS | benchmark_flower.MEASUREMENTS
+    tools = (benchmark_scale, benchmark_gpu, benchmark_flower, benchmark_counts)
+    measurements = {name: measure for tool in tools for name, measure in tool.MEASUREMENTS.items()}
     print(f"torch {torch.__version__}, one thread per process, {os.cpu_count()} cores", flush=True)
     for what in args.what:
         if what in ("S", "W", "W-eval"):
