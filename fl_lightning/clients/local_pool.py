@@ -176,14 +176,15 @@ class LocalPool:
         """Settle, and share all clients' state between ranks: any rank may train them next, and rank 0 saves it."""
         memory, comm = self.runtime.memory, self.comm
         self.runtime.settle(accepted)
-        memory.settle({client: size for sizes in comm.gather(memory.sizes()) for client, size in sizes.items()})
+        everyone = comm.gather((memory.sizes(), comm.waited))
+        comm.waited = 0.0
+        memory.settle({client: size for sizes, _ in everyone for client, size in sizes.items()})
         changes = memory.changes()
         if comm.size == 1:
             return {}
-        everyone = comm.gather((changes, comm.waited))
-        comm.waited = 0.0
-        for theirs, _ in everyone:
-            memory.update(theirs)
+        if any(sizes for sizes, _ in everyone):
+            for theirs in comm.gather(changes):
+                memory.update(theirs)
         return {"waiting_seconds": sum(waited for _, waited in everyone) / len(everyone)}
 
     def state_dict(self) -> dict[Any, Any]:
