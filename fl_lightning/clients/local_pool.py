@@ -77,6 +77,8 @@ class LocalPool:
             outdated = self._lengths - {state.size, state.num_parameters}
         self._lengths = {state.size, state.num_parameters}
         own = {"vector": state.size} | dict.fromkeys(self.runtime.trainer.kept_like_parameters, state.num_parameters)
+        if before is None:
+            self.runtime.memory.expect(len(self.runtime.trainer.kept_like_parameters) * state.num_parameters * 4)  # float32
         for name, length in self.runtime.memory.vectors():
             if length in outdated or length != own.get(name, length):
                 raise ConfigurationError(
@@ -179,11 +181,13 @@ class LocalPool:
         memory.settle({client: size for sizes in comm.gather(memory.sizes()) for client, size in sizes.items()})
         changes = memory.changes()
         if comm.size == 1:
+            memory.end_settling()
             return {}
         everyone = comm.gather((changes, comm.waited))
         comm.waited = 0.0
         for theirs, _ in everyone:
-            memory.update(theirs)
+            memory.update(*theirs)
+        memory.end_settling()
         return {"waiting_seconds": sum(waited for _, waited in everyone) / len(everyone)}
 
     def state_dict(self) -> dict[Any, Any]:
