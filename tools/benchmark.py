@@ -4,6 +4,7 @@
     python tools/benchmark.py S W --peers PYTHON      # also Flower, pfl, fluke and FedLab, of another environment
     python tools/benchmark.py L                       # a large model: seconds and memory
     python tools/benchmark.py clients                 # 1,000 to 10,000,000 clients, 100 a round
+    python tools/benchmark.py states --repeats 1      # SCAFFOLD among a million clients, 10 GB of disk for a while
     python tools/benchmark.py memory                  # peak memory over 200 rounds
     python tools/benchmark.py robust --models 1000    # a median of models that do not fit into memory
     python tools/benchmark.py allocator               # what keeping freed memory saves
@@ -123,7 +124,7 @@ def one(name: str, settings: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", help="workloads, or one of L, clients, memory, robust, allocator, flower, gpu")
+    parser.add_argument("what", nargs="+", help="workloads, or one of L, clients, states, memory, robust, ...")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peers", metavar="PYTHON", help="the interpreter of an environment with the peers")
     parser.add_argument("--models", type=int, default=200, help="of 'robust', with 10 million parameters each")
@@ -139,8 +140,10 @@ def main() -> None:
     import benchmark_flower
     import benchmark_gpu
     import benchmark_scale
+    import benchmark_state
 
     measurements = benchmark_scale.MEASUREMENTS | benchmark_gpu.MEASUREMENTS | benchmark_flower.MEASUREMENTS
+    measurements |= benchmark_state.MEASUREMENTS
     print(f"torch {torch.__version__}, one thread per process, {os.cpu_count()} cores", flush=True)
     for what in args.what:
         if what in ("S", "W", "W-eval"):
