@@ -100,7 +100,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
             once per round; by default the strategy's, SGD(lr=1), which is plain averaging.
         memory_limit: the memory in GiB that each rank may use for the models of a round, for a strategy such as FedMedian that
             needs all of them at once, and again for the state that clients keep between rounds, such as SCAFFOLD's control
-            variates. The rest is in files in ``trainer.default_root_dir``.
+            variates. The rest, and that state of more than 1,000 clients, is in files in ``trainer.default_root_dir``.
         disk_limit: the GiB that files of the state that clients keep between rounds may take; a run that will need more is
             refused before or after its first round. None for no limit.
         trusted_classes: the dotted paths of classes that checkpoints may contain besides tensors and plain values, such as

@@ -78,7 +78,8 @@ class LocalPool:
         self._lengths = {state.size, state.num_parameters}
         own = {"vector": state.size} | dict.fromkeys(self.runtime.trainer.kept_like_parameters, state.num_parameters)
         if before is None:
-            self.runtime.memory.expect(len(self.runtime.trainer.kept_like_parameters) * state.num_parameters * 4)  # float32
+            width = min((p.element_size() for p in self.runtime.resident.module.parameters()), default=0)
+            self.runtime.memory.expect(len(self.runtime.trainer.kept_like_parameters) * state.num_parameters * width)
         for name, length in self.runtime.memory.vectors():
             if length in outdated or length != own.get(name, length):
                 raise ConfigurationError(

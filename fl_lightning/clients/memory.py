@@ -232,6 +232,7 @@ class ClientMemory:
 
     def _set(self, client: int, kept: Kept | StoredState) -> None:
         self._superseded.add(self._entry(client))
+        self._superseded.discard(kept)
         self._kept[client] = kept
 
     def _read_index(self, file: StoredState | None) -> StateIndex:

@@ -62,6 +62,11 @@ class Superseded:
         if isinstance(replaced, StoredState):
             self.files[replaced.file] = replaced.nbytes
 
+    def discard(self, restored: Any) -> None:
+        """Remove the file of a state that is in use again."""
+        if isinstance(restored, StoredState):
+            self.files.pop(restored.file, None)
+
     def sweep(self, files: ClientFiles, is_live: Callable[[str], bool], checkpoints: Mapping[Hashable, References]) -> None:
         """Delete the files that are not needed: of all files in the first round, and then of those that were replaced."""
         if not self._all_seen:

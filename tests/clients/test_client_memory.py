@@ -269,6 +269,17 @@ def test_former_states_count_and_end_a_run_with_advice(tmp_path):
         put_round(memory, range(1), 2.0)
 
 
+def test_a_state_that_is_restored_takes_its_room_once(tmp_path):
+    memory = ClientMemory()
+    memory.bound(tmp_path, 0, DiskRoom(3 * 4096, 2))
+    put_round(memory, range(2), 1.0)
+    memory.undoable = True
+    memory.put(0, control=torch.zeros(3))
+    memory.settle(memory.sizes())
+    memory.undo(0)
+    memory.end_settling()  # two states, and the file of the one that was taken back
+
+
 def test_a_limit_is_a_number_above_zero():
     with pytest.raises(ConfigurationError, match=r"'federation.disk_limit' must be above 0, in GiB, or null, but is 0"):
         FederatedOrchestrator(disk_limit=0)
