@@ -4,6 +4,7 @@
     python tools/benchmark.py S W --peers PYTHON      # also Flower, pfl, fluke and FedLab, of another environment
     python tools/benchmark.py L                       # a large model: seconds and memory
     python tools/benchmark.py clients                 # 1,000 to 10,000,000 clients, 100 a round
+    python tools/benchmark.py states --repeats 1      # SCAFFOLD among a million clients, 10 GB of disk for a while
     python tools/benchmark.py memory                  # peak memory over 200 rounds
     python tools/benchmark.py robust --models 1000    # a median of models that do not fit into memory
     python tools/benchmark.py allocator               # what keeping freed memory saves
@@ -150,7 +151,7 @@ def one(name: str, settings: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "what", nargs="+", help="workloads, or one of L, clients, memory, robust, allocator, flower, gpu, counts"
+        "what", nargs="+", help="workloads, or one of L, clients, states, memory, robust, allocator, flower, gpu, counts"
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peers", metavar="PYTHON", help="the interpreter of an environment with the peers")
@@ -172,8 +173,9 @@ def main() -> None:
     import benchmark_flower
     import benchmark_gpu
     import benchmark_scale
+    import benchmark_state
 
-    tools = (benchmark_scale, benchmark_gpu, benchmark_flower, benchmark_counts)
+    tools = (benchmark_scale, benchmark_state, benchmark_gpu, benchmark_flower, benchmark_counts)
     measurements = {name: measure for tool in tools for name, measure in tool.MEASUREMENTS.items()}
     print(f"torch {torch.__version__}, one thread per process, {cores()} cores", flush=True)
     for what in args.what:
