@@ -113,7 +113,9 @@ class Standardized(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the network's output for inputs of shape (N, d) or (N, d, ...)."""
         if self.training and not self._is_measured:
-            warnings.warn(_UNMEASURED, stacklevel=2)
+            self._is_measured = bool(self.measured)  # a client gets the buffers alone
+            if not self._is_measured:
+                warnings.warn(_UNMEASURED, stacklevel=2)
         shape = (1, -1, *[1] * (inputs.dim() - 2))
         whole = torch.where(torch.isnan(inputs), self.fill.view(shape), inputs)
         output: Tensor = self.network((whole - self.mean.view(shape)) / self.std.view(shape))
