@@ -49,9 +49,14 @@ def numbers_to_add(
 
     Raises:
         ClientError: if there are none of this name.
+        DataError: if a simulated client has another number of channels than the module.
     """
     if what != INPUTS:
         raise ClientError("The server adds up numbers that clients do not have.")
-    parts = standardized_parts(module)  # a site may build its networks later
-    found = told_moments(data, client, parts[0], seed) if site is None else site.moments()
+    if site is None:
+        part = standardized_parts(module)[0]
+        found = told_moments(data, client, part, seed)
+        part.require_channels(found)
+    else:
+        found = site.moments()
     return (*found.counts, *found.totals, *found.squares)

@@ -79,11 +79,7 @@ class Standardized(nn.Module):
         Raises:
             DataError: if they have another number of channels, or if a channel has no number.
         """
-        if len(moments.counts) != self.num_features:
-            raise DataError(
-                f"The inputs have {len(moments.counts)} channels, but 'model.network.num_features' is {self.num_features}. Set "
-                f"it to {len(moments.counts)}."
-            )
+        self.require_channels(moments)
         if 0 in moments.counts and not partial:
             raise DataError(
                 f"Channel {moments.counts.index(0)} of the inputs has no number at any client. Leave it out of the inputs."
@@ -96,6 +92,18 @@ class Standardized(nn.Module):
             self.fill[list(group)] = torch.tensor(most_frequent(moments, group))
         self.measured.fill_(True)
         self._is_measured = True
+
+    def require_channels(self, moments: Moments) -> None:
+        """Refuse moments of another number of channels.
+
+        Raises:
+            DataError: with both numbers.
+        """
+        if len(moments.counts) != self.num_features:
+            raise DataError(
+                f"The inputs have {len(moments.counts)} channels, but 'model.network.num_features' is {self.num_features}. Set "
+                f"it to {len(moments.counts)}."
+            )
 
     @property
     def is_measured(self) -> bool:
