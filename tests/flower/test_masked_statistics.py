@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from sites_over_bytes import (
 )
 from torch.utils.data import TensorDataset
 
-from fl_lightning.flower import envelope
+from fl_lightning.flower import envelope, site_check
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.site_data import SiteData
 from fl_lightning.flower.site_settings import SiteSettings
@@ -370,3 +371,10 @@ def test_channels_with_few_numbers_are_zero_in_the_sum():
     assert Moments.of_texts(site.moments(replace(policy, min_count=4)) or ()) == exact
     few = Moments.of_texts(site.moments(replace(policy, min_count=21), summed=True) or ())
     assert few == Moments((0,) * 3, (0,) * 3, (0,) * 3)
+
+
+def test_the_check_of_a_site_says_that_sums_leave_in_sums(tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch, 3, **CONSENT, histograms=True)
+    said = site_check._data(Namespace(data="site1/data.yaml", name="site1", schema=None, folder=None))
+    assert "once, the exact sums of its inputs and of their squares inside of a sum over sites; " in said
+    assert "counts of bins" not in said
