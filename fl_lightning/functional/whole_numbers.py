@@ -33,7 +33,7 @@ class WholeLayout(WordLayout):
 
     def add_rest(self, total: Tensor, words: Tensor, sign: int) -> None:
         """Add one number to the other, or subtract it, modulo a power of two in place."""
-        found = (_value(total) + sign * _value(words)) % (1 << 64 * len(total))
+        found = (_value(total) + sign * _value(words)) & ((1 << 64 * len(total)) - 1)
         total.copy_(_words(found.to_bytes(8 * len(total), "little")))
 
 
