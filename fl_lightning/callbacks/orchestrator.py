@@ -56,7 +56,7 @@ from fl_lightning.server.checks.tools import (
     require_whole_models,
     warn_of_resting_parts,
 )
-from fl_lightning.server.input_moments import measure_inputs, refuse_reading, unmeasured
+from fl_lightning.server.input_moments import add_up_inputs, measure_inputs, refuse_reading, unmeasured
 from fl_lightning.server.interruption import tell_how_to_resume
 from fl_lightning.server.outer_trainer import adapt_losses, planned_rounds, prepare_trainer, set_threads
 from fl_lightning.server.requeue import requeue_whole_rounds
@@ -278,7 +278,8 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         lock_checkpoints(trainer, self._cleanup)
         inputs = unmeasured(pl_module, parts_of(self) if self.enabled else ())
         data = getattr(trainer, "datamodule", None)
-        if inputs is not None and isinstance(data, FederatedDataModule):
+        sealed = self._takeover is not None and any(option.seals for option in self.active_options)
+        if inputs is not None and not sealed and isinstance(data, FederatedDataModule):
             measure_inputs(trainer, data, inputs, self.seed)
         if self._takeover is None:
             return
@@ -299,6 +300,8 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self._cleanup.callback(federation.pool.close)
         for hook in self._run.hooks.values():
             hook.open(federation)
+        if inputs is not None and sealed:
+            add_up_inputs(federation, self._run.hooks.values(), inputs)
         self._rounds = RoundRunner(
             settings=self,
             run=self._run,

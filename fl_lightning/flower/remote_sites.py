@@ -122,7 +122,9 @@ class RemoteSites(RemoteClients):
         asks = shows or any(not part.is_measured for part in standardized_parts(trainer.lightning_module))
         schema = offered(trainer.datamodule.datamodule)  # type: ignore[attr-defined]
         here = {"classes": classes, "features": features}
-        told = self._described(names, absent, here, {"statistics": asks, "histograms": shows, "schema": schema})
+        summed = any(option.seals for option in settings.active_options)  # then the sums of inputs are asked for later
+        more = {"statistics": asks and not summed, "histograms": shows, "summed": asks and summed, "schema": schema}
+        told = self._described(names, absent, here, more)
         for client, cause in absent.items():
             rank_zero_warn(f"The fit starts without site {names[client]} (client {client}): {cause}.")
         everyone = enumerate(names)

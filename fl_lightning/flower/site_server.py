@@ -196,6 +196,7 @@ class SiteServer:
             contract=whole_digest(contract),
             min_cohort=self._policy.min_cohort,
             told=self._told,
+            moments=lambda: self._description.summand(self._data),
             hides_sizes=self._policy.examples == "masked",
         )
         built = build(contract, self._data, self._policy, self._device, self._errors.told, place)
