@@ -25,15 +25,16 @@ from fl_lightning.messages import (
     NameComparison,
     Note,
     Progress,
+    Question,
     RoundCommit,
     ServerModel,
 )
 from fl_lightning.types import ClientFailure, ClientUpdate, Compressed, Pull, Snapshot
 
-FORMAT = 10
+FORMAT = 11
 """The version of the format, which increases when a message changes."""
 
-_ORDERS = (ClientTask, EvalOrder, ModelLayout, Progress, ServerModel, RoundCommit)
+_ORDERS = (ClientTask, EvalOrder, ModelLayout, Progress, Question, ServerModel, RoundCommit)
 _REPORTS = (ClientInfo, EvalReport, NameComparison, Note)
 MESSAGES = {kind.__name__: kind for kind in (*_ORDERS, *_REPORTS, ClientFailure, ClientUpdate, Compressed, Pull, Snapshot)}
 _NOT_SENT = {"Snapshot": {"version"}}

@@ -107,8 +107,9 @@ class FederationCLI(OpenCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Return Lightning's subcommands, ``partition``, ``describe`` and ``privacy``."""
-        return {**OpenCLI.subcommands(), **{name: {"model", "datamodule"} for name in ("partition", "describe", "privacy")}}
+        """Return Lightning's subcommands, and those that do not train."""
+        more = ("partition", "describe", "privacy", "evaluate")
+        return {**OpenCLI.subcommands(), **{name: {"model", "datamodule"} for name in more}}
 
     def prepare_subcommand(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         """Add settings only to the subcommand that was typed: adding them to one takes 0.06 s."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fl_lightning.clients.runtime import ClientRuntime
@@ -47,7 +48,7 @@ class Site:
         if isinstance(message, ClientTask):
             return self._train(message)
         if isinstance(message, EvalOrder):
-            return self._runtime.evaluate(message)
+            return self._evaluate(message)
         if isinstance(message, RoundCommit):
             self._settle(message)
             return None
@@ -83,8 +84,27 @@ class Site:
             self._unsettled = None
         self._forget(settlement.saved_round)
 
+    def _evaluate(self, order: EvalOrder) -> EvalReport:
+        """Evaluate a model; a question about the client's own is about what it kept after the round of the checkpoint.
+
+        Raises:
+            WireError: if the client no longer has that.
+        """
+        if order.question is None or not order.own:
+            return self._runtime.evaluate(order)
+        memory = self._runtime.memory
+        now, round_idx = memory.state_dict(), self._runtime.resident.server.round_idx
+        kept = kept_after(self.state_dict(), round_idx)
+        if kept is None:
+            raise WireError(no_longer_kept(round_idx))
+        memory.load_state_dict(_with_numbers(kept))
+        try:
+            return self._runtime.evaluate(order)
+        finally:
+            memory.load_state_dict(now)
+
     def _publish(self, model: ServerModel) -> None:
-        if model.session != self._session:
+        if model.session and model.session != self._session:  # a model to evaluate belongs to no session
             self._resume(model.round_idx)
             self._session = model.session
         self._runtime.publish(model)
@@ -130,6 +150,27 @@ class Site:
             return self._runtime.failed(task, error)
         assert sent is not None  # options that let updates wait are simulated only
         return sent
+
+
+def kept_after(state: Mapping[str, Any], round_idx: int) -> dict[str, Any] | None:
+    """Return what a client kept at the end of a round, by the text of its number; None if it no longer has that.
+
+    Args:
+        state: the state of its site; see :meth:`Site.state_dict`.
+        round_idx: the round.
+    """
+    later = sorted(int(k) for k in state["before"] if int(k) > round_idx)
+    if state["next_round"] <= round_idx + 1:
+        return dict(state["memory"])
+    return dict(state["before"][str(later[0])]) if later and state["forgotten"] <= round_idx else None
+
+
+def no_longer_kept(round_idx: int) -> str:
+    """Return the message for a client that no longer has what it kept after a round."""
+    return (
+        f"The checkpoint is of round {round_idx}, but the site no longer has what it kept in that round. Use the last "
+        "checkpoint of the federation, such as last.ckpt."
+    )
 
 
 def _with_text(state: dict[int, Any]) -> dict[str, Any]:

@@ -40,9 +40,13 @@ def in_words(message: Any) -> dict[str, Any]:
         names = {"round": "round_idx", "period": "period", "epochs": "epochs"}
         return {"train": {word: getattr(message, name, None) for word, name in names.items()}}  # it is not checked yet
     if isinstance(message, EvalOrder):
-        return {"evaluate": message.part, "metric": message.metric, "turns_alone": len(message.tasks)}
+        asked = {} if message.question is None else {"question": asdict(message.question)}
+        return {"evaluate": message.part, "metric": message.metric, "turns_alone": len(message.tasks), **asked}
     if isinstance(message, EvalReport):
-        return {"value": message.value}
+        names = ("value", "n", "interval", "reason")
+        numbers = {"points": [t.tolist() for t in message.points], "sums": {k: t.tolist() for k, t in message.sums.items()}}
+        asked = {name: getattr(message, name) for name in names} | numbers
+        return asked if message.n or message.reason else {"value": message.value}
     if isinstance(message, ClientUpdate):
         return {"update": _numbers(message)}
     if isinstance(message, Note):

@@ -216,30 +216,41 @@ class RemotePool:
     def evaluate(self, orders: Sequence[EvalOrder]) -> list[EvalReport]:
         """See :meth:`ClientPool.evaluate`. With 'skip', a client that fails in the client evaluation has the value NaN.
 
+        A client that does not answer questions has a report with the reason.
+
         Raises:
             ClientError: if a client fails and is not left out, or if no client has a value and one reports an error.
         """
         by_client: dict[int, list[int]] = defaultdict(list)
         for number, order in enumerate(orders):
             by_client[order.client].append(number)
-        skips = self._faults.skips and all(order.metric == "evaluation" for order in orders)
+        questions = all(order.question is not None for order in orders)
+        skips = questions or (self._faults.skips and all(order.metric == "evaluation" for order in orders))
         lost = {client: cause for client, cause in self._missing().items() if client in by_client} if skips else {}
         for client in by_client.keys() - lost.keys():
             self._exchange.send(client, [orders[number] for number in by_client[client]])
         reports: dict[int, EvalReport] = {}
         try:
-            for client, values in self._evaluations({k: len(numbers) for k, numbers in by_client.items()}, skips, lost):
+            counts = {k: len(numbers) for k, numbers in by_client.items() if k not in lost}
+            for client, values in self._evaluations(counts, skips, lost, questions):
                 reports |= dict(zip(by_client[client], values, strict=True))
         except BaseException:
             self._exchange.forget()
             raise
+        if questions:
+            reports |= {
+                number: EvalReport(client, math.nan, reason=cause)
+                for client, cause in lost.items()
+                for number in by_client[client]
+            }
+            lost = {}
         for client, cause in sorted(lost.items()):
             who = self._exchange.who(client)
             warnings.warn(f"The evaluation continues without {who[0].lower()}{who[1:]}: {cause}.", stacklevel=2)
         return [reports.get(number) or EvalReport(order.client, math.nan) for number, order in enumerate(orders)]
 
     def _evaluations(
-        self, counts: Mapping[int, int], skips: bool, lost: dict[int, str]
+        self, counts: Mapping[int, int], skips: bool, lost: dict[int, str], questions: bool = False
     ) -> Iterator[tuple[int, list[EvalReport]]]:
         """Yield the results of each client, and add the cause to ``lost`` for a client that is left out."""
         attempts, refused, found_any = dict.fromkeys(counts, 1), None, False
@@ -255,11 +266,11 @@ class RemotePool:
                     attempts[client] += 1
                     self._exchange.repeat(client)
                     continue
-                told = self._skipped(error, answer)
+                told = SiteError("", _cause(error)) if questions else self._skipped(error, answer)
                 if not skips:
                     raise
                 lost[client], refused = told.cause, refused if answer.content is None else told
-        if refused is not None and not found_any:  # more likely a wrong setting than a failure of all sites
+        if refused is not None and not found_any and not questions:  # more likely a wrong setting than a failure of all sites
             raise refused
 
     # ---------------------------------------------------------------- what clients keep
@@ -297,3 +308,7 @@ class RemotePool:
             warnings.warn(f"The sites did not learn that the last round is complete. {error}", stacklevel=2)
         finally:
             self._exchange.close(completed)
+
+
+def _cause(error: ClientError) -> str:
+    return error.cause if isinstance(error, SiteError) else str(error)

@@ -28,6 +28,8 @@ _MOST_STEPS = 2**40
 """The most steps in a round that a site may claim."""
 _LARGEST_EXTRA = 2.0**40
 """The largest number in an extra tensor; sums of larger ones are not exact, and end the run."""
+_MOST_NUMBERS = 10**6
+"""The most numbers in the answer to a question."""
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """The types in which torch calculates; it stores others, of 8 bits, but does not add them."""
 
@@ -233,7 +235,22 @@ def evaluations_in(found: Mapping[str, Any], who: str, client: int, count: int) 
         raise SiteError(who, f"its reply is not a report of an evaluation ({error}).") from error
     if [one.client for one in reports] != [client] * count:
         raise SiteError(who, "its reply is not a report of an evaluation.")
-    return [EvalReport(client, float(one.value)) for one in reports]
+    return [replace(_as_told(who, one), value=float(one.value)) for one in reports]
+
+
+def _as_told(who: str, report: EvalReport) -> EvalReport:
+    """Return the answer to a question; refuse impossible numbers, and text that could control the terminal.
+
+    Raises:
+        ClientError: naming what is impossible.
+    """
+    tensors = (*report.points, *report.sums.values())
+    texts = (report.reason, report.pooled, *report.sums)
+    if not 0 <= report.n <= _MOST_EXAMPLES or any(printable(text) != text for text in texts):
+        raise SiteError(who, "its answer has an impossible number of examples, or text with control characters.")
+    if any(t.dtype != torch.float64 for t in tensors) or sum(t.numel() for t in tensors) > _MOST_NUMBERS:
+        raise SiteError(who, f"its answer has tensors of another type than float64, or more than {_MOST_NUMBERS} numbers.")
+    return report
 
 
 def _restored(update: ClientUpdate, who: str, check: UpdateCheck) -> ClientUpdate:

@@ -18,6 +18,7 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.checks import evaluated_parts
 from fl_lightning.flower.policy import LARGEST_POWER, Policy
 from fl_lightning.flower.recipe import RefusedError
+from fl_lightning.flower.site_questions import check_question
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ClientTask, EvalOrder, Part, ServerModel
 from fl_lightning.types import ClientUpdate
@@ -222,6 +223,8 @@ class SiteLimits:
                     "'policy.evaluations', or its 'policy.min_noise' is above 0."
                 )
             self.check_part(order.part, data.units(order.part))
+            if order.question is not None:
+                check_question(order, order.question, policy)
 
     def check_work(self, update: ClientUpdate) -> None:
         """Refuse to send an update of fewer rows or steps than this site requires, however few it has done.

@@ -26,6 +26,7 @@ from fl_lightning.flower.site_description import SiteDescription
 from fl_lightning.flower.site_errors import SiteErrors
 from fl_lightning.flower.site_figures import Outgoing, update_to_send
 from fl_lightning.flower.site_limits import SiteLimits
+from fl_lightning.flower.site_questions import SiteQuestions
 from fl_lightning.flower.site_record import SiteRecord, digest_of, whole_digest
 from fl_lightning.flower.site_state import SiteStore, require_id
 from fl_lightning.flower.validation import listed, require_message, require_model, require_order
@@ -78,7 +79,7 @@ class SiteServer:
         self._peers = read_peers(policy)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._audit, self._record = AuditLog(folder / "audit.jsonl"), SiteRecord(folder, policy, name)
-        self._limits = SiteLimits(policy)
+        self._limits, self._questions = SiteLimits(policy), SiteQuestions(folder, policy)
         self._outgoing = Outgoing(policy, self._say)
         self._description = SiteDescription(name, policy, self._record, self._outgoing)
         self._errors = SiteErrors(folder, self._say, uniform=policy.hides_errors)
@@ -228,6 +229,7 @@ class SiteServer:
             return self._sent(work, envelope.reply(needs="model"), ())
         turns = (len(order.tasks) if isinstance(order, EvalOrder) else isinstance(order, ClientTask) for order in orders)
         self._record.count_orders(work.federation, sum(turns), sum(isinstance(order, EvalOrder) for order in orders))
+        self._questions.count(orders, known, self._data)
         for order in orders:
             if self._account is not None and isinstance(order, ClientTask):
                 self._account.charge(work.federation, order, work.built.settings, self._data)

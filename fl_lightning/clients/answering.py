@@ -1,0 +1,193 @@
+"""Answer a question about a model from its predictions on one client's examples: a metric, with an interval and its sums."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from fl_lightning.compat.torchmetrics import summed_states
+from fl_lightning.errors import ClientError, ConfigurationError
+from fl_lightning.functional.bootstrap import percentile_interval, resamples
+from fl_lightning.functional.digest import digest
+from fl_lightning.functional.small_cells import few, few_predicted, told_states
+from fl_lightning.messages import EvalReport, Question
+from fl_lightning.metrics.one_score import one_score, takes_one_score
+from fl_lightning.metrics.update import update_metric
+
+SETTING = "metrics"
+"""The setting that names the metrics, for messages."""
+MOST_POINTS = 10_000
+"""The most numbers of a curve."""
+_MOST_UNDEFINED = 0.05
+"""The largest share of resamples without a value with which there still is an interval."""
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Answer questions.
+
+    Attributes:
+        build: returns the metric that values describe.
+        least: the fewest persons, or examples if the data name none, behind a figure, a class and a point of a curve.
+    """
+
+    build: Callable[[Mapping[str, Any]], Metric]
+    least: int = 1
+
+    def answer(
+        self, question: Question, client: int, predictions: Tensor, target: Tensor, persons: Tensor | None
+    ) -> EvalReport:
+        """Return the answer.
+
+        Args:
+            question: the question.
+            client: the client's id.
+            predictions: the model's predictions on the client's examples, shape (N, ...).
+            target: the true values, shape (N, ...).
+            persons: the person of each example, shape (N,); None if each is a person of its own.
+
+        Raises:
+            ConfigurationError: if the metric cannot compare them.
+        """
+        metric = self.build(question.metric)
+        if takes_one_score(metric):
+            predictions = one_score(predictions)
+        known = torch.arange(len(target)) if persons is None else persons
+        n = known.unique().numel()
+        reason = self._too_few(n, target, known)
+        if reason:
+            return EvalReport(client, math.nan, reason=reason)
+        with _quiet():
+            metric.reset()
+            update_metric(metric, predictions, target, SETTING)
+            value = metric.compute()
+        if few_predicted({name: state.cpu() for name, state in (summed_states(metric) or {}).items()}, self.least):
+            return EvalReport(client, math.nan, reason=f"fewer than {self.least} examples are predicted as one class")
+        rows = self.least * int(torch.bincount(known.unique(return_inverse=True)[1]).max()) if self.least > 1 else 1
+        sums, pooled = _sums_of(metric, rows)
+        if not (isinstance(value, Tensor) and value.numel() == 1):
+            return _curve(client, n, metric, value, sums, pooled)
+        interval, why = _interval(metric, question, predictions, target, known)
+        withheld = any(bool(state.isnan().any()) for state in sums.values())
+        if withheld:
+            sums, pooled = {}, f"a count of fewer than {self.least}"
+        number = float(value)
+        reason = why or ("" if math.isfinite(number) else "the metric has no value on these examples")
+        return EvalReport(client, number, n, interval, sums=sums, reason=reason, pooled=pooled)
+
+    def _too_few(self, n: int, target: Tensor, persons: Tensor) -> str:
+        """Return why nothing may be told; empty if something may."""
+        if n < self.least:
+            return f"fewer than {self.least} examples or persons"
+        if target.is_floating_point() or self.least <= 1:
+            return ""
+        columns = target.reshape(len(target), -1).T if target.dim() <= 2 else [target.reshape(len(target), -1)]
+        for column in columns:
+            for label in column.unique():
+                there = column == label
+                count = persons[there if there.dim() == 1 else there.any(1)].unique().numel()
+                if few(torch.tensor(count), self.least):
+                    return f"a class of fewer than {self.least} examples or persons"
+        return ""
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Let metrics warn of nothing: a resample without a class is left out, and a state is set without an update."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _sums_of(metric: Metric, least: int) -> tuple[dict[str, Tensor], str]:
+    """Return a metric's states that may be told, or why there are none."""
+    states = summed_states(metric)
+    if states is None:
+        return {}, "the metric is not a function of sums"
+    return told_states({name: state.detach().cpu() for name, state in states.items()}, least), ""
+
+
+def value_of_sums(metric: Metric, sums: Mapping[str, Tensor]) -> Any:
+    """Return a metric's value from its states, such as the sums of those of all clients.
+
+    Args:
+        metric: a metric, which is not changed.
+        sums: the states by name, float64; NaN in one makes what follows from it NaN.
+    """
+    fresh = deepcopy(metric)
+    fresh.reset()
+    for name, state in sums.items():
+        setattr(fresh, name, state)
+    with _quiet():
+        return fresh.compute()
+
+
+def points_of(value: Any) -> tuple[Tensor, ...]:
+    """Return the tensors that a metric's ``compute`` returned, as float64.
+
+    Raises:
+        ClientError: if they are no tensors, or too many numbers.
+    """
+    tensors = value if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(one, Tensor) for one in tensors) or sum(one.numel() for one in tensors) > MOST_POINTS:
+        raise ClientError(f"The metric returns no tensors, or more than {MOST_POINTS} numbers.")
+    return tuple(one.detach().cpu().double() for one in tensors)
+
+
+def _curve(client: int, n: int, metric: Metric, value: Any, sums: Mapping[str, Tensor], pooled: str) -> EvalReport:
+    """Return the points of a curve: those that follow from states that may be told."""
+    if pooled:
+        name = type(metric).__name__
+        reason = f"the points of {name} are those of single examples; set its 'thresholds' to a number, for a common grid"
+        return EvalReport(client, math.nan, reason=reason, pooled=reason)
+    try:
+        points = points_of(value_of_sums(metric, sums))
+    except ClientError as error:
+        return EvalReport(client, math.nan, reason=str(error), pooled=str(error))
+    return EvalReport(client, math.nan, n, points=points, sums=sums)
+
+
+def _interval(
+    metric: Metric, question: Question, predictions: Tensor, target: Tensor, persons: Tensor
+) -> tuple[tuple[float, float] | None, str]:
+    """Return the percentile interval, or why there is none.
+
+    The draws follow from the predictions and targets alone: the same model on the same data gives the same interval, and
+    asking again tells nothing new.
+    """
+    if not question.resamples:
+        return None, ""
+    labels = target if not target.is_floating_point() and target.dim() == 1 else None
+    several = labels is not None and labels.unique().numel() > 1
+    seed = int(digest([predictions, target, persons])[:15], 16)
+    values = []
+    with _quiet():
+        for rows in resamples(persons, question.resamples, seed):
+            if several and labels is not None and bool((labels[rows] == labels[rows[0]]).all()):
+                continue  # a curve of one class has no area, which some metrics report as 0
+            metric.reset()
+            metric.update(predictions[rows], target[rows])
+            values.append(float(metric.compute()))
+    found = torch.tensor(values, dtype=torch.float64)
+    found = found[found.isfinite()]
+    if len(found) < (1 - _MOST_UNDEFINED) * question.resamples:
+        return None, "no interval: more than 5 % of the resamples have no value"
+    return percentile_interval(found, question.level), ""
+
+
+def refuse_questions(values: Mapping[str, Any]) -> Metric:
+    """Refuse to build a metric where no questions are answered.
+
+    Raises:
+        ConfigurationError: always.
+    """
+    raise ConfigurationError("No metric may be asked for here by its class.")
