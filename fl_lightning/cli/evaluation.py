@@ -39,7 +39,7 @@ def run_evaluation(
         ConfigurationError: if no checkpoint or no metric is named.
     """
     root = Path(trainer.default_root_dir)
-    sources = [Path(one) for one in checkpoints or [_best(root)]]
+    sources = [Path(one) for one in checkpoints] or [_best(root)]
     named = _named(_values(trainer, metrics), metrics)
 
     def build(values: Mapping[str, Any]) -> Metric:

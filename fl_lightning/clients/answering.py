@@ -62,7 +62,7 @@ class Questions:
         if takes_one_score(metric):
             predictions = one_score(predictions)
         known = torch.arange(len(target)) if persons is None else persons
-        n = known.unique().numel()
+        n = torch.unique(known).numel()
         reason = self._too_few(n, target, known)
         if reason:
             return EvalReport(client, math.nan, reason=reason)
@@ -72,7 +72,7 @@ class Questions:
             value = metric.compute()
         if few_predicted({name: state.cpu() for name, state in (summed_states(metric) or {}).items()}, self.least):
             return EvalReport(client, math.nan, reason=f"fewer than {self.least} examples are predicted as one class")
-        rows = self.least * int(torch.bincount(known.unique(return_inverse=True)[1]).max()) if self.least > 1 else 1
+        rows = self.least * int(torch.bincount(torch.unique(known, return_inverse=True)[1]).max()) if self.least > 1 else 1
         sums, pooled = _sums_of(metric, rows)
         if not (isinstance(value, Tensor) and value.numel() == 1):
             return _curve(client, n, metric, value, sums, pooled)
@@ -92,9 +92,9 @@ class Questions:
             return ""
         columns = target.reshape(len(target), -1).T if target.dim() <= 2 else [target.reshape(len(target), -1)]
         for column in columns:
-            for label in column.unique():
+            for label in torch.unique(column):
                 there = column == label
-                count = persons[there if there.dim() == 1 else there.any(1)].unique().numel()
+                count = torch.unique(persons[there if there.dim() == 1 else there.any(1)]).numel()
                 if few(torch.tensor(count), self.least):
                     return f"a class of fewer than {self.least} examples or persons"
         return ""
@@ -167,7 +167,7 @@ def _interval(
     if not question.resamples:
         return None, ""
     labels = target if not target.is_floating_point() and target.dim() == 1 else None
-    several = labels is not None and labels.unique().numel() > 1
+    several = labels is not None and torch.unique(labels).numel() > 1
     seed = int(digest([predictions, target, persons])[:15], 16)
     values = []
     with _quiet():

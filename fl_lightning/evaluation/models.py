@@ -47,8 +47,8 @@ def loaded(module: LightningModule, weights: Mapping[str, Tensor], source: objec
     except RuntimeError as error:
         first = str(error).splitlines()[1:2] or [str(error)]
         raise CheckpointError(
-            f"'{source}' does not fit {type(module).__name__} of this configuration: {first[0].strip()[:300]} Name a checkpoint "
-            "of the same model, or set 'model' to that of the checkpoint."
+            f"'{source}' does not fit {type(module).__name__} of this configuration: {first[0].strip()[:300]} Name a "
+            "checkpoint of the same model, or set 'model' to that of the checkpoint."
         ) from error
     return {name: tensor.detach().cpu().clone() for name, tensor in ModelState(module).tensors().items()}
 

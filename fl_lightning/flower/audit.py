@@ -40,13 +40,10 @@ def in_words(message: Any) -> dict[str, Any]:
         names = {"round": "round_idx", "period": "period", "epochs": "epochs"}
         return {"train": {word: getattr(message, name, None) for word, name in names.items()}}  # it is not checked yet
     if isinstance(message, EvalOrder):
-        asked = {} if message.question is None else {"question": asdict(message.question)}
+        asked = {} if message.question is None else {"question": _question(message.question)}
         return {"evaluate": message.part, "metric": message.metric, "turns_alone": len(message.tasks), **asked}
     if isinstance(message, EvalReport):
-        names = ("value", "n", "interval", "reason")
-        numbers = {"points": [t.tolist() for t in message.points], "sums": {k: t.tolist() for k, t in message.sums.items()}}
-        asked = {name: getattr(message, name) for name in names} | numbers
-        return asked if message.n or message.reason else {"value": message.value}
+        return _answer(message) if message.n or message.reason else {"value": message.value}
     if isinstance(message, ClientUpdate):
         return {"update": _numbers(message)}
     if isinstance(message, Note):
@@ -57,6 +54,17 @@ def in_words(message: Any) -> dict[str, Any]:
     if isinstance(message, ClientInfo):
         return asdict(message)
     return {}
+
+
+def _question(question: Any) -> dict[str, Any]:
+    """Return a question, which is not checked yet, as text that cannot fill the log."""
+    return {name: str(getattr(question, name, None))[:500] for name in ("metric", "resamples", "level")}
+
+
+def _answer(report: EvalReport) -> dict[str, Any]:
+    told = {name: getattr(report, name) for name in ("value", "n", "interval", "reason")}
+    told["points"] = [tensor.tolist() for tensor in report.points]
+    return told | {"sums": {name: tensor.tolist() for name, tensor in report.sums.items()}}
 
 
 def _numbers(update: ClientUpdate) -> dict[str, Any]:

@@ -228,7 +228,8 @@ class SiteServer:
         if orders and (known is None or known.version != asked.get("model_version")):
             return self._sent(work, envelope.reply(needs="model"), ())
         turns = (len(order.tasks) if isinstance(order, EvalOrder) else isinstance(order, ClientTask) for order in orders)
-        self._record.count_orders(work.federation, sum(turns), sum(isinstance(order, EvalOrder) for order in orders))
+        evaluated = sum(isinstance(order, EvalOrder) and order.question is None for order in orders)
+        self._record.count_orders(work.federation, sum(turns), evaluated)
         self._questions.count(orders, known, self._data)
         for order in orders:
             if self._account is not None and isinstance(order, ClientTask):

@@ -17,7 +17,7 @@ def resamples(persons: Tensor, count: int, seed: int) -> list[Tensor]:
         seed: the seed of the draws.
     """
     draw = torch.Generator().manual_seed(seed)
-    _, codes = persons.unique(return_inverse=True)
+    _, codes = torch.unique(persons, return_inverse=True)
     sizes = torch.bincount(codes)
     starts = sizes.cumsum(0) - sizes
     order = codes.argsort(stable=True)

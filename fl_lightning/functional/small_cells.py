@@ -24,20 +24,22 @@ def told_thresholds(positive: Tensor, negative: Tensor, totals: tuple[int, int],
         least: the fewest rows.
     """
     told = torch.zeros(len(positive), dtype=torch.bool)
-    steps: list[tuple[int, int, list[int]]] = [(0, 0, [])]  # the told counts, and the thresholds with these counts
+    known, places = [(0, 0)], list[int]()
     for place in (positive + negative).argsort(stable=True).tolist():
         now = int(positive[place]), int(negative[place])
-        if all(_whole(a - b, least) for a, b in zip(now, steps[-1], strict=False)):
-            steps.append((*now, [place]))
-    while len(steps) > 1 and not all(_whole(a - b, least) for a, b in zip(totals, steps[-1], strict=False)):
-        steps.pop()
-    for *_, places in steps:
-        told[places] = True
+        if _apart(now, known[-1], least):
+            known.append(now)
+            places.append(place)
+    while places and not _apart(totals, known[-1], least):
+        known.pop()
+        places.pop()
+    told[places] = True
     return told
 
 
-def _whole(number: int, least: int) -> bool:
-    return number == 0 or number >= least
+def _apart(more: tuple[int, int], less: tuple[int, int], least: int) -> bool:
+    """Return whether 0 or enough rows of each class are between two points."""
+    return all(a == b or a - b >= least for a, b in zip(more, less, strict=True))
 
 
 def told_states(states: dict[str, Tensor], least: int) -> dict[str, Tensor]:

@@ -148,8 +148,9 @@ def test_points_of_single_examples_are_refused(metric):
     if isinstance(metric, classification.BinaryStatScores):
         scores, labels = scores[:, None].expand(-1, 3), labels[:, None].expand(-1, 3)
     report = ask(metric, scores, labels)
+    name = type(metric).__name__
     assert report.reason == (
-        f"the points of {type(metric).__name__} are those of single examples; set its 'thresholds' to a number, for a common grid"
+        f"the points of {name} are those of single examples; set its 'thresholds' to a number, for a common grid"
     )
     assert not report.points
 
@@ -186,7 +187,7 @@ def three_sites(metric: Any, least: int = 1) -> tuple[list[EvalReport], torch.Te
         classification.BinaryAccuracy(),
         classification.BinaryF1Score(),
         classification.BinaryAUROC(thresholds=21),
-        classification.MulticlassAccuracy(2),
+        classification.BinarySpecificity(),
         regression.MeanSquaredError(),
         regression.R2Score(),
         torchmetrics.MeanSquaredError(squared=False),
