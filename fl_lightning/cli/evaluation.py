@@ -65,7 +65,7 @@ def run_evaluation(
         logger.finalize("success")
     print(text_table(("model", "metric", "site", "value"), [(c.model, c.metric, c.site, _shown(c.report)) for c in cells]))
     print(f"Evaluation: {folder} ({', '.join(sorted(path.name for path in folder.iterdir()))})")
-    if not drawn and any(row[4] != "" for row in rows):
+    if not drawn and any(row[4] is not None for row in rows):
         print("No heat map: matplotlib is not installed. Install fl_lightning[plots].")
 
 

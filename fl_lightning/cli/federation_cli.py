@@ -203,7 +203,7 @@ class FederationCLI(OpenCLI):
             self._wandb_id = kept.read_text(encoding="utf-8").strip() if goes_on else secrets.token_hex(4)
             os.environ.setdefault("WANDB_RUN_ID", self._wandb_id)
             os.environ.setdefault("WANDB_RESUME", "allow")
-        elif self.subcommand == "test" and kept.exists():
+        elif self.subcommand in ("test", "evaluate") and kept.exists():
             os.environ.setdefault("WANDB_RUN_ID", kept.read_text(encoding="utf-8").strip())
             os.environ.setdefault("WANDB_RESUME", "allow")
         os.environ.setdefault("WANDB_SILENT", "true")

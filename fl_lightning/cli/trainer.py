@@ -100,7 +100,7 @@ class FederationTrainer(Trainer):
             part: the part of each client's examples: test, validation or training.
             resamples: the number of bootstrap resamples behind an interval, from 0 to 10,000; 0 for no intervals.
             level: the share of the resamples' values within the interval, in (0, 1).
-            min_examples: the fewest examples or persons behind a figure, a class and a point of a curve; sites have their own limit.
+            min_examples: the fewest examples or persons behind a figure, a class and a point; sites have their own limit.
         """
         from fl_lightning.cli.evaluation import run_evaluation
 

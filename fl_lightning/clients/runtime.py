@@ -23,7 +23,7 @@ from fl_lightning.clients.update_editor import UpdateEditor
 from fl_lightning.core.capabilities import Need
 from fl_lightning.core.hooks import ClientHooks
 from fl_lightning.errors import ClientError, add_note
-from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, Question, ServerModel
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, OwnModel, Question, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.utilities.collectives import Collectives
 
@@ -185,6 +185,15 @@ class ClientRuntime:
             add_note(error, f"In the evaluation on the {order.part} examples of client {self._name_of(order.client)}.")
             raise
         return EvalReport(order.client, value)
+
+    def own_model(self, client: int) -> OwnModel:
+        """Return the complete model that a client has for itself; without tensors if it has none yet."""
+        kept = self.memory.last_model(client)
+        if kept is None and not self.resident.server.first:
+            return OwnModel(client, {})
+        self.resident.load(kept, self.memory.held(client))
+        view = self.resident.view()
+        return OwnModel(client, {k: t.detach().cpu().clone() for k, t in {**view.tensors(), **view.held_tensors()}.items()})
 
     def _answered(self, order: EvalOrder, question: Question) -> EvalReport:
         """Answer a question about a model."""

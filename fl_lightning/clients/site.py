@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.errors import ClientError, WireError
-from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, RoundCommit, ServerModel
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, OwnModel, OwnModelOrder, RoundCommit, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.wire import from_bytes, to_bytes
+
+T = TypeVar("T")
 
 
 class Site:
@@ -40,7 +42,7 @@ class Site:
         reply = self.handle(from_bytes(content))
         return b"" if reply is None else to_bytes(reply)
 
-    def handle(self, message: Any) -> ClientUpdate | ClientFailure | EvalReport | Note | None:
+    def handle(self, message: Any) -> ClientUpdate | ClientFailure | EvalReport | Note | OwnModel | None:
         """Return the reply to a decoded message, or None; see :meth:`answer`."""
         if isinstance(message, ServerModel):
             self._publish(message)
@@ -49,6 +51,8 @@ class Site:
             return self._train(message)
         if isinstance(message, EvalOrder):
             return self._evaluate(message)
+        if isinstance(message, OwnModelOrder):
+            return self._with_memory_of_the_checkpoint(lambda: self._runtime.own_model(message.client))
         if isinstance(message, RoundCommit):
             self._settle(message)
             return None
@@ -85,13 +89,17 @@ class Site:
         self._forget(settlement.saved_round)
 
     def _evaluate(self, order: EvalOrder) -> EvalReport:
-        """Evaluate a model; a question about the client's own is about what it kept after the round of the checkpoint.
+        """Evaluate a model; a question about the client's own is about what it kept after the round of the checkpoint."""
+        if order.question is None or not order.own:
+            return self._runtime.evaluate(order)
+        return self._with_memory_of_the_checkpoint(lambda: self._runtime.evaluate(order))
+
+    def _with_memory_of_the_checkpoint(self, do: Callable[[], T]) -> T:
+        """Return what a function returns while the client has what it kept after the round of the published model.
 
         Raises:
             WireError: if the client no longer has that.
         """
-        if order.question is None or not order.own:
-            return self._runtime.evaluate(order)
         memory = self._runtime.memory
         now, round_idx = memory.state_dict(), self._runtime.resident.server.round_idx
         kept = kept_after(self.state_dict(), round_idx)
@@ -99,7 +107,7 @@ class Site:
             raise WireError(no_longer_kept(round_idx))
         memory.load_state_dict(_with_numbers(kept))
         try:
-            return self._runtime.evaluate(order)
+            return do()
         finally:
             memory.load_state_dict(now)
 

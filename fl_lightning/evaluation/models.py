@@ -99,9 +99,17 @@ def _own_of(
     return loaded(module, {**weights, **{name: tensor.to(weights[name]) for name, tensor in own.items()}}, source)
 
 
-def models_at_sites(names: Sequence[str]) -> list[Model]:
-    """Return rows for the models that sites keep, which stay there."""
-    return [Model(f"own of {name}", client=client) for client, name in enumerate(names)]
+def models_at_sites(names: Sequence[str], found: Sequence[Mapping[str, Tensor] | str]) -> list[Model]:
+    """Return rows for the models that sites keep: with their tensors if they travel, or else to evaluate where they are.
+
+    Args:
+        names: the names of the sites.
+        found: the tensors of each site's model, or why there are none.
+    """
+    rows = []
+    for client, (name, own) in enumerate(zip(names, found, strict=True)):
+        rows.append(Model(f"own of {name}", {} if isinstance(own, str) else own, client))
+    return rows
 
 
 def models_of_others(module: LightningModule, sources: Sequence[Path], trusted: Sequence[str]) -> list[Model]:

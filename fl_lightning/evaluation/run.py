@@ -102,9 +102,16 @@ def evaluate(
     with _clients(trainer, settings, module, data, checkpoint, state) as pool:
         names = [data.client_name(client) for client in range(data.num_clients)]
         _require_same_clients(state, names, source)
+        if asked.part != "training" and not data.clients_hold(asked.part):
+            raise ConfigurationError(
+                f"'part' is {asked.part}, but the clients have no {asked.part} parts. Set 'data.client_{asked.part}' to the "
+                "share of its examples that each client holds back, e.g. 0.2, as in the fit; or choose another part."
+            )
         models = models_of(module, checkpoint, state, source, names)
+        publish = _publisher(pool, module, state, int(checkpoint["epoch"]))
+        module.load_state_dict(checkpoint["state_dict"])
         if not pool.simulated and (settings.route.keeps_models or settings.strategy.own_models or state.get("held")):
-            models += models_at_sites(names)
+            models += _at_sites(pool, publish, module, names)
         models += models_of_others(module, others, settings.trusted_classes)
         module.load_state_dict(checkpoint["state_dict"])
         metrics = {name: asked.build(values) for name, values in asked.metrics.items()}
@@ -112,7 +119,6 @@ def evaluate(
         if pool.simulated:
             local: Any = pool
             local.runtime.questions = Questions(asked.build, asked.least)
-        publish = _publisher(pool, module, state, int(checkpoint["epoch"]))
         return Asking(pool, publish, names, asked.part, questions, metrics).cells(models)
 
 
@@ -156,6 +162,13 @@ def _clients(
         if settings.pool is not None:
             settings.pool.close()
         data.teardown("fit")
+
+
+def _at_sites(pool: Any, publish: Callable[[Model], int], module: LightningModule, names: Sequence[str]) -> list[Model]:
+    """Return the models that sites keep, of which some may travel."""
+    publish(Model("shared"))
+    whole = {name: tensor.detach().cpu() for name, tensor in ModelState(module).tensors().items()}
+    return models_at_sites(names, pool.complete_models(whole))
 
 
 def _require_same_clients(state: Mapping[str, Any], names: Sequence[str], source: Path) -> None:

@@ -16,17 +16,17 @@ CURVE = ("model", "metric", "site", "n", "point")
 
 
 def rows_of(cells: Sequence[Cell]) -> list[list[Any]]:
-    """Return a row for each cell, with empty fields for what there is not."""
+    """Return a row for each cell, with None for what there is not."""
     return [[one.model, one.metric, one.site, *_numbers(one.report), one.report.reason] for one in cells]
 
 
 def _numbers(report: EvalReport) -> list[Any]:
-    bounds = report.interval or ("", "")
-    return [report.n or "", "" if math.isnan(report.value) else report.value, *bounds]
+    bounds = report.interval or (None, None)
+    return [report.n or None, None if math.isnan(report.value) else report.value, *bounds]
 
 
 def points_of_curves(cells: Sequence[Cell]) -> tuple[list[str], list[list[Any]]]:
-    """Return header and rows of all points of curves; a number that is not told is empty."""
+    """Return header and rows of all points of curves; a number that is not told is None."""
     curves = [one for one in cells if one.report.points]
     width = max((len(one.report.points) for one in curves), default=0)
     rows: list[list[Any]] = []
@@ -34,7 +34,7 @@ def points_of_curves(cells: Sequence[Cell]) -> tuple[list[str], list[list[Any]]]
         columns = [tensor.flatten().tolist() for tensor in one.report.points]
         for place in range(max(map(len, columns))):
             told = [column[place] if place < len(column) else math.nan for column in columns]
-            rows.append([one.model, one.metric, one.site, one.report.n, place, *("" if math.isnan(x) else x for x in told)])
+            rows.append([one.model, one.metric, one.site, one.report.n, place, *(None if math.isnan(x) else x for x in told)])
     return [*CURVE, *(f"value {k}" for k in range(width))], rows
 
 

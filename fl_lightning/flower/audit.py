@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note
+from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, OwnModel, OwnModelOrder
 from fl_lightning.types import ClientFailure, ClientUpdate
 
 _START = "0" * 64
@@ -46,6 +46,8 @@ def in_words(message: Any) -> dict[str, Any]:
         return _answer(message) if message.n or message.reason else {"value": message.value}
     if isinstance(message, ClientUpdate):
         return {"update": _numbers(message)}
+    if isinstance(message, OwnModelOrder | OwnModel):
+        return {"own_model": isinstance(message, OwnModel)}
     if isinstance(message, Note):
         step = message.content.get("step", "") if isinstance(message.content, Mapping) else ""
         return {"option": str(message.option)[:40], "step": str(step)[:20]}

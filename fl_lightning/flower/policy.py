@@ -130,6 +130,9 @@ class Policy:
         evaluations: the parts of the site's examples on which a server may have models evaluated: training, validation, test.
         metrics: the names of the figures of a training that may leave: of what the module logs, and ``train_loss``, the mean
             training loss; ``any`` for all.
+        own_model: whether the complete model that the site keeps for itself (``federation.personal``, Ditto and others)
+            ``stays``, or ``travels`` to a server that asks, which has other sites evaluate it. It follows this site's rows
+            more closely than the model of all.
         digits: the significant digits of figures that leave, >= 1; null for all.
         examples: whether to tell numbers of examples ``exact``, or ``rounded`` to multiples of ``min_examples``, by which the
             server then weighs. Numbers of steps leave, too: they tell the size up to one batch. With ``secure_aggregation``
@@ -180,6 +183,7 @@ class Policy:
     budget: Budget | None = None
     evaluations: list[Part] = field(default_factory=list)
     metrics: list[str] | Literal["any"] = field(default_factory=lambda: ["train_loss"])
+    own_model: Literal["stays", "travels"] = "stays"
     digits: int | None = None
     examples: Literal["exact", "rounded", "masked"] = "exact"
     seconds: bool = True

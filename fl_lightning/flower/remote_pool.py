@@ -9,12 +9,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from fl_lightning.clients.failures import UpdateCheck
+from fl_lightning.clients.runtime import NO_OWN
 from fl_lightning.errors import ClientError, FederationError
 from fl_lightning.flower.exchange import Exchange, SiteError
-from fl_lightning.flower.replies import Needs, TensorCheck, evaluations_in, note_in, update_in
+from fl_lightning.flower.replies import Needs, TensorCheck, evaluations_in, note_in, own_model_in, update_in
 from fl_lightning.flower.transport import Answer
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, ServerModel
+from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, OwnModelOrder, ServerModel
 from fl_lightning.settings.faults import Faults
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 from fl_lightning.utilities.collectives import Collectives
@@ -272,6 +273,26 @@ class RemotePool:
                 lost[client], refused = told.cause, refused if answer.content is None else told
         if refused is not None and not found_any and not questions:  # more likely a wrong setting than a failure of all sites
             raise refused
+
+    def complete_models(self, like: Mapping[str, Any]) -> list[dict[str, Any] | str]:
+        """Return the own complete model of each site by names of tensors, or why there is none.
+
+        Args:
+            like: tensors of the same names, shapes and types.
+        """
+        found: list[dict[str, Any] | str] = [self._missing().get(client, "") for client in range(len(self._infos))]
+        for client, cause in enumerate(found):
+            if not cause:
+                self._exchange.send(client, [OwnModelOrder(self.published.version, client)])
+        for answer in self._exchange.answers():
+            try:
+                opened = self._exchange.opened(answer)
+                if opened is not None:
+                    who = self._exchange.who(answer.client)
+                    found[answer.client] = own_model_in(opened, who, answer.client, like) or NO_OWN
+            except ClientError as error:
+                found[answer.client] = _cause(error)
+        return found
 
     # ---------------------------------------------------------------- what clients keep
 

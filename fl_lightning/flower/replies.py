@@ -19,7 +19,7 @@ from fl_lightning.functional.compression import misfit, restore
 from fl_lightning.functional.exact_moments import Moments
 from fl_lightning.functional.exact_sum import magnitude, to_float64
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import UNTOLD, ClientInfo, ClientTask, EvalReport, NameComparison, Note, ServerModel
+from fl_lightning.messages import UNTOLD, ClientInfo, ClientTask, EvalReport, NameComparison, Note, OwnModel, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 
 _MOST_EXAMPLES = 2**36
@@ -201,6 +201,20 @@ def note_in(found: Mapping[str, Any], who: str, client: int) -> Note:
     if note.client != client:
         raise SiteError(who, "its answer is for another client.")
     return note
+
+
+def own_model_in(found: Mapping[str, Any], who: str, client: int, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a client's own model in a reply; empty if it has none yet.
+
+    Raises:
+        ClientError: if there is no model, or its tensors have other names, shapes or types than ``like``.
+    """
+    model: OwnModel = _reply_in(found, who, OwnModel, "a model")
+    tensors = dict(model.tensors)
+    form = {name: (tensor.shape, tensor.dtype) for name, tensor in like.items()}
+    if model.client != client or (tensors and form != {name: (t.shape, t.dtype) for name, t in tensors.items()}):
+        raise SiteError(who, "its own model is another client's, or does not fit the module.")
+    return tensors
 
 
 def _reply_in(found: Mapping[str, Any], who: str, kind: type, what: str) -> Any:

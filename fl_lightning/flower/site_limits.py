@@ -226,6 +226,18 @@ class SiteLimits:
             if order.question is not None:
                 check_question(order, order.question, policy)
 
+    def check_own_model(self, settings: ClientSettings, data: SiteData) -> None:
+        """Refuse to send the model that the site keeps for itself, unless the policy lets it travel.
+
+        Raises:
+            RefusedError: naming the limit.
+        """
+        if self._policy.own_model != "travels":
+            raise RefusedError("The model of this site stays here ('policy.own_model').")
+        if self._policy.min_noise > 0 or any(option.seals for option in settings.options):
+            raise RefusedError("The model of this site would leave without the noise or the masks that this federation has.")
+        self.check_training(data)
+
     def check_work(self, update: ClientUpdate) -> None:
         """Refuse to send an update of fewer rows or steps than this site requires, however few it has done.
 

@@ -30,7 +30,7 @@ from fl_lightning.flower.site_questions import SiteQuestions
 from fl_lightning.flower.site_record import SiteRecord, digest_of, whole_digest
 from fl_lightning.flower.site_state import SiteStore, require_id
 from fl_lightning.flower.validation import listed, require_message, require_model, require_order
-from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, RoundCommit, ServerModel
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, OwnModel, OwnModelOrder, RoundCommit, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.wire import from_bytes
 
@@ -260,8 +260,10 @@ class SiteServer:
                 raise WireError("A message is for another client.")
         settings = work.built.settings
         for order in orders:
-            require_message(order, ClientTask, EvalOrder, Note)
-            if not isinstance(order, Note):
+            require_message(order, ClientTask, EvalOrder, Note, OwnModelOrder)
+            if isinstance(order, OwnModelOrder):
+                self._limits.check_own_model(settings, self._data)
+            elif not isinstance(order, Note):
                 self._limits.check_order(order, settings, self._data)
 
     def _sent(self, work: _Work, reply: bytes, replies: Sequence[Any], **more: Any) -> bytes:
@@ -284,13 +286,15 @@ class SiteServer:
         require_model(model, work.built.module)
         return model  # type: ignore[no-any-return]
 
-    def _one(self, work: _Work, order: ClientTask | EvalOrder | Note) -> ClientUpdate | ClientFailure | EvalReport | Note:
+    def _one(self, work: _Work, order: ClientTask | EvalOrder | Note | OwnModelOrder) -> Any:
         resident = work.built.runtime.resident
         client = self._data.number
         assert client is not None
         require_order(order, resident.view(), resident.server.broadcast, client)
         if isinstance(order, Note):
             return work.built.runtime.answer(order)
+        if isinstance(order, OwnModelOrder):
+            return work.site.handle(order)
         settings = work.built.settings
         self._limits.check_buffers(settings.options, resident.view())
         result = self._computed(work, order)
@@ -314,7 +318,7 @@ class SiteServer:
         try:
             result = work.site.handle(order)
             assert result is not None
-            assert not isinstance(result, Note)
+            assert not isinstance(result, Note | OwnModel)
             failed = isinstance(result, ClientFailure)
         finally:
             most = self._policy.most_failures

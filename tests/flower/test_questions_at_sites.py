@@ -66,7 +66,10 @@ def test_an_honest_question_is_answered_and_written_down(site, tmp_path):  # noq
         ({"class_path": "torchmetrics.MaxMetric"}, "which this site does not accept"),
         ({"class_path": "torchmetrics.classification.BinaryCalibrationError"}, "which this site does not accept"),
         ({"class_path": "torch.load"}, "which this site does not accept"),
-        ({"class_path": "fl_lightning.MLP", "init_args": {"in_features": 6}}, "'metrics' is 'fl_lightning.MLP', but needs Metric"),
+        (
+            {"class_path": "fl_lightning.MLP", "init_args": {"in_features": 6}},
+            "'metrics' is 'fl_lightning.MLP', but needs Metric",
+        ),
         ({}, "must be a class with 'class_path'"),
         ({**ROC, "init_args": {"num_classes": 3, "thresholds": 10**9}}, "A setting of the metric is above 1000"),
         ({**ROC, "init_args": {"num_classes": 3, "thresholds": [0.5] * 1001}}, "or a longer list"),
@@ -92,7 +95,10 @@ def test_metrics_are_classes_of_a_list(metric, said, site, tmp_path, monkeypatch
         (question(tasks=(ClientTask(0, 0, version=1),)), "asks for a metric of the published model"),
         (question(model=Snapshot(torch.zeros(53), torch.zeros(0, dtype=torch.int64))), "asks for a metric of the published"),
         (EvalOrder(1, 0, "training", "question", question="all"), "The field 'question' of EvalOrder has the wrong type"),
-        (EvalOrder(1, 0, "training", "question", question=Question("all", 1)), "The field 'question' of EvalOrder has the wrong"),
+        (
+            EvalOrder(1, 0, "training", "question", question=Question("all", 1)),
+            "The field 'question' of EvalOrder has the wrong",
+        ),
         (EvalOrder(1, 1, "training", "question", question=Question(ACCURACY)), "for the clients [1]"),
     ],
 )
@@ -163,7 +169,14 @@ SESSIONS = count()
 def again(site: Any, *orders: EvalOrder, model: Any = None, federation: str = "a" * 32) -> dict[str, Any]:  # noqa: F811
     """Ask in a request that the site has not seen before: it would answer that from its store."""
     parts = {"model": to_bytes(model or other_model(0))}
-    more = {"session": f"s{next(SESSIONS)}", "model_version": 1, "orders": list(orders), "settlements": [], "notes": [], "federation": federation}
+    more = {
+        "session": f"s{next(SESSIONS)}",
+        "model_version": 1,
+        "orders": list(orders),
+        "settlements": [],
+        "notes": [],
+        "federation": federation,
+    }
     return ask(site, "work", parts, **more)
 
 
