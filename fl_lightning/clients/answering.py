@@ -15,7 +15,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.compat.torchmetrics import summed_states
-from fl_lightning.errors import ClientError, ConfigurationError
+from fl_lightning.errors import ClientError, ConfigurationError, VersionError
 from fl_lightning.functional.bootstrap import percentile_interval, resamples
 from fl_lightning.functional.digest import digest
 from fl_lightning.functional.small_cells import few, few_predicted, told_states
@@ -70,10 +70,11 @@ class Questions:
             metric.reset()
             update_metric(metric, predictions, target, SETTING)
             value = metric.compute()
-        if few_predicted({name: state.cpu() for name, state in (summed_states(metric) or {}).items()}, self.least):
+        states, pooled = _states_of(metric)
+        if few_predicted(states, self.least):
             return EvalReport(client, math.nan, reason=f"fewer than {self.least} examples are predicted as one class")
         rows = self.least * int(torch.bincount(torch.unique(known, return_inverse=True)[1]).max()) if self.least > 1 else 1
-        sums, pooled = _sums_of(metric, rows)
+        sums = told_states(states, rows)
         if not (isinstance(value, Tensor) and value.numel() == 1):
             return _curve(client, n, metric, value, sums, pooled)
         interval, why = _interval(metric, question, predictions, target, known)
@@ -108,12 +109,15 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _sums_of(metric: Metric, least: int) -> tuple[dict[str, Tensor], str]:
-    """Return a metric's states that may be told, or why there are none."""
-    states = summed_states(metric)
+def _states_of(metric: Metric) -> tuple[dict[str, Tensor], str]:
+    """Return a metric's states if they add up over clients, or why they do not."""
+    try:
+        states = summed_states(metric)
+    except VersionError as error:
+        return {}, str(error)
     if states is None:
         return {}, "the metric is not a function of sums"
-    return told_states({name: state.detach().cpu() for name, state in states.items()}, least), ""
+    return {name: state.detach().cpu() for name, state in states.items()}, ""
 
 
 def value_of_sums(metric: Metric, sums: Mapping[str, Tensor]) -> Any:
@@ -170,6 +174,8 @@ def _interval(
     several = labels is not None and torch.unique(labels).numel() > 1
     seed = int(digest([predictions, target, persons])[:15], 16)
     values = []
+    if getattr(metric, "validate_args", False):
+        metric.validate_args = False  # these are values that it has accepted
     with _quiet():
         for rows in resamples(persons, question.resamples, seed):
             if several and labels is not None and bool((labels[rows] == labels[rows[0]]).all()):

@@ -13,7 +13,7 @@ from fl_lightning.compat.private import Private
 
 _LATEST = Private("torchmetrics", "torchmetrics.Metric", "_forward_cache")
 _DEFAULTS = Private("torchmetrics", "torchmetrics.Metric", "_defaults", "copies every state of a metric to get their names")
-_REDUCTIONS = Private("torchmetrics", "torchmetrics.Metric", "_reductions", "pools no metric over sites")
+_REDUCTIONS = Private("torchmetrics", "torchmetrics.Metric", "_reductions")
 
 
 def latest_value(metric: Metric) -> Any:
@@ -32,8 +32,12 @@ def state_names(metric: Metric) -> set[str]:
 
 
 def summed_states(metric: Metric) -> dict[str, Tensor] | None:
-    """Return a metric's states by name if all of them are tensors that torchmetrics adds up over processes; otherwise None."""
-    reductions: Mapping[str, Any] = _REDUCTIONS.get({}, metric)
+    """Return a metric's states by name if all of them are tensors that torchmetrics adds up over processes; otherwise None.
+
+    Raises:
+        VersionError: if torchmetrics keeps elsewhere how it joins states.
+    """
+    reductions: Mapping[str, Any] = _REDUCTIONS.require("Pooling a metric over clients", metric)
     states = metric.metric_state
     if not states or any(reductions.get(name) is not dim_zero_sum for name in states):
         return None

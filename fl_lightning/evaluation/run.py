@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -27,6 +27,7 @@ from fl_lightning.messages import Part, Question, ServerModel
 from fl_lightning.server.assembly import Assembly
 from fl_lightning.server.checks.federation import parts_of
 from fl_lightning.server.client_models import state_of_federation
+from fl_lightning.server.outer_trainer import set_threads
 from fl_lightning.server.run_state import RunState
 from fl_lightning.utilities.checkpoint_file import read_checkpoint
 
@@ -148,7 +149,9 @@ def _clients(
     run.federation, run.engine = state["federation"], state.get("engine")
     module.load_state_dict(checkpoint["state_dict"])
     pool: ClientPool | None = None
+    cleanup = ExitStack()
     try:
+        set_threads(settings.local.threads, trainer, cleanup)
         if settings.pool is not None:
             data.register_clients(settings.pool.open(trainer, settings))
         assembly = Assembly(settings, run, trainer, module, client_copy(module).to(trainer.strategy.root_device))
@@ -162,6 +165,7 @@ def _clients(
         if settings.pool is not None:
             settings.pool.close()
         data.teardown("fit")
+        cleanup.close()
 
 
 def _at_sites(pool: Any, publish: Callable[[Model], int], module: LightningModule, names: Sequence[str]) -> list[Model]:

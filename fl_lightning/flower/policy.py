@@ -107,7 +107,9 @@ class Policy:
             period on routes that have periods. Rounds that a server repeats after a restart count again.
         max_total_rounds: the same for all federations together, >= 1.
         max_evaluations: how many models the site evaluates for the server in one federation at most, >= 1, repeated ones
-            included. Each tells a figure of the same rows, and many figures of crafted models can tell single rows.
+            included. Each tells a figure of the same rows, and many figures of crafted models can tell single rows. It is also
+            how many questions of ``fl-lightning evaluate`` the site answers about one version of its data, over all
+            federations; a repeated one counts once.
         max_epochs: the most local epochs of a turn, >= 1.
         max_seconds: the most seconds of a turn, checked between steps, > 0.
         max_threads: the most threads, >= 1; null for the number of this machine's cores.

@@ -76,6 +76,16 @@ def test_cells_are_those_of_scikit_learn_on_each_clients_rows(run):
     assert {row["metric"] for row in rows} == {"MulticlassAccuracy 1", "MulticlassAccuracy 2"}
 
 
+def test_settings_may_be_in_a_file(run):
+    Path("metrics.yaml").write_text(
+        "metrics:\n- class_path: torchmetrics.classification.MulticlassROC\n  init_args: {num_classes: 3, thresholds: 4}\n"
+        "- class_path: CalibrationCurve\n  init_args: {bins: 3}\npart: validation\n"
+    )
+    rows = evaluate(run, "--config", "metrics.yaml", "--checkpoints", "run/checkpoints/last.ckpt", metrics=())
+    assert {row["metric"] for row in rows} == {"MulticlassROC", "CalibrationCurve"}
+    assert "On the validation examples" in Path("run/evaluation/evaluation.md").read_text()
+
+
 def test_few_examples_in_a_simulation_are_left_out_if_asked(run):
     rows = evaluate(run, "--min_examples", "10")
     assert [row["reason"] for row in rows][:2] == ["fewer than 10 examples or persons"] * 2  # 6 and 9 rows

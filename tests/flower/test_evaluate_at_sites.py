@@ -79,6 +79,8 @@ def with_policy(here: Path, name: str, **policy: Any) -> None:
 
 
 def test_the_matrix_is_that_of_the_simulation_to_the_bit(here):
+    for name in NAMES:
+        with_policy(here, name, federations=1)  # which is that of the fit, so nobody is asked to agree again
     simulated = evaluate("simulated", *PARTS, *last("simulated"), "foreign.pt", "--trainer.logger", "false")
     real = evaluate("real", *SITES, *last("real"), "foreign.pt")
     assert real == simulated
