@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.compat.torchmetrics import summed_states
+from fl_lightning.compat.torchmetrics import state_names, summed_states
 from fl_lightning.errors import ClientError, ConfigurationError, VersionError
 from fl_lightning.functional.bootstrap import percentile_interval, resamples
 from fl_lightning.functional.digest import digest
@@ -69,7 +69,7 @@ class Questions:
         with _quiet():
             metric.reset()
             update_metric(metric, predictions, target, SETTING)
-            value = metric.compute()
+            value = computed(metric)
         states, pooled = _states_of(metric)
         if few_predicted(states, self.least):
             return EvalReport(client, math.nan, reason=f"fewer than {self.least} examples are predicted as one class")
@@ -82,7 +82,11 @@ class Questions:
         if withheld:
             sums, pooled = {}, f"a count of fewer than {self.least}"
         number = float(value)
-        reason = why or ("" if math.isfinite(number) else "the metric has no value on these examples")
+        reason = why or (
+            ""
+            if math.isfinite(number)
+            else "the metric has no value on these examples, such as an area without examples of a class"
+        )
         return EvalReport(client, number, n, interval, sums=sums, reason=reason, pooled=pooled)
 
     def _too_few(self, n: int, target: Tensor, persons: Tensor) -> str:
@@ -99,6 +103,23 @@ class Questions:
                 if few(torch.tensor(count), self.least):
                     return f"a class of fewer than {self.least} examples or persons"
         return ""
+
+
+def computed(metric: Metric) -> Any:
+    """Return what a metric's ``compute`` returns, and NaN for an area under a curve that does not exist.
+
+    Without examples of a class, or with no others, torchmetrics reports such an area as 0, and warns or does not.
+    """
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        value = metric.compute()
+    if isinstance(value, Tensor) and value.numel() == 1:
+        tables = (getattr(metric, name) for name in state_names(metric))
+        curves = [one[0].sum(-1) for one in tables if isinstance(one, Tensor) and one.dim() >= 3 and one.shape[-2:] == (2, 2)]
+        lacks = any(bool((one == 0).any()) for one in curves)
+        if lacks or any(word in str(one.message) for one in told for word in ("meaningless", "undefined")):
+            return value.new_full((), math.nan)
+    return value
 
 
 @contextmanager
@@ -131,8 +152,7 @@ def value_of_sums(metric: Metric, sums: Mapping[str, Tensor]) -> Any:
     fresh.reset()
     for name, state in sums.items():
         setattr(fresh, name, state)
-    with _quiet():
-        return fresh.compute()
+    return computed(fresh)
 
 
 def points_of(value: Any) -> tuple[Tensor, ...]:
@@ -170,19 +190,15 @@ def _interval(
     """
     if not question.resamples:
         return None, ""
-    labels = target if not target.is_floating_point() and target.dim() == 1 else None
-    several = labels is not None and torch.unique(labels).numel() > 1
     seed = int(digest([predictions, target, persons])[:15], 16)
     values = []
     if getattr(metric, "validate_args", False):
         metric.validate_args = False  # these are values that it has accepted
     with _quiet():
         for rows in resamples(persons, question.resamples, seed):
-            if several and labels is not None and bool((labels[rows] == labels[rows[0]]).all()):
-                continue  # a curve of one class has no area, which some metrics report as 0
             metric.reset()
             metric.update(predictions[rows], target[rows])
-            values.append(float(metric.compute()))
+            values.append(float(computed(metric)))
     found = torch.tensor(values, dtype=torch.float64)
     found = found[found.isfinite()]
     if len(found) < (1 - _MOST_UNDEFINED) * question.resamples:

@@ -79,10 +79,10 @@ def test_cells_are_those_of_scikit_learn_on_each_clients_rows(run):
 def test_settings_may_be_in_a_file(run):
     Path("metrics.yaml").write_text(
         "metrics:\n- class_path: torchmetrics.classification.MulticlassROC\n  init_args: {num_classes: 3, thresholds: 4}\n"
-        "- class_path: CalibrationCurve\n  init_args: {bins: 3}\npart: validation\n"
+        "- class_path: fl_lightning.DiagnosticOddsRatio\n  init_args: {num_classes: 3}\npart: validation\n"
     )
     rows = evaluate(run, "--config", "metrics.yaml", "--checkpoints", "run/checkpoints/last.ckpt", metrics=())
-    assert {row["metric"] for row in rows} == {"MulticlassROC", "CalibrationCurve"}
+    assert {row["metric"] for row in rows} == {"MulticlassROC", "DiagnosticOddsRatio"}
     assert "On the validation examples" in Path("run/evaluation/evaluation.md").read_text()
 
 

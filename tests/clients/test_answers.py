@@ -166,6 +166,28 @@ def test_a_resample_of_one_class_does_not_count():
     assert few.value == 1.0
 
 
+@pytest.mark.parametrize(
+    "metric",
+    [
+        classification.BinaryAUROC(),
+        classification.BinaryAUROC(thresholds=7),
+        classification.MulticlassAUROC(2),
+        classification.MulticlassAUROC(2, thresholds=7),
+    ],
+)
+def test_an_area_without_examples_of_a_class_has_no_value(metric):
+    """torchmetrics reports 0, as if the model were wrong about everyone."""
+    scores = torch.rand(8)
+    given = torch.stack([1 - scores, scores], 1) if "Multiclass" in repr(metric) else scores
+    report = ask(metric, given, torch.ones(8, dtype=torch.long), resamples=20)
+    assert math.isnan(report.value)
+    assert report.interval is None
+    assert report.reason
+    reports = [replace(report, client=0, reason="")]
+    assert math.isnan(pooled(metric, reports, ("a",)).value)
+    assert ask(classification.BinaryAccuracy(), scores, torch.ones(8, dtype=torch.long), resamples=20).interval is not None
+
+
 def test_nobody_may_ask_where_nothing_answers():
     with pytest.raises(ConfigurationError, match="No metric may be asked for here by its class"):
         refuse_questions({})
