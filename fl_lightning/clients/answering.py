@@ -71,9 +71,10 @@ class Questions:
             update_metric(metric, predictions, target, SETTING)
             value = computed(metric)
         states, pooled = _states_of(metric)
-        if few_predicted(states, self.least):
+        most = int(torch.bincount(torch.unique(known, return_inverse=True)[1]).max())
+        rows = self.least * most if self.least > 1 else 1  # in so many rows there are enough persons, whoever they are
+        if few_predicted(states, rows):
             return EvalReport(client, math.nan, reason=f"fewer than {self.least} examples are predicted as one class")
-        rows = self.least * int(torch.bincount(torch.unique(known, return_inverse=True)[1]).max()) if self.least > 1 else 1
         sums = told_states(states, rows)
         if not (isinstance(value, Tensor) and value.numel() == 1):
             return _curve(client, n, metric, value, sums, pooled)

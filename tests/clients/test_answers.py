@@ -118,6 +118,17 @@ def test_the_precision_of_few_predicted_patients_is_not_told():
         assert not report.sums
 
 
+def test_ten_rows_of_one_patient_are_one_patient():
+    """In what is predicted as one class, and between two points of a curve."""
+    persons = torch.arange(200) // 10
+    scores, labels = torch.where(persons == 0, 0.9, 0.1), torch.arange(200) % 2
+    report = ask(classification.BinaryPrecision(), scores, labels, least=10, persons=persons)
+    assert report.reason == "fewer than 10 examples are predicted as one class"
+    curve = ask(classification.BinaryROC(thresholds=[0.0, 0.5]), scores, labels, least=10, persons=persons)
+    assert curve.points[1].isnan().tolist() == [True, False]
+    assert not ask(classification.BinaryROC(thresholds=[0.0, 0.5]), scores, labels, least=5).points[1].isnan().any()
+
+
 @pytest.mark.parametrize("least", [1, 10])
 def test_points_of_a_curve_are_those_of_scikit_learn_or_hidden(least):
     scores, labels = two_classes(70)
