@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import wandb
 from sites_over_bytes import configuration, prepare, simulate
 from sklearn.metrics import accuracy_score, recall_score
 from wandb_file import history
@@ -95,6 +96,7 @@ def test_the_table_is_in_wandb(run, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     logger = ("--trainer.logger", "WandbLogger", "--trainer.logger.save_dir", "run", "--trainer.logger.offline", "true")
     evaluate(run, *logger)
+    wandb.finish()
     (file,) = (run / "run").rglob("*.wandb")
     assert any("evaluation" in row for row in history(file))
 
