@@ -10,7 +10,7 @@ from typing import Any
 from fl_lightning.errors import ClientError, WireError
 from fl_lightning.flower import envelope
 from fl_lightning.flower.site_record import whole_digest
-from fl_lightning.flower.transport import Answer, Transport
+from fl_lightning.flower.transport import Answer, Content, Transport
 from fl_lightning.flower.validation import conforms
 from fl_lightning.functional.digest import Digest
 from fl_lightning.messages import ClientTask, EvalOrder, Note, OwnModelOrder, RoundCommit, ServerModel
@@ -41,7 +41,7 @@ class SiteError(ClientError):
 class _Request:
     """Hold a request so that it can be sent again as it was."""
 
-    order: bytes
+    order: Content
     model: bool
     base: int = 0
     size: int = 0
@@ -69,7 +69,7 @@ class Exchange:
         self._transport, self._names = transport, tuple(names)
         self._contract, self._federation, self._limit = contract, federation, limit
         self._model: ServerModel | None = None
-        self._encoded: dict[int, bytes] = {}  # the model as bytes, by the version that the receiver has; 0 for none
+        self._encoded: dict[int, Content] = {}  # the model as bytes, by the version that the receiver has; 0 for none
         self._digests: dict[str, str] = {}
         self._changed: dict[str, int] = {}  # the version in which each tensor changed last
         self._has: dict[int, int] = {}  # the version of the model that each site has
@@ -135,14 +135,14 @@ class Exchange:
 
     def _dispatch(self, client: int) -> None:
         request = self._requests[client]
-        parts = {"order": request.order}
+        parts: dict[str, Content] = {"order": request.order}
         if request.model:
             parts["model"] = self._published(request.base)
         request.size += sum(map(len, parts.values()))
         assert self._model is not None
         self._transport.send(client, parts, self._model.round_idx, self._limit)
 
-    def _published(self, base: int) -> bytes:
+    def _published(self, base: int) -> Content:
         """Return the model as bytes, for a site that has a version of it; 0 for none."""
         model = self._model
         assert model is not None

@@ -165,9 +165,10 @@ class RemotePool:
                 if answer is None:
                     return
                 result = self._result(answer)
+                del answer
                 if result is not None:
                     yield result
-                del result  # it holds a model
+                del result  # both hold a model
         except BaseException:
             self._exchange.forget()
             raise
