@@ -30,7 +30,7 @@ _NAMES = {
         "AdaptiveLoss CrossEntropy F1WeightedCrossEntropy HalfSquaredError Hinge MetricWeightedCrossEntropy "
         "ProximalLoss RobustLoss"
     ),
-    "metrics": "DiagnosticOddsRatio PercentageError",
+    "metrics": "CalibrationCurve DiagnosticOddsRatio PercentageError",
     "models": "DensityCount FrozenBackbone KerasCNN LeNet MLP ResNet18 Standardized UNet VGG19",
     "optimizers": "Yogi",
     "partitioners": (

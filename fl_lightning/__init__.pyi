@@ -184,6 +184,9 @@ from fl_lightning.losses import (
     RobustLoss as RobustLoss,
 )
 from fl_lightning.metrics import (
+    CalibrationCurve as CalibrationCurve,
+)
+from fl_lightning.metrics import (
     DiagnosticOddsRatio as DiagnosticOddsRatio,
 )
 from fl_lightning.metrics import (

@@ -29,7 +29,10 @@ from fl_lightning.messages import (
     ModelLayout,
     NameComparison,
     Note,
+    OwnModel,
+    OwnModelOrder,
     Progress,
+    Question,
     RoundCommit,
     ServerModel,
 )
@@ -38,8 +41,8 @@ from fl_lightning.types import ClientFailure, ClientUpdate, Compressed, Pull, Sn
 FORMAT = 11
 """The version of the format, which increases when a message changes."""
 
-_ORDERS = (ClientTask, EvalOrder, ModelLayout, Progress, ServerModel, RoundCommit)
-_REPORTS = (ClientInfo, EvalReport, NameComparison, Note)
+_ORDERS = (ClientTask, EvalOrder, ModelLayout, OwnModelOrder, Progress, Question, ServerModel, RoundCommit)
+_REPORTS = (ClientInfo, EvalReport, NameComparison, Note, OwnModel)
 MESSAGES = {kind.__name__: kind for kind in (*_ORDERS, *_REPORTS, ClientFailure, ClientUpdate, Compressed, Pull, Snapshot)}
 _NOT_SENT = {"Snapshot": {"version"}}
 """The fields that are valid only within one process."""

@@ -154,8 +154,7 @@ class LocalPool:
 
     def evaluate(self, orders: Sequence[EvalOrder]) -> list[EvalReport]:
         """See :meth:`ClientPool.evaluate`."""
-        values = self.comm.spread(len(orders), lambda number: self.runtime.evaluate(orders[number]).value)
-        return [EvalReport(order.client, value) for order, value in zip(orders, values, strict=True)]
+        return self.comm.spread(len(orders), lambda number: self.runtime.evaluate(orders[number]))
 
     # ---------------------------------------------------------------- what clients keep
 

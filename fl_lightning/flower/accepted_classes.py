@@ -21,7 +21,7 @@ _MODELS = {
 }
 _PARTS = {
     "losses": "CrossEntropy F1WeightedCrossEntropy HalfSquaredError Hinge MetricWeightedCrossEntropy ProximalLoss RobustLoss",
-    "metrics": "DiagnosticOddsRatio PercentageError",
+    "metrics": "CalibrationCurve DiagnosticOddsRatio PercentageError",
     "optimizers": "Yogi",
     "routes": "FedCyclic FedStar LocalOnly Mediators RingFed ServerRoute WarmStart",
     "strategies": (
@@ -42,6 +42,17 @@ _TORCH = {
         "ConstantLR CosineAnnealingLR CosineAnnealingWarmRestarts ExponentialLR LinearLR MultiStepLR PolynomialLR StepLR"
     ),
 }
+_TORCHMETRICS = {
+    "torchmetrics.classification": (
+        "BinaryAUROC BinaryAccuracy BinaryAveragePrecision BinaryCohenKappa BinaryConfusionMatrix BinaryF1Score "
+        "BinaryMatthewsCorrCoef BinaryPrecision BinaryPrecisionRecallCurve BinaryROC BinaryRecall BinarySpecificity "
+        "MulticlassAUROC MulticlassAccuracy MulticlassAveragePrecision MulticlassCohenKappa MulticlassConfusionMatrix "
+        "MulticlassF1Score MulticlassMatthewsCorrCoef MulticlassPrecision MulticlassPrecisionRecallCurve MulticlassROC "
+        "MulticlassRecall MulticlassSpecificity"
+    ),
+    "torchmetrics.regression": "MeanAbsoluteError MeanSquaredError PearsonCorrCoef R2Score SpearmanCorrCoef",
+}
+"""Metrics to which every example contributes: no largest or smallest error, which is one row's, and no maximum over bins."""
 _NO_SETTINGS = (
     "AdaptiveLoss FilteringStrategy JointStrategy PeriodRoute Route RunningStrategy Strategy SupervisedTask Transform "
     "WeightedAverage"
@@ -69,4 +80,7 @@ def default_classes() -> frozenset[str]:
     """Return all dotted paths that a site accepts by default."""
     own = {f"fl_lightning.{name}" for names in _PARTS.values() for name in names.split()}
     own |= {f"fl_lightning.{kind.__name__}" for kind in OPTIONS.values()}
-    return frozenset(own | {f"{module}.{name}" for module, names in _TORCH.items() for name in names.split()}) | model_classes()
+    return (
+        frozenset(own | {f"{module}.{name}" for module, names in (_TORCH | _TORCHMETRICS).items() for name in names.split()})
+        | model_classes()
+    )

@@ -13,7 +13,7 @@ from fl_lightning.flower.site_record import whole_digest
 from fl_lightning.flower.transport import Answer, Content, Transport
 from fl_lightning.flower.validation import conforms
 from fl_lightning.functional.digest import Digest
-from fl_lightning.messages import ClientTask, EvalOrder, Note, RoundCommit, ServerModel
+from fl_lightning.messages import ClientTask, EvalOrder, Note, OwnModelOrder, RoundCommit, ServerModel
 from fl_lightning.types import ClientUpdate
 from fl_lightning.wire import to_bytes
 
@@ -97,6 +97,9 @@ class Exchange:
 
     def publish(self, model: ServerModel) -> None:
         """Send this model with the next order to each site, without tensors that the site has: frozen ones, and constants."""
+        known = self._model
+        if known is not None and (known.tensors.keys(), known.first.keys()) != (model.tensors.keys(), model.first.keys()):
+            self._has.clear()  # a model with other parts at its clients, which shares no tensors by name
         self._model, self._encoded, self._notes = model, {}, {}
         for name, tensor in model.tensors.items():
             digest = Digest()
@@ -104,7 +107,7 @@ class Exchange:
             if self._digests.get(name) != digest.text():
                 self._digests[name], self._changed[name] = digest.text(), model.version
 
-    def send(self, client: int, orders: Sequence[ClientTask | EvalOrder | Note]) -> None:
+    def send(self, client: int, orders: Sequence[ClientTask | EvalOrder | Note | OwnModelOrder]) -> None:
         """Send orders with what the site must know first; without orders it does not need the model."""
         assert self._model is not None
         if any(isinstance(order, ClientTask) for order in orders):

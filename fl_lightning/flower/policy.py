@@ -107,7 +107,9 @@ class Policy:
             period on routes that have periods. Rounds that a server repeats after a restart count again.
         max_total_rounds: the same for all federations together, >= 1.
         max_evaluations: how many models the site evaluates for the server in one federation at most, >= 1, repeated ones
-            included. Each tells a figure of the same rows, and many figures of crafted models can tell single rows.
+            included. Each tells a figure of the same rows, and many figures of crafted models can tell single rows. It is also
+            how many questions of ``fl-lightning evaluate`` the site answers about one version of its data, over all
+            federations; a repeated one counts once.
         max_epochs: the most local epochs of a turn, >= 1.
         max_seconds: the most seconds of a turn, checked between steps, > 0.
         max_threads: the most threads, >= 1; null for the number of this machine's cores.
@@ -130,6 +132,9 @@ class Policy:
         evaluations: the parts of the site's examples on which a server may have models evaluated: training, validation, test.
         metrics: the names of the figures of a training that may leave: of what the module logs, and ``train_loss``, the mean
             training loss; ``any`` for all.
+        own_model: whether the complete model that the site keeps for itself (``federation.personal``, Ditto and others)
+            ``stays``, or ``travels`` to a server that asks, which has other sites evaluate it. It follows this site's rows
+            more closely than the model of all.
         digits: the significant digits of figures that leave, >= 1; null for all.
         examples: whether to tell numbers of examples ``exact``, or ``rounded`` to multiples of ``min_examples``, by which the
             server then weighs. Numbers of steps leave, too: they tell the size up to one batch. With ``secure_aggregation``
@@ -182,6 +187,7 @@ class Policy:
     budget: Budget | None = None
     evaluations: list[Part] = field(default_factory=list)
     metrics: list[str] | Literal["any"] = field(default_factory=lambda: ["train_loss"])
+    own_model: Literal["stays", "travels"] = "stays"
     digits: int | None = None
     examples: Literal["exact", "rounded", "masked"] = "exact"
     seconds: bool = True

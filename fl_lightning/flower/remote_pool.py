@@ -9,12 +9,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from fl_lightning.clients.failures import UpdateCheck
+from fl_lightning.clients.runtime import NO_OWN
 from fl_lightning.errors import ClientError, FederationError
 from fl_lightning.flower.exchange import Exchange, SiteError
-from fl_lightning.flower.replies import Needs, TensorCheck, evaluations_in, note_in, update_in
+from fl_lightning.flower.replies import Needs, TensorCheck, evaluations_in, note_in, own_model_in, update_in
 from fl_lightning.flower.transport import Answer
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, ServerModel
+from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, OwnModelOrder, ServerModel
 from fl_lightning.settings.faults import Faults
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 from fl_lightning.utilities.collectives import Collectives
@@ -217,30 +218,41 @@ class RemotePool:
     def evaluate(self, orders: Sequence[EvalOrder]) -> list[EvalReport]:
         """See :meth:`ClientPool.evaluate`. With 'skip', a client that fails in the client evaluation has the value NaN.
 
+        A client that does not answer questions has a report with the reason.
+
         Raises:
             ClientError: if a client fails and is not left out, or if no client has a value and one reports an error.
         """
         by_client: dict[int, list[int]] = defaultdict(list)
         for number, order in enumerate(orders):
             by_client[order.client].append(number)
-        skips = self._faults.skips and all(order.metric == "evaluation" for order in orders)
+        questions = all(order.question is not None for order in orders)
+        skips = questions or (self._faults.skips and all(order.metric == "evaluation" for order in orders))
         lost = {client: cause for client, cause in self._missing().items() if client in by_client} if skips else {}
         for client in by_client.keys() - lost.keys():
             self._exchange.send(client, [orders[number] for number in by_client[client]])
         reports: dict[int, EvalReport] = {}
         try:
-            for client, values in self._evaluations({k: len(numbers) for k, numbers in by_client.items()}, skips, lost):
+            counts = {k: len(numbers) for k, numbers in by_client.items() if k not in lost}
+            for client, values in self._evaluations(counts, skips, lost, questions):
                 reports |= dict(zip(by_client[client], values, strict=True))
         except BaseException:
             self._exchange.forget()
             raise
+        if questions:
+            reports |= {
+                number: EvalReport(client, math.nan, reason=cause)
+                for client, cause in lost.items()
+                for number in by_client[client]
+            }
+            lost = {}
         for client, cause in sorted(lost.items()):
             who = self._exchange.who(client)
             warnings.warn(f"The evaluation continues without {who[0].lower()}{who[1:]}: {cause}.", stacklevel=2)
         return [reports.get(number) or EvalReport(order.client, math.nan) for number, order in enumerate(orders)]
 
     def _evaluations(
-        self, counts: Mapping[int, int], skips: bool, lost: dict[int, str]
+        self, counts: Mapping[int, int], skips: bool, lost: dict[int, str], questions: bool = False
     ) -> Iterator[tuple[int, list[EvalReport]]]:
         """Yield the results of each client, and add the cause to ``lost`` for a client that is left out."""
         attempts, refused, found_any = dict.fromkeys(counts, 1), None, False
@@ -256,12 +268,32 @@ class RemotePool:
                     attempts[client] += 1
                     self._exchange.repeat(client)
                     continue
-                told = self._skipped(error, answer)
+                told = SiteError("", _cause(error)) if questions else self._skipped(error, answer)
                 if not skips:
                     raise
                 lost[client], refused = told.cause, refused if answer.content is None else told
-        if refused is not None and not found_any:  # more likely a wrong setting than a failure of all sites
+        if refused is not None and not found_any and not questions:  # more likely a wrong setting than a failure of all sites
             raise refused
+
+    def complete_models(self, like: Mapping[str, Any]) -> list[dict[str, Any] | str]:
+        """Return the own complete model of each site by names of tensors, or why there is none.
+
+        Args:
+            like: tensors of the same names, shapes and types.
+        """
+        found: list[dict[str, Any] | str] = [self._missing().get(client, "") for client in range(len(self._infos))]
+        for client, cause in enumerate(found):
+            if not cause:
+                self._exchange.send(client, [OwnModelOrder(self.published.version, client)])
+        for answer in self._exchange.answers():
+            try:
+                opened = self._exchange.opened(answer)
+                if opened is not None:
+                    who = self._exchange.who(answer.client)
+                    found[answer.client] = own_model_in(opened, who, answer.client, like) or NO_OWN
+            except ClientError as error:
+                found[answer.client] = _cause(error)
+        return found
 
     # ---------------------------------------------------------------- what clients keep
 
@@ -298,3 +330,7 @@ class RemotePool:
             warnings.warn(f"The sites did not learn that the last round is complete. {error}", stacklevel=2)
         finally:
             self._exchange.close(completed)
+
+
+def _cause(error: ClientError) -> str:
+    return error.cause if isinstance(error, SiteError) else str(error)

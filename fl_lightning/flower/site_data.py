@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from fl_lightning.errors import DataError
 from fl_lightning.flower.checks import compared, digest_of_names, digest_of_schema
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.site_settings import SiteSettings
+from fl_lightning.functional.digest import digest
 from fl_lightning.functional.histograms import without_few
 from fl_lightning.functional.small_counts import without_channels, without_small
 from fl_lightning.messages import UNTOLD, ClientInfo, Part
@@ -68,6 +70,15 @@ def _stream(datamodule: LightningDataModule) -> Any:
     except Exception:
         return None
     return loader if isinstance(getattr(loader, "dataset", None), IterableDataset) else None
+
+
+def _rows_of(batch: Any) -> list[str]:
+    """Return a digest of each example of a batch; of the whole batch if it is not made of tensors of one length."""
+    parts = list(batch) if isinstance(batch, list | tuple) else [batch]
+    tensors = [part for part in parts if isinstance(part, torch.Tensor) and part.dim()]
+    if len(tensors) < len(parts) or len({len(tensor) for tensor in tensors}) != 1:
+        return [digest(batch)]
+    return [digest(list(row)) for row in zip(*tensors, strict=True)]
 
 
 class SiteData:
@@ -300,6 +311,24 @@ class SiteData:
         if part in self._separate:
             return self._separate[part].client_evaluation_view(0, "training")
         return self.whole.client_evaluation_view(0, part)
+
+    def unit_digests(self, part: Part) -> list[str]:
+        """Return a digest of each person of a part, or of each row if the data name no persons, sorted."""
+        assert self.number is not None
+        rows = [row for batch in self.client_evaluation_view(self.number, part).val_dataloader() for row in _rows_of(batch)]
+        persons = self.evaluated_persons(self.number, part)
+        if persons is None or len(persons) != len(rows):
+            return sorted(rows)
+        own: dict[int, list[str]] = defaultdict(list)
+        for person, row in zip(persons.tolist(), rows, strict=True):
+            own[person].append(row)
+        return sorted(digest(sorted(one)) for one in own.values())
+
+    def evaluated_persons(self, client: int, part: Part) -> torch.Tensor | None:
+        """See :class:`ClientData`."""
+        self._here(client)
+        data = self._separate.get(part)
+        return self.whole.evaluated_persons(0, part) if data is None else data.evaluated_persons(0, "training")
 
     def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
         """See :class:`ClientData`."""

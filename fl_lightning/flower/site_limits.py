@@ -18,6 +18,7 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.checks import evaluated_parts
 from fl_lightning.flower.policy import LARGEST_POWER, Policy
 from fl_lightning.flower.recipe import RefusedError
+from fl_lightning.flower.site_questions import check_question
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ClientTask, EvalOrder, Part, ServerModel
 from fl_lightning.types import ClientUpdate
@@ -222,6 +223,20 @@ class SiteLimits:
                     "'policy.evaluations', or its 'policy.min_noise' is above 0."
                 )
             self.check_part(order.part, data.units(order.part))
+            if order.question is not None:
+                check_question(order, order.question, policy)
+
+    def check_own_model(self, settings: ClientSettings, data: SiteData) -> None:
+        """Refuse to send the model that the site keeps for itself, unless the policy lets it travel.
+
+        Raises:
+            RefusedError: naming the limit.
+        """
+        if self._policy.own_model != "travels":
+            raise RefusedError("The model of this site stays here ('policy.own_model').")
+        if self._policy.min_noise > 0 or any(option.seals for option in settings.options):
+            raise RefusedError("The model of this site would leave without the noise or the masks that this federation has.")
+        self.check_training(data)
 
     def check_work(self, update: ClientUpdate) -> None:
         """Refuse to send an update of fewer rows or steps than this site requires, however few it has done.
