@@ -275,7 +275,10 @@ def supernode_command(address: str, certificate: str, key: str, port: int, secre
     """
     import sys
 
-    start = "from fl_lightning.compat.flower_site import run_supernode; run_supernode()"
+    start = (
+        "from fl_lightning.utilities.allocator import return_freed_memory; return_freed_memory(); "
+        "from fl_lightning.compat.flower_site import run_supernode; run_supernode()"
+    )
     roots = ["--root-certificates", certificate] if certificate else []
     return [
         *(sys.executable, "-c", start, "--superlink", address, *roots, "--auth-supernode-private-key", key),
