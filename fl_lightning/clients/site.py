@@ -83,6 +83,10 @@ class Site:
             self._unsettled = None
         self._forget(settlement.saved_round)
 
+    def dropped_by(self, model: ServerModel) -> list[int]:
+        """Return the rounds whose training is undone by a model, because its server has started again before them."""
+        return [] if model.session == self._session else sorted(k for k in self._before if k >= model.round_idx)
+
     def _publish(self, model: ServerModel) -> None:
         if model.session != self._session:
             self._resume(model.round_idx)

@@ -53,9 +53,9 @@ class LiveRound(AsynchronousRound):
     def deliver(self, chains: Chains) -> None:
         """Wait for updates, and pass them to the strategy, those from the newest model last."""
         arrived = self._gather()
+        self._settle_plan()
         if not arrived:
             return
-        self._settle_plan()
         self._start_strategy([self.federation.data.num_examples(client) for client in self.clients])
         self._now = self._server.vector()
         by_start = sorted(arrived, key=lambda chain: chain.tasks[0].round_idx)
