@@ -178,6 +178,29 @@ def test_a_site_that_dies_costs_its_own_task(tmp_path, monkeypatch):
     assert same_bits(real, replayed(config))
 
 
+def test_a_task_that_is_repeated_starts_from_its_own_model(tmp_path, monkeypatch):
+    """The site lost everything, also its frozen part, and the server has made four models since the task began."""
+    prepare(tmp_path, monkeypatch)
+    arrive(0, 1, 0, 1, 2, 0, 2, 1)
+    lost: list[str] = []
+
+    def lose(name, parts, ask):
+        if name == "west" and b'"ClientTask"' in parts["order"] and not lost:
+            lost.append(name)
+            start_site(tmp_path, name)
+            return None
+        return ask()
+
+    HOOK["hook"] = lose
+    config = asynchronous(1, 7, faults={"retries": 1}, **KEPT)
+    config["trainer"]["callbacks"] = [{"class_path": "TransferLearning", "init_args": {"parts": ["network.layers.1"]}}]
+    real = federate(config)
+    assert lost == ["west"]
+    assert (5, 2, 0) in arrivals()
+    CHOOSE.clear()
+    assert same_bits(real, replayed(config))
+
+
 def test_the_policy_fatal_ends_the_run_with_its_error(tmp_path, monkeypatch, capsys):
     prepare(tmp_path, monkeypatch)
     HOOK["hook"] = lambda name, parts, ask: None if name == "south" and b'"ClientTask"' in parts["order"] else ask()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import flower_processes
 from federation_demo import Federation, same_bits, wait_for, weights
-from flower_processes import LONG, MARKS, ended, start, told
+from flower_processes import MARKS, start, told
 
 from fl_lightning.cli.federation_cli import main
 
@@ -18,8 +18,12 @@ running, federation = flower_processes.running, flower_processes.federation  # t
 
 ASYNCHRONOUS = (
     *("--federation.strategy", "FedAsync", "--federation.asynchronous", '{"concurrency": 3, "buffer": 1}'),
-    *("--federation.faults.policy", "skip", "--trainer.max_epochs", "14", *LONG),
+    *("--federation.faults.policy", "skip", "--trainer.max_epochs", "14"),
+    *("--federation.local.max_epochs", "30", "--federation.local.engine", "fabric"),
 )
+
+LIFE = 500
+"""The seconds for a few updates on a busy machine."""
 
 
 def arrivals(federation: Federation) -> list[dict]:
@@ -32,7 +36,7 @@ def arrivals(federation: Federation) -> list[dict]:
 def after(federation: Federation, fit: subprocess.Popen, updates: int) -> None:
     """Wait for further updates, or for the end of the fit."""
     begun = len(arrivals(federation))
-    wait_for(lambda: fit.poll() is not None or len(arrivals(federation)) >= begun + updates, federation.life, "updates")
+    wait_for(lambda: fit.poll() is not None or len(arrivals(federation)) >= begun + updates, LIFE, "updates")
 
 
 def test_a_site_the_superlink_and_the_server_die_and_the_run_is_repeated_to_the_bit(federation):
@@ -53,7 +57,8 @@ def test_a_site_the_superlink_and_the_server_die_and_the_run_is_repeated_to_the_
     fit.wait(10)
     before = len(arrivals(federation))
     assert 4 <= before < 14
-    log = ended(federation, start(federation, "run", *ASYNCHRONOUS, "--ckpt_path", "last"))
+    assert start(federation, "run", *ASYNCHRONOUS, "--ckpt_path", "last").wait(LIFE) == 0
+    log = (federation.folder / "server" / "fit.log").read_text()
     assert "Tasks that were under way when the run stopped are asked for once more: " in log
     assert again()
     assert len([one for one in arrivals(federation) if not one["lost"]]) == 14
