@@ -128,7 +128,7 @@ class Exchange:
         assert model is not None
         for order in orders:
             if isinstance(order, ClientTask):
-                self._trained[client] = order.round_idx  # it may train even if its reply is lost
+                self.note(order)
         content = envelope.request(
             "work",
             federation=self._federation(),
@@ -143,6 +143,10 @@ class Exchange:
         known = self._has.get(client, 0)
         self._requests[client] = _Request(content, model, bool(orders) and known != model.version, known)
         self._dispatch(client)
+
+    def note(self, task: ClientTask) -> None:
+        """Note that a site may train, even if its reply is lost, so that the next settlement tells it whether that counts."""
+        self._trained[task.client] = task.round_idx
 
     def repeat(self, client: int) -> None:
         """Send a site's request again, with the whole model; the site answers from its store if it has done the work."""
@@ -165,7 +169,6 @@ class Exchange:
             self.send(client, [task], model)
             self._requests[client].numbered = False  # the model is older than others with smaller numbers
             return
-        self._trained[client] = task.round_idx
         self._requests[client] = _Request(asked, replace(model, version=version), True, numbered=False)
         self._dispatch(client)
 

@@ -157,7 +157,8 @@ class RemotePool:
         return {client: self._exchange.request_of(client) for client in self._tasks}
 
     def take_up(self, task: ClientTask, model: ServerModel, asked: bytes) -> None:
-        """See :meth:`LastingPool.take_up`."""
+        """See :meth:`LastingPool.take_up`. A site that is absent now may have done it before."""
+        self._exchange.note(task)
         if self._begun(task, model):
             self._exchange.take_up(task.client, task, model, asked)
 

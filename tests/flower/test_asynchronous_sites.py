@@ -305,6 +305,30 @@ def catch_orders(monkeypatch, waiting):
     HOOK["hook"] = answered
 
 
+def test_a_result_of_a_site_that_is_away_when_the_server_resumes_is_undone_there(tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch)
+    config, waiting = asynchronous(1, 9, faults=SKIP, **KEPT), dict[str, Any]()
+    arrive(*ORDER)
+    catch_orders(monkeypatch, waiting)
+    with pytest.raises(SystemExit, match="killed"):
+        federate(crash(config, 3, True))
+    SERVERS["west"].answer(waiting["west"])
+    ABSENT.add("west")
+
+    def choose(asked):
+        if len(rows()) == 6:
+            ABSENT.clear()
+        return max(asked)
+
+    CHOOSE["choose"] = choose
+    with pytest.warns(UserWarning, match="Round 4 continues without client west: it is offline"):
+        real = federate(config, "real", "--ckpt_path", "last", "--federation.pool.min_sites", "2")
+    assert [(row["round"], row["client"], row["version"]) for row in rows() if row["lost"]] == [(4, 2, 0)]
+    assert 2 in [client for _, client, _ in arrivals()]
+    CHOOSE.clear()
+    assert same_bits(real, replayed(config))
+
+
 @pytest.mark.parametrize("every", [2, 3])
 def test_sites_go_back_to_the_state_before_a_task_that_is_repeated(every, tmp_path, monkeypatch):
     """The last checkpoint is rounds old, and sites have done tasks that it does not know, or had under way."""
