@@ -19,9 +19,9 @@ _NAMES = {
     ),
     "core": "ClientHooks Option ServerHooks",
     "data": (
-        "CIFAR100DataModule CIFAR10DataModule CellFolderDataModule FashionMNISTDataModule FederatedDataModule "
-        "ImageDataModule ImageFolderDataModule LabelAveraging LazyClients MNISTDataModule RandomCropFlip SVHNDataModule "
-        "SimulatedCellsDataModule SimulatedTasksDataModule TableDataModule USPSDataModule"
+        "ArrayClients CIFAR100DataModule CIFAR10DataModule CellFolderDataModule FashionMNISTDataModule FederatedDataModule "
+        "HDF5Clients ImageDataModule ImageFolderDataModule LabelAveraging LazyClients MNISTDataModule ParquetClients "
+        "RandomCropFlip SVHNDataModule SimulatedCellsDataModule SimulatedTasksDataModule TableDataModule USPSDataModule"
     ),
     "errors": "CheckpointError ClientError ConfigurationError DataError FederationError",
     "flower": "FlowerPool",

@@ -221,8 +221,8 @@ class ClientInfo:
         ranges: of each feature its smallest and largest value, mean and standard deviation, to two digits; None if it does
             not tell them.
         moments: of the inputs' channels the counts, sums and sums of squares, as
-            :class:`~fl_lightning.functional.exact_moments.Moments` writes them; None if the server did not ask, or the site
-            tells none.
+            :class:`~fl_lightning.functional.exact_moments.Moments` writes them; empty if it adds them to those of other sites
+            only, as the server has asked; None if the server did not ask, or the site tells none.
         histograms: of each feature with a range in the schema, how many examples are in each bin, :data:`UNTOLD` for few; None
             if the server did not ask, or the site tells none.
         schema: the digest of the schema that describes its tables; empty without one.

@@ -1,18 +1,21 @@
 """What a round costs beside a loop written by hand and beside other packages: ratios from one run, interleaved.
 
-    python tools/benchmark.py S W W-eval              # against the loop by hand, 25 minutes on two cores
+    python tools/benchmark.py S W W-eval              # against the loop by hand, on one core and on all, 30 minutes
     python tools/benchmark.py S W --peers PYTHON      # also Flower, pfl, fluke and FedLab, of another environment
     python tools/benchmark.py L                       # a large model: seconds and memory
     python tools/benchmark.py clients                 # 1,000 to 10,000,000 clients, 100 a round
+    python tools/benchmark.py states --repeats 1      # SCAFFOLD among a million clients, 10 GB of disk for a while
     python tools/benchmark.py memory                  # peak memory over 200 rounds
     python tools/benchmark.py robust --models 1000    # a median of models that do not fit into memory
     python tools/benchmark.py allocator               # what keeping freed memory saves
     python tools/benchmark.py flower --sites 3        # over the network, in an environment with the extra 'flower'
     python tools/benchmark.py gpu                     # S with 1,000 clients, W and L on a GPU, and what a step asks of it
+    python tools/benchmark.py counts                  # operators, launches, reads and calls of a step, a client and a round
 
 Every repeat runs the loop by hand, each row, and the loop by hand again, which is the control: a ratio that is not further
-from 1 than the control's spread says nothing. Medians over repeats. One thread per process; glibc keeps freed memory in all
-of them. The peers' environment: see tools/peers/requirements.txt.
+from 1 than the control's spread says nothing. Medians over repeats. Two tables come from the same run: one process with one
+thread, and the whole machine, with ranks as --trainer.devices auto chooses them. glibc keeps freed memory in all processes.
+The peers' environment: see tools/peers/requirements.txt.
 """
 
 from __future__ import annotations
@@ -30,12 +33,14 @@ from typing import Any
 import torch
 
 from fl_lightning import keep_freed_memory
+from fl_lightning.utilities.machine import cores
 
 FOLDER = Path(__file__).parent
 ALONE = {"OMP_NUM_THREADS": "1"}
 KEPT = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
 """What keep_freed_memory sets, for processes that cannot call it."""
-PEERS = ("flower", "pfl", "fluke", "fedlab")
+PEERS = ("pfl", "fluke", "fedlab")
+"""Peers in one process; Flower has workers."""
 Row = Callable[[], float]
 
 
@@ -52,64 +57,86 @@ def process(python: str, *arguments: str, **environment: str) -> dict[str, Any]:
 
 
 def elsewhere(name: str, **settings: Any) -> Row:
-    """Ours on several ranks, in processes of its own."""
+    """Ours on several ranks, in processes of its own; ``devices`` may be auto."""
     return lambda: float(
         process(sys.executable, __file__, "one", name, "--settings", json.dumps(settings))["seconds_per_round"]
     )
 
 
-def peer(python: str, which: str, name: str) -> Row:
+def peer(python: str, which: str, name: str, *arguments: str) -> Row:
     """A peer, in its own environment."""
     script = str(FOLDER / "peers" / f"{which}_peer.py")
-    return lambda: float(process(python, script, name, **KEPT)["seconds_per_round"])
+    return lambda: float(process(python, script, name, *arguments, **KEPT)["seconds_per_round"])
 
 
-def rows(name: str, peers: str | None) -> dict[str, Row]:
-    """What is compared on a workload; the loop by hand comes first and last."""
-    from benchmark_loop import Workload
-
-    work = Workload(name)
-    found: dict[str, Row] = {"hand": work.by_hand}
+def on_one_core(name: str, work: Any, peers: str | None) -> dict[str, Row]:
+    """The rows of one process with one thread."""
+    found: dict[str, Row] = {"trainer": lambda: work.ours()}
     if name == "S":
         found |= {
-            "trainer": lambda: work.ours(engine="trainer"),
             "fabric": lambda: work.ours(engine="fabric"),
             "stacked": lambda: work.ours(engine="stacked"),
             "stacked, compiled": lambda: work.ours(engine="stacked", compile=True, skipped=1),
-            "fabric, 2 ranks": elsewhere(name, engine="fabric", devices=2, skipped=1),
-        }
-    elif name == "W":
-        found |= {
-            "trainer": lambda: work.ours(),
-            "channels_last, 2 ranks": elsewhere(name, channels_last=True, devices=2),
-        }
-    else:
-        found |= {
-            "trainer": lambda: work.ours(),
-            "channels_last, 2 ranks": elsewhere(name, channels_last=True, devices=2),
-            "channels_last, 2 ranks, batches of 500": elsewhere(name, channels_last=True, devices=2, eval_batch=500),
         }
     if peers and name != "W-eval":
+        found |= {"flower, one worker (peer)": peer(peers, "flower", name, "--workers", "1")}
         found |= {f"{which} (peer)": peer(peers, which, name) for which in PEERS}
-    return found | {"hand again": work.by_hand}
+    return found
+
+
+def on_all_cores(name: str, work: Any, peers: str | None) -> dict[str, Row]:
+    """The rows of the whole machine."""
+    count = cores()
+    found: dict[str, Row] = {f"hand, {count} threads": lambda: with_threads(count, work.by_hand)}
+    if name == "S":
+        ranks = min(count, work.cohort)
+        found |= {
+            "fabric, --devices auto": elsewhere(name, engine="fabric", devices="auto", skipped=1),
+            f"stacked, compiled, {ranks} ranks": elsewhere(name, engine="stacked", compile=True, devices=ranks, skipped=1),
+        }
+    else:
+        found |= {"channels_last, --devices auto": elsewhere(name, channels_last=True, devices="auto")}
+    if name == "W-eval":
+        settings: dict[str, Any] = {"channels_last": True, "devices": "auto", "eval_batch": 500}
+        found |= {"channels_last, --devices auto, batches of 500": elsewhere(name, **settings)}
+    if peers and name != "W-eval":
+        found |= {f"flower, {count} workers (peer)": peer(peers, "flower", name, "--workers", str(count))}
+    return found
+
+
+def with_threads(count: int, row: Row) -> float:
+    """A row with so many threads instead of one."""
+    torch.set_num_threads(count)
+    try:
+        return row()
+    finally:
+        torch.set_num_threads(1)
 
 
 def compare(name: str, repeats: int, peers: str | None) -> None:
-    """Print a workload's table."""
-    compared = rows(name, peers)
-    for what, row in compared.items():
+    """Print the two tables of a workload; the loop by hand comes first and last in each repeat."""
+    from benchmark_loop import Workload
+
+    work = Workload(name)
+    ends: tuple[dict[str, Row], dict[str, Row]] = {"hand": work.by_hand}, {"hand again": work.by_hand}
+    tables = {"one core": on_one_core(name, work, peers), f"{cores()} cores": on_all_cores(name, work, peers)}
+    rows = ends[0] | {what: row for table in tables.values() for what, row in table.items()} | ends[1]
+    for what, row in rows.items():
         if what != "hand again" and not what.endswith("(peer)"):
             row()  # warm up, and compile
-    seconds: dict[str, list[float]] = {what: [] for what in compared}
+    seconds: dict[str, list[float]] = {what: [] for what in rows}
     for repeat in range(repeats):
-        for what, row in compared.items():
+        for what, row in rows.items():
             seconds[what].append(row())
         print(f"{name}: repeat {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
-    print(f"\n| {name}, {repeats} repeats | seconds per round | ratio to hand | spread |\n|---|---|---|---|")
-    for what, values in seconds.items():
-        ratios = sorted(value / hand for value, hand in zip(values, seconds["hand"], strict=True))
-        spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
-        print(f"| {what} | {statistics.median(values):.3f} | {statistics.median(ratios):.2f} | {spread} |", flush=True)
+    for title, table in tables.items():
+        print(f"\n| {name} on {title}, {repeats} repeats | seconds per round | ratio to hand | spread |\n|---|---|---|---|")
+        for what in ends[0] | table | ends[1]:
+            ratios = sorted(value / hand for value, hand in zip(seconds[what], seconds["hand"], strict=True))
+            spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+            print(
+                f"| {what} | {statistics.median(seconds[what]):.3f} | {statistics.median(ratios):.2f} | {spread} |", flush=True
+            )
 
 
 def one(name: str, settings: dict[str, Any]) -> None:
@@ -123,12 +150,18 @@ def one(name: str, settings: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", help="workloads, or one of L, clients, memory, robust, allocator, flower, gpu")
+    parser.add_argument(
+        "what", nargs="+", help="workloads, or one of L, clients, states, memory, robust, allocator, flower, gpu, counts"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peers", metavar="PYTHON", help="the interpreter of an environment with the peers")
     parser.add_argument("--models", type=int, default=200, help="of 'robust', with 10 million parameters each")
     parser.add_argument("--device", default="cuda", help="of 'gpu'; 'cpu' tries its rows out on little")
-    parser.add_argument("--sites", type=int, default=3, help="of 'flower'")
+    parser.add_argument("--sites", type=int, nargs="+", default=[3], help="of 'flower'")
+    parser.add_argument(
+        "--megabytes", type=float, nargs="*", default=[100.0], help="the models of 'flower', beside a small one"
+    )
+    parser.add_argument("--alone", action="store_true", help="without the bare app beside 'flower'")
     parser.add_argument("--settings", type=json.loads, default={}, help="of 'one': a workload's settings in JSON")
     args = parser.parse_args()
     keep_freed_memory()
@@ -136,12 +169,15 @@ def main() -> None:
     if args.what[0] == "one":
         one(args.what[1], args.settings)
         return
+    import benchmark_counts
     import benchmark_flower
     import benchmark_gpu
     import benchmark_scale
+    import benchmark_state
 
-    measurements = benchmark_scale.MEASUREMENTS | benchmark_gpu.MEASUREMENTS | benchmark_flower.MEASUREMENTS
-    print(f"torch {torch.__version__}, one thread per process, {os.cpu_count()} cores", flush=True)
+    tools = (benchmark_scale, benchmark_state, benchmark_gpu, benchmark_flower, benchmark_counts)
+    measurements = {name: measure for tool in tools for name, measure in tool.MEASUREMENTS.items()}
+    print(f"torch {torch.__version__}, one thread per process, {cores()} cores", flush=True)
     for what in args.what:
         if what in ("S", "W", "W-eval"):
             compare(what, args.repeats, args.peers)

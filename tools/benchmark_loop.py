@@ -41,6 +41,7 @@ from fl_lightning import (
     ServerEvaluation,
     Strategy,
 )
+from fl_lightning.cli.ranks import choose_ranks
 from fl_lightning.data import TensorLoader
 from fl_lightning.functional import draw_cohort
 
@@ -204,14 +205,17 @@ class Workload:
         self,
         module: L.LightningModule | None = None,
         *callbacks: L.Callback,
-        devices: int = 1,
+        devices: int | str = 1,
         skipped: int = 0,
         eval_batch: Any = None,
         strategy: Strategy | None = None,
         ranks: dict[str, Any] | None = None,
         **local: Any,
     ) -> float:
-        """Seconds per round of the same as a federation; ``ranks`` are the Trainer's flags in place of ``devices``."""
+        """Seconds per round of the same as a federation; ``ranks`` are the Trainer's flags in place of ``devices``.
+
+        On the command line, ``devices auto`` chooses the number of ranks; here it chooses in the same way.
+        """
         quiet()
         gc.collect()
         clock = Clock(skipped)
@@ -221,10 +225,13 @@ class Workload:
             server_evaluation=ServerEvaluation(batch_size=eval_batch),
             clients_per_round=self.cohort,
         )
+        chosen = Plain(copy.deepcopy(self.net)) if module is None else module
+        data = FederatedDataModule(self.data, Sizes(self.sizes))
+        if devices == "auto":
+            devices = choose_ranks(callback, chosen, data, callbacks).ranks
         flags = ranks or {"devices": devices, "strategy": "auto" if devices == 1 else "ddp"}
         trainer = self._trainer(skipped, callback, clock, *callbacks, **flags)
-        chosen = Plain(copy.deepcopy(self.net)) if module is None else module
-        trainer.fit(chosen, FederatedDataModule(self.data, Sizes(self.sizes)))
+        trainer.fit(chosen, data)
         return clock.seconds / self.rounds
 
     def centrally(self, precision: Any = "32-true") -> float:

@@ -8,6 +8,7 @@ import secrets
 import signal
 import sys
 import traceback
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,6 +32,7 @@ from fl_lightning.cli.messages import refuse_second_callbacks, refuse_wrong_sect
 from fl_lightning.cli.output import describe_model, drop_deprecated, without_tips
 from fl_lightning.cli.own_types import own_types
 from fl_lightning.cli.parser import FederationParser
+from fl_lightning.cli.ranks import IdleCores, choose_ranks, intra_op_threads, on_cpu
 from fl_lightning.cli.trainer import FederationTrainer
 from fl_lightning.compat import pyyaml
 from fl_lightning.compat.jsonargparse import entry_of, subcommand_parsers
@@ -88,9 +90,10 @@ class FederationCLI(OpenCLI):
     """The folder of the run after a fit, on the first rank."""
 
     def __init__(self, args: ArgsType = None) -> None:
+        self._typed_here = args is None  # so Lightning can start other ranks with the same command
         typed = sys.argv[1:2] if args is None else args[:1] if isinstance(args, list) else []
         self._typed = next((command for command in typed if command in self.subcommands()), None)
-        with own_types():
+        with own_types(), ExitStack() as self._until_the_end:
             super().__init__(
                 LightningModule,
                 FederatedDataModule,
@@ -138,11 +141,13 @@ class FederationCLI(OpenCLI):
             help="At the end of a fit, test the best checkpoint, if the server has validated on another set than the test set.",
         )
         parser.add_argument("--config_version", type=int, default=CONFIG_VERSION, help="Version of the configuration file.")
-        parser.set_defaults({"trainer.default_root_dir": "runs/default"})
+        parser.set_defaults({"trainer.default_root_dir": "runs/default", "trainer.devices": None})
 
     def before_instantiate_classes(self) -> None:
         """Check where a fit starts before anything is built, and choose W&B's mode."""
         config = self._config
+        if self._chooses_ranks:
+            self._until_the_end.enter_context(intra_op_threads(config.federation.local.threads))
         if config.keep_freed_memory and self.subcommand == "fit":
             keep_freed_memory()
         if self.subcommand == "fit" and _is_first_rank():
@@ -253,6 +258,29 @@ class FederationCLI(OpenCLI):
                 raise
             where = f"{Path(frame.filename).name}, line {frame.lineno}"
             raise ConfigurationError(f"A setting is rejected by {where}: {str(cause).rstrip('.')}. Change it.") from error
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Build the Trainer; with ``trainer.devices auto``, a fit on a CPU gets the ranks that the machine can use."""
+        given, built = self._config.trainer, self.config_init[self.config.subcommand]
+        if given.devices is None:
+            kwargs["devices"] = "auto"  # Lightning's default: one process on a CPU
+        elif self._chooses_ranks:
+            callbacks = built.trainer.callbacks or []
+            callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+            parts = (built.federation, self.model, self.datamodule, callbacks)
+            chosen = choose_ranks(*parts, nodes=given.num_nodes, typed=self._typed_here)
+            kwargs["devices"] = chosen.ranks
+            if _is_first_rank():
+                print(chosen)
+        trainer = super().instantiate_trainer(**kwargs)
+        if given.devices is None and self.subcommand == "fit" and self._typed_here and not given.fast_dev_run:
+            trainer.callbacks.append(IdleCores(built.federation))  # type: ignore[attr-defined]
+        return trainer
+
+    @property
+    def _chooses_ranks(self) -> bool:
+        given = self._config.trainer
+        return bool(self.subcommand == "fit" and given.devices == "auto" and on_cpu(given.accelerator))
 
     def read_checkpoint_settings(self) -> None:
         """Choose the checkpoint, and report one that cannot be read in one message."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_lightning.core.capabilities import Need
 from fl_lightning.errors import ClientError, ConfigurationError
-from fl_lightning.functional.exact_sum import magnitude
+from fl_lightning.functional.exact_sum import magnitude, magnitudes
 from fl_lightning.functional.model_parts import widened
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.spread import distance
@@ -84,7 +84,7 @@ class UpdateCheck:
     @cached_property
     def _reach(self) -> float:
         """Return the largest absolute value of the global model's parameters."""
-        return max((magnitude(parameter) for parameter in self._parameters), default=0.0)
+        return max(magnitudes(self._parameters), default=0.0)
 
     def server_vector(self) -> Tensor:
         """Return the global model's parameters and averaged buffers as one vector, shape (d,)."""

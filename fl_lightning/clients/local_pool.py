@@ -77,6 +77,9 @@ class LocalPool:
             outdated = self._lengths - {state.size, state.num_parameters}
         self._lengths = {state.size, state.num_parameters}
         own = {"vector": state.size} | dict.fromkeys(self.runtime.trainer.kept_like_parameters, state.num_parameters)
+        if before is None:
+            width = min((p.element_size() for p in self.runtime.resident.module.parameters()), default=0)
+            self.runtime.memory.expect(len(self.runtime.trainer.kept_like_parameters) * state.num_parameters * width)
         for name, length in self.runtime.memory.vectors():
             if length in outdated or length != own.get(name, length):
                 raise ConfigurationError(
@@ -180,14 +183,16 @@ class LocalPool:
         """Settle, and share all clients' state between ranks: any rank may train them next, and rank 0 saves it."""
         memory, comm = self.runtime.memory, self.comm
         self.runtime.settle(accepted)
-        memory.settle({client: size for sizes in comm.gather(memory.sizes()) for client, size in sizes.items()})
+        everyone = comm.gather((memory.sizes(), comm.waited))
+        comm.waited = 0.0
+        memory.settle({client: size for sizes, _ in everyone for client, size in sizes.items()})
         changes = memory.changes()
+        if comm.size > 1 and any(sizes for sizes, _ in everyone):
+            for theirs in comm.gather(changes):
+                memory.update(*theirs)
+        memory.end_settling()
         if comm.size == 1:
             return {}
-        everyone = comm.gather((changes, comm.waited))
-        comm.waited = 0.0
-        for theirs, _ in everyone:
-            memory.update(theirs)
         return {"waiting_seconds": sum(waited for _, waited in everyone) / len(everyone)}
 
     def state_dict(self) -> dict[Any, Any]:

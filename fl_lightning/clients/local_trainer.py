@@ -138,15 +138,17 @@ class LocalTrainer:
 
     def _extras(self, result: LocalResult) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the tensors that the client's rules send with the model, and those that they store."""
-        if not self._rules:
+        default = (ClientRule.finish, ClientRule.remember)
+        rules = [rule for rule in self._rules if (type(rule).finish, type(rule).remember) != default]
+        if not rules:
             return {}, {}
         server, state = self._resident.server, self._resident.view()
         size, given = state.num_parameters, result.prepared.task.start
         start = [given.vector[:size]] if given is not None else [server.tensors[name] for name in state.names()[0]]
         vector = result.update.snapshot.vector
         end = LocalEnd(start, vector[:size], vector[size:], result.rates, server.broadcast, result.prepared.kept)
-        sent = {name: tensor for rule in self._rules for name, tensor in rule.finish(end).items()}
-        return sent, {name: tensor for rule in self._rules for name, tensor in rule.remember(end).items()}
+        sent = {name: tensor for rule in rules for name, tensor in rule.finish(end).items()}
+        return sent, {name: tensor for rule in rules for name, tensor in rule.remember(end).items()}
 
     def _message_sizes(self) -> tuple[int, int]:
         """Return the bytes of a model sent down and up, which are the same for every client and round."""

@@ -29,7 +29,7 @@ class Site:
         self._forgotten = -1  # the last round whose earlier state was dropped
         self._unsettled: tuple[int, int] | None = None  # the round and client of an update that the server may not use
 
-    def answer(self, content: bytes) -> bytes:
+    def answer(self, content: bytes | bytearray) -> bytes | bytearray:
         """Return the reply to a message.
 
         Raises:

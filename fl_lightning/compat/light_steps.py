@@ -73,7 +73,7 @@ def step_lightly(optimizer: Optimizer) -> None:
     It also opens a section for its profiler around each ``step`` and ``zero_grad``, whether or not the profiler runs. Plain
     SGD, whose whole step is one addition, makes it in a single call.
     """
-    on_cpu = all(parameter.device.type == "cpu" for group in optimizer.param_groups for parameter in group["params"])
+    on_cpu = {tensor.device.type for group in optimizer.param_groups for tensor in group["params"]} <= {"cpu"}
     for group in optimizer.param_groups:
         if on_cpu and "foreach" in group and group["foreach"] is None and group.get("fused") is None:
             group["foreach"] = False

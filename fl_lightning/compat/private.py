@@ -10,9 +10,11 @@ from __future__ import annotations
 import platform
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from operator import attrgetter
 from typing import Any, NoReturn, TypeVar
 
 from fl_lightning.errors import VersionError
@@ -40,7 +42,7 @@ class Private:
         name: the name; with dots for an attribute of an attribute.
         instead: what fl_lightning does without it, after 'so fl_lightning'; if empty, its feature is refused.
         path: the dotted path of the name.
-        parts: the name, split at its dots.
+        read: returns what has the name, given its owner.
     """
 
     package: str
@@ -48,11 +50,11 @@ class Private:
     name: str
     instead: str = ""
     path: str = field(init=False)
-    parts: tuple[str, ...] = field(init=False)
+    read: Callable[[Any], Any] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", f"{self.owner}.{self.name}")
-        object.__setattr__(self, "parts", tuple(self.name.split(".")))
+        object.__setattr__(self, "read", attrgetter(self.name))
         NAMES.append(self)
 
     def look_up(self, owner: Any = MISSING) -> Any:
@@ -62,12 +64,9 @@ class Private:
             owner: the object that has the name; by default, what the dotted path of the owner means.
         """
         try:
-            found = _imported(self.owner) if owner is MISSING else owner
-            for part in self.parts:
-                found = getattr(found, part)
+            return self.read(_imported(self.owner) if owner is MISSING else owner)
         except (ImportError, AttributeError):
             return MISSING
-        return found
 
     def get(self, default: T, owner: Any = MISSING) -> T:
         """Return what has the name; the default, after one warning, if nothing has it.
@@ -76,11 +75,11 @@ class Private:
             default: what takes its place.
             owner: as for :meth:`look_up`.
         """
-        found = self.look_up(owner)
-        if found is MISSING:
+        try:  # not in a call of 'look_up': a client's turn asks a hundred times
+            value: T = self.read(_imported(self.owner) if owner is MISSING else owner)
+        except (ImportError, AttributeError):
             self.tell()
             return default
-        value: T = found
         return value
 
     def exists(self, owner: Any = MISSING) -> bool:

@@ -99,7 +99,8 @@ class ClientHolder(LightningDataModule):
 
     def client_name(self, client: int) -> str:
         """Return the client's domain or the value of its column, if it has one, otherwise its number."""
-        return str(client) if self.indices.names is None else self.indices.names[client]
+        names = self.indices.names
+        return str(client) if names is None else names[client]
 
     def clients_hold(self, part: Literal["validation", "test"]) -> bool:
         """Return whether each client has a validation or test part: a share of its examples, or a set of its own."""

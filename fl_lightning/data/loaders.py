@@ -195,6 +195,17 @@ def reduced(loaders: Any, examples: int | float, batch_size: int | None, seed: i
     return evaluation_loader(loaders, loaders.dataset, chosen, own, resident_loader(loaders))
 
 
+def fewest_examples(loaders: Any) -> int | None:
+    """Return the number of examples of the smallest evaluation set that :func:`sharded` would split; None if there is none."""
+    if isinstance(loaders, list | tuple | dict):
+        each = [fewest_examples(loader) for loader in (loaders.values() if isinstance(loaders, dict) else loaders)]
+        return min((size for size in each if size is not None), default=None)
+    dataset = getattr(loaders, "dataset", None)
+    if isinstance(loaders, TensorLoader):
+        return loaders.num_examples
+    return None if dataset is None or isinstance(dataset, IterableDataset) else len(dataset)
+
+
 def sharded(loaders: Any, rank: int, ranks: int) -> Any:
     """Return a rank's part of one or more evaluation loaders, without padding; unchanged on one rank.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fl_lightning.flower.transport import Content
 from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note
 from fl_lightning.types import ClientFailure, ClientUpdate
 
@@ -77,7 +78,9 @@ class AuditLog:
         self._previous = hashlib.sha256(lines[-1]).hexdigest() if lines else _START
         self._complete = not lines or path.read_bytes().endswith(b"\n")
 
-    def record(self, direction: str, kind: str, content: bytes, messages: Any, federation: object = "", **details: Any) -> None:
+    def record(
+        self, direction: str, kind: str, content: Content, messages: Any, federation: object = "", **details: Any
+    ) -> None:
         """Append a line.
 
         Args:

@@ -10,7 +10,7 @@ from typing import Any
 from fl_lightning.errors import ClientError, WireError
 from fl_lightning.flower import envelope
 from fl_lightning.flower.site_record import whole_digest
-from fl_lightning.flower.transport import Answer, Transport
+from fl_lightning.flower.transport import Answer, Content, Transport
 from fl_lightning.flower.validation import conforms
 from fl_lightning.functional.digest import Digest
 from fl_lightning.messages import ClientTask, EvalOrder, Note, RoundCommit, ServerModel
@@ -50,7 +50,7 @@ class _Request:
         numbered: whether the model's version is a number of this process, and not of one before it.
     """
 
-    order: bytes
+    order: Content
     model: ServerModel
     sends: bool
     base: int = 0
@@ -80,7 +80,7 @@ class Exchange:
         self._transport, self._names = transport, tuple(names)
         self._contract, self._federation, self._limit = contract, federation, limit
         self._model: ServerModel | None = None
-        self._encoded: dict[int, bytes] = {}  # the newest model as bytes, by the version that the receiver has; 0 for none
+        self._encoded: dict[int, Content] = {}  # the newest model as bytes, by the version that the receiver has; 0 for none
         self._digests: dict[str, str] = {}
         self._changed: dict[str, int] = {}  # the version in which each tensor changed last
         self._has: dict[int, int] = {}  # the version of the model that each site has
@@ -156,7 +156,7 @@ class Exchange:
 
     def request_of(self, client: int) -> bytes:
         """Return the last request to a site, without the model, for :meth:`take_up`."""
-        return self._requests[client].order
+        return bytes(self._requests[client].order)
 
     def take_up(self, client: int, task: ClientTask, model: ServerModel, asked: bytes) -> None:
         """Repeat the request for a task that an earlier process of the server has sent, unless its settings have changed."""
@@ -174,13 +174,13 @@ class Exchange:
 
     def _dispatch(self, client: int) -> None:
         request = self._requests[client]
-        parts = {"order": request.order}
+        parts: dict[str, Content] = {"order": request.order}
         if request.sends:
             parts["model"] = self._published(request.model, request.base)
         request.size += sum(map(len, parts.values()))
         self._transport.send(client, parts, request.model.round_idx, self._limit)
 
-    def _published(self, model: ServerModel, base: int) -> bytes:
+    def _published(self, model: ServerModel, base: int) -> Content:
         """Return a model as bytes, for a site that has a version of it; 0 for none."""
         new = {name: tensor for name, tensor in model.tensors.items() if self._changed[name] > base}
         base = base if len(new) < len(model.tensors) or model.first else 0

@@ -142,11 +142,13 @@ class Policy:
             with another unit is noticed.
         statistics: whether to tell a server that asks the exact sums of the training inputs and of their squares, by feature,
             from which it takes the mean and deviation over all sites (``Standardized``). They are told once: not again after
-            the data have changed, because the difference would tell about the new rows.
+            the data have changed, because the difference would tell about the new rows. With ``secure_aggregation`` required,
+            they leave in a sum over sites only.
         statistics_epsilon: the privacy loss of a row that is replaced by another, through all sums of ``statistics``, > 0. They
             then get noise, and only columns with a range in the schema are told. Null tells exact sums.
         histograms: whether to tell a server that asks how many rows are in each of ten bins of a feature's range in the schema,
-            also once, without counts below ``min_count`` and those from which they would follow.
+            also once, without counts below ``min_count`` and those from which they would follow. None leave with
+            ``secure_aggregation`` required.
         schema: whose schema describes the tables of ``data.yaml`` that name none: with ``server``, the first one that a server
             offers. It reads columns that ``columns`` does not name by its own names, so the file should have no others.
         min_count: the fewest numbers of a feature over which the site tells a sum, >= 1. Features of a category with fewer rows

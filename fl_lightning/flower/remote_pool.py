@@ -186,9 +186,10 @@ class RemotePool:
                     self._answers = None
                     return
                 result = self._result(answer)
+                del answer
                 if result is not None:
                     yield result
-                del result  # it holds a model
+                del result  # both hold a model
         except GeneratorExit:  # the other tasks go on
             raise
         except BaseException:

@@ -28,12 +28,11 @@ from fl_lightning.flower.site_figures import Outgoing, update_to_send
 from fl_lightning.flower.site_limits import SiteLimits
 from fl_lightning.flower.site_record import SiteRecord, digest_of, whole_digest
 from fl_lightning.flower.site_state import SiteStore, require_id
+from fl_lightning.flower.transport import Content, Parts
 from fl_lightning.flower.validation import listed, require_message, require_model, require_order
 from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, RoundCommit, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.wire import from_bytes
-
-Parts = Mapping[str, bytes]
 
 
 @dataclass
@@ -106,7 +105,7 @@ class SiteServer:
     def _say(self, line: str) -> None:
         self._print(envelope.printable(line))
 
-    def answer(self, parts: Parts) -> bytes:
+    def answer(self, parts: Parts) -> Content:
         """Return the reply to a request; an error is told by class and code, without data.
 
         Nothing but a code leaves a site that cannot write its audit log.
@@ -124,7 +123,7 @@ class SiteServer:
                 return envelope.reply(error=self._errors.coded(error))
             return reply
 
-    def _answer(self, parts: Parts) -> bytes:
+    def _answer(self, parts: Parts) -> Content:
         size = sum(map(len, parts.values()))
         if size > self._policy.largest_message * 2**20:
             raise RefusedError(f"The message has {size} bytes, but this site accepts {self._policy.largest_message} MiB.")
@@ -139,7 +138,7 @@ class SiteServer:
         self._audit.record("in", kind, parts["order"], asked, federation, **details)
         if kind == "describe":
             info = self._described(asked)
-            reply = envelope.reply(info=info)
+            reply: Content = envelope.reply(info=info)
             self._audit.record("out", kind, reply, (), federation, told=in_words(info))
         elif kind == "prepare":
             self._prepare(asked, digest)
@@ -197,6 +196,7 @@ class SiteServer:
             contract=whole_digest(contract),
             min_cohort=self._policy.min_cohort,
             told=self._told,
+            moments=lambda: self._description.summand(self._data),
             hides_sizes=self._policy.examples == "masked",
         )
         built = build(contract, self._data, self._policy, self._device, self._errors.told, place)
@@ -212,7 +212,7 @@ class SiteServer:
         self._say(f"Ready as client {client}: {type(built.module).__name__}, federation {federation[:8]}.")
         return self._work
 
-    def _carry_out(self, asked: Mapping[str, Any], digest: str, parts: Parts) -> bytes:
+    def _carry_out(self, asked: Mapping[str, Any], digest: str, parts: Parts) -> Content:
         work = self._prepare(asked, digest)
         key = hashlib.sha256(parts["order"]).hexdigest()
         cached = work.store.reply(key)
@@ -263,7 +263,7 @@ class SiteServer:
             if not isinstance(order, Note):
                 self._limits.check_order(order, settings, self._data)
 
-    def _sent(self, work: _Work, reply: bytes, replies: Sequence[Any], **more: Any) -> bytes:
+    def _sent(self, work: _Work, reply: Content, replies: Sequence[Any], **more: Any) -> Content:
         """Return a reply after it has been written down, with more details."""
         details: dict[str, Any] = {"replies": list(map(in_words, replies)), **more}
         self._audit.record("out", "work", reply, {"replies": replies}, work.federation, **details)

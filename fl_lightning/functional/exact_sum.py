@@ -8,6 +8,8 @@ the carries: ``x = (high * 2**48 + low) * 2**-fraction``. Carries change no valu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -41,12 +43,14 @@ def to_float64(tensor: Tensor) -> Tensor:
 
 def magnitude(values: Tensor) -> float:
     """Return the largest absolute value, 0 for an empty tensor, NaN if any value is NaN."""
-    if not values.numel():
-        return 0.0
-    low, high = torch.aminmax(values)
-    if values.device.type != "cpu":
-        return float(torch.maximum(-low, high))  # waits for the device once, not twice
-    return max(float(high), -float(low))
+    return magnitudes([values])[0]
+
+
+def magnitudes(tensors: Sequence[Tensor]) -> list[float]:
+    """Return the :func:`magnitude` of each tensor of a list, all on one device, which is waited for once."""
+    ends = [end for tensor in tensors if tensor.numel() for end in torch.aminmax(tensor)]
+    found = iter(torch.stack(ends).tolist() if ends else ())
+    return [max(-next(found), next(found)) if tensor.numel() else 0.0 for tensor in tensors]
 
 
 class ExactSum:
@@ -210,10 +214,19 @@ class ExactNumber:
     def move_to(self, total: ExactSum) -> None:
         """Add the sum to another of one number on the finest grid, which has none yet."""
         assert total.high is not None
-        high = (self._units + 2 ** (SPLIT - 1)) >> SPLIT
+        high, low = self._split()
         total.high += high
-        total.low += self._units - (high << SPLIT)
+        total.low += low
         total.bound, total.load = self.bound, 2.0 ** (SPLIT - 1)
+
+    def value(self) -> float:
+        """Return the sum, rounded as :meth:`ExactSum.value` rounds it."""
+        high, low = self._split()
+        return (float(low) + float(high) * 2.0**SPLIT) * 2.0**-FRACTION
+
+    def _split(self) -> tuple[int, int]:
+        high = (self._units + 2 ** (SPLIT - 1)) >> SPLIT
+        return high, self._units - (high << SPLIT)
 
 
 def _as_int64(biases: int) -> int:

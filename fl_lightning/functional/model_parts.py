@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fl_lightning.compat.torch import unsaved_buffers
+from fl_lightning.compat.torch import parameters_of, parts_of, unsaved_buffers
 
 
 def constant_modules(module: nn.Module) -> set[int]:
@@ -32,7 +32,9 @@ def _rests(part: nn.Module) -> bool:
 
 def trained_parts(module: nn.Module) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
     """Return the inputs that decide what is frozen: the flag of each parameter, and the training mode of each part."""
-    return tuple(p.requires_grad for p in module.parameters()), tuple(part.training for part in module.modules())
+    parts = parts_of(module)
+    flags = [parameter.requires_grad for parameter in parameters_of(module, parts).values()]
+    return tuple(flags), tuple([part.training for part in parts.values()])
 
 
 def can_be_averaged(buffer: Tensor) -> bool:
@@ -113,9 +115,16 @@ def extreme_buffers(part: nn.Module) -> dict[str, str]:
     return known | declared
 
 
-def turn_state(part: nn.Module) -> tuple[str, ...]:
-    """Return the names of attributes that every turn of a client sets again, such as a copy of the weights at its start."""
-    return _declared_names(part, "turn_state")
+def declared_names(parts: Mapping[str, Any], attribute: str) -> dict[str, tuple[str, ...]]:
+    """Return the names that parts declare in an attribute, by the name of the part; most parts declare none.
+
+    Args:
+        parts: the parts by name.
+        attribute: ``client_state``, or ``turn_state`` for attributes that every turn of a client sets again, such as a copy of
+            the weights at its start.
+    """
+    declaring = [name for name, part in parts.items() if hasattr(type(part), attribute) or attribute in vars(part)]
+    return {name: _declared_names(parts[name], attribute) for name in declaring}
 
 
 def _declared_names(part: nn.Module, attribute: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fl_lightning.compat.torch import copy_to_each, parameters_of, parts_of, times_changed
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_changes import changed_tensors, differs
-from fl_lightning.functional.model_parts import extreme_buffers, never_averaged, trained_parts, widened
+from fl_lightning.functional.model_parts import extreme_buffers, is_tiny, never_averaged, trained_parts, widened
 from fl_lightning.functional.model_slots import Slot, find_slots, second_names
 from fl_lightning.functional.recycling import large_empty
 from fl_lightning.functional.spread import distance
@@ -116,21 +116,22 @@ class ModelState:
 
     def changes(self) -> tuple[tuple[int, float], ...]:
         """Return which tensors this view finds, and how often each was changed in place, except through ``.data``."""
-        return tuple((id(tensor), times_changed(tensor)) for tensor in self._all())
+        return tuple([(id(tensor), times_changed(tensor)) for tensor in self._all()])
 
+    @torch.no_grad()
     def vector(self) -> Tensor:
         """Return a copy of parameters and averaged buffers, one float vector of shape (d,)."""
-        tensors = self._tensors(self._slots.parameters) + self._tensors(self._slots.floats)
+        tensors = [getattr(*slot) for slot in (*self._slots.parameters, *self._slots.floats)]
         if not tensors and self._slots.held:
             return torch.zeros(0, device=self.device)
         if not tensors:
             raise ConfigurationError(
                 "The module has no trainable parameters, so there is nothing to federate. Add a network, or thaw parameters."
             )
-        flat = [widened(tensor.reshape(-1)) for tensor in tensors]
-        if any(tensor.dtype != flat[0].dtype for tensor in flat):
-            return torch.cat(flat)
-        return torch.cat(flat, out=large_empty(sum(t.numel() for t in flat), flat[0].dtype, flat[0].device))
+        flat = [tensor.reshape(-1) for tensor in tensors]
+        if len({tensor.dtype for tensor in flat}) > 1 or is_tiny(flat[0]):
+            return torch.cat([widened(tensor) for tensor in flat])
+        return torch.cat(flat, out=large_empty(sum(map(Tensor.numel, flat)), flat[0].dtype, flat[0].device))
 
     def counters(self) -> Tensor:
         """Return a copy of the integer and boolean buffers, int64, shape (c,)."""
@@ -159,7 +160,7 @@ class ModelState:
             self._filled = layout
         for names, slots in kinds:
             if slots:
-                copy_to_each(self._tensors(slots), [tensors[name] for name in names])
+                copy_to_each([getattr(*slot) for slot in slots], [tensors[name] for name in names])
 
     def take_shapes(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace buffers that have another shape than another module's, since a forward pass may resize them.
@@ -304,12 +305,13 @@ class ModelState:
     @property
     def size(self) -> int:
         """Return d, the length of :meth:`vector`."""
-        return sum(getattr(owner, name).numel() for owner, name in (*self._slots.parameters, *self._slots.floats))
+        tensors: list[Tensor] = [getattr(*slot) for slot in (*self._slots.parameters, *self._slots.floats)]
+        return sum(map(Tensor.numel, tensors))
 
     @property
     def num_parameters(self) -> int:
         """Return p: the first p entries of :meth:`vector` are parameters."""
-        return sum(parameter.numel() for parameter in self.parameters())
+        return sum(map(Tensor.numel, self.parameters()))
 
     def distance(self, vector: Tensor) -> float:
         """Return the L2 norm of the difference between these parameters and the first p entries of ``vector``, shape (d,)."""

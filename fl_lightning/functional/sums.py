@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.errors import ClientError
-from fl_lightning.functional.exact_sum import FRACTION, ExactNumber, ExactSum, magnitude
+from fl_lightning.functional.exact_sum import FRACTION, ExactNumber, ExactSum, magnitudes
 from fl_lightning.functional.recycling import large_empty
 
 _BITS = 50
@@ -105,8 +105,9 @@ def grid_of_model(parameters: Sequence[Tensor], size: int, largest: float | None
     if not parameters:
         return None
     finest = any(parameter.dtype == torch.float64 for parameter in parameters)
-    magnitudes = [] if finest else [(parameter.numel(), magnitude(parameter)) for parameter in parameters]
-    return grid_of(magnitudes, size - sum(length for length, _ in magnitudes), largest)
+    known = [] if finest else parameters
+    lengths = [parameter.numel() for parameter in known]
+    return grid_of([*zip(lengths, magnitudes(known), strict=True)], size - sum(lengths), largest)
 
 
 class Sums:
@@ -148,14 +149,13 @@ class Sums:
             return
         vector = torch.as_tensor(values, dtype=None if isinstance(values, Tensor) else torch.float64).reshape(-1)
         if key in self._numbers:
-            self._vectors()
+            self._vectors(name)
         self._ensure(key, vector.numel()).add(vector.to(self.device), weight)
 
-    def _vectors(self) -> dict[tuple[str, int], _Vector]:
-        """Return all sums, numbers included."""
-        for key, number in self._numbers.items():
-            number.move_to(self._ensure(key, 1).parts[0])
-        self._numbers.clear()
+    def _vectors(self, name: str | None = None) -> dict[tuple[str, int], _Vector]:
+        """Return the sums, among them all numbers, or at least those of one name."""
+        for key in [key for key in self._numbers if name in (None, key[0])]:
+            self._numbers.pop(key).move_to(self._ensure(key, 1).parts[0])
         return self._sums
 
     def _ensure(self, key: tuple[str, int], size: int) -> _Vector:
@@ -183,7 +183,7 @@ class Sums:
         return self._total(name, end=True)
 
     def _total(self, name: str, end: bool) -> Tensor:
-        self._vectors()
+        self._vectors(name)
         tiers = sorted(tier for known, tier in self._sums if known == name)
         total: Tensor | None = None
         for tier in tiers or [0]:
@@ -197,11 +197,14 @@ class Sums:
 
     def scalar(self, name: str) -> float:
         """Return the sum of that name as a number; 0 if nothing was added."""
-        return float(self.value(name)) if any(known == name for known, _ in self._vectors()) else 0.0
+        if any(known == name for known, _ in self._sums):
+            return float(self.value(name))
+        numbers = sorted((tier, number.value()) for (known, tier), number in self._numbers.items() if known == name)
+        return float(sum(value * 2.0 ** (-_TIER * tier) for tier, value in numbers))  # no tensor: a GPU would be waited for
 
     def sizes(self) -> dict[str, int]:
         """Return the length of each sum, by name."""
-        return {name: vector.size for (name, _), vector in self._vectors().items()}
+        return {name: vector.size for (name, _), vector in self._sums.items()} | {name: 1 for name, _ in self._numbers}
 
     def parts(self, name: str, size: int | None = None) -> list[ExactSum]:
         """Return the pieces of a sum, which begins as 0 if there is none of that name yet.
@@ -260,7 +263,7 @@ class _Vector:
     def add(self, values: Tensor, weight: float) -> None:
         whole = len(self.parts) == 1 and len(values) == self.size
         pieces = (values,) if whole else torch.split(values, [part.low.numel() for part in self.parts])
-        reaches = [magnitude(piece) for piece in pieces]
+        reaches = magnitudes(pieces)
         for part, reach in zip(self.parts, reaches, strict=True):  # check all before changing any
             part.admit(reach * abs(weight))
         for part, piece, reach in zip(self.parts, pieces, reaches, strict=True):

@@ -43,7 +43,8 @@ def client_figures(update: ClientUpdate) -> dict[str, float]:
 
 def client_metrics(updates: Iterable[ClientUpdate], name_of: Callable[[int], str] = str) -> dict[str, float]:
     """Return each client's figures as columns, ``client_<figure>/<client>``, with the name of the client if it has one."""
-    return {f"client_{name}/{name_of(update.client)}": x for update in updates for name, x in client_figures(update).items()}
+    named = [(name_of(update.client), client_figures(update)) for update in updates]
+    return {f"client_{name}/{client}": x for client, figures in named for name, x in figures.items()}
 
 
 def quantiles(figures: Mapping[str, float]) -> dict[str, float]:

@@ -151,6 +151,10 @@ class Route(Unassuming, ChecksTypes, ABC):
         :meth:`~fl_lightning.routes.Cohort.conclude`.
         """
 
+    def side_by_side(self, clients: int) -> int:
+        """Return how many of the clients of a round can train at the same time, and so how many ranks can work."""
+        return 1 if self.sequential else clients
+
     def turns_before(self, round_idx: int) -> int:
         """Return how many times a client that takes part in every round trains before a round."""
         return round_idx

@@ -27,6 +27,10 @@ class Mediators(Route):
         require(clients_per_mediator >= 1, "federation.route.clients_per_mediator", "1 or above", clients_per_mediator)
         self.clients_per_mediator = clients_per_mediator
 
+    def side_by_side(self, clients: int) -> int:
+        """Return the number of groups."""
+        return -(-clients // self.clients_per_mediator)
+
     def run(self, cohort: Cohort) -> None:
         """Run one round; see :meth:`Route.run`."""
         groups = balanced_groups(cohort.label_counts(), self.clients_per_mediator)

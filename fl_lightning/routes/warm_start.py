@@ -44,6 +44,10 @@ class WarmStart(Route):
         """Return True: the cyclic rounds bypass the server."""
         return True
 
+    def side_by_side(self, clients: int) -> int:
+        """Return the number of the route that follows; in the cyclic phase, one client trains at a time."""
+        return self.route.side_by_side(clients)
+
     def turns_before(self, round_idx: int) -> int:
         """Return one turn for each round of the warm start, and then those of the other route."""
         first = min(round_idx, self.rounds)

@@ -13,11 +13,6 @@ def ranks_of(config: Namespace) -> int:
     return len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdigit() else 1
 
 
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def gpus() -> list[str]:
     """Return the GPUs that this process may see, as CUDA_VISIBLE_DEVICES names them."""
     import torch

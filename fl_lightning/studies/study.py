@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from jsonargparse import Namespace
 
+from fl_lightning.cli.ranks import on_cpu
 from fl_lightning.errors import ConfigurationError, FederationError, require
 from fl_lightning.functional.metric_names import VALIDATION, is_validation_figure
 from fl_lightning.reporting.wandb import LONGEST_TAG
@@ -20,7 +21,7 @@ from fl_lightning.studies.collection import LOGS, final_value, read_run
 from fl_lightning.studies.execution import Job, only_one, run_all
 from fl_lightning.studies.facts import code_of, facts
 from fl_lightning.studies.grid import Axis, Run, folder_name, full_names, read_axes, span
-from fl_lightning.studies.machine import cores, gpus, ranks_of
+from fl_lightning.studies.machine import gpus, ranks_of
 from fl_lightning.studies.options import ReportOptions
 from fl_lightning.studies.report import ON_TEST_SET, print_files, require_packages, write_report
 from fl_lightning.studies.run_table import Row, RunTable
@@ -28,6 +29,7 @@ from fl_lightning.studies.set_up import named_settings, on_test_set, set_up
 from fl_lightning.studies.settings import SettingsReader, fingerprint
 from fl_lightning.studies.sweep import Method, refuse_test_set, write_sweep
 from fl_lightning.studies.terminal import LiveStatus, print_curves
+from fl_lightning.utilities.machine import cores
 
 KEPT = (*VALIDATION, "test_*", "client_share/*", "client_comparison/*", "federation/*", "partition/*")
 """Patterns of the metrics that go into the table by default."""
@@ -261,6 +263,8 @@ class Study:
         arguments = [f"--trainer.default_root_dir={folder}", f"--trainer.logger={json.dumps(loggers)}", "--test_best=true"]
         if config.trainer.enable_progress_bar is None and not config.federation.enabled:  # a federation prints a line per round
             arguments.append("--trainer.enable_progress_bar=false")
+        if config.trainer.devices in (None, "auto") and on_cpu(config.trainer.accelerator):
+            arguments.append("--trainer.devices=1")  # the cores are for other runs
         return Job(run.name, folder, text, tuple(arguments), ranks_of(config))
 
     def _places(self) -> list[dict[str, str]]:

@@ -43,10 +43,20 @@ def by_path(uses: dict[Callable[..., Any], tuple[str, ...]]) -> list[Any]:
     return [pytest.param(use, path, id=path) for use, paths in uses.items() for path in paths]
 
 
+def miss(patch: pytest.MonkeyPatch, name: Private, looked_up: set[str] | None = None) -> None:
+    """Make our look-up miss a name, and note when it is looked up."""
+
+    def read(owner: Any) -> Any:
+        if looked_up is not None:
+            looked_up.add(name.path)
+        raise AttributeError(name.path)
+
+    patch.setitem(vars(name), "read", read)
+
+
 @pytest.fixture
 def without(monkeypatch) -> Callable[[str], Any]:
     """Make our look-up miss a name in a block, which has one warning or none."""
-    look_up = Private.look_up
 
     @contextmanager
     def block(path: str, warned: int = 1, deleted: bool = False) -> Iterator[None]:
@@ -56,7 +66,7 @@ def without(monkeypatch) -> Callable[[str], Any]:
             if deleted:
                 patch.delattr(path)
             else:
-                patch.setattr(Private, "look_up", lambda name, *owner: MISSING if name.path == path else look_up(name, *owner))
+                miss(patch, next(one for one in NAMES if one.path == path))
             yield
         (name,) = (one for one in NAMES if one.path == path)
         told = [str(one.message) for one in said if "so fl_lightning" in str(one.message)]
@@ -97,16 +107,13 @@ def test_a_use_without_a_public_way_is_refused(use, path, without, tmp_path):
 def test_a_federation_gives_the_same_result_without_any_name(engine, monkeypatch):
     """But for those without which a use is refused."""
     usual = trained(engine, partial(Plain, momentum=0.9, batchnorm=True))
-    look_up, looked_up = Private.look_up, set[str]()
-
-    def missed(name: Private, *owner: Any) -> Any:
-        looked_up.add(name.path)
-        return MISSING if name.instead else look_up(name, *owner)
-
+    looked_up = set[str]()
     with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         patch.setattr(private, "_told", set())
-        patch.setattr(Private, "look_up", missed)
+        for name in NAMES:
+            if name.instead:
+                miss(patch, name, looked_up)
         weights, figures = trained(engine, partial(Plain, momentum=0.9, batchnorm=True))
     assert figures == usual[1]
     assert all(torch.equal(value, usual[0][name]) for name, value in weights.items())
@@ -138,7 +145,7 @@ def test_every_private_name_is_tested():
 @pytest.mark.parametrize("path", sorted(ROOT.glob("compat/*.py")), ids=lambda path: path.stem)
 def test_every_private_name_is_declared(path):
     """No file looks up another one."""
-    tree, declared = ast.parse(path.read_text()), {part for name in NAMES for part in (*name.parts, *name.owner.split("."))}
+    tree, declared = ast.parse(path.read_text()), {part for name in NAMES for part in name.path.split(".")}
     if not path.stem.startswith("flower"):
         assert set(used(tree, defined(tree), defined(tree))) - {"connectors"} <= declared | WRITTEN
 

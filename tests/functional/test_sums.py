@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fl_lightning import AdaFed, ClientError, ClientUpdate, FedAvg, FedLoss
 from fl_lightning.functional import ExactSum, Grid, Sums, grid_of
+from fl_lightning.functional.exact_sum import magnitudes
 from fl_lightning.functional.recycling import large_empty, release_unused_memory
 from fl_lightning.types import Snapshot
 
@@ -218,6 +219,7 @@ def test_large_memory_is_used_again_when_nothing_shares_it():
     release_unused_memory()
 
 
+@example(terms=[(2.0**41, 1.0), (1e12 + 0.1, -1.0 / 3)], ranks=[0] * 12, largest=None)
 @given(
     st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(0, 1e3)), min_size=1, max_size=12),
     st.lists(st.integers(0, 2), min_size=12, max_size=12),
@@ -236,6 +238,25 @@ def test_numbers_add_up_exactly_on_one_rank_or_more(terms, ranks, largest):
     exact = float(sum(Fraction(value * weight) for value, weight in terms))
     assert alone.scalar("n") == pytest.approx(exact, rel=2**-50, abs=len(terms) * 2**-62)
     assert alone.scalar("n") == total.scalar("n") == float(alone.value("n"))
+
+
+def test_reading_one_number_leaves_the_others_to_grow():
+    sums = Sums()
+    for name in ("a", "b"):
+        sums.add(name, 1.5, 2.0)
+    assert sums.value("a").tolist() == [3.0]
+    sums.add("b", 1.0)
+    assert (sums.scalar("a"), sums.scalar("b")) == (3.0, 4.0)
+    assert sums.sizes() == {"a": 1, "b": 1}
+
+
+def test_magnitudes_of_tensors_of_any_kind():
+    values = [[1.0, -3.0], [], [math.nan, 2.0], [-math.inf, 1.0], [0.1, -0.2], [5.0, 1e300]]
+    kinds = [torch.float32, torch.float32, torch.float16, torch.float64, torch.bfloat16, torch.float64]
+    tensors = [torch.tensor(own, dtype=kind) for own, kind in zip(values, kinds, strict=True)]
+    expected = [3.0, 0.0, math.nan, math.inf, float(tensors[4].abs().max()), 1e300]
+    assert magnitudes(tensors) == pytest.approx(expected, rel=0, abs=0, nan_ok=True)
+    assert magnitudes([]) == []
 
 
 def test_numbers_join_the_sums_of_another_rank():

@@ -22,12 +22,12 @@ class ForeignTensors:
     """
 
     def __init__(self, module: nn.Module, optimizers: Sequence[Any], python: PythonState) -> None:
-        own = {id(tensor) for tensor in (*parameters_of(module).values(), *module.buffers())}
         tensors = [tensor for optimizer in optimizers for group in optimizer.param_groups for tensor in group["params"]]
-        others = [tensor for tensor in tensors if id(tensor) not in own]
-        attributes = python.tensors() if others else set()
+        parameters = {id(parameter) for parameter in parameters_of(module).values()}
+        others = [tensor for tensor in tensors if id(tensor) not in parameters]
+        known = python.tensors() | {id(buffer) for buffer in module.buffers()} if others else set()
         self._module = module
-        self._before = [(tensor, times_changed(tensor)) for tensor in others if id(tensor) not in attributes]
+        self._before = [(tensor, times_changed(tensor)) for tensor in others if id(tensor) not in known]
 
     def refuse_trained(self) -> None:
         """Refuse the fit if it has changed such a tensor.

@@ -38,7 +38,7 @@ from fl_lightning.clients.isolation.plain_values import PLAIN, is_storable
 from fl_lightning.clients.isolation.shared_objects import SharedObjects
 from fl_lightning.compat.torch import children_of, parameters_of, parts_of
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.model_parts import client_state, is_computed, turn_state
+from fl_lightning.functional.model_parts import declared_names, is_computed
 from fl_lightning.functional.seeding import derive_seed, reseed
 
 _INTERNAL = vars(LightningModule()).keys() | {"trainer", "log", "configure_callbacks", "stacked_hooks"}
@@ -86,7 +86,7 @@ class PythonState:
         """
         own: set[int] | None = None
         for prefix, part in parts.items():
-            attributes = _attributes_of(part)
+            attributes = part if isinstance(part, dict) else vars(part)
             if self._is_quiet(prefix, attributes) or isinstance(part, Metric):
                 continue
             constants, quiet = self._constants.get(prefix, {}), not isinstance(part, LightningModule)  # it holds its Trainer
@@ -142,12 +142,16 @@ class PythonState:
         """Return the ids of the tensors in attributes."""
         return {id(tensor) for _, value in self._attributes(self._parts()) for tensor in tensors_in(value)}
 
-    def _replaced(self) -> list[tuple[nn.Module, str, nn.Module]]:
+    def _changed_children(self) -> list[tuple[nn.Module, dict[str, nn.Module | None]]]:
+        """Return the parts that have other layers than at the start, each with those of the start."""
+        return [(part, children) for part, children in self._children if children_of(part) != children]
+
+    @staticmethod
+    def _replaced(changed: Sequence[tuple[nn.Module, dict[str, nn.Module | None]]]) -> list[tuple[nn.Module, str, nn.Module]]:
         """Return the layers of the start that others have replaced: the part that had each, its name there, and the layer."""
         return [
             (part, name, child)
-            for part, children in self._children
-            if children_of(part) != children
+            for part, children in changed
             for name, child in children.items()
             if child is not None and children_of(part).get(name) is not child
         ]
@@ -158,12 +162,12 @@ class PythonState:
 
     def _restored(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Restore the attributes, and return the module's parts and its generators, which are not copied."""
-        for owner, name, child in self._replaced():
+        changed = self._changed_children()
+        for owner, name, child in self._replaced(changed):
             setattr(owner, name, child)
-        for owner, children in self._children:
-            if children_of(owner).keys() != children.keys():
-                for name in children_of(owner).keys() - children.keys():
-                    delattr(owner, name)  # training created it
+        for owner, children in changed:
+            for name in children_of(owner).keys() - children.keys():
+                delattr(owner, name)  # training created it
         parts, generators = self._parts(), dict[str, Any]()
         for (prefix, name), value in self._attributes(parts):
             if (prefix, name) in self._beginning:
@@ -176,10 +180,11 @@ class PythonState:
         return parts, generators
 
     def _set_beginning(self, parts: Mapping[str, Any]) -> None:
+        attributes = {prefix: _attributes_of(part) for prefix, part in parts.items()}
         for (prefix, name), value in self._beginning.items():
-            part = parts.get(prefix)
-            if part is not None and not equal(_attributes_of(part).get(name, _ABSENT), value):
-                setattr(part, name, value if isinstance(value, PLAIN) else copied(value))
+            now = attributes[prefix].get(name, _ABSENT) if prefix in parts else value
+            if now is not value and not equal(now, value):
+                setattr(parts[prefix], name, value if isinstance(value, PLAIN) else copied(value))
 
     def give(self, module: nn.Module) -> None:
         """Give the attributes of a copy of the module the values that these had at first, before a checkpoint was loaded."""
@@ -208,12 +213,15 @@ class PythonState:
             ConfigurationError: if an attribute to keep is missing, or is neither a tensor nor a plain value.
         """
         parts = self._parts()
-        own = {(prefix, name) for prefix, part in parts.items() for name in client_state(part)}
-        named = own | {(prefix, name) for prefix, part in parts.items() for name in turn_state(part)}
+        own, turn = (
+            {(prefix, name) for prefix, names in declared_names(parts, attribute).items() for name in names}
+            for attribute in ("client_state", "turn_state")
+        )
         changed = [
             (key, value)
             for key, value in self._attributes(parts)
-            if key not in named
+            if key not in own
+            and key not in turn
             and not isinstance(parts[key[0]], MetricCollection)  # it groups its metrics in its first update
             and not equal(value, self._beginning.get(key, _ABSENT))
         ]
@@ -225,7 +233,8 @@ class PythonState:
         self._warn_of_stale([*continued], parts)
         prefixes = {id(part): prefix for prefix, part in parts.items()}
         renewed = [key for key, value in changed if key not in continued and self._is_renewed(key, value)]
-        self._warn_of_renewed([*renewed, *((prefixes.get(id(part), ""), name) for part, name, _ in self._replaced())])
+        replaced = self._replaced(self._changed_children())
+        self._warn_of_renewed([*renewed, *((prefixes.get(id(part), ""), name) for part, name, _ in replaced)])
         return kept
 
     def _warn_of_shared(self, objects: Sequence[str]) -> None:

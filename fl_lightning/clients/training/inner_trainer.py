@@ -26,6 +26,7 @@ from fl_lightning.clients.training.turn import refuse_unlimited
 from fl_lightning.compat.light_steps import step_lightly
 from fl_lightning.compat.lightning import fresh_loops, in_place_results, swap_logging_advice
 from fl_lightning.compat.signals import ignore_signals
+from fl_lightning.compat.torch import buffers_of, parameters_of, parts_of
 from fl_lightning.data.views import TRANSFER_HOOKS
 
 ACCELERATORS = {"cuda": "gpu", "cpu": "cpu", "mps": "mps"}
@@ -73,9 +74,12 @@ class _ResidentStrategy(SingleDeviceStrategy):
 
 def _parts(module: nn.Module) -> Iterator[Tensor | Metric]:
     """Yield everything of a module that is on a device."""
-    yield from module.parameters()
-    yield from module.buffers()
-    yield from (part for part in module.modules() if isinstance(part, Metric))
+    parts = parts_of(module)
+    yield from parameters_of(module, parts).values()
+    for part in parts.values():
+        yield from (buffer for buffer in buffers_of(part).values() if buffer is not None)
+        if isinstance(part, Metric):
+            yield part
 
 
 def transfer_hooks(module: LightningModule, data: LightningDataModule | None) -> dict[str, Callable[..., Any]]:

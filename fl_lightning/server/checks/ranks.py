@@ -43,8 +43,10 @@ def require_same_state(comm: Collectives, state: Tensor, source: str, round_idx:
     """
     if comm.size == 1:
         return
-    other = _first_other(comm.gather(int(state.view(torch.int64).sum())))  # the sum of the bits, modulo 2**64
-    if other is not None:
+    bits = state.view(torch.int64).sum().view(1)  # modulo 2**64
+    largest, smallest = comm.elementwise_maximum(torch.cat([bits, ~bits]))
+    if largest != ~smallest:
+        other = _first_other(comm.gather(int(bits)))
         raise ConfigurationError(
             f"{source} returned another state on rank {other} than on rank 0 in round {round_idx}. 'accumulate' runs only on "
             "the rank that trained the client, so attributes that it sets differ between ranks: pass on what it learns with "

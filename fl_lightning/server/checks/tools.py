@@ -25,7 +25,8 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_parts import constant_modules
 from fl_lightning.settings.local_training import LocalTraining
 
-_TUNERS = (BatchSizeFinder, LearningRateFinder)
+TUNERS = (BatchSizeFinder, LearningRateFinder)
+"""Callbacks that tune the centralized module, which they do on one rank."""
 _REFUSED = {
     GradientAccumulationScheduler: "would accumulate rounds. Set 'federation.local.accumulate_grad_batches' instead, which "
     "counts the clients' batches.",
@@ -41,7 +42,7 @@ _REFUSED_AT_CLIENTS: dict[type[Callback] | tuple[type[Callback], ...], str] = {
     "own callbacks saves the federation after a round.",
     ProgressBar: "shows progress, but a client's Trainer shows none. Remove it; FederationProgressBar among the federation's "
     "own callbacks shows rounds and clients.",
-    _TUNERS: "would tune each client anew in every turn. Put it among the federation's own callbacks, where it tunes the "
+    TUNERS: "would tune each client anew in every turn. Put it among the federation's own callbacks, where it tunes the "
     "centralized module once, before the first round.",
 }
 
@@ -81,7 +82,7 @@ def refuse_tools(trainer: Trainer, module: LightningModule, remote: bool = False
         for kind, reason in _REFUSED.items():
             if isinstance(callback, kind):
                 raise ConfigurationError(f"The callback {name} {reason}")
-        if isinstance(callback, _TUNERS):
+        if isinstance(callback, TUNERS):
             _refuse_tuner(callback, trainer.world_size, remote)
         norms = any(is_batch_norm(part) for part in module.modules())
         if isinstance(callback, StochasticWeightAveraging) and norms:
@@ -129,8 +130,8 @@ def refuse_client_callbacks(local: LocalTraining) -> None:
 def _refuse_tuner(callback: Callback, ranks: int, remote: bool) -> None:
     """Refuse a tuner that could not tune the centralized module before the first round."""
     name = type(callback).__name__
-    if type(callback) not in _TUNERS:
-        kind = next(kind.__name__ for kind in _TUNERS if isinstance(callback, kind))
+    if type(callback) not in TUNERS:
+        kind = next(kind.__name__ for kind in TUNERS if isinstance(callback, kind))
         raise ConfigurationError(
             f"The callback {name} is a subclass of {kind}, which may tune rounds as if they were training steps. Use {kind} "
             "itself, which tunes the centralized module before the first round."

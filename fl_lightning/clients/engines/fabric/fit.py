@@ -23,6 +23,7 @@ from fl_lightning.clients.training.inner_trainer import is_on, transfer_hooks
 from fl_lightning.clients.training.metrics import scalar_metrics
 from fl_lightning.clients.training.turn import TurnPlan
 from fl_lightning.compat.lightning import seed_workers, set_sampler_epoch
+from fl_lightning.compat.torch import parameters_of
 from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.errors import ConfigurationError
 
@@ -89,8 +90,8 @@ class ClientFit:
             module.prepare_data()
         self._hooks.set_up()
         self._precision.convert_module(module)
-        parameters = list(module.parameters())
-        if any(parameter.device != self._device for parameter in parameters):
+        parameters = list(parameters_of(module).values())
+        if {parameter.device for parameter in parameters} - {self._device}:
             module.to(self._device)
         self._transfers = transfer_hooks(module, self._data)
         self._in_place = self._plain and not self._transfers

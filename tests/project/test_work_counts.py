@@ -1,0 +1,116 @@
+"""What a step, a client and a round ask of torch and Python: counts, never times, which an added operation or read changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import benchmark_counts
+import pytest
+import torch
+from benchmark_counts import KINDS, PARTS, calls, counts_of_round, operators, work_of
+from benchmark_loop import Plain, quiet
+
+from fl_lightning import LeNet
+
+BESIDES_HAND = {
+    "fabric": {
+        "step": {"operators": -12, "launches": -10, "reads": 0, "calls": 0},
+        "client": {"operators": 27, "launches": 6, "reads": 3, "calls": 700},
+        "round": {"operators": 225, "launches": 64, "reads": 4, "calls": 1650},
+    },
+    "trainer": {
+        "step": {"operators": -9, "launches": -8, "reads": 0, "calls": 450},
+        "client": {"operators": 37, "launches": 10, "reads": 9, "calls": 2650},
+        "round": {"operators": 225, "launches": 64, "reads": 4, "calls": 1650},
+    },
+}
+"""The most that an engine may ask for beyond the loop by hand, which depends on the release of torch as well."""
+TOGETHER = {
+    "step": {"operators": 226, "launches": 101, "reads": 0, "calls": 2150},
+    "client": {"operators": 52, "launches": 13, "reads": 2, "calls": 360},
+    "round": {"operators": 294, "launches": 93, "reads": 6, "calls": 2700},
+}
+"""The same of ``stacked``, of whose steps each is one of all clients."""
+
+
+@cache
+def by_hand() -> dict[str, dict[str, int]]:
+    return work_of("hand")
+
+
+def too_much(engine: str, found: dict[str, dict[str, int]], budget: dict[str, dict[str, int]]) -> list[str]:
+    return [
+        f"{engine}: {found[part][kind]} {kind} in a {part}, but the budget is {budget[part][kind]}"
+        for part in PARTS
+        for kind in KINDS
+        if found[part][kind] > budget[part][kind]
+    ]
+
+
+@pytest.mark.parametrize("engine", BESIDES_HAND)
+def test_the_budget_beyond_the_loop_by_hand(engine):
+    """'python tools/benchmark.py counts' prints all counts. Raise a number only for a reason, and lower it where you can."""
+    found, hand = work_of(engine), by_hand()
+    more = {part: {kind: found[part][kind] - hand[part][kind] for kind in KINDS} for part in PARTS}
+    assert not too_much(engine, more, BESIDES_HAND[engine])
+
+
+def test_the_budget_of_clients_side_by_side():
+    assert not too_much("stacked", work_of("stacked"), TOGETHER)
+
+
+# ---------------------------------------------------------------- that the counts notice
+
+
+class Curious(Plain):
+    """Reads its loss in every step, after one more multiplication."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        (loss.detach() * 2).item()
+        return loss
+
+
+def test_one_operation_and_one_read_more_in_each_step_are_found():
+    clients, steps = 2, 3
+    usual, curious = (counts_of_round("fabric", clients, steps, kind(LeNet())) for kind in (Plain, Curious))
+    more = {kind: curious[kind] - usual[kind] for kind in KINDS}
+    # 'detach', '*' and the read, of which only '*' computes; 'training_step' of the base class, and 'super' for it
+    assert more.pop("calls") >= clients * steps
+    assert more == {"operators": 3 * clients * steps, "launches": clients * steps, "reads": clients * steps}
+
+
+def test_what_counts_as_an_operator_a_launch_and_a_read():
+    tensors, found = [torch.ones(2), torch.ones(3)], Counter()
+    with operators(found):
+        tensors[0].view(1, 2)
+        torch._foreach_add_(tensors, 1.0)  # one for all
+        torch.empty(3)
+        tensors[0].sum().item()
+        tensors[0].tolist()
+    assert found == {"operators": 5, "launches": 2, "reads": 2}
+
+
+def test_what_counts_as_a_call():
+    def inner():
+        return len("no Python")
+
+    counted = []
+    for times in (0, 5):
+        found = Counter()
+        with calls(found):
+            for _ in range(times):
+                inner()
+        counted.append(found["calls"])
+    assert counted[1] - counted[0] == 5
+
+
+def test_the_table(capsys, monkeypatch):
+    quiet()
+    monkeypatch.setattr(benchmark_counts, "ENGINES", ("hand",))
+    benchmark_counts.counts(None)
+    heading, line, row = capsys.readouterr().out.strip().splitlines()
+    values = [str(by_hand()[part][kind]) for kind in KINDS for part in PARTS]
+    assert row == f"| hand | {' | '.join(values)} |"
+    assert len(heading.split("|")) == len(line.split("|")) == len(row.split("|"))

@@ -1,0 +1,89 @@
+"""What ranks exchange, on two threads in place of two processes."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fl_lightning.server.checks.ranks import require_same_state
+from fl_lightning.utilities.collectives import Collectives
+
+
+@pytest.fixture
+def two_ranks(monkeypatch):
+    """Run a function of the ranks' collectives on both; ``exchanges`` counts the exchanges of each."""
+    here, meet, rows, counts = threading.local(), threading.Barrier(2, timeout=10), [None, None], [0, 0]
+
+    def all_gather(found: list[torch.Tensor], mine: torch.Tensor) -> None:
+        counts[here.rank] += 1
+        rows[here.rank] = mine
+        meet.wait()
+        for target, row in zip(found, rows, strict=True):
+            target.copy_(row)
+        meet.wait()
+
+    def all_reduce(mine: torch.Tensor, op: Any) -> None:
+        assert op == torch.distributed.ReduceOp.MAX
+        both = [torch.empty_like(mine) for _ in range(2)]
+        all_gather(both, mine)
+        mine.copy_(torch.maximum(*both))
+
+    def on(rank: int, act: Any) -> Any:
+        here.rank = rank
+        strategy = SimpleNamespace(root_device=torch.device("cpu"))
+        return act(Collectives(SimpleNamespace(global_rank=rank, world_size=2, strategy=strategy)), rank)
+
+    def both(act: Any) -> list[Any]:
+        counts[:] = [0, 0]
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(lambda rank: on(rank, act), range(2)))
+
+    monkeypatch.setattr("torch.distributed.all_gather", all_gather)
+    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
+    monkeypatch.setattr("torch.distributed.get_backend", lambda: "gloo")
+    return SimpleNamespace(run=both, exchanges=counts)
+
+
+@pytest.mark.parametrize(
+    ("objects", "exchanges"),
+    [
+        (({"a": 1}, None), 1),
+        ((b"x" * 4000, "short"), 1),
+        (("short", b"y" * 10_000), 2),
+        ((b"x" * 5_000, b"y" * 100_000), 2),
+        *(((b"x" * size, 7), 1 if size < 4_070 else 2) for size in (4_060, 4_100)),
+    ],
+)
+def test_every_rank_gets_all_objects_in_as_few_exchanges_as_possible(objects, exchanges, two_ranks):
+    assert two_ranks.run(lambda comm, rank: comm.gather(objects[rank])) == [list(objects)] * 2
+    assert two_ranks.exchanges == [exchanges] * 2
+
+
+def test_tensors_arrive_as_they_are(two_ranks):
+    sent = (torch.randn(3), torch.arange(5_000))
+    for received in two_ranks.run(lambda comm, rank: comm.gather({"t": sent[rank]})):
+        assert all(torch.equal(theirs["t"], tensor) for theirs, tensor in zip(received, sent, strict=True))
+
+
+@pytest.mark.parametrize("numbers", [([1.5, -2.0], [1.5, -2.0]), ([-0.0], [-0.0]), ([float("nan")], [float("nan")])])
+def test_equal_states_cost_one_exchange(numbers, two_ranks):
+    states = [torch.tensor(own, dtype=torch.float64) for own in numbers]
+    two_ranks.run(lambda comm, rank: require_same_state(comm, states[rank], "X.aggregate", 0))
+    assert two_ranks.exchanges == [1, 1]
+
+
+@pytest.mark.parametrize("numbers", [([1.5], [1.5000000000000002]), ([1.5000000000000002], [1.5]), ([0.0], [-0.0])])
+def test_a_difference_in_the_last_bit_is_found_on_both_ranks(numbers, two_ranks):
+    states = [torch.tensor(own, dtype=torch.float64) for own in numbers]
+
+    def check(comm: Collectives, rank: int) -> str:
+        with pytest.raises(Exception, match=r"X\.aggregate returned another state on rank 1 than on rank 0 in round 3") as told:
+            require_same_state(comm, states[rank], "X.aggregate", 3)
+        return type(told.value).__name__
+
+    assert two_ranks.run(check) == ["ConfigurationError"] * 2
