@@ -124,6 +124,10 @@ class LocalPool:
         """See :meth:`ClientPool.results`."""
         return self.runtime.results()
 
+    def under_way(self) -> dict[int, bytes]:
+        """See :meth:`ClientPool.under_way`."""
+        return {}
+
     def deliver(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate | None:
         """See :meth:`ClientPool.deliver`."""
         return self.runtime.deliver(task, update)

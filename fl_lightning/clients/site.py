@@ -111,6 +111,10 @@ class Site:
         finally:
             memory.load_state_dict(now)
 
+    def dropped_by(self, model: ServerModel) -> list[int]:
+        """Return the rounds whose training is undone by a model, because its server has started again before them."""
+        return [] if model.session in ("", self._session) else sorted(k for k in self._before if k >= model.round_idx)
+
     def _publish(self, model: ServerModel) -> None:
         if model.session and model.session != self._session:  # a model to evaluate belongs to no session
             self._resume(model.round_idx)

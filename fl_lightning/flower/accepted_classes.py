@@ -25,10 +25,10 @@ _PARTS = {
     "optimizers": "Yogi",
     "routes": "FedCyclic FedStar LocalOnly Mediators RingFed ServerRoute WarmStart",
     "strategies": (
-        "AFL APFL AdaFed CosineFilter Ditto FedAdagrad FedAvg FedAvgM FedBABU FedDyn FedExP FedLoss FedMedian FedNova FedRep "
-        "FedSGD GeometricMedian Krum LastClient MOON PFedMe QFedAvg Scaffold ShapleyValues TrimmedMean"
+        "AFL APFL AdaFed CosineFilter Ditto FedAdagrad FedAsync FedAvg FedAvgM FedBABU FedBuff FedDyn FedExP FedLoss FedMedian "
+        "FedNova FedRep FedSGD GeometricMedian Krum LastClient MOON PFedMe QFedAvg Scaffold ShapleyValues TrimmedMean"
     ),
-    "options": "ClientPrivacy ExamplePrivacy PartialWork SecureAggregation",
+    "options": "Asynchronous ClientPrivacy ExamplePrivacy PartialWork SecureAggregation",
     "settings": "Faults LocalTraining",
     "transforms": "ClipUpdate Quantize TopK",
 }
@@ -62,8 +62,6 @@ NOT_ACCEPTED = {
     "FederatedKMeans": "it works on those centroids",
     "Focus": "it measures every site's model on every other site",
     "Mocha": "it keeps a model for each site at the server",
-    "FedAsync": "rounds over a network are synchronous",
-    "FedBuff": "rounds over a network are synchronous",
     **dict.fromkeys(_NO_SETTINGS.split(), "it is a base class, or no part of a configuration"),
 }
 """The other public classes of the same subpackages, with the reason why a server may not name them."""

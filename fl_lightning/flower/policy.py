@@ -103,8 +103,9 @@ class Policy:
         models: the dotted paths of the tasks and networks that a server may name; empty for those of this package.
         federations: the number of federations in which the site takes part without being asked, >= 0, or ``any``. The site's
             staff agrees to a further one, or to other settings in a known one, with ``fl-lightning site approve``.
-        max_rounds: how many times the site trains for the server in one federation at most, >= 1: once per round, or once per
-            period on routes that have periods. Rounds that a server repeats after a restart count again.
+        max_rounds: how many times the site trains for the server in one federation at most, >= 1: once per round, once per
+            period on routes that have periods, or at its own pace in asynchronous rounds. Rounds that a server repeats after a
+            restart count again.
         max_total_rounds: the same for all federations together, >= 1.
         max_evaluations: how many models the site evaluates for the server in one federation at most, >= 1, repeated ones
             included. Each tells a figure of the same rows, and many figures of crafted models can tell single rows. It is also

@@ -40,13 +40,12 @@ class SiteLimits:
     # ---------------------------------------------------------------- settings
 
     def check_values(self, contract: Mapping[str, Any]) -> None:
-        """Refuse rounds, threads, epochs and engines beyond the policy, before anything is imported.
+        """Refuse threads, settings of training and engines beyond the policy, before anything is imported.
 
         Raises:
             RefusedError: naming the setting.
         """
         policy, local = self._policy, contract["federation"]["local"]
-        self.check_plan(contract["rounds"])
         if not 1 <= contract["threads"] <= policy.most_threads:
             raise RefusedError(
                 f"The server's 'threads' is {contract['threads']}, but this site allows 1 to {policy.most_threads} "
@@ -84,7 +83,8 @@ class SiteLimits:
         Raises:
             RefusedError: naming the settings.
         """
-        self.check_plan(owner.rounds, getattr(owner.route, "periods", 1))
+        if not _at_own_pace(owner.active_options):
+            self.check_plan(owner.rounds, getattr(owner.route, "periods", 1))
         most, least = _noise(owner.active_options), self._policy.min_noise
         sealed = any(option.seals for option in owner.active_options)
         if self._policy.secure_aggregation == "required" and not sealed:
@@ -262,7 +262,8 @@ class SiteLimits:
             RefusedError: naming the limit.
         """
         policy = self._policy
-        if not 0 <= task.round_idx < policy.max_rounds:
+        most = math.inf if _at_own_pace(settings.options) else policy.max_rounds
+        if not 0 <= task.round_idx < most:
             raise RefusedError(f"Round {task.round_idx} is beyond this site's limit of {policy.max_rounds} rounds.")
         if not 1 <= task.slowness < math.inf:
             raise RefusedError(f"The turn has a slowness of {task.slowness:g}, which is not 1 or above.")
@@ -308,6 +309,11 @@ def _require_sealed(order: ClientTask | EvalOrder) -> None:
         raise RefusedError("The order asks for a figure or a model of this site alone, but only sums over sites leave it.")
     if order.start is not None or order.pull is not None:
         raise RefusedError("The order has a model for this site alone, so the server could tell the sites' updates apart.")
+
+
+def _at_own_pace(options: Sequence[OptionSettings]) -> bool:
+    """Return whether the site may train in few of the rounds, so that only its trainings are counted against the limit."""
+    return any(option.own_pace for option in options)
 
 
 def _noise(options: Sequence[OptionSettings], delivered: bool = True) -> float:

@@ -239,6 +239,8 @@ class SiteServer:
         if model is not None:
             tensors, first = ({k: t.to(self._device) for k, t in each.items()} for each in (model.tensors, model.first))
             here = replace(model, tensors=tensors, first=first)
+            for round_idx in work.site.dropped_by(here):
+                self._say(f"Round {round_idx}: dropped: the server has started again and does not know it.")
             work.site.handle(self._limits.without_checks(here, work.built.settings.options))
             work.model = model
         for note in notes:
