@@ -89,6 +89,8 @@ class SiteData:
                 self._separate[part].prepare_data()
                 self._separate[part].setup("fit")
         self._number: int | None = None
+        self.client_id: int | None = None
+        """The site's id in the current fit, which is its number unless sites are held out."""
 
     @property
     def number(self) -> int | None:
@@ -260,8 +262,8 @@ class SiteData:
         return rows // size + (rest > 0), max(1, (rest or size) // self._rows_of_a_person)
 
     def _here(self, client: int) -> None:
-        if client != self.number:
-            raise DataError(f"The data of client {client} were requested, but this site is client {self.number}.")
+        if client != self.client_id:
+            raise DataError(f"The data of client {client} were requested, but this site is client {self.client_id}.")
 
     def num_examples(self, client: int) -> int:
         """See :class:`ClientData`."""
