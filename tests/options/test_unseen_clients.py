@@ -28,6 +28,7 @@ from fl_lightning import (
     LocalOnly,
     LocalTraining,
     PersonalPart,
+    TableDataModule,
     Scaffold,
 )
 from fl_lightning.data.held_out import chosen
@@ -247,6 +248,12 @@ def test_a_public_share_would_contain_their_examples():
         FederatedDataModule(Blobs(), Consecutive(), public_share=0.1, held_out_clients=1)
 
 
+def test_a_table_that_is_scaled_by_all_rows_is_refused():
+    rows = TableDataModule("table.csv", "target", kind="classification")
+    with pytest.raises(ConfigurationError, match="'data.datamodule.standardize' must be false with held-out clients"):
+        FederatedDataModule(rows, Consecutive(), held_out_clients=1)
+
+
 def test_clients_that_are_opened_when_drawn_cannot_be_held_out():
     data = FederatedDataModule.from_clients(
         lambda client: TensorDataset(*blobs(8, client)), num_clients=4, num_examples=8, held_out_clients=1
@@ -288,17 +295,17 @@ def test_parts_of_their_own_are_those_of_a_client_that_has_not_trained():
         module, fitted = fit(data, personal=[PersonalPart(names="net.2.*")])
     own = weights(module) | {name: value for name, value in weights(first).items() if name.startswith("net.2.")}
     module.load_state_dict(own, strict=False)
-    assert float(fitted.callback_metrics["federation/unseen_mean"]) == pytest.approx(accuracy(module, tests_of(data)))
+    assert float(fitted.callback_metrics["federation/unseen_mean"]) == pytest.approx(accuracy(module, held_out_rows(data)))
 
 
 def test_on_a_route_where_clients_keep_their_models_they_get_the_servers():
     data = data_of(sites(), held_out_clients=["b"], client_test=0.25)
     with pytest.warns(UserWarning, match="evaluated with the server's model"):
         module, fitted = fit(data, route=LocalOnly("val_acc"))
-    assert float(fitted.callback_metrics["federation/unseen_mean"]) == pytest.approx(accuracy(module, tests_of(data)))
+    assert float(fitted.callback_metrics["federation/unseen_mean"]) == pytest.approx(accuracy(module, held_out_rows(data)))
 
 
-def tests_of(data: FederatedDataModule) -> TensorDataset:
+def held_out_rows(data: FederatedDataModule) -> TensorDataset:
     """The test examples of the one held-out client."""
     rows = [data.client_datasets.source.dataset[int(k)] for k in data.unseen[0]]
     return TensorDataset(*(torch.stack(column) for column in zip(*rows, strict=True)))
