@@ -85,7 +85,8 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
 
     checked_elsewhere = ("datamodule",)
     on_resume = ResumeRule(
-        free="partitioner client_validation client_test public_share memory_limit clients held_out_clients",
+        stays="held_out_clients",
+        free="partitioner client_validation client_test public_share memory_limit clients",
         on_purpose="datamodule server_set feature_noise rebalancing",
     )
 

@@ -68,6 +68,19 @@ def client_names(config: Namespace) -> list[str]:
     return [data.client_name(client) for client in range(data.num_clients)]
 
 
+def require_federation(name: str, config: Namespace) -> None:
+    """Refuse a run without a federation, which has no client to leave out.
+
+    Raises:
+        ConfigurationError: naming the run.
+    """
+    if not config.federation.enabled:
+        raise ConfigurationError(
+            f"The run '{name}' has 'federation.enabled' false, but 'leave_one_out' tests the model of a federation at the "
+            "client that was left out. Remove this choice, or 'leave_one_out'."
+        )
+
+
 def measured(config: Namespace) -> tuple[str, str]:
     """Return the metric of the report, and whether its ``max`` or ``min`` is best."""
     evaluation = config.federation.client_evaluation

@@ -21,7 +21,7 @@ from fl_lightning.studies.collection import LOGS, final_value, read_run
 from fl_lightning.studies.execution import Job, only_one, run_all
 from fl_lightning.studies.facts import code_of, facts
 from fl_lightning.studies.grid import Axis, Run, folder_name, full_names, read_axes, span
-from fl_lightning.studies.leave_one_out import EVERY, measured, site_axis
+from fl_lightning.studies.leave_one_out import EVERY, measured, require_federation, site_axis
 from fl_lightning.studies.machine import gpus, ranks_of
 from fl_lightning.studies.options import ReportOptions
 from fl_lightning.studies.report import ON_TEST_SET, print_files, require_packages, write_report
@@ -145,6 +145,8 @@ class Study:
         same: dict[str, str] = {}
         for run in self.runs:
             config = reader.read(run)
+            if self._measured:
+                require_federation(run.name, config)
             found[run.name] = config, reader.text(config)
             twin = same.setdefault(fingerprint(found[run.name][1]), run.name)
             if twin != run.name:

@@ -28,8 +28,8 @@ from fl_lightning import (
     LocalOnly,
     LocalTraining,
     PersonalPart,
-    TableDataModule,
     Scaffold,
+    TableDataModule,
 )
 from fl_lightning.data.held_out import chosen
 from fl_lightning.options.client_evaluation.tables import spread_of_clients
@@ -250,7 +250,7 @@ def test_a_public_share_would_contain_their_examples():
 
 def test_a_table_that_is_scaled_by_all_rows_is_refused():
     rows = TableDataModule("table.csv", "target", kind="classification")
-    with pytest.raises(ConfigurationError, match="'data.datamodule.standardize' must be false with held-out clients"):
+    with pytest.raises(ConfigurationError, match=r"'data.datamodule.standardize' must be false with held-out clients"):
         FederatedDataModule(rows, Consecutive(), held_out_clients=1)
 
 

@@ -139,6 +139,14 @@ def test_wrong_studies_are_refused(more, said):
     assert said in str(told.value)
 
 
+def test_centralized_training_leaves_nobody_out():
+    base()
+    over = {"algorithm": {"FedAvg": None, "Centralized": {"federation.enabled": False}}}
+    study = Study(base="own.yaml", over=over, seeds=1, leave_one_out=["hospital_a", "hospital_b"])
+    with pytest.raises(ConfigurationError, match="The run 'algorithm=Centralized,left_out=hospital_a,seed=0' has"):
+        _ = study.configurations
+
+
 def test_the_clients_of_a_partition_are_found_and_the_evaluation_can_be_set():
     settings = {"data.datamodule": {"source": "embedded"}, "federation.client_evaluation.every_n_rounds": 3}
     study = Study(base="adafed_mnist", settings=settings, seeds=1, leave_one_out=True)
