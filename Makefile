@@ -22,7 +22,7 @@ federation: .venv-flower/installed
 	.venv-flower/bin/python tools/federation_demo.py
 
 test-flower: .venv-flower/installed # two federations beside each other, because these tests mostly wait
-	.venv-flower/bin/pytest -m flower --numprocesses 2 --dist loadfile tests/flower/test_flower.py tests/flower/test_flower_faults.py tests/flower/test_flower_masks.py tests/flower/test_flower_state.py tests/flower/test_flower_schema.py
+	.venv-flower/bin/pytest -m flower --numprocesses 2 --dist loadfile tests/flower/test_flower.py tests/flower/test_flower_faults.py tests/flower/test_flower_masks.py tests/flower/test_flower_asynchronous.py tests/flower/test_flower_state.py tests/flower/test_flower_schema.py
 
 .venv-third-party/installed: pyproject.toml # an environment of its own: these packages bring many others
 	$(PYTHON) -m venv .venv-third-party

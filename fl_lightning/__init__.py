@@ -19,9 +19,9 @@ _NAMES = {
     ),
     "core": "ClientHooks Option ServerHooks",
     "data": (
-        "CIFAR100DataModule CIFAR10DataModule CellFolderDataModule FashionMNISTDataModule FederatedDataModule "
-        "ImageDataModule ImageFolderDataModule LabelAveraging LazyClients MNISTDataModule RandomCropFlip SVHNDataModule "
-        "SimulatedCellsDataModule SimulatedTasksDataModule TableDataModule USPSDataModule"
+        "ArrayClients CIFAR100DataModule CIFAR10DataModule CellFolderDataModule FashionMNISTDataModule FederatedDataModule "
+        "HDF5Clients ImageDataModule ImageFolderDataModule LabelAveraging LazyClients MNISTDataModule ParquetClients "
+        "RandomCropFlip SVHNDataModule SimulatedCellsDataModule SimulatedTasksDataModule TableDataModule USPSDataModule"
     ),
     "errors": "CheckpointError ClientError ConfigurationError DataError FederationError",
     "flower": "FlowerPool",
@@ -30,7 +30,7 @@ _NAMES = {
         "AdaptiveLoss CrossEntropy F1WeightedCrossEntropy HalfSquaredError Hinge MetricWeightedCrossEntropy "
         "ProximalLoss RobustLoss"
     ),
-    "metrics": "DiagnosticOddsRatio PercentageError",
+    "metrics": "CalibrationCurve DiagnosticOddsRatio PercentageError",
     "models": "DensityCount FrozenBackbone KerasCNN LeNet MLP ResNet18 Standardized UNet VGG19",
     "optimizers": "Yogi",
     "partitioners": (

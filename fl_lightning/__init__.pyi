@@ -79,6 +79,9 @@ from fl_lightning.core import (
     ServerHooks as ServerHooks,
 )
 from fl_lightning.data import (
+    ArrayClients as ArrayClients,
+)
+from fl_lightning.data import (
     CellFolderDataModule as CellFolderDataModule,
 )
 from fl_lightning.data import (
@@ -94,6 +97,9 @@ from fl_lightning.data import (
     FederatedDataModule as FederatedDataModule,
 )
 from fl_lightning.data import (
+    HDF5Clients as HDF5Clients,
+)
+from fl_lightning.data import (
     ImageDataModule as ImageDataModule,
 )
 from fl_lightning.data import (
@@ -107,6 +113,9 @@ from fl_lightning.data import (
 )
 from fl_lightning.data import (
     MNISTDataModule as MNISTDataModule,
+)
+from fl_lightning.data import (
+    ParquetClients as ParquetClients,
 )
 from fl_lightning.data import (
     RandomCropFlip as RandomCropFlip,
@@ -173,6 +182,9 @@ from fl_lightning.losses import (
 )
 from fl_lightning.losses import (
     RobustLoss as RobustLoss,
+)
+from fl_lightning.metrics import (
+    CalibrationCurve as CalibrationCurve,
 )
 from fl_lightning.metrics import (
     DiagnosticOddsRatio as DiagnosticOddsRatio,

@@ -112,6 +112,21 @@ class ClientTask:
 
 
 @dataclass(frozen=True, slots=True)
+class Question:
+    """Ask for a metric that no setting names, with an interval.
+
+    Attributes:
+        metric: the metric as values, ``{"class_path": ..., "init_args": {...}}``.
+        resamples: the number of bootstrap resamples behind the interval, >= 0; 0 for no interval.
+        level: the share of the resamples' values within the interval, in (0, 1).
+    """
+
+    metric: Mapping[str, Any]
+    resamples: int = 1000
+    level: float = 0.95
+
+
+@dataclass(frozen=True, slots=True)
 class EvalOrder:
     """Order the evaluation of a model on a part of one client's examples.
 
@@ -124,6 +139,7 @@ class EvalOrder:
         own: whether to evaluate the client's own last model instead, if it has one.
         tasks: the trainings that the client first does alone, one after another, starting from the model.
         epochs: the number of local epochs of each of them; None for the number in the settings.
+        question: the metric to compute instead of the role's; None for the role's.
     """
 
     version: int
@@ -134,6 +150,7 @@ class EvalOrder:
     own: bool = False
     tasks: tuple[ClientTask, ...] = ()
     epochs: int | None = None
+    question: Question | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +159,53 @@ class EvalReport:
 
     Attributes:
         client: the client's id, from 0.
-        value: the value of the metric.
+        value: the value of the metric; NaN if there is none, or if it is a curve.
+
+    The answer to a :class:`Question` also has:
+
+    Attributes:
+        n: the number of persons behind the value, or of examples if the data name no persons.
+        interval: the bounds of the bootstrap interval; None without one.
+        points: the tensors that the metric returns, float64, if it is a curve, with NaN for points that are not told.
+        sums: the states of the metric by name, float64, if they add up over clients, with NaN for entries that are not told.
+        reason: why the value or the interval is missing; empty if neither is.
+        pooled: why there are no sums; empty if there are.
     """
 
     client: int
     value: float
+    n: int = 0
+    interval: tuple[float, float] | None = None
+    points: tuple[Tensor, ...] = ()
+    sums: Mapping[str, Tensor] = field(default_factory=dict)
+    reason: str = ""
+    pooled: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnModelOrder:
+    """Ask for the complete model that a client has for itself, which leaves only if the client allows it.
+
+    Attributes:
+        version: of the published model, whose rest the client holds.
+        client: the client's id, from 0.
+    """
+
+    version: int
+    client: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnModel:
+    """Hold a client's own complete model.
+
+    Attributes:
+        client: the client's id, from 0.
+        tensors: its parameters and buffers by name; empty if the client has none yet.
+    """
+
+    client: int
+    tensors: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +280,8 @@ class ClientInfo:
         ranges: of each feature its smallest and largest value, mean and standard deviation, to two digits; None if it does
             not tell them.
         moments: of the inputs' channels the counts, sums and sums of squares, as
-            :class:`~fl_lightning.functional.exact_moments.Moments` writes them; None if the server did not ask, or the site
-            tells none.
+            :class:`~fl_lightning.functional.exact_moments.Moments` writes them; empty if it adds them to those of other sites
+            only, as the server has asked; None if the server did not ask, or the site tells none.
         histograms: of each feature with a range in the schema, how many examples are in each bin, :data:`UNTOLD` for few; None
             if the server did not ask, or the site tells none.
         schema: the digest of the schema that describes its tables; empty without one.

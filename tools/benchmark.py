@@ -4,6 +4,7 @@
     python tools/benchmark.py S W --peers PYTHON      # also Flower, pfl, fluke and FedLab, of another environment
     python tools/benchmark.py L                       # a large model: seconds and memory
     python tools/benchmark.py clients                 # 1,000 to 10,000,000 clients, 100 a round
+    python tools/benchmark.py states --repeats 1      # SCAFFOLD among a million clients, 10 GB of disk for a while
     python tools/benchmark.py memory                  # peak memory over 200 rounds
     python tools/benchmark.py robust --models 1000    # a median of models that do not fit into memory
     python tools/benchmark.py allocator               # what keeping freed memory saves
@@ -150,13 +151,17 @@ def one(name: str, settings: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "what", nargs="+", help="workloads, or one of L, clients, memory, robust, allocator, flower, gpu, counts"
+        "what", nargs="+", help="workloads, or one of L, clients, states, memory, robust, allocator, flower, gpu, counts"
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peers", metavar="PYTHON", help="the interpreter of an environment with the peers")
     parser.add_argument("--models", type=int, default=200, help="of 'robust', with 10 million parameters each")
     parser.add_argument("--device", default="cuda", help="of 'gpu'; 'cpu' tries its rows out on little")
-    parser.add_argument("--sites", type=int, default=3, help="of 'flower'")
+    parser.add_argument("--sites", type=int, nargs="+", default=[3], help="of 'flower'")
+    parser.add_argument(
+        "--megabytes", type=float, nargs="*", default=[100.0], help="the models of 'flower', beside a small one"
+    )
+    parser.add_argument("--alone", action="store_true", help="without the bare app beside 'flower'")
     parser.add_argument("--settings", type=json.loads, default={}, help="of 'one': a workload's settings in JSON")
     args = parser.parse_args()
     keep_freed_memory()
@@ -168,8 +173,9 @@ def main() -> None:
     import benchmark_flower
     import benchmark_gpu
     import benchmark_scale
+    import benchmark_state
 
-    tools = (benchmark_scale, benchmark_gpu, benchmark_flower, benchmark_counts)
+    tools = (benchmark_scale, benchmark_state, benchmark_gpu, benchmark_flower, benchmark_counts)
     measurements = {name: measure for tool in tools for name, measure in tool.MEASUREMENTS.items()}
     print(f"torch {torch.__version__}, one thread per process, {cores()} cores", flush=True)
     for what in args.what:

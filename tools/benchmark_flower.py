@@ -1,4 +1,4 @@
-"""What a round over the network costs beside a bare Flower app that sends the same bytes: seconds and peak memory."""
+"""What a round over the network costs beside a bare Flower app that sends the same bytes: seconds, and memory in models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import itertools
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -24,8 +23,8 @@ from federation_demo import CONFIG, Federation, digits, free_ports, listens, wai
 
 from fl_lightning.flower.processes import end_with_parent
 
-SIZES = {"25 thousand parameters": ([32], 12, 7.0), "100 MB": ([5000, 4200], 3, 35.0)}
-"""Hidden layers of the network, counted rounds, and the largest seconds per round that are wanted."""
+SMALL = [32]
+"""The hidden layer of a network of 25 thousand parameters; memory is counted beyond that of a run with it."""
 BARE_PROJECT = """[project]
 name = "bare"
 version = "0.1.0"
@@ -91,7 +90,7 @@ class RoundClock(L.Callback):
 
 @contextmanager
 def peaks(roots: Callable[[], dict[str, int]]) -> Iterator[dict[str, float]]:
-    """Note the peak memory in GB of processes and their children, by kind, until the body ends.
+    """Note the peak memory in GB of processes and their children, by kind, until the body ends; mapped files do not count.
 
     Args:
         roots: returns the ids of the processes that run now, by kind.
@@ -121,7 +120,7 @@ def _note(kind: str, pid: int, found: dict[str, float]) -> None:
     except OSError:  # it has ended
         return
     part = next((name for text, name in PARTS.items() if text in command), "")
-    kilobytes = next((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
+    kilobytes = next((int(line.split()[1]) for line in lines if line.startswith("RssAnon")), 0)
     name = f"{kind} {part}".strip()
     found[name] = max(found.get(name, 0.0), kilobytes * 1024 / 1e9)
     for child in children:
@@ -138,16 +137,15 @@ PARTS = {
 }
 
 
-def ours(folder: Path, hidden: list[int], rounds: int, sites: int) -> tuple[list[float], dict[str, float], int]:
-    """Return seconds per round, peak memory in GB, and the bytes of a round, of a fit over sites."""
+def ours(folder: Path, hidden: list[int], rounds: int, sites: int) -> tuple[list[float], dict[str, float]]:
+    """Return seconds per round and peak memory in GB of a fit over sites."""
     federation = Federation(folder, [f"site_{k}" for k in range(sites)], life=1500)
     federation.prepare(*digits(100 + 30 * sites), test=100)
     config = yaml.safe_load(CONFIG)
     config["model"]["init_args"]["network"]["init_args"]["hidden"] = hidden
     config["data"]["datamodule"]["init_args"]["batch_size"] = 100
     clock = {"class_path": "benchmark_flower.RoundClock", "init_args": {"path": "seconds.json"}}
-    config["trainer"] |= {"max_epochs": rounds + 2, "callbacks": [clock], "logger": {"class_path": "CSVLogger"}}
-    config["trainer"]["logger"]["init_args"] = {"save_dir": ".", "name": "log", "version": 0}
+    config["trainer"] |= {"max_epochs": rounds + 2, "callbacks": [clock]}
     (folder / "server" / "config.yaml").write_text(yaml.safe_dump(config))
     processes: dict[str, int] = {}
     try:
@@ -165,16 +163,7 @@ def ours(folder: Path, hidden: list[int], rounds: int, sites: int) -> tuple[list
             raise SystemExit((folder / "server" / "fit.log").read_text()[-3000:])
     finally:
         federation.stop()
-    return json.loads((folder / "server" / "seconds.json").read_text()), memory, _bytes(folder / "server" / "log")
-
-
-def _bytes(log: Path) -> int:
-    """Return the bytes of the last round, in both directions."""
-    import csv
-
-    rows = list(csv.DictReader(next(log.rglob("metrics.csv")).open()))
-    last = {name: row[name] for row in rows for name in row if name.startswith("federation/bytes_") and row[name]}
-    return int(sum(float(value) for value in last.values()))
+    return json.loads((folder / "server" / "seconds.json").read_text()), memory
 
 
 def bare(folder: Path, parameters: int, rounds: int, sites: int) -> tuple[list[float], dict[str, float]]:
@@ -263,35 +252,41 @@ def parameters_of(hidden: list[int]) -> int:
     return sum(a * b + b for a, b in itertools.pairwise(widths))
 
 
+def hidden_of(megabytes: float) -> list[int]:
+    """Return two equal hidden layers with which the network has about so many megabytes in float32."""
+    width = int((398**2 + megabytes * 1e6 / 4) ** 0.5 - 398)
+    return [width, width]
+
+
 def flower(args: argparse.Namespace) -> None:
-    """Print the table of seconds per round and of peak memory."""
+    """Print seconds per round, and peak memory in models of its size, by number of sites and size of the model."""
     import flwr
 
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    print(f"flwr {flwr.__version__}, {args.sites} sites, loopback, TLS and keys", flush=True)
-    for name, (hidden, rounds, most) in SIZES.items():
-        if os.environ.get("ONLY") and os.environ["ONLY"] not in name:
-            continue
-        measured = {}
-        for what in ("fl_lightning", "bare Flower app"):
-            with tempfile.TemporaryDirectory() as place:
-                folder = Path(place) / "federation"
-                if what == "bare Flower app":
-                    seconds, memory = bare(folder, parameters_of(hidden), rounds, args.sites)
-                else:
-                    folder.mkdir()
-                    seconds, memory, moved = ours(folder, hidden, rounds, args.sites)
-                shutil.rmtree(folder)
-            counted = sorted(seconds[2:])  # the first rounds load what later ones keep
-            measured[what] = statistics.median(counted)
-            print(
-                f"{name}, {what}: median {measured[what]:.2f} s per round ({counted[0]:.2f} to {counted[-1]:.2f})", flush=True
-            )
-            print(
-                f"    peak memory in GB: {', '.join(f'{kind} {peak:.2f}' for kind, peak in sorted(memory.items()))}", flush=True
-            )
-        ratio = measured["fl_lightning"] / measured["bare Flower app"]
-        print(f"    {moved:,} bytes a round; ratio {ratio:.2f} (wanted: at most 1.1, and {most:g} s)", flush=True)
+    print(f"flwr {flwr.__version__}, loopback, TLS and keys")
+    for sites in args.sites:
+        small: dict[str, dict[str, float]] = {}
+        for hidden, rounds in ((SMALL, 12), *((hidden_of(size), 3) for size in args.megabytes)):
+            model = parameters_of(hidden) * 4 / 1e9
+            for what in ("fl_lightning", "bare Flower app")[: 1 if args.alone else 2]:
+                seconds, memory = _measured(what, hidden, rounds, sites)
+                counted = sorted(seconds[2:])  # the first rounds load what later ones keep
+                spread = f"median {statistics.median(counted):.2f} s per round ({counted[0]:.2f} to {counted[-1]:.2f})"
+                print(f"{sites} sites, {model * 1e3:.1f} MB, {what}: {spread}", flush=True)
+                beyond = {kind: (peak - small.get(what, {}).get(kind, 0.0)) / model for kind, peak in sorted(memory.items())}
+                if what in small:
+                    print(f"    memory in models: {', '.join(f'{kind} {peak:.1f}' for kind, peak in beyond.items())}")
+                small.setdefault(what, memory)
+
+
+def _measured(what: str, hidden: list[int], rounds: int, sites: int) -> tuple[list[float], dict[str, float]]:
+    """Return seconds per round and peak memory in GB of a run in a folder of its own."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "federation"
+        if what == "bare Flower app":
+            return bare(folder, parameters_of(hidden), rounds, sites)
+        folder.mkdir()
+        return ours(folder, hidden, rounds, sites)
 
 
 MEASUREMENTS = {"flower": flower}

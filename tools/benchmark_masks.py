@@ -290,7 +290,7 @@ def rounds_of(federation: Any, name: str, *more: str) -> list[float]:
     """Return the seconds of a fit's rounds but the first two, which load what later ones keep."""
     fit = federation.start_fit("--trainer.default_root_dir", name, *more)
     if fit.wait(federation.life):
-        logs = [federation.folder / "server" / "fit.log", *federation.folder.glob("*/site.log")]
+        logs = [*federation.folder.glob("server/*.log"), *federation.folder.glob("*/site.log")]
         logs += federation.folder.glob("*/site_*/supernode.log")
         raise SystemExit("\n".join(f"{log}:\n{log.read_text()[-1500:]}" for log in logs))
     found: list[float] = json.loads((federation.folder / "server" / "seconds.json").read_text())[2:]

@@ -81,12 +81,12 @@ def federate(clients: int, rounds: int, engine: str, *callbacks: L.Callback) -> 
     return clock.seconds / rounds
 
 
-def many(number: int, lazily: bool = False, rounds: int = 20) -> None:
-    """Print a run of 100 clients a round, out of so many with two examples each: times are the processor's, in seconds."""
+def many(number: int, lazily: bool = False, cohort: int = 100, rounds: int = 20) -> None:
+    """Print a run of so many clients a round, out of so many with two examples each: times are the processor's, in seconds."""
     quiet()
     ends = [time.process_time()]
     clock = L.pytorch.callbacks.LambdaCallback(on_train_epoch_end=lambda *_: ends.append(time.process_time()))
-    federation = FederatedOrchestrator(local=LocalTraining(engine="fabric"), clients_per_round=100)
+    federation = FederatedOrchestrator(local=LocalTraining(engine="fabric"), clients_per_round=cohort)
     flags: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
     if lazily:
         data = FederatedDataModule.from_clients(
@@ -115,6 +115,8 @@ MANY = {
     "1,000,000": "1_000_000",
     "1,000,000, read when drawn": "1_000_000, True",
     "10,000,000, read when drawn": "10_000_000, True",
+    "10,000, 1,000 a round": "10_000, False, 1_000",
+    "1,000,000, read when drawn, 1,000 a round": "1_000_000, True, 1_000",
     "1,000 again": "1_000",
 }
 

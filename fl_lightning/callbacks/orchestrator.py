@@ -43,7 +43,7 @@ from fl_lightning.server.announcements import announce
 from fl_lightning.server.assembly import Assembly
 from fl_lightning.server.checks.checkpoint_trial import try_checkpoint
 from fl_lightning.server.checks.compatibility import federated_data, refuse_late_parts
-from fl_lightning.server.checks.federation import check_federation, parts_of, round_size, warn_unprotected
+from fl_lightning.server.checks.federation import check_federation, disk_room, parts_of, round_size, warn_unprotected
 from fl_lightning.server.checks.incomplete import refuse_incomplete, warn_incomplete, without_validation
 from fl_lightning.server.checks.metric_names import monitors_of, names_of, refuse_unknown_metrics
 from fl_lightning.server.checks.ranks import require_same_partition
@@ -56,9 +56,9 @@ from fl_lightning.server.checks.tools import (
     require_whole_models,
     warn_of_resting_parts,
 )
-from fl_lightning.server.input_moments import measure_inputs, refuse_reading, unmeasured
+from fl_lightning.server.input_moments import add_up_inputs, measure_inputs, refuse_reading, unmeasured
 from fl_lightning.server.interruption import tell_how_to_resume
-from fl_lightning.server.outer_trainer import adapt_losses, prepare_trainer, set_threads
+from fl_lightning.server.outer_trainer import adapt_losses, planned_rounds, prepare_trainer, set_threads
 from fl_lightning.server.requeue import requeue_whole_rounds
 from fl_lightning.server.resume.start import Start, refuse_federations
 from fl_lightning.server.round_runner import RoundRunner
@@ -100,7 +100,9 @@ class FederatedOrchestrator(ChecksTypes, Callback):
             once per round; by default the strategy's, SGD(lr=1), which is plain averaging.
         memory_limit: the memory in GiB that each rank may use for the models of a round, for a strategy such as FedMedian that
             needs all of them at once, and again for the state that clients keep between rounds, such as SCAFFOLD's control
-            variates. The rest is in files in ``trainer.default_root_dir``.
+            variates. The rest, and that state of more than 1,000 clients, is in files in ``trainer.default_root_dir``.
+        disk_limit: the GiB that files of the state that clients keep between rounds may take; a run that will need more is
+            refused before or after its first round. None for no limit.
         trusted_classes: the dotted paths of classes that checkpoints may contain besides tensors and plain values, such as
             classes in your module's hyperparameters. Constructing their objects must be harmless for any arguments.
         pool: where the clients are: by default simulated in this process; :class:`~fl_lightning.FlowerPool` trains them at
@@ -133,7 +135,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
 
     on_resume = ResumeRule(
         stays="strategy route transforms personal personal_start clients_per_round asynchronous options seed",
-        free="faults pool memory_limit client_columns enabled resume_changed trusted_classes",
+        free="faults pool memory_limit disk_limit client_columns enabled resume_changed trusted_classes",
         on_purpose="local attackers secure_aggregation availability clock client_evaluation server_evaluation server_optimizer",
     )
 
@@ -152,6 +154,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         clients_per_round: int | float = 1.0,
         server_optimizer: OptimizerCallable | None = None,
         memory_limit: float = 4.0,
+        disk_limit: float | None = None,
         trusted_classes: list[str] | None = None,
         pool: RemoteClients | None = None,
         personal: list[PersonalPart] | None = None,
@@ -177,7 +180,8 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self.clients_per_round = clients_per_round
         self.server_optimizer = server_optimizer
         require(memory_limit >= 0, "federation.memory_limit", "0 or above, in GiB", memory_limit)
-        self.memory_limit = memory_limit
+        require(disk_limit is None or disk_limit > 0, "federation.disk_limit", "above 0, in GiB, or null", disk_limit)
+        self.memory_limit, self.disk_limit = memory_limit, disk_limit
         self.trusted_classes = require_trusted(trusted_classes)
         self.pool = pool
         self.personal = personal or []
@@ -266,14 +270,16 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         contents = client_contents(data.client_datasets.source.dataset, data.indices) if data.has_one_set else ()
         names = [data.client_name(client) for client in range(len(contents))]
         self._run.begin(data.indices, names, contents, data.is_remote, continues=trainer.current_epoch > 0)
-        self._run.memory.bound(Path(trainer.default_root_dir) / "client_state", self.memory_limit * 2**30)
+        folder, rounds = Path(trainer.default_root_dir) / "client_state", planned_rounds(trainer)
+        self._run.memory.bound(folder, self.memory_limit * 2**30, disk_room(self, data.num_clients, rounds))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lock the checkpoint folders, and copy the module for the clients, with its networks built and a checkpoint loaded."""
         lock_checkpoints(trainer, self._cleanup)
         inputs = unmeasured(pl_module, parts_of(self) if self.enabled else ())
         data = getattr(trainer, "datamodule", None)
-        if inputs is not None and isinstance(data, FederatedDataModule):
+        sealed = self._takeover is not None and any(option.seals for option in self.active_options)
+        if inputs is not None and not sealed and isinstance(data, FederatedDataModule):
             measure_inputs(trainer, data, inputs, self.seed)
         if self._takeover is None:
             return
@@ -294,6 +300,8 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self._cleanup.callback(federation.pool.close)
         for hook in self._run.hooks.values():
             hook.open(federation)
+        if inputs is not None and sealed:
+            add_up_inputs(federation, self._run.hooks.values(), inputs)
         self._rounds = RoundRunner(
             settings=self,
             run=self._run,

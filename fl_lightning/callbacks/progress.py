@@ -81,6 +81,10 @@ class FederationProgressBar(ProgressBar):
         if self._clients is not None:
             self._clients.update()
 
+    def on_aggregated(self, trainer: Trainer, pl_module: LightningModule, updates: list[ClientUpdate]) -> None:
+        """Note the number of clients if it was not known at the start of the round."""
+        self._cohort = self._cohort or len(updates)
+
     def on_client_failed(self, trainer: Trainer, pl_module: LightningModule, failure: ClientFailure) -> None:
         """Remember a client that failed."""
         self._failed.append(client_name(trainer, failure.client))

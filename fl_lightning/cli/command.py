@@ -13,6 +13,7 @@ SUBCOMMANDS = {
     "validate": "Evaluate a checkpoint on the server's validation set.",
     "test": "Evaluate a checkpoint on the server's test set.",
     "predict": "Write a checkpoint's predictions to a file.",
+    "evaluate": "Evaluate every model at every client, without training.",
     "partition": "Show what each client would hold, without training.",
     "describe": "Show that, and how the features of the clients differ, without training.",
     "privacy": "Show epsilon against rounds, cohort and noise, without training.",

@@ -110,8 +110,9 @@ class FederationCLI(OpenCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Return Lightning's subcommands, ``partition``, ``describe`` and ``privacy``."""
-        return {**OpenCLI.subcommands(), **{name: {"model", "datamodule"} for name in ("partition", "describe", "privacy")}}
+        """Return Lightning's subcommands, and those that do not train."""
+        more = ("partition", "describe", "privacy", "evaluate")
+        return {**OpenCLI.subcommands(), **{name: {"model", "datamodule"} for name in more}}
 
     def prepare_subcommand(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         """Add settings only to the subcommand that was typed: adding them to one takes 0.06 s."""
@@ -207,7 +208,7 @@ class FederationCLI(OpenCLI):
             self._wandb_id = kept.read_text(encoding="utf-8").strip() if goes_on else secrets.token_hex(4)
             os.environ.setdefault("WANDB_RUN_ID", self._wandb_id)
             os.environ.setdefault("WANDB_RESUME", "allow")
-        elif self.subcommand == "test" and kept.exists():
+        elif self.subcommand in ("test", "evaluate") and kept.exists():
             os.environ.setdefault("WANDB_RUN_ID", kept.read_text(encoding="utf-8").strip())
             os.environ.setdefault("WANDB_RESUME", "allow")
         os.environ.setdefault("WANDB_SILENT", "true")

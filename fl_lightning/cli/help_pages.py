@@ -73,6 +73,18 @@ _PAGES = {
         ),
         "configs/private_clients_mnist.yaml",
     ),
+    "evaluate": (
+        "Evaluate every model of a federation, and models of others, at every client, without training.",
+        (
+            *_RUN,
+            ("--checkpoints A.ckpt B.ckpt", "The federation's checkpoint (default: the run's best), and those of others."),
+            ("--metrics CLASS", "A torchmetrics class: torchmetrics.classification.MulticlassAccuracy."),
+            ("--part NAME", "The part of each client's examples: test, validation or training."),
+            ("--resamples N", "Bootstrap resamples behind each interval; 0 for no intervals."),
+            ("--federation.pool CLASS", "FlowerPool: evaluate at the sites of a real federation."),
+        ),
+        "runs/adafed_mnist/config.yaml",
+    ),
     "partition": ("Show what each client would hold, without training.", (*_RUN, *_CHOICES), "configs/adafed_mnist.yaml"),
 }
 

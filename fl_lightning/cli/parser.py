@@ -14,7 +14,7 @@ from fl_lightning.cli.help import TopicHelp, nested_class_help
 from fl_lightning.cli.messages import explain
 from fl_lightning.cli.own_types import own_types
 from fl_lightning.compat.jsonargparse import Completable, actions_of, reading_utf8, remembering_options, subcommand_parsers
-from fl_lightning.config.arguments import behind_subcommand, config_files, expand
+from fl_lightning.config.arguments import behind_subcommand, config_files, expand, listed
 from fl_lightning.config.files import without_base
 
 
@@ -29,6 +29,7 @@ class FederationParser(Completable, LightningArgumentParser):
         """Parse as jsonargparse does; configurations may be given by name, and are loaded after their bases."""
         given = sys.argv[1:] if args is None else list(args)
         nested = subcommand_parsers(self)
+        given = listed(given, "checkpoints") if nested is not None and "evaluate" in given else given
         given = expand(given) if nested is None else behind_subcommand(given, nested)
         FederationParser.files = config_files(given)
         with reading_utf8(), own_types(), remembering_options():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch import LightningModule, Trainer
+from torchmetrics import Metric
 
 from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
 from fl_lightning.callbacks.partition_report import PartitionReport
@@ -16,6 +17,7 @@ from fl_lightning.compat.lightning import has_whole_epoch
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.remote import clients_elsewhere
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.messages import Part
 from fl_lightning.reporting.tables import text_table
 
 
@@ -76,6 +78,35 @@ class FederationTrainer(Trainer):
             print("\n".join(f"| {' | '.join(line)} |" for line in lines))
         else:
             print(text_table(COLUMNS, shown(rows)), in_words(settings), sep="\n")
+
+    def evaluate(
+        self,
+        model: LightningModule,
+        datamodule: FederatedDataModule,
+        checkpoints: list[str] | None = None,
+        metrics: list[Metric] | None = None,
+        part: Part = "test",
+        resamples: int = 1000,
+        level: float = 0.95,
+        min_examples: int = 1,
+    ) -> None:
+        """Evaluate every model at every client, without training; see docs/evaluate.md.
+
+        Args:
+            model: the module.
+            datamodule: its data.
+            checkpoints: a checkpoint of the federation, by default the run's best, and checkpoints of other models.
+            metrics: torchmetrics metrics.
+            part: the part of each client's examples: test, validation or training.
+            resamples: the number of bootstrap resamples behind an interval, from 0 to 10,000; 0 for no intervals.
+            level: the share of the resamples' values within the interval, in (0, 1).
+            min_examples: the fewest examples or persons behind a figure, a class and a point; sites have their own limit.
+        """
+        from fl_lightning.cli.evaluation import run_evaluation
+
+        (settings,) = (callback for callback in self.callbacks if isinstance(callback, FederatedOrchestrator))  # type: ignore[attr-defined]
+        limits = {"part": part, "resamples": resamples, "level": level, "least": min_examples}
+        run_evaluation(self, settings, model, datamodule, checkpoints or [], metrics or [], limits)
 
     def _show(self, datamodule: FederatedDataModule, features: bool = False) -> None:
         if clients_elsewhere(self):

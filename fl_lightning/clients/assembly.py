@@ -17,6 +17,7 @@ from fl_lightning.clients.engines.base import EngineSettings
 from fl_lightning.clients.engines.fastest import Trial, time_engines
 from fl_lightning.clients.engines.selection import ENGINES, LocalEngine, automatic_engine
 from fl_lightning.clients.failures import describe
+from fl_lightning.clients.input_sums import numbers_to_add
 from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.outbox import Outbox
@@ -158,6 +159,9 @@ class ClientAssembly:
                 secret=self._secret,
                 strategy=settings.strategy,
                 place=self._place.site,
+                numbers=lambda client, what: numbers_to_add(
+                    what, client, self.resident.module, self._data, settings.seed, self._place.site
+                ),
             )
 
         return {name: option.at_clients(context(name)) for name, option in by_name(settings.options).items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from lightning.pytorch import LightningDataModule
+from torch import Tensor
 
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.messages import Part
@@ -25,6 +26,10 @@ class ClientData(Protocol):
 
     def client_evaluation_view(self, client: int, part: Part) -> LightningDataModule:
         """Return a part of the client's examples as a validation set."""
+        ...
+
+    def evaluated_persons(self, client: int, part: Part) -> Tensor | None:
+        """Return the person of each example of a part, in order, int64; None if the data name no persons."""
         ...
 
     def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:

@@ -8,9 +8,11 @@ from typing import Any
 from torch import Tensor
 from torchmetrics import Metric
 
+from fl_lightning.clients.answering import SETTING
 from fl_lightning.clients.client_data import ClientData
 from fl_lightning.clients.model_evaluation import ModelEvaluation
 from fl_lightning.clients.resident import ResidentModel
+from fl_lightning.clients.stored_predictions import StoredPredictions
 from fl_lightning.messages import MetricRole, Part
 from fl_lightning.types import Snapshot
 
@@ -61,3 +63,11 @@ class ClientEvaluators:
             self._evaluations[key] = ModelEvaluation(metric, setting, **self._flags)
         module = self._resident.load(model, self._own(client) if own is None else own)
         return self._evaluations[key].score(module, self._data.client_evaluation_view(client, part))
+
+    def predictions(self, model: Snapshot | None, client: int, part: Part) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return predictions and targets on a part of a client's examples, and the person of each; see :meth:`score`."""
+        store = StoredPredictions()
+        evaluation = ModelEvaluation(store, SETTING, **self._flags)
+        module = self._resident.load(model, self._own(client))
+        evaluation.score(module, self._data.client_evaluation_view(client, part))
+        return *store.take(), self._data.evaluated_persons(client, part)

@@ -77,6 +77,9 @@ class LocalPool:
             outdated = self._lengths - {state.size, state.num_parameters}
         self._lengths = {state.size, state.num_parameters}
         own = {"vector": state.size} | dict.fromkeys(self.runtime.trainer.kept_like_parameters, state.num_parameters)
+        if before is None:
+            width = min((p.element_size() for p in self.runtime.resident.module.parameters()), default=0)
+            self.runtime.memory.expect(len(self.runtime.trainer.kept_like_parameters) * state.num_parameters * width)
         for name, length in self.runtime.memory.vectors():
             if length in outdated or length != own.get(name, length):
                 raise ConfigurationError(
@@ -121,6 +124,10 @@ class LocalPool:
         """See :meth:`ClientPool.results`."""
         return self.runtime.results()
 
+    def under_way(self) -> dict[int, bytes]:
+        """See :meth:`ClientPool.under_way`."""
+        return {}
+
     def deliver(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate | None:
         """See :meth:`ClientPool.deliver`."""
         return self.runtime.deliver(task, update)
@@ -151,8 +158,7 @@ class LocalPool:
 
     def evaluate(self, orders: Sequence[EvalOrder]) -> list[EvalReport]:
         """See :meth:`ClientPool.evaluate`."""
-        values = self.comm.spread(len(orders), lambda number: self.runtime.evaluate(orders[number]).value)
-        return [EvalReport(order.client, value) for order, value in zip(orders, values, strict=True)]
+        return self.comm.spread(len(orders), lambda number: self.runtime.evaluate(orders[number]))
 
     # ---------------------------------------------------------------- what clients keep
 
@@ -180,11 +186,12 @@ class LocalPool:
         comm.waited = 0.0
         memory.settle({client: size for sizes, _ in everyone for client, size in sizes.items()})
         changes = memory.changes()
+        if comm.size > 1 and any(sizes for sizes, _ in everyone):
+            for theirs in comm.gather(changes):
+                memory.update(*theirs)
+        memory.end_settling()
         if comm.size == 1:
             return {}
-        if any(sizes for sizes, _ in everyone):
-            for theirs in comm.gather(changes):
-                memory.update(theirs)
         return {"waiting_seconds": sum(waited for _, waited in everyone) / len(everyone)}
 
     def state_dict(self) -> dict[Any, Any]:

@@ -3,42 +3,65 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.clients.stored_state import ClientFiles, Kept, StoredState
+from fl_lightning.clients.disk_room import DiskRoom
+from fl_lightning.clients.state_index import StateIndex
+from fl_lightning.clients.stored_state import ClientFiles, Kept, StoredState, size_on_disk
+from fl_lightning.clients.superseded import FILES, References, Superseded, client_of, files_in
 from fl_lightning.clients.training.kept_training import NAME, OWN
 from fl_lightning.types import Snapshot
 
 _MOVED = "moved "
 _HELD = "held "
+_MOST_IN_MEMORY = 1000
+"""The most clients whose state is in memory, and so in every checkpoint, which takes about 0.02 ms for each."""
+_MOST_RECENT = 8192
+"""The most files that a checkpoint lists itself; the others are in the file of an index."""
 
 
 class ClientMemory:
     """Hold every client's state on every rank, updated after each round, so that any rank can train any client next.
 
-    The state is in CPU memory. Beyond the limit of :meth:`bound`, it is in files in the run's folder.
+    The state is in CPU memory. Beyond the limit of :meth:`bound`, or with more than 1,000 clients, it is in files in the run's
+    folder, so that the cost of a round does not grow with the number of clients that ever took part.
     """
 
     def __init__(self) -> None:
         self._kept: dict[int, Kept | StoredState] = {}
         self._changed: set[int] = set()
         self._files, self._limit = ClientFiles(Path("client_state")), math.inf
+        self._index = StateIndex.of({})
+        self._index_file: StoredState | None = None
+        self._superseded, self._room, self._measured = Superseded(), DiskRoom(), False
         self._loaded: tuple[StoredState, Kept] | None = None
         self.undoable = False
         """Whether changes of a round may be undone, so that no stored tensor may be changed in place."""
         self._before: dict[int, Kept | StoredState] = {}  # the entries of clients that changed in this round
 
-    def bound(self, folder: Path, limit: float) -> None:
-        """Set the folder of the files, and the number of bytes that may stay in memory."""
-        self._files, self._limit = ClientFiles(folder), limit
+    def bound(self, folder: Path, limit: float, room: DiskRoom = DiskRoom()) -> None:  # noqa: B008 (frozen)
+        """Set the folder of the files, the number of bytes that may stay in memory, and the room on the disk."""
+        self._files, self._limit, self._superseded = ClientFiles(folder), limit, Superseded()
+        self._room, self._measured = room, False
 
     def forget(self) -> None:
         """Discard all state before the first round."""
         self._kept, self._changed, self._loaded, self._before = {}, set(), None, {}
+        self._index, self._index_file, self._superseded = StateIndex.of({}), None, Superseded()
+
+    def expect(self, each: int) -> None:
+        """Refuse state of so many bytes for each client, before a client trains, if files of it would exceed the room.
+
+        Raises:
+            ConfigurationError: if the clients that can be drawn need more than ``federation.disk_limit``.
+        """
+        clients = self._room.clients
+        if clients > _MOST_IN_MEMORY or clients * each > self._limit:
+            self._room.require(each)
 
     def last_model(self, client: int) -> Snapshot | None:
         """Return the model that a client has stored; None if it has none."""
@@ -62,9 +85,10 @@ class ClientMemory:
 
     def vectors(self) -> Iterator[tuple[str, int]]:
         """Yield the name and length of stored tensors that may cover all parameters of a model."""
+        listed: list[Mapping[str, Sequence[int]]] = [shapes for _, shapes in self._index.forms]
         for kept in self._kept.values():
-            shapes: Mapping[str, Sequence[int]]
-            shapes = kept.shapes if isinstance(kept, StoredState) else {name: tensor.shape for name, tensor in kept.items()}
+            listed.append(kept.shapes if isinstance(kept, StoredState) else {n: tensor.shape for n, tensor in kept.items()})
+        for shapes in listed:
             yield from (
                 (name, shape[0])
                 for name, shape in shapes.items()
@@ -81,7 +105,7 @@ class ClientMemory:
 
     def kept(self, client: int) -> Kept:
         """Return a client's state."""
-        kept = self._kept.get(client, {})
+        kept = self._entry(client)
         if not isinstance(kept, StoredState):
             return kept
         if self._loaded is None or self._loaded[0] != kept:
@@ -91,7 +115,7 @@ class ClientMemory:
     def undo(self, client: int) -> None:
         """Restore the state that a client had before this round."""
         if client in self._before:
-            self._kept[client] = self._before.pop(client)
+            self._set(client, self._before.pop(client))
             self._changed.add(client)
 
     def end_round(self, accepted: Collection[int]) -> None:
@@ -103,8 +127,8 @@ class ClientMemory:
     def put(self, client: int, **kept: Tensor) -> None:
         """Store tensors by name."""
         if self.undoable:
-            self._before.setdefault(client, self._kept.get(client, {}))
-        self._kept[client] = self.kept(client) | {name: tensor.cpu() for name, tensor in kept.items()}
+            self._before.setdefault(client, self._entry(client))
+        self._set(client, self.kept(client) | {name: tensor.cpu() for name, tensor in kept.items()})
         self._loaded = None
         if client not in self._changed and self._in_memory(self._changed) > self._limit:  # clients done in this round
             self._write(self._changed)
@@ -120,47 +144,108 @@ class ClientMemory:
         Args:
             sizes: the sizes of the changed clients of all ranks.
         """
-        others = set(self._kept) - set(sizes)
-        if sum(sizes.values()) + self._in_memory(others) <= self._limit:
+        others = {client for client, kept in self._kept.items() if not isinstance(kept, StoredState)} - set(sizes)
+        if sum(sizes.values()) + self._in_memory(others) <= self._limit and len(sizes) + len(others) <= _MOST_IN_MEMORY:
             return
         self._write(self._changed)
         self._write(others)  # equal contents give equal files on every rank
         self._loaded = None
 
-    def changes(self) -> dict[int, Kept | StoredState]:
-        """Return the state that changed since the last call, by client."""
-        changed = {client: self._kept[client] for client in self._changed}
+    def changes(self) -> tuple[dict[int, Kept | StoredState], dict[str, int]]:
+        """Return what changed since the last call: the state by client, and the files that may no longer be needed."""
+        changed = {client: self._entry(client) for client in self._changed}
         self._changed = set()
-        return changed
+        return changed, dict(self._superseded.files)
 
-    def update(self, kept: Mapping[int, Kept | StoredState]) -> None:
-        """Take over the state of other ranks' clients."""
-        self._kept |= kept
+    def update(self, kept: Mapping[int, Kept | StoredState], superseded: Mapping[str, int]) -> None:
+        """Take over the changes of another rank's clients."""
+        for client, theirs in kept.items():
+            self._set(client, theirs)
+        self._superseded.files |= superseded
 
-    def state_dict(self) -> dict[int, dict[str, Any]]:
-        """Return the state of all clients for a checkpoint: tensors, and the names and digests of files."""
+    def end_settling(self) -> None:
+        """Move files that a checkpoint would list into an index if they are many, and check the room on the disk.
+
+        Raises:
+            ConfigurationError: if the clients that can be drawn will need more than the room.
+            CheckpointError: if the files take more than the room.
+        """
+        stored = {client: kept for client, kept in self._kept.items() if isinstance(kept, StoredState)}
+        if len(stored) > _MOST_RECENT:
+            self._index = self._index.merged(StateIndex.of(stored))
+            self._kept = {client: kept for client, kept in self._kept.items() if client not in stored}
+            before, self._index_file = self._index_file, self._files.write_index(self._index.plain())
+            self._superseded.add(before)
+            stored = {}
+        if self._room.limited:
+            self._check_room(stored)
+
+    def _check_room(self, stored: Mapping[int, StoredState]) -> None:
+        first = next((kept for kept in self._kept.values() if kept), None)
+        if first and not self._measured:
+            self.expect(first.nbytes if isinstance(first, StoredState) else size_on_disk(first))
+            self._measured = True
+        needed = sum(one.nbytes for one in stored.values()) + self._index.nbytes - self._index.nbytes_of([*self._kept])
+        self._room.check(needed, self._superseded.nbytes)
+
+    def state_dict(self) -> dict[Any, Any]:
+        """Return the state of all clients for a checkpoint: tensors by client, and the names and digests of files."""
         entries = sorted(self._kept.items())
-        return {client: kept.plain() if isinstance(kept, StoredState) else dict(kept) for client, kept in entries}
+        state: dict[Any, Any] = {client: dict(kept) for client, kept in entries if not isinstance(kept, StoredState)}
+        if self.has_files:
+            recent = StateIndex.of({client: kept for client, kept in entries if isinstance(kept, StoredState)})
+            state[FILES] = {"recent": recent.plain(), "index": [one.plain() for one in (self._index_file,) if one]}
+        return state
 
-    def load_state_dict(self, state: Mapping[int, Mapping[str, Any]]) -> None:
+    def load_state_dict(self, state: Mapping[Any, Any]) -> None:
         """Restore the state of all clients from a checkpoint."""
         self.forget()
-        self._kept = {
-            client: StoredState(**kept["stored"]) if "stored" in kept else dict(kept) for client, kept in state.items()
-        }
+        recent, self._index_file = files_in(state)
+        self._kept = {client: dict(kept) for client, kept in state.items() if client != FILES}
+        self._kept |= {client: one for client in recent.clients.tolist() if (one := recent.get(client))}
+        self._index = self._read_index(self._index_file)
 
-    def sweep(self, needed: Collection[str]) -> None:
-        """Delete files to which neither this round nor a checkpoint refers.
+    def references(self, state: Mapping[Any, Any]) -> References:
+        """Return the files to which the :meth:`state_dict` in a checkpoint refers."""
+        return References(state, self._read_index)
 
-        Args:
-            needed: the names of the files to which checkpoints refer.
-        """
-        self._files.sweep({*needed, *(kept.file for kept in self._kept.values() if isinstance(kept, StoredState))})
+    def sweep(self, checkpoints: Mapping[Hashable, References]) -> None:
+        """Delete files to which neither this round nor a checkpoint refers."""
+        self._superseded.sweep(self._files, self._is_live, checkpoints)
+
+    @property
+    def older_bytes(self) -> int:
+        """Return the bytes of files that only checkpoints need, after :meth:`sweep`."""
+        return self._superseded.older_bytes
+
+    def end_sweep(self, older_bytes: int) -> None:
+        """Take over what :meth:`sweep` found on the first rank."""
+        self._superseded.end_round(older_bytes)
 
     @property
     def has_files(self) -> bool:
         """Return whether some state is in files."""
-        return any(isinstance(kept, StoredState) for kept in self._kept.values())
+        return self._index_file is not None or any(isinstance(kept, StoredState) for kept in self._kept.values())
+
+    def _entry(self, client: int) -> Kept | StoredState:
+        return self._kept[client] if client in self._kept else self._index.get(client) or {}
+
+    def _set(self, client: int, kept: Kept | StoredState) -> None:
+        self._superseded.add(self._entry(client))
+        self._superseded.discard(kept)
+        self._kept[client] = kept
+
+    def _read_index(self, file: StoredState | None) -> StateIndex:
+        if file is None:
+            return StateIndex.of({})
+        if self._index_file is not None and file.file == self._index_file.file and len(self._index):
+            return self._index
+        return StateIndex.from_plain(self._files.read(file))
+
+    def _is_live(self, file: str) -> bool:
+        client = client_of(file)
+        entry = self._index_file if client is None else self._entry(client)
+        return isinstance(entry, StoredState) and entry.file == file
 
     def _in_memory(self, clients: Collection[int]) -> int:
         entries = (self._kept.get(client, {}) for client in clients)
@@ -170,7 +255,7 @@ class ClientMemory:
         for client in clients:
             kept = self._kept[client]
             if not isinstance(kept, StoredState) and kept:
-                self._kept[client] = self._files.write(client, kept)
+                self._set(client, self._files.write(client, kept))
 
 
 def held_part(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:

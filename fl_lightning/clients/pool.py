@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, ServerModel
@@ -74,6 +74,10 @@ class ClientPool(Protocol):
         """Yield the result of each submitted task, until none is left; no rank waits for another meanwhile."""
         ...
 
+    def under_way(self) -> Mapping[int, bytes]:
+        """Return what asks once more for each task under way, by client; only a :class:`LastingPool` has some."""
+        ...
+
     def deliver(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate | None:
         """Return the update of a chain as the server receives it; None if it waits until :meth:`drained`.
 
@@ -125,4 +129,26 @@ class ClientPool(Protocol):
 
     def close(self) -> None:
         """End the training at the end of a fit, also after an error. What the server stores can still be read."""
+        ...
+
+
+class LastingPool(ClientPool, Protocol):
+    """Train clients whose tasks may outlast a round: whoever stops to read :meth:`results` gets the rest later.
+
+    The tensors of a published model must not change while tasks refer to it. :meth:`ask` and :meth:`evaluate` are not for
+    clients with a task under way.
+    """
+
+    def absent(self) -> Collection[int]:
+        """Return the clients that could not begin a task now."""
+        ...
+
+    def take_up(self, task: ClientTask, model: ServerModel, asked: bytes) -> None:
+        """Ask once more for a task that was under way when the server stopped; a client that has done it answers at once.
+
+        Args:
+            task: the task.
+            model: the model to which it refers, not always the newest one.
+            asked: what :meth:`ClientPool.under_way` returned for it; empty to ask anew.
+        """
         ...

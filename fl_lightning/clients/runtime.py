@@ -6,10 +6,12 @@ outer Trainer, and no other client's data.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
+from fl_lightning.clients.answering import Questions, refuse_questions
 from fl_lightning.clients.client_evaluators import ClientEvaluators
 from fl_lightning.clients.failures import UpdateCheck
 from fl_lightning.clients.local_trainer import LocalTrainer
@@ -21,9 +23,12 @@ from fl_lightning.clients.update_editor import UpdateEditor
 from fl_lightning.core.capabilities import Need
 from fl_lightning.core.hooks import ClientHooks
 from fl_lightning.errors import ClientError, add_note
-from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, ServerModel
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, OwnModel, Question, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.utilities.collectives import Collectives
+
+NO_OWN = "this client has no model of its own yet"
+"""The reason why there is no figure of a client's own model."""
 
 
 class ClientRuntime:
@@ -64,6 +69,8 @@ class ClientRuntime:
         self._alone_trainers: dict[int | None, LocalTrainer] = {}
         self._check: UpdateCheck | None = None
         self._tasks, self._reading = deque[ClientTask](), False
+        self.questions = Questions(refuse_questions)
+        """Answers questions about models, which only those may ask who set it."""
 
     # ---------------------------------------------------------------- orders
 
@@ -158,6 +165,8 @@ class ClientRuntime:
 
     def evaluate(self, order: EvalOrder) -> EvalReport:
         """Evaluate a model on a client's examples, after any tasks that the client should first train alone."""
+        if order.question is not None:
+            return self._answered(order, order.question)
         model, own = self.memory.last_model(order.client) if order.own else order.model, None
         if order.tasks:
             if order.epochs not in self._alone_trainers:
@@ -176,6 +185,27 @@ class ClientRuntime:
             add_note(error, f"In the evaluation on the {order.part} examples of client {self._name_of(order.client)}.")
             raise
         return EvalReport(order.client, value)
+
+    def own_model(self, client: int) -> OwnModel:
+        """Return the complete model that a client has for itself; without tensors if it has none yet."""
+        kept = self.memory.last_model(client)
+        if kept is None and not self.resident.server.first:
+            return OwnModel(client, {})
+        self.resident.load(kept, self.memory.held(client))
+        view = self.resident.view()
+        return OwnModel(client, {k: t.detach().cpu().clone() for k, t in {**view.tensors(), **view.held_tensors()}.items()})
+
+    def _answered(self, order: EvalOrder, question: Question) -> EvalReport:
+        """Answer a question about a model."""
+        kept = self.memory.last_model(order.client) if order.own else None
+        if order.own and kept is None and not self.resident.server.first:
+            return EvalReport(order.client, math.nan, reason=NO_OWN)
+        try:
+            found = self._evaluators.predictions(kept if order.own else order.model, order.client, order.part)
+            return self.questions.answer(question, order.client, *found)
+        except Exception as error:
+            add_note(error, f"In the evaluation on the {order.part} examples of client {self._name_of(order.client)}.")
+            raise
 
     def counts(self) -> dict[str, dict[int, int]]:
         """Return what the hooks have counted since the last call, and the number of each client's transformed messages."""

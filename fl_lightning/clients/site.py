@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.errors import ClientError, WireError
-from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, RoundCommit, ServerModel
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, OwnModel, OwnModelOrder, RoundCommit, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.wire import from_bytes, to_bytes
+
+T = TypeVar("T")
 
 
 class Site:
@@ -29,7 +32,7 @@ class Site:
         self._forgotten = -1  # the last round whose earlier state was dropped
         self._unsettled: tuple[int, int] | None = None  # the round and client of an update that the server may not use
 
-    def answer(self, content: bytes) -> bytes:
+    def answer(self, content: bytes | bytearray) -> bytes | bytearray:
         """Return the reply to a message.
 
         Raises:
@@ -39,7 +42,7 @@ class Site:
         reply = self.handle(from_bytes(content))
         return b"" if reply is None else to_bytes(reply)
 
-    def handle(self, message: Any) -> ClientUpdate | ClientFailure | EvalReport | Note | None:
+    def handle(self, message: Any) -> ClientUpdate | ClientFailure | EvalReport | Note | OwnModel | None:
         """Return the reply to a decoded message, or None; see :meth:`answer`."""
         if isinstance(message, ServerModel):
             self._publish(message)
@@ -47,7 +50,9 @@ class Site:
         if isinstance(message, ClientTask):
             return self._train(message)
         if isinstance(message, EvalOrder):
-            return self._runtime.evaluate(message)
+            return self._evaluate(message)
+        if isinstance(message, OwnModelOrder):
+            return self._with_memory_of_the_checkpoint(lambda: self._runtime.own_model(message.client))
         if isinstance(message, RoundCommit):
             self._settle(message)
             return None
@@ -83,8 +88,35 @@ class Site:
             self._unsettled = None
         self._forget(settlement.saved_round)
 
+    def _evaluate(self, order: EvalOrder) -> EvalReport:
+        """Evaluate a model; a question about the client's own is about what it kept after the round of the checkpoint."""
+        if order.question is None or not order.own:
+            return self._runtime.evaluate(order)
+        return self._with_memory_of_the_checkpoint(lambda: self._runtime.evaluate(order))
+
+    def _with_memory_of_the_checkpoint(self, do: Callable[[], T]) -> T:
+        """Return what a function returns while the client has what it kept after the round of the published model.
+
+        Raises:
+            WireError: if the client no longer has that.
+        """
+        memory = self._runtime.memory
+        now, round_idx = memory.state_dict(), self._runtime.resident.server.round_idx
+        kept = kept_after(self.state_dict(), round_idx)
+        if kept is None:
+            raise WireError(no_longer_kept(round_idx))
+        memory.load_state_dict(_with_numbers(kept))
+        try:
+            return do()
+        finally:
+            memory.load_state_dict(now)
+
+    def dropped_by(self, model: ServerModel) -> list[int]:
+        """Return the rounds whose training is undone by a model, because its server has started again before them."""
+        return [] if model.session in ("", self._session) else sorted(k for k in self._before if k >= model.round_idx)
+
     def _publish(self, model: ServerModel) -> None:
-        if model.session != self._session:
+        if model.session and model.session != self._session:  # a model to evaluate belongs to no session
             self._resume(model.round_idx)
             self._session = model.session
         self._runtime.publish(model)
@@ -130,6 +162,27 @@ class Site:
             return self._runtime.failed(task, error)
         assert sent is not None  # options that let updates wait are simulated only
         return sent
+
+
+def kept_after(state: Mapping[str, Any], round_idx: int) -> dict[str, Any] | None:
+    """Return what a client kept at the end of a round, by the text of its number; None if it no longer has that.
+
+    Args:
+        state: the state of its site; see :meth:`Site.state_dict`.
+        round_idx: the round.
+    """
+    later = sorted(int(k) for k in state["before"] if int(k) > round_idx)
+    if state["next_round"] <= round_idx + 1:
+        return dict(state["memory"])
+    return dict(state["before"][str(later[0])]) if later and state["forgotten"] <= round_idx else None
+
+
+def no_longer_kept(round_idx: int) -> str:
+    """Return the message for a client that no longer has what it kept after a round."""
+    return (
+        f"The checkpoint is of round {round_idx}, but the site no longer has what it kept in that round. Use the last "
+        "checkpoint of the federation, such as last.ckpt."
+    )
 
 
 def _with_text(state: dict[int, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from fl_lightning.compat.flower_objects import receive, send
 from fl_lightning.compat.flower_records import as_parts, as_record
 from fl_lightning.compat.flower_runtime import acquired, heartbeat, patient, runtime
 
@@ -23,9 +24,14 @@ FLEET = "/v1/fleet/"
 """The paths that sites use; nothing else of a SuperLink must be reachable from outside."""
 
 ONLINE = "online"
+LOST = 4
+"""The code of a reply whose contents are missing."""
 _FAREWELL = 1.5
 """The seconds for which the end of a run waits for the SuperLink, twice."""
 _TYPE = "train"
+_PRAGMAS = {"auto_vacuum": "INCREMENTAL", "secure_delete": "ON", "busy_timeout": "120000", "cache_size": "-4000"}
+"""What SQLite deletes would otherwise stay in the file, which would never shrink. Flower's wait of 5 s is too short while
+large models are written: sites would get errors. Each of up to 15 connections has a cache, of 64 MB in Flower."""
 _STUB = b"""[project]
 name = "fl-lightning"
 version = "0.1.0"
@@ -88,7 +94,7 @@ class Reply:
     """
 
     order: str
-    content: bytes | None
+    content: bytes | bytearray | None
     error: int = 0
 
 
@@ -174,7 +180,7 @@ def _flower_key(public_key: bytes) -> bytes:
     return found
 
 
-def _replied(record: Any) -> bytes:
+def _replied(record: Any) -> bytes | bytearray:
     """Return the bytes that a site replied; none from a record of another kind, which is the site's error, not the link's."""
     try:
         return as_parts(record)["reply"]
@@ -244,29 +250,39 @@ class ServerLink:
         found, self._recovered = self._recovered, False
         return found
 
-    def push(self, node_id: int, parts: Mapping[str, bytes], group: str, seconds: float) -> str | None:
+    def push(self, node_id: int, parts: Mapping[str, bytes | bytearray], group: str, seconds: float) -> str | None:
         """Send named bytes to a site, and return the id of the order; None if the SuperLink refuses it."""
         from flwr.app import Message
         from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
-        def pushed() -> Any:
+        def pushed() -> str | None:
             message = Message(as_record(parts), dst_node_id=node_id, message_type=_TYPE, group_id=group, ttl=seconds)
-            return self._grid.push_messages([message])
+            return send(self._grid._runtime_client, message, self._grid.node, self.run_id)
 
         try:
-            (order,) = pushed() or [None]
+            return pushed()
         except ObjectPushError:  # the SuperLink died between the message and its contents
-            (order,) = pushed() or [None]
-        return order or None
+            return pushed()
 
     def pull(self, orders: Collection[str]) -> Iterator[Reply]:
-        """Yield the replies that have arrived."""
-        for message in self._grid.pull_messages(list(orders)):
-            order = message.metadata.reply_to_message_id
+        """Yield the replies that have arrived; each is fetched when it is asked for."""
+        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+        from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+
+        client = self._grid._runtime_client
+        found = client.PullMessages(PullAppMessagesRequest(message_ids=list(orders)))
+        for about, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+            order = about.metadata.reply_to_message_id
+            try:
+                message = receive(client, tree, self._grid.node, self.run_id)
+            except ObjectPullError:
+                yield Reply(order, None, LOST)
+                continue
             if message.has_error():
                 yield Reply(order, None, message.error.code)
             else:
                 yield Reply(order, _replied(message.content))
+            del message  # it holds a model
 
     def close(self, completed: bool) -> None:
         """End the run, so that sites stop working on it."""
@@ -314,9 +330,8 @@ def superlink_app(files: Mapping[str, str], host: str, port: int) -> Any:
         ),
         *("--ssl-keyfile", files["key"], "--database", files["database"], "--superexec-auth-secret-file", files["secret"]),
     ]
-    # What SQLite deletes would otherwise stay in the file, and the file would never shrink.
-    given = [pragma for pragma in sql_mixin.SQLITE_PRAGMAS if pragma[0] not in ("auto_vacuum", "secure_delete")]
-    sql_mixin.SQLITE_PRAGMAS = (("auto_vacuum", "INCREMENTAL"), ("secure_delete", "ON"), *given)
+    # ``auto_vacuum`` comes first: it has no effect on a database that has pages.
+    sql_mixin.SQLITE_PRAGMAS = tuple((_PRAGMAS | dict(sql_mixin.SQLITE_PRAGMAS) | _PRAGMAS).items())
     with patch.object(sys, "argv", arguments):
         config = _parse_superlink_lifespan_config()
     return create_app(config, SuperLinkLifespan)

@@ -5,28 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fl_lightning.compat.flower_objects import array_of
+
 _SMALL = 1 << 20
 """The largest content, in bytes, that travels whole."""
 
 
-def as_record(parts: Mapping[str, bytes]) -> Any:
+def as_record(parts: Mapping[str, bytes | bytearray]) -> Any:
     """Return named bytes as a record of Flower, one within it for each.
 
     Every object of a record takes requests of server and site to the SuperLink, which are most of a round's time if the model
     is small: so a small content is one object. A large one is an array, which is four or more, because Flower cuts arrays into
     pieces of 5 MB. Of either kind, the SuperLink gets equal objects once.
     """
-    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+    from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-    def record(content: bytes) -> Any:
+    def record(content: bytes | bytearray) -> Any:
         if len(content) <= _SMALL:
-            return ConfigRecord({"bytes": content})
-        return ArrayRecord({"bytes": Array("uint8", (len(content),), "bytes", content)})
+            return ConfigRecord({"bytes": bytes(content)})
+        found = ArrayRecord()
+        found["bytes"] = array_of(content)  # the constructor would copy it
+        return found
 
     return RecordDict({name: record(content) for name, content in parts.items()})
 
 
-def as_parts(record: Any) -> dict[str, bytes]:
+def as_parts(record: Any) -> dict[str, bytes | bytearray]:
     """Return the named bytes of such a record.
 
     Raises:
@@ -34,11 +38,14 @@ def as_parts(record: Any) -> dict[str, bytes]:
     """
     from flwr.app import ArrayRecord, ConfigRecord
 
-    def content(one: Any) -> bytes:
+    def content(one: Any) -> bytes | bytearray:
+        found = None
         if isinstance(one, ArrayRecord) and list(one) == ["bytes"]:
-            return bytes(one["bytes"].data)
-        if isinstance(one, ConfigRecord) and isinstance(one.get("bytes"), bytes):
-            return bytes(one["bytes"])
+            found = one["bytes"].data
+        elif isinstance(one, ConfigRecord):
+            found = one.get("bytes")
+        if isinstance(found, bytes | bytearray):
+            return found
         raise ValueError("The message holds something other than named bytes.")
 
     return {str(name): content(one) for name, one in record.items()}

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from fl_lightning.compat.flower import prepare_environment
+from fl_lightning.compat.flower_objects import receive, send
 from fl_lightning.compat.flower_records import as_parts, as_record
 from fl_lightning.compat.flower_runtime import acquired, heartbeat, runtime
 
@@ -23,17 +24,17 @@ HEARTBEAT = 15
 class Task:
     """Hold a message that a site must answer; see :meth:`SiteLink.tasks`."""
 
-    parts: Mapping[str, bytes]
+    parts: Mapping[str, bytes | bytearray]
     client: Any
     message: Any
     context: Any
 
-    def reply(self, content: bytes) -> None:
+    def reply(self, content: bytes | bytearray) -> None:
         """Send the answer."""
         from flwr.app import Message
-        from flwr.supernode.runtime.run_clientapp import push_message
 
-        push_message(self.client, Message(as_record({"reply": content}), reply_to=self.message), self.context)
+        message = Message(as_record({"reply": content}), reply_to=self.message)
+        send(self.client, message, _node(self.context), self.context.run_id)
 
 
 class SiteLink:
@@ -53,7 +54,7 @@ class SiteLink:
     def task(self) -> Iterator[Task | None]:
         """Take the next message if there is one; it ends as completed, or as failed if the body raises an exception."""
         from flwr.supercore.constant import TaskType
-        from flwr.supernode.runtime.run_clientapp import pull_task_input, push_task_output
+        from flwr.supernode.runtime.run_clientapp import push_task_output
 
         got = acquired(self._client, TaskType.CLIENT_APP)
         if got is None:
@@ -63,8 +64,10 @@ class SiteLink:
         beating = heartbeat(client)
         status, context = "failed", None
         try:
-            message, context, _, _ = pull_task_input(client)  # the bundle is not read
-            yield Task(as_parts(message.content), client, message, context)
+            message, context = _task_input(client)
+            parts = as_parts(message.content)
+            message.content.clear()  # who answers frees the parts
+            yield Task(parts, client, message, context)
             status = "completed"
         finally:
             push_task_output(client, context, status, "")
@@ -81,6 +84,30 @@ class SiteLink:
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
+
+
+def _node(context: Any) -> Any:
+    from flwr.proto.node_pb2 import Node as NodeProto
+
+    return NodeProto(node_id=context.node_id)
+
+
+def _task_input(client: Any) -> tuple[Any, Any]:
+    """Return the message and the context of a task, in place of ``pull_task_input``; the bundle is not read."""
+    from flwr.common.serde import context_from_proto
+    from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullTaskInputRequest
+    from flwr.supercore.task_identity import TaskIdentity
+
+    given = client.PullTaskInput(PullTaskInputRequest())
+    context = context_from_proto(given.context)
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = given.task_id, given.run.run_id, context.node_id
+    found = client.PullMessages(PullAppMessagesRequest())
+    if not found.messages_list:
+        raise RuntimeError("The SuperNode has no message for its task.")
+    tree = found.message_object_trees[0]
+    message = receive(client, tree, _node(context), context.run_id)
+    message.metadata.__dict__["_message_id"] = tree.object_id
+    return message, context
 
 
 class RunWatch:
@@ -248,7 +275,10 @@ def supernode_command(address: str, certificate: str, key: str, port: int, secre
     """
     import sys
 
-    start = "from fl_lightning.compat.flower_site import run_supernode; run_supernode()"
+    start = (
+        "from fl_lightning.utilities.allocator import return_freed_memory; return_freed_memory(); "
+        "from fl_lightning.compat.flower_site import run_supernode; run_supernode()"
+    )
     roots = ["--root-certificates", certificate] if certificate else []
     return [
         *(sys.executable, "-c", start, "--superlink", address, *roots, "--auth-supernode-private-key", key),

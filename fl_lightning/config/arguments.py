@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -86,6 +87,26 @@ def behind_subcommand(arguments: Sequence[str], subcommands: Collection[str]) ->
 
     head = _replace(before, choose)
     return [*head, *after[:1], *flat, *after[1:]]
+
+
+def listed(arguments: Sequence[str], name: str) -> list[str]:
+    """Return the arguments with all values that follow ``--name``, up to the next option, as one list.
+
+    Args:
+        arguments: arguments of the whole command line.
+        name: the name of the option; without its last letter, it is the same option.
+    """
+    found, place = [], 0
+    while place < len(arguments):
+        text, place = arguments[place], place + 1
+        if text not in (f"--{name}", f"--{name[:-1]}"):
+            found.append(text)
+            continue
+        end = next((k for k in range(place, len(arguments)) if arguments[k].startswith("-")), len(arguments))
+        values, place = arguments[place:end], end
+        single = values[0] if len(values) == 1 and values[0].startswith("[") else json.dumps(values)
+        found.append(f"--{name}={single}")
+    return found
 
 
 def config_files(arguments: Sequence[str]) -> list[str]:

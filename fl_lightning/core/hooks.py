@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fl_lightning.clients.update_editor import UpdateEditor
     from fl_lightning.data.federated import FederatedDataModule
     from fl_lightning.data.poisson_loader import PoissonBatches
+    from fl_lightning.functional.exact_moments import Moments
     from fl_lightning.functional.keyed_noise import SecretKey
     from fl_lightning.server.federation import Federation
     from fl_lightning.server.round import FederationRound
@@ -77,6 +78,7 @@ class SitePlace:
         contract: the digest of all settings that the server has sent.
         min_cohort: the fewest sites of a sum that it takes part in.
         told: returns an update with the figures that may leave.
+        moments: returns the sums of its inputs, which may leave inside of a sum over sites, or refuses.
         hides_sizes: whether numbers of examples and steps leave only in sums.
     """
 
@@ -88,6 +90,7 @@ class SitePlace:
     contract: str
     min_cohort: int
     told: Callable[[ClientUpdate], ClientUpdate]
+    moments: Callable[[], Moments]
     hides_sizes: bool = False
 
 
@@ -104,6 +107,8 @@ class ClientContext:
         secret: the key of random numbers that must hide something.
         strategy: the strategy; in a simulation the server's own, which must not be changed.
         place: the site; None for simulated clients.
+        numbers: returns the whole numbers that a client adds to those of the others before round 0, by the name of what the
+            hooks at the server add up; see :meth:`ServerHooks.add_up`.
     """
 
     num_clients: int
@@ -113,6 +118,7 @@ class ClientContext:
     secret: SecretKey
     strategy: Strategy
     place: SitePlace | None = None
+    numbers: Callable[[int, str], Sequence[int]] = lambda client, what: ()
 
 
 class ServerHooks:
@@ -133,6 +139,21 @@ class ServerHooks:
 
         Ranks may exchange data.
         """
+
+    def add_up(self, federation: Federation, what: str, size: int) -> Sequence[int] | None:
+        """Return the totals of whole numbers over all clients, before round 0; None if the server may see those of each client.
+
+        A class with it sets ``seals``.
+
+        Args:
+            federation: the parts of the federation.
+            what: the name of what is added up; the hooks at the clients get their part by it (``ClientContext.numbers``).
+            size: how many numbers each client has.
+
+        Raises:
+            ClientError: if too few clients answer.
+        """
+        return None
 
     def begin_round(self, round_idx: int) -> None:
         """Prepare for a round, before its clients are drawn."""

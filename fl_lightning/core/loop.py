@@ -76,6 +76,27 @@ class Loop:
             self._submit(ChainRun(chain), running)
         return self._done(running)
 
+    def keep_busy(
+        self, running: dict[int, tuple[ChainRun, ClientTask]], more: Callable[[], Sequence[Sequence[ClientTask]]]
+    ) -> Iterator[ChainRun]:
+        """Yield chains as they end, and begin others at the start and whenever one has ended, on a pool that lasts.
+
+        Chains that are under way when the reader stops go on, and end in a later call with the same ``running``.
+
+        Args:
+            running: the chains under way, with their tasks, by the client that trains; changed here.
+            more: returns the tasks of each chain to begin now.
+
+        Raises:
+            ClientError: if a client fails and the policy is ``fatal``.
+        """
+        for chain in more():
+            self._submit(ChainRun(chain), running)
+        for done in self._done(running):
+            yield done
+            for chain in more():
+                self._submit(ChainRun(chain), running)
+
     def _done(self, running: dict[int, tuple[ChainRun, ClientTask]]) -> Iterator[ChainRun]:
         for result in self._pool.results():
             chain, task = running.pop(result.client)

@@ -42,8 +42,10 @@ class OptionSettings:
         simulated_only: whether it cannot be used with clients at sites of their own.
         at_sites: whether sites build it from the settings that the server sends, in a section of its name.
         clients_may_join: whether clients may be absent from a run, or join when it is resumed.
-        seals: whether its hooks at the clients replace the models that clients send, which its hooks at the server can read.
+        seals: whether its hooks at the clients replace the models that clients send, which its hooks at the server can read;
+            its hooks also add up whole numbers of clients (``ServerHooks.add_up``).
         protects: whether it protects clients, so that a training without a federation warns that it does not.
+        own_pace: whether clients train at a pace of their own, so that the number of rounds does not tell how often.
         secret_cohorts: whether nobody may foresee which clients are drawn, so that they are not drawn from the seed.
         on_resume: what a resumed run may change.
     """
@@ -62,6 +64,7 @@ class OptionSettings:
     clients_may_join: ClassVar[bool] = True
     seals: ClassVar[bool] = False
     protects: ClassVar[bool] = False
+    own_pace: ClassVar[bool] = False
     secret_cohorts: ClassVar[bool] = False
     on_resume: ClassVar[ResumeRule]
 

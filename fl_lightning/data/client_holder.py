@@ -220,6 +220,13 @@ class ClientHolder(LightningDataModule):
     def client_evaluation_view(self, client: int, part: Part) -> LightningDataModule:
         """Return a part of one client's examples as a validation set."""
 
+    def evaluated_persons(self, client: int, part: Part) -> Tensor | None:
+        """Return the person of each example of a part of one client's, in order, int64; None if the data name no persons."""
+        persons, division = self.splits.persons, getattr(self.splits, part)
+        if self.unseen is not None and client >= self.num_clients:
+            client, division = client - self.num_clients, self.unseen
+        return None if persons is None or division is None else persons[division[client]]
+
     def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
         """Return one client's batches of Poisson sampling; see ``ClientDatasets.poisson_batches``."""
         return self.client_datasets.poisson_batches(client, full_batch, coins)

@@ -113,14 +113,19 @@ class RemoteDatasets(ClientDatasets):
             ConfigurationError: if it does not tell them.
         """
         info = self.infos[client]
-        if info.moments is None:
-            raise ConfigurationError(
-                f"Standardized and 'partition_report.features' need sums of all clients, but site {info.name} does not tell "
-                "the sums of its inputs. Its staff set 'policy.statistics' to true in its data.yaml; it tells none with "
-                "'policy.min_noise', and none over fewer than 'policy.min_count' numbers. Or leave out both, and scale "
-                "by public numbers."
-            )
+        if not info.moments:
+            raise _untold(info)
         return Moments.of_texts(info.moments)
+
+    def require_sums(self) -> None:
+        """Refuse a client that does not tell the sums of its inputs, also not in a sum over all clients.
+
+        Raises:
+            ConfigurationError: naming it.
+        """
+        for info in self.infos:
+            if info.num_examples and info.moments is None:
+                raise _untold(info)
 
     def input_histograms(self, client: int) -> list[tuple[int | None, ...]] | None:
         """Return the counts of the bins of a schema's ranges that a client has told, None for one that it leaves out."""
@@ -152,3 +157,12 @@ class RemoteDatasets(ClientDatasets):
 
     all_labels = num_classes = change_examples = training_loader = evaluation_loader = union = _elsewhere
     union_loader = _elsewhere
+
+
+def _untold(info: ClientInfo) -> ConfigurationError:
+    return ConfigurationError(
+        f"Standardized and 'partition_report.features' need sums of all clients, but site {info.name} does not tell the sums "
+        "of its inputs. Its staff set 'policy.statistics' to true in its data.yaml; it tells none with 'policy.min_noise', "
+        "none over fewer than 'policy.min_count' numbers, and none by themselves if nothing but its part of a sum leaves it. "
+        "Or leave out both, and scale by public numbers."
+    )

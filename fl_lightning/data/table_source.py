@@ -129,12 +129,12 @@ def _parquet(path: Path) -> SourceTable:
         raise DataError(f"Cannot read '{path}' as a Parquet file ({_short(error)}). Fix the file.") from error
     if not table.num_columns:
         raise DataError(f"'{path}' is empty. Add columns and at least one row, or remove the file.")
-    columns = tuple(map(_joined, table.columns))
+    columns = tuple(map(whole_column, table.columns))
     return SourceTable(path, tuple(str(name).strip() for name in table.column_names), columns, None)
 
 
-def _joined(column: Any) -> Any:
-    """Return a column as one array, with the values of a dictionary in full."""
+def whole_column(column: Any) -> Any:
+    """Return a column as one Arrow array, with the values of a dictionary in full."""
     joined, pa = column.combine_chunks(), arrow()
     one = pa.concat_arrays(joined.chunks) if isinstance(joined, pa.ChunkedArray) else joined
     return one.dictionary_decode() if pa.types.is_dictionary(one.type) else one
@@ -163,7 +163,7 @@ def _csv(path: Path, form: CsvForm) -> SourceTable:
     except pa.ArrowInvalid as error:
         _refuse_rows(path, text, form, len(header))
         _unreadable(path, encoding, error)
-    trimmed = [pa.compute.utf8_trim_whitespace(_joined(column)) for column in table.columns]
+    trimmed = [pa.compute.utf8_trim_whitespace(whole_column(column)) for column in table.columns]
     if any(column[0].as_py() != name.strip() for column, name in zip(trimmed, header, strict=True)):
         _unreadable(path, encoding, "its quotes are ambiguous")
     return SourceTable(path, tuple(name.strip() for name in header), tuple(column[1:] for column in trimmed), form)

@@ -21,14 +21,14 @@ _MODELS = {
 }
 _PARTS = {
     "losses": "CrossEntropy F1WeightedCrossEntropy HalfSquaredError Hinge MetricWeightedCrossEntropy ProximalLoss RobustLoss",
-    "metrics": "DiagnosticOddsRatio PercentageError",
+    "metrics": "CalibrationCurve DiagnosticOddsRatio PercentageError",
     "optimizers": "Yogi",
     "routes": "FedCyclic FedStar LocalOnly Mediators RingFed ServerRoute WarmStart",
     "strategies": (
-        "AFL APFL AdaFed CosineFilter Ditto FedAdagrad FedAvg FedAvgM FedBABU FedDyn FedExP FedLoss FedMedian FedNova FedRep "
-        "FedSGD GeometricMedian Krum LastClient MOON PFedMe QFedAvg Scaffold ShapleyValues TrimmedMean"
+        "AFL APFL AdaFed CosineFilter Ditto FedAdagrad FedAsync FedAvg FedAvgM FedBABU FedBuff FedDyn FedExP FedLoss FedMedian "
+        "FedNova FedRep FedSGD GeometricMedian Krum LastClient MOON PFedMe QFedAvg Scaffold ShapleyValues TrimmedMean"
     ),
-    "options": "ClientPrivacy ExamplePrivacy PartialWork SecureAggregation",
+    "options": "Asynchronous ClientPrivacy ExamplePrivacy PartialWork SecureAggregation",
     "settings": "Faults LocalTraining",
     "transforms": "ClipUpdate Quantize TopK",
 }
@@ -42,6 +42,17 @@ _TORCH = {
         "ConstantLR CosineAnnealingLR CosineAnnealingWarmRestarts ExponentialLR LinearLR MultiStepLR PolynomialLR StepLR"
     ),
 }
+_TORCHMETRICS = {
+    "torchmetrics.classification": (
+        "BinaryAUROC BinaryAccuracy BinaryAveragePrecision BinaryCohenKappa BinaryConfusionMatrix BinaryF1Score "
+        "BinaryMatthewsCorrCoef BinaryPrecision BinaryPrecisionRecallCurve BinaryROC BinaryRecall BinarySpecificity "
+        "MulticlassAUROC MulticlassAccuracy MulticlassAveragePrecision MulticlassCohenKappa MulticlassConfusionMatrix "
+        "MulticlassF1Score MulticlassMatthewsCorrCoef MulticlassPrecision MulticlassPrecisionRecallCurve MulticlassROC "
+        "MulticlassRecall MulticlassSpecificity"
+    ),
+    "torchmetrics.regression": "MeanAbsoluteError MeanSquaredError PearsonCorrCoef R2Score SpearmanCorrCoef",
+}
+"""Metrics to which every example contributes: no largest or smallest error, which is one row's, and no maximum over bins."""
 _NO_SETTINGS = (
     "AdaptiveLoss FilteringStrategy JointStrategy PeriodRoute Route RunningStrategy Strategy SupervisedTask Transform "
     "WeightedAverage"
@@ -51,8 +62,6 @@ NOT_ACCEPTED = {
     "FederatedKMeans": "it works on those centroids",
     "Focus": "it measures every site's model on every other site",
     "Mocha": "it keeps a model for each site at the server",
-    "FedAsync": "rounds over a network are synchronous",
-    "FedBuff": "rounds over a network are synchronous",
     **dict.fromkeys(_NO_SETTINGS.split(), "it is a base class, or no part of a configuration"),
 }
 """The other public classes of the same subpackages, with the reason why a server may not name them."""
@@ -69,4 +78,7 @@ def default_classes() -> frozenset[str]:
     """Return all dotted paths that a site accepts by default."""
     own = {f"fl_lightning.{name}" for names in _PARTS.values() for name in names.split()}
     own |= {f"fl_lightning.{kind.__name__}" for kind in OPTIONS.values()}
-    return frozenset(own | {f"{module}.{name}" for module, names in _TORCH.items() for name in names.split()}) | model_classes()
+    return (
+        frozenset(own | {f"{module}.{name}" for module, names in (_TORCH | _TORCHMETRICS).items() for name in names.split()})
+        | model_classes()
+    )

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note
+from fl_lightning.flower.transport import Content
+from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, OwnModel, OwnModelOrder
 from fl_lightning.types import ClientFailure, ClientUpdate
 
 _START = "0" * 64
@@ -40,11 +41,14 @@ def in_words(message: Any) -> dict[str, Any]:
         names = {"round": "round_idx", "period": "period", "epochs": "epochs"}
         return {"train": {word: getattr(message, name, None) for word, name in names.items()}}  # it is not checked yet
     if isinstance(message, EvalOrder):
-        return {"evaluate": message.part, "metric": message.metric, "turns_alone": len(message.tasks)}
+        asked = {} if message.question is None else {"question": _question(message.question)}
+        return {"evaluate": message.part, "metric": message.metric, "turns_alone": len(message.tasks), **asked}
     if isinstance(message, EvalReport):
-        return {"value": message.value}
+        return _answer(message) if message.n or message.reason else {"value": message.value}
     if isinstance(message, ClientUpdate):
         return {"update": _numbers(message)}
+    if isinstance(message, OwnModelOrder | OwnModel):
+        return {"own_model": isinstance(message, OwnModel)}
     if isinstance(message, Note):
         step = message.content.get("step", "") if isinstance(message.content, Mapping) else ""
         return {"option": str(message.option)[:40], "step": str(step)[:20]}
@@ -53,6 +57,17 @@ def in_words(message: Any) -> dict[str, Any]:
     if isinstance(message, ClientInfo):
         return asdict(message)
     return {}
+
+
+def _question(question: Any) -> dict[str, Any]:
+    """Return a question, which is not checked yet, as text that cannot fill the log."""
+    return {name: str(getattr(question, name, None))[:500] for name in ("metric", "resamples", "level")}
+
+
+def _answer(report: EvalReport) -> dict[str, Any]:
+    told = {name: getattr(report, name) for name in ("value", "n", "interval", "reason")}
+    told["points"] = [tensor.tolist() for tensor in report.points]
+    return told | {"sums": {name: tensor.tolist() for name, tensor in report.sums.items()}}
 
 
 def _numbers(update: ClientUpdate) -> dict[str, Any]:
@@ -77,7 +92,9 @@ class AuditLog:
         self._previous = hashlib.sha256(lines[-1]).hexdigest() if lines else _START
         self._complete = not lines or path.read_bytes().endswith(b"\n")
 
-    def record(self, direction: str, kind: str, content: bytes, messages: Any, federation: object = "", **details: Any) -> None:
+    def record(
+        self, direction: str, kind: str, content: Content, messages: Any, federation: object = "", **details: Any
+    ) -> None:
         """Append a line.
 
         Args:

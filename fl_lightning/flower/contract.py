@@ -25,6 +25,7 @@ from fl_lightning.flower.rate_limits import RateLimits
 from fl_lightning.flower.recipe import Recipe, RefusedError
 from fl_lightning.flower.site_data import SiteData
 from fl_lightning.flower.site_limits import SiteLimits
+from fl_lightning.flower.site_questions import questions_at_site
 from fl_lightning.functional.keyed_noise import OneTimeKey
 from fl_lightning.routes.base import Route
 from fl_lightning.settings.faults import Faults
@@ -139,7 +140,9 @@ def build(
         drop_single=check_batch_norm(module, data.whole),
         tell=tell,
     )
-    return Built(module, assembly.runtime(undoable=True), settings)
+    runtime = assembly.runtime(undoable=True)
+    runtime.questions = questions_at_site(policy)
+    return Built(module, runtime, settings)
 
 
 def _module(recipe: Recipe, model: Mapping[str, Any], limits: SiteLimits) -> LightningModule:

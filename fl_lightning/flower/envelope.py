@@ -16,17 +16,17 @@ KINDS = ("describe", "prepare", "work")
 """What a server asks: describe the data; build the model; carry out orders."""
 
 
-def request(kind: str, **content: Any) -> bytes:
+def request(kind: str, **content: Any) -> bytearray:
     """Return a server's request as bytes."""
     return to_bytes({"kind": kind, "version": fl_lightning.__version__, **content})
 
 
-def reply(**content: Any) -> bytes:
+def reply(**content: Any) -> bytearray:
     """Return a site's reply as bytes."""
     return to_bytes({"kind": "reply", "version": fl_lightning.__version__, **content})
 
 
-def opened(content: bytes, kinds: Sequence[str]) -> Mapping[str, Any]:
+def opened(content: bytes | bytearray, kinds: Sequence[str]) -> Mapping[str, Any]:
     """Return the contents of an envelope.
 
     Raises:

@@ -10,10 +10,10 @@ from typing import Any
 from fl_lightning.errors import ClientError, WireError
 from fl_lightning.flower import envelope
 from fl_lightning.flower.site_record import whole_digest
-from fl_lightning.flower.transport import Answer, Transport
+from fl_lightning.flower.transport import Answer, Content, Transport
 from fl_lightning.flower.validation import conforms
 from fl_lightning.functional.digest import Digest
-from fl_lightning.messages import ClientTask, EvalOrder, Note, RoundCommit, ServerModel
+from fl_lightning.messages import ClientTask, EvalOrder, Note, OwnModelOrder, RoundCommit, ServerModel
 from fl_lightning.types import ClientUpdate
 from fl_lightning.wire import to_bytes
 
@@ -39,12 +39,23 @@ class SiteError(ClientError):
 
 @dataclass
 class _Request:
-    """Hold a request so that it can be sent again as it was."""
+    """Hold a request so that it can be sent again as it was.
 
-    order: bytes
-    model: bool
+    Attributes:
+        order: the orders, as an envelope.
+        model: the model to which they refer.
+        sends: whether the model goes with them.
+        base: the version of the model with which the sent one shares tensors; 0 for none.
+        size: the bytes that were sent.
+        numbered: whether the model's version is a number of this process, and not of one before it.
+    """
+
+    order: Content
+    model: ServerModel
+    sends: bool
     base: int = 0
     size: int = 0
+    numbered: bool = True
 
 
 class Exchange:
@@ -69,12 +80,13 @@ class Exchange:
         self._transport, self._names = transport, tuple(names)
         self._contract, self._federation, self._limit = contract, federation, limit
         self._model: ServerModel | None = None
-        self._encoded: dict[int, bytes] = {}  # the model as bytes, by the version that the receiver has; 0 for none
+        self._encoded: dict[int, Content] = {}  # the newest model as bytes, by the version that the receiver has; 0 for none
         self._digests: dict[str, str] = {}
         self._changed: dict[str, int] = {}  # the version in which each tensor changed last
         self._has: dict[int, int] = {}  # the version of the model that each site has
         self._settlements: dict[int, list[RoundCommit]] = defaultdict(list)
-        self._trained = set[int]()
+        self._trained: dict[int, int] = {}  # the rounds of the tasks that no settlement covers yet, by client
+        self._open: dict[int, Mapping[int, int]] = {}  # the tasks that outlast a round, as _trained, by that round
         self._requests: dict[int, _Request] = {}
         self._counts: dict[str, dict[int, int]] = {}
         self._notes: dict[int, Note] = {}
@@ -97,6 +109,9 @@ class Exchange:
 
     def publish(self, model: ServerModel) -> None:
         """Send this model with the next order to each site, without tensors that the site has: frozen ones, and constants."""
+        known = self._model
+        if known is not None and (known.tensors.keys(), known.first.keys()) != (model.tensors.keys(), model.first.keys()):
+            self._has.clear()  # a model with other parts at its clients, which shares no tensors by name
         self._model, self._encoded, self._notes = model, {}, {}
         for name, tensor in model.tensors.items():
             digest = Digest()
@@ -104,49 +119,80 @@ class Exchange:
             if self._digests.get(name) != digest.text():
                 self._digests[name], self._changed[name] = digest.text(), model.version
 
-    def send(self, client: int, orders: Sequence[ClientTask | EvalOrder | Note]) -> None:
-        """Send orders with what the site must know first; without orders it does not need the model."""
-        assert self._model is not None
-        if any(isinstance(order, ClientTask) for order in orders):
-            self._trained.add(client)  # it may train even if its reply is lost
+    def send(
+        self, client: int, orders: Sequence[ClientTask | EvalOrder | Note | OwnModelOrder], model: ServerModel | None = None
+    ) -> None:
+        """Send orders with what the site must know first; without orders it does not need the model.
+
+        Args:
+            client: the client.
+            orders: the orders.
+            model: the model to which they refer; None for the newest.
+        """
+        model = model or self._model
+        assert model is not None
+        for order in orders:
+            if isinstance(order, ClientTask):
+                self.note(order)
         content = envelope.request(
             "work",
             federation=self._federation(),
             client=client,
             contract=self._contract,
-            session=self._model.session,
-            model_version=self._model.version,
+            session=model.session,
+            model_version=model.version,
             orders=list(orders),
             settlements=list(self._settlements[client]),
             notes=[self._notes.pop(client)] if client in self._notes else [],
         )
         known = self._has.get(client, 0)
-        self._requests[client] = _Request(content, bool(orders) and known != self._model.version, known)
+        self._requests[client] = _Request(content, model, bool(orders) and known != model.version, known)
         self._dispatch(client)
+
+    def note(self, task: ClientTask) -> None:
+        """Note that a site may train, even if its reply is lost, so that the next settlement tells it whether that counts."""
+        self._trained[task.client] = task.round_idx
 
     def repeat(self, client: int) -> None:
         """Send a site's request again, with the whole model; the site answers from its store if it has done the work."""
         request = self._requests[client]
-        request.model, request.base = True, 0
+        request.sends, request.base = True, 0
+        self._dispatch(client)
+
+    def request_of(self, client: int) -> bytes:
+        """Return the last request to a site, without the model, for :meth:`take_up`."""
+        return bytes(self._requests[client].order)
+
+    def take_up(self, client: int, task: ClientTask, model: ServerModel, asked: bytes) -> None:
+        """Repeat the request for a task that an earlier process of the server has sent, unless its settings have changed."""
+        try:
+            before = envelope.opened(asked, ("work",)) if asked else {}
+        except WireError:  # another version wrote it
+            before = {}
+        version = before.get("model_version")
+        if not isinstance(version, int) or whole_digest(before.get("contract", {})) != whole_digest(self._contract):
+            self.send(client, [task], model)
+            self._requests[client].numbered = False  # the model is older than others with smaller numbers
+            return
+        self._requests[client] = _Request(asked, replace(model, version=version), True, numbered=False)
         self._dispatch(client)
 
     def _dispatch(self, client: int) -> None:
         request = self._requests[client]
-        parts = {"order": request.order}
-        if request.model:
-            parts["model"] = self._published(request.base)
+        parts: dict[str, Content] = {"order": request.order}
+        if request.sends:
+            parts["model"] = self._published(request.model, request.base)
         request.size += sum(map(len, parts.values()))
-        assert self._model is not None
-        self._transport.send(client, parts, self._model.round_idx, self._limit)
+        self._transport.send(client, parts, request.model.round_idx, self._limit)
 
-    def _published(self, base: int) -> bytes:
-        """Return the model as bytes, for a site that has a version of it; 0 for none."""
-        model = self._model
-        assert model is not None
+    def _published(self, model: ServerModel, base: int) -> Content:
+        """Return a model as bytes, for a site that has a version of it; 0 for none."""
         new = {name: tensor for name, tensor in model.tensors.items() if self._changed[name] > base}
         base = base if len(new) < len(model.tensors) or model.first else 0
+        first = {} if base else model.first  # it never changes
+        if model is not self._model:
+            return to_bytes(replace(model, tensors=new, first=first, base=base))
         if base not in self._encoded:
-            first = {} if base else model.first  # it never changes
             self._encoded[base] = to_bytes(replace(model, tensors=new, first=first, base=base))
         return self._encoded[base]
 
@@ -175,7 +221,7 @@ class Exchange:
         except WireError as error:
             raise SiteError(who, envelope.printable(error)) from error
         request = self._requests[client]
-        if found.get("needs") == "model" and (not request.model or request.base):
+        if found.get("needs") == "model" and (not request.sends or request.base):
             self.repeat(client)
             return None
         if "error" in found or "needs" in found:
@@ -183,9 +229,8 @@ class Exchange:
         counts = found.get("releases", {})
         if not conforms(counts, Mapping[str, Mapping[str, int]]) or len(counts) > _MOST_COUNTS:
             raise SiteError(who, "its reply does not count what it has released.")
-        assert self._model is not None
-        if request.model:
-            self._has[client] = self._model.version
+        if request.sends and request.numbered:
+            self._has[client] = request.model.version
         self._settlements.pop(client, None)
         self._count(client, counts)
         return found
@@ -208,23 +253,41 @@ class Exchange:
 
     # ---------------------------------------------------------------- the end of rounds
 
-    def settle(self, round_idx: int, accepted: Collection[int], saved_round: int) -> None:
-        """Note the end of a round, which travels with the next order to each site."""
-        settlement = RoundCommit(round_idx, tuple(sorted(accepted)), saved_round)
-        for client in range(len(self._names)):
+    def settle(self, round_idx: int, accepted: Collection[int], saved_round: int, under_way: Collection[int] = ()) -> None:
+        """Note the end of a round, which travels with the next order to each site.
+
+        Args:
+            round_idx: the round.
+            accepted: the clients whose updates the server used.
+            saved_round: the last round in a checkpoint, or -1.
+            under_way: the clients whose tasks outlast the round. A server that resumes repeats those that were under way at its
+                checkpoint, so their sites keep the state from before.
+        """
+        self._open[round_idx] = {client: self._trained[client] for client in under_way}
+        self._open = {number: tasks for number, tasks in self._open.items() if number >= saved_round}
+        repeated = self._open.get(saved_round, {})
+        for client in set(range(len(self._names))) - set(under_way):
+            saved = min(saved_round, repeated.get(client, saved_round + 1) - 1)
             waiting = self._settlements[client]
             if waiting and client not in self._trained:
-                waiting[-1] = replace(waiting[-1], saved_round=saved_round)
+                waiting[-1] = replace(waiting[-1], saved_round=saved)
             else:
-                waiting.append(settlement)
-        self._trained.clear()
+                trained = self._trained.pop(client, round_idx)
+                waiting.append(RoundCommit(trained, tuple(sorted(accepted)), saved))
 
-    def conclude(self) -> list[str]:
-        """Tell the end of the last round, and return the names of the sites that did not confirm it."""
+    def conclude(self, under_way: Collection[int] = ()) -> list[str]:
+        """Tell the end of the last round, and return the names of the sites that did not confirm it.
+
+        Args:
+            under_way: the clients whose tasks have outlasted it; nothing waits for them.
+        """
+        if under_way:
+            self.forget()
         clients = [client for client, waiting in self._settlements.items() if waiting and client in self._has]
         self._limit = _FAREWELL
         for client in clients:
-            self.send(client, [])
+            if client not in under_way:
+                self.send(client, [])
         return [self._names[answer.client] for answer in self.answers() if answer.content is None]
 
     def close(self, completed: bool) -> None:

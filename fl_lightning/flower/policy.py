@@ -103,11 +103,14 @@ class Policy:
         models: the dotted paths of the tasks and networks that a server may name; empty for those of this package.
         federations: the number of federations in which the site takes part without being asked, >= 0, or ``any``. The site's
             staff agrees to a further one, or to other settings in a known one, with ``fl-lightning site approve``.
-        max_rounds: how many times the site trains for the server in one federation at most, >= 1: once per round, or once per
-            period on routes that have periods. Rounds that a server repeats after a restart count again.
+        max_rounds: how many times the site trains for the server in one federation at most, >= 1: once per round, once per
+            period on routes that have periods, or at its own pace in asynchronous rounds. Rounds that a server repeats after a
+            restart count again.
         max_total_rounds: the same for all federations together, >= 1.
         max_evaluations: how many models the site evaluates for the server in one federation at most, >= 1, repeated ones
-            included. Each tells a figure of the same rows, and many figures of crafted models can tell single rows.
+            included. Each tells a figure of the same rows, and many figures of crafted models can tell single rows. It is also
+            how many questions of ``fl-lightning evaluate`` the site answers about one version of its data, over all
+            federations; a repeated one counts once.
         max_epochs: the most local epochs of a turn, >= 1.
         max_seconds: the most seconds of a turn, checked between steps, > 0.
         max_threads: the most threads, >= 1; null for the number of this machine's cores.
@@ -130,6 +133,9 @@ class Policy:
         evaluations: the parts of the site's examples on which a server may have models evaluated: training, validation, test.
         metrics: the names of the figures of a training that may leave: of what the module logs, and ``train_loss``, the mean
             training loss; ``any`` for all.
+        own_model: whether the complete model that the site keeps for itself (``federation.personal``, Ditto and others)
+            ``stays``, or ``travels`` to a server that asks, which has other sites evaluate it. It follows this site's rows
+            more closely than the model of all.
         digits: the significant digits of figures that leave, >= 1; null for all.
         examples: whether to tell numbers of examples ``exact``, or ``rounded`` to multiples of ``min_examples``, by which the
             server then weighs. Numbers of steps leave, too: they tell the size up to one batch. With ``secure_aggregation``
@@ -141,11 +147,13 @@ class Policy:
             with another unit is noticed.
         statistics: whether to tell a server that asks the exact sums of the training inputs and of their squares, by feature,
             from which it takes the mean and deviation over all sites (``Standardized``). They are told once: not again after
-            the data have changed, because the difference would tell about the new rows.
+            the data have changed, because the difference would tell about the new rows. With ``secure_aggregation`` required,
+            they leave in a sum over sites only.
         statistics_epsilon: the privacy loss of a row that is replaced by another, through all sums of ``statistics``, > 0. They
             then get noise, and only columns with a range in the schema are told. Null tells exact sums.
         histograms: whether to tell a server that asks how many rows are in each of ten bins of a feature's range in the schema,
-            also once, without counts below ``min_count`` and those from which they would follow.
+            also once, without counts below ``min_count`` and those from which they would follow. None leave with
+            ``secure_aggregation`` required.
         schema: whose schema describes the tables of ``data.yaml`` that name none: with ``server``, the first one that a server
             offers. It reads columns that ``columns`` does not name by its own names, so the file should have no others.
         min_count: the fewest numbers of a feature over which the site tells a sum, >= 1. Features of a category with fewer rows
@@ -180,6 +188,7 @@ class Policy:
     budget: Budget | None = None
     evaluations: list[Part] = field(default_factory=list)
     metrics: list[str] | Literal["any"] = field(default_factory=lambda: ["train_loss"])
+    own_model: Literal["stays", "travels"] = "stays"
     digits: int | None = None
     examples: Literal["exact", "rounded", "masked"] = "exact"
     seconds: bool = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -194,13 +195,17 @@ class FlowerTransport:
             while self._refused:
                 yield Answer(self._refused.pop(), None, "the server's SuperLink refused the order")
             yield from self._still_offline()
-            replies: list[Reply] = self._guarded(lambda: list(self._link.pull(self._waiting))) if self._waiting else []
-            for reply in replies:
-                order = self._waiting.pop(reply.order, None)
-                if order is None or (reply.content is None and order in self._waiting.values()):
-                    continue  # its order was sent again, and the other one has been or will be answered
-                self._drop(order)
-                yield Answer(order.client, reply.content, "" if reply.content is not None else self._cause(order, reply))
+            replies, any_came = iter(self._link.pull([*self._waiting])), False
+            while self._waiting:  # one after another: each may hold a model
+                reply = self._guarded(functools.partial(next, replies, None))
+                if reply is None:
+                    break
+                any_came = True
+                answer = self._answered(reply)
+                del reply
+                if answer is not None:
+                    yield answer
+                del answer
             now = time.monotonic()
             for order in set(self._waiting.values()):
                 if now > order.end:
@@ -208,9 +213,17 @@ class FlowerTransport:
                     yield Answer(order.client, None, "no answer within its deadline")
             if self._waiting and self._link.recovered():
                 self._send_again()
-            pause = 0.05 if replies else min(0.5, pause * 1.3)
-            if (self._waiting or self._later) and not replies:
+            pause = 0.05 if any_came else min(0.5, pause * 1.3)
+            if (self._waiting or self._later) and not any_came:
                 time.sleep(pause)
+
+    def _answered(self, reply: Reply) -> Answer | None:
+        """Return what a reply answers; None if its order was sent again, and the other one has been or will be answered."""
+        order = self._waiting.pop(reply.order, None)
+        if order is None or (reply.content is None and order in self._waiting.values()):
+            return None
+        self._drop(order)
+        return Answer(order.client, reply.content, "" if reply.content is not None else self._cause(order, reply))
 
     def _still_offline(self) -> Iterator[Answer]:
         """Send the orders to sites that are back, and yield an answer for each whose time is over."""

@@ -9,12 +9,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from fl_lightning.clients.failures import UpdateCheck
+from fl_lightning.clients.runtime import NO_OWN
 from fl_lightning.errors import ClientError, FederationError
 from fl_lightning.flower.exchange import Exchange, SiteError
-from fl_lightning.flower.replies import Needs, TensorCheck, evaluations_in, note_in, update_in
+from fl_lightning.flower.replies import Needs, TensorCheck, evaluations_in, note_in, own_model_in, update_in
 from fl_lightning.flower.transport import Answer
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, ServerModel
+from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, OwnModelOrder, ServerModel
 from fl_lightning.settings.faults import Faults
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 from fl_lightning.utilities.collectives import Collectives
@@ -28,7 +29,7 @@ _REMEDY = (
 
 
 class RemotePool:
-    """Send orders to sites; see :class:`~fl_lightning.clients.pool.ClientPool`.
+    """Send orders to sites; see :class:`~fl_lightning.clients.pool.LastingPool`.
 
     Args:
         exchange: sends requests to the sites.
@@ -59,7 +60,8 @@ class RemotePool:
         self._view, self._engine, self._prepares, self._needs = view, engine, prepares, needs
         self._model: ServerModel | None = None
         self._between_rounds = False
-        self._checks: tuple[TensorCheck, UpdateCheck] | None = None
+        self._checks: dict[int, tuple[TensorCheck, UpdateCheck]] = {}  # by the version of the model
+        self._answers: Iterator[Answer] | None = None  # what the transport yields until no request is under way
         self._absent: Mapping[int, str] = {}
         self._silent: dict[int, str] = {}  # the sites that did not answer an option's message in this round, with causes
         self._tasks: dict[int, tuple[ClientTask, int]] = {}  # by client, with the number of the attempt
@@ -119,21 +121,23 @@ class RemotePool:
 
     def publish(self, model: ServerModel) -> None:
         """See :meth:`ClientPool.publish`. The model travels with the next order to each site."""
-        self._model, self._checks, self._silent = model, None, {}
+        needed = {task.version for task, _ in self._tasks.values()}
+        self._checks = {version: checks for version, checks in self._checks.items() if version in needed}
+        self._model, self._silent = model, {}
         self._exchange.publish(model)
 
     # ---------------------------------------------------------------- training
 
     def mine(self, chains: Sequence[Sequence[ClientTask]], scored: int) -> Sequence[Sequence[ClientTask]]:
         """Return all chains, and find out which sites are absent."""
-        assert self._model is not None
-        if self._checks is None:
-            view = self._view()
-            self._checks = TensorCheck(view, self._model, self._needs), UpdateCheck(view, self._model)
-        self._between_rounds = False
-        self._absent = self._away()
         self._tasks, self._lost = {}, deque()
+        self.absent()
         return chains
+
+    def absent(self) -> Collection[int]:
+        """See :meth:`LastingPool.absent`."""
+        self._absent = self._away()
+        return self._absent.keys()
 
     def _away(self) -> Mapping[int, str]:
         """Return the sites that get no order in this round, with causes: absent ones, and those that did not answer."""
@@ -146,29 +150,52 @@ class RemotePool:
 
     def submit(self, task: ClientTask) -> None:
         """Send a task to its site, unless the site is absent."""
-        client = task.client
+        if self._begun(task, self.published):
+            self._exchange.send(task.client, [task])
+
+    def under_way(self) -> Mapping[int, bytes]:
+        """See :meth:`ClientPool.under_way`."""
+        return {client: self._exchange.request_of(client) for client in self._tasks}
+
+    def take_up(self, task: ClientTask, model: ServerModel, asked: bytes) -> None:
+        """See :meth:`LastingPool.take_up`. A site that is absent now may have done it before."""
+        self._exchange.note(task)
+        if self._begun(task, model):
+            self._exchange.take_up(task.client, task, model, asked)
+
+    def _begun(self, task: ClientTask, model: ServerModel) -> bool:
+        """Note a task, and return whether its site is there to get it."""
+        client, self._between_rounds = task.client, False
         if client in self._absent:
             self._lost.append(ClientFailure(client, task.round_idx, self._absent[client]))
-            return
+            return False
+        if model.version not in self._checks:
+            view = self._view()
+            self._checks[model.version] = TensorCheck(view, model, self._needs), UpdateCheck(view, model)
         self._tasks[client] = task, 1
-        self._exchange.send(client, [task])
+        return True
 
     def results(self) -> Iterator[ClientUpdate | ClientFailure]:
-        """Yield the sites' results as they arrive."""
-        answers = self._exchange.answers()
+        """Yield the sites' results as they arrive; see :class:`LastingPool`."""
         try:
             while True:
                 while self._lost:
                     yield self._lost.popleft()
-                answer = next(answers, None)
+                self._answers = self._answers or self._exchange.answers()
+                answer = next(self._answers, None)
                 if answer is None:
+                    self._answers = None
                     return
                 result = self._result(answer)
+                del answer
                 if result is not None:
                     yield result
-                del result  # it holds a model
+                del result  # both hold a model
+        except GeneratorExit:  # the other tasks go on
+            raise
         except BaseException:
             self._exchange.forget()
+            self._answers = None
             raise
 
     def _result(self, answer: Answer) -> ClientUpdate | ClientFailure | None:
@@ -179,17 +206,20 @@ class RemotePool:
             found = exchange.opened(answer)
             if found is None:
                 return None
-            assert self._checks is not None
             info = self._infos[client]
             examples = None if info.streams else info.num_examples
-            return exchange.sized(update_in(found, exchange.who(client), task, examples, self._checks), answer)
+            checks = self._checks[task.version]
+            update = exchange.sized(update_in(found, exchange.who(client), task, examples, checks), answer)
         except ClientError as error:
             if answer.content is None and attempt <= self._faults.retries:
                 self._tasks[client] = task, attempt + 1
                 exchange.repeat(client)
                 return None
             told = self._skipped(error, answer)
+            del self._tasks[client]
             return ClientFailure(client, task.round_idx, told.cause, max(told.attempts, attempt))
+        del self._tasks[client]
+        return update
 
     def _skipped(self, error: ClientError, answer: Answer) -> SiteError:
         """Return the error of a site that is left out, or raise it if the policy does not leave sites out."""
@@ -216,30 +246,41 @@ class RemotePool:
     def evaluate(self, orders: Sequence[EvalOrder]) -> list[EvalReport]:
         """See :meth:`ClientPool.evaluate`. With 'skip', a client that fails in the client evaluation has the value NaN.
 
+        A client that does not answer questions has a report with the reason.
+
         Raises:
             ClientError: if a client fails and is not left out, or if no client has a value and one reports an error.
         """
         by_client: dict[int, list[int]] = defaultdict(list)
         for number, order in enumerate(orders):
             by_client[order.client].append(number)
-        skips = self._faults.skips and all(order.metric == "evaluation" for order in orders)
+        questions = all(order.question is not None for order in orders)
+        skips = questions or (self._faults.skips and all(order.metric == "evaluation" for order in orders))
         lost = {client: cause for client, cause in self._missing().items() if client in by_client} if skips else {}
         for client in by_client.keys() - lost.keys():
             self._exchange.send(client, [orders[number] for number in by_client[client]])
         reports: dict[int, EvalReport] = {}
         try:
-            for client, values in self._evaluations({k: len(numbers) for k, numbers in by_client.items()}, skips, lost):
+            counts = {k: len(numbers) for k, numbers in by_client.items() if k not in lost}
+            for client, values in self._evaluations(counts, skips, lost, questions):
                 reports |= dict(zip(by_client[client], values, strict=True))
         except BaseException:
             self._exchange.forget()
             raise
+        if questions:
+            reports |= {
+                number: EvalReport(client, math.nan, reason=cause)
+                for client, cause in lost.items()
+                for number in by_client[client]
+            }
+            lost = {}
         for client, cause in sorted(lost.items()):
             who = self._exchange.who(client)
             warnings.warn(f"The evaluation continues without {who[0].lower()}{who[1:]}: {cause}.", stacklevel=2)
         return [reports.get(number) or EvalReport(order.client, math.nan) for number, order in enumerate(orders)]
 
     def _evaluations(
-        self, counts: Mapping[int, int], skips: bool, lost: dict[int, str]
+        self, counts: Mapping[int, int], skips: bool, lost: dict[int, str], questions: bool = False
     ) -> Iterator[tuple[int, list[EvalReport]]]:
         """Yield the results of each client, and add the cause to ``lost`` for a client that is left out."""
         attempts, refused, found_any = dict.fromkeys(counts, 1), None, False
@@ -255,12 +296,32 @@ class RemotePool:
                     attempts[client] += 1
                     self._exchange.repeat(client)
                     continue
-                told = self._skipped(error, answer)
+                told = SiteError("", _cause(error)) if questions else self._skipped(error, answer)
                 if not skips:
                     raise
                 lost[client], refused = told.cause, refused if answer.content is None else told
-        if refused is not None and not found_any:  # more likely a wrong setting than a failure of all sites
+        if refused is not None and not found_any and not questions:  # more likely a wrong setting than a failure of all sites
             raise refused
+
+    def complete_models(self, like: Mapping[str, Any]) -> list[dict[str, Any] | str]:
+        """Return the own complete model of each site by names of tensors, or why there is none.
+
+        Args:
+            like: tensors of the same names, shapes and types.
+        """
+        found: list[dict[str, Any] | str] = [self._missing().get(client, "") for client in range(len(self._infos))]
+        for client, cause in enumerate(found):
+            if not cause:
+                self._exchange.send(client, [OwnModelOrder(self.published.version, client)])
+        for answer in self._exchange.answers():
+            try:
+                opened = self._exchange.opened(answer)
+                if opened is not None:
+                    who = self._exchange.who(answer.client)
+                    found[answer.client] = own_model_in(opened, who, answer.client, like) or NO_OWN
+            except ClientError as error:
+                found[answer.client] = _cause(error)
+        return found
 
     # ---------------------------------------------------------------- what clients keep
 
@@ -278,7 +339,7 @@ class RemotePool:
 
     def settle(self, round_idx: int, accepted: Collection[int], saved_round: int) -> dict[str, float]:
         """See :meth:`ClientPool.settle`. The settlement travels with the next order to each site."""
-        self._exchange.settle(round_idx, accepted, saved_round)
+        self._exchange.settle(round_idx, accepted, saved_round, self._tasks)
         self._between_rounds = True
         return {}
 
@@ -290,10 +351,14 @@ class RemotePool:
         """Tell the sites the end of the last round, and end the connection."""
         completed = self._between_rounds
         try:
-            silent = self._exchange.conclude() if completed else []
+            silent = self._exchange.conclude(self._tasks) if completed else []
             if silent:
                 warnings.warn(f"These sites did not learn that the last round is complete: {', '.join(silent)}.", stacklevel=2)
         except FederationError as error:  # the fit itself is complete
             warnings.warn(f"The sites did not learn that the last round is complete. {error}", stacklevel=2)
         finally:
             self._exchange.close(completed)
+
+
+def _cause(error: ClientError) -> str:
+    return error.cause if isinstance(error, SiteError) else str(error)

@@ -30,7 +30,7 @@ from fl_lightning.flower.remote_pool import RemotePool
 from fl_lightning.flower.renumbered import RenumberedTransport
 from fl_lightning.flower.replies import Needs, info_in
 from fl_lightning.flower.server_schema import offered
-from fl_lightning.flower.transport import Transport
+from fl_lightning.flower.transport import Content, Transport
 from fl_lightning.flower.values import build_model, configuration, found_at_start
 from fl_lightning.messages import ClientInfo
 from fl_lightning.models.standardized import standardized_parts
@@ -131,7 +131,9 @@ class RemoteSites(RemoteClients):
         asks = shows or any(not part.is_measured for part in standardized_parts(trainer.lightning_module))
         schema = offered(trainer.datamodule.datamodule)  # type: ignore[attr-defined]
         here = {"classes": classes, "features": features}
-        told = self._described(names, absent, here, {"statistics": asks, "histograms": shows, "schema": schema})
+        summed = any(option.seals for option in settings.active_options)  # then the sums of inputs are asked for later
+        more = {"statistics": asks and not summed, "histograms": shows, "summed": asks and summed, "schema": schema}
+        told = self._described(names, absent, here, more)
         for client, cause in absent.items():
             rank_zero_warn(f"The fit starts without site {names[client]} (client {client}): {cause}.")
         everyone = enumerate(names)
@@ -164,7 +166,7 @@ class RemoteSites(RemoteClients):
             infos[client] = info_in(found[client], names[client], here)
         return infos
 
-    def _ask_all(self, requests: Mapping[int, bytes], names: Sequence[str]) -> dict[int, Mapping[str, Any]]:
+    def _ask_all(self, requests: Mapping[int, Content], names: Sequence[str]) -> dict[int, Mapping[str, Any]]:
         """Send a request to each client, and return the contents of the replies.
 
         Raises:
@@ -210,7 +212,7 @@ class RemoteSites(RemoteClients):
             "rounds": max(1, trainer.max_epochs or 1),
         }
         absent = self._transport.absent() if self.min_sites is not None else {}
-        requests = {
+        requests: dict[int, Content] = {
             client: envelope.request("prepare", federation=federation(), client=client, contract=contract)
             for client in range(len(self._infos))
             if client not in absent

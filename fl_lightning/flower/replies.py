@@ -19,7 +19,7 @@ from fl_lightning.functional.compression import misfit, restore
 from fl_lightning.functional.exact_moments import Moments
 from fl_lightning.functional.exact_sum import magnitude, to_float64
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import UNTOLD, ClientInfo, ClientTask, EvalReport, NameComparison, Note, ServerModel
+from fl_lightning.messages import UNTOLD, ClientInfo, ClientTask, EvalReport, NameComparison, Note, OwnModel, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 
 _MOST_EXAMPLES = 2**36
@@ -28,6 +28,8 @@ _MOST_STEPS = 2**40
 """The most steps in a round that a site may claim."""
 _LARGEST_EXTRA = 2.0**40
 """The largest number in an extra tensor; sums of larger ones are not exact, and end the run."""
+_MOST_NUMBERS = 10**6
+"""The most numbers in the answer to a question."""
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """The types in which torch calculates; it stores others, of 8 bits, but does not add them."""
 
@@ -201,6 +203,20 @@ def note_in(found: Mapping[str, Any], who: str, client: int) -> Note:
     return note
 
 
+def own_model_in(found: Mapping[str, Any], who: str, client: int, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a client's own model in a reply; empty if it has none yet.
+
+    Raises:
+        ClientError: if there is no model, or its tensors have other names, shapes or types than ``like``.
+    """
+    model: OwnModel = _reply_in(found, who, OwnModel, "a model")
+    tensors = dict(model.tensors)
+    form = {name: (tensor.shape, tensor.dtype) for name, tensor in like.items()}
+    if model.client != client or (tensors and form != {name: (t.shape, t.dtype) for name, t in tensors.items()}):
+        raise SiteError(who, "its own model is another client's, or does not fit the module.")
+    return tensors
+
+
 def _reply_in(found: Mapping[str, Any], who: str, kind: type, what: str) -> Any:
     """Return the only reply, which must be of a kind.
 
@@ -233,7 +249,22 @@ def evaluations_in(found: Mapping[str, Any], who: str, client: int, count: int) 
         raise SiteError(who, f"its reply is not a report of an evaluation ({error}).") from error
     if [one.client for one in reports] != [client] * count:
         raise SiteError(who, "its reply is not a report of an evaluation.")
-    return [EvalReport(client, float(one.value)) for one in reports]
+    return [replace(_as_told(who, one), value=float(one.value)) for one in reports]
+
+
+def _as_told(who: str, report: EvalReport) -> EvalReport:
+    """Return the answer to a question; refuse impossible numbers, and text that could control the terminal.
+
+    Raises:
+        ClientError: naming what is impossible.
+    """
+    tensors = (*report.points, *report.sums.values())
+    texts = (report.reason, report.pooled, *report.sums)
+    if not 0 <= report.n <= _MOST_EXAMPLES or any(printable(text) != text for text in texts):
+        raise SiteError(who, "its answer has an impossible number of examples, or text with control characters.")
+    if any(t.dtype != torch.float64 for t in tensors) or sum(t.numel() for t in tensors) > _MOST_NUMBERS:
+        raise SiteError(who, f"its answer has tensors of another type than float64, or more than {_MOST_NUMBERS} numbers.")
+    return report
 
 
 def _restored(update: ClientUpdate, who: str, check: UpdateCheck) -> ClientUpdate:

@@ -11,6 +11,8 @@ _PERIOD = 5.0
 """The seconds between two sweeps."""
 _PATIENCE = 1.0
 """The seconds for which a sweep waits for the SuperLink to end a transaction."""
+_PAGES = 2000
+"""The pages of 4 kB that one transaction returns: the SuperLink cannot write meanwhile, and sites wait for its answer."""
 
 
 def sweep(database: Path) -> None:
@@ -23,8 +25,14 @@ def sweep(database: Path) -> None:
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("VACUUM")
         connection.execute("PRAGMA secure_delete = ON")
-        connection.executescript("PRAGMA incremental_vacuum;")  # ``execute`` would stop after the first page
+        while _free_pages(connection):
+            connection.executescript(f"PRAGMA incremental_vacuum({_PAGES});")  # ``execute`` would stop after the first page
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # without keeping writers waiting
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def _free_pages(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA freelist_count").fetchone()[0])
 
 
 class Sweeper:

@@ -51,7 +51,9 @@ def _data(arguments: argparse.Namespace) -> str:
             )
         _print_comparison(settings, schema)
         data = SiteData(settings)
-        info = data.info(arguments.name, settings.policy, statistics=True, histograms=True)
+        info = data.info(arguments.name, settings.policy, histograms=True)
+        summed = settings.policy.secure_aggregation == "required"
+        moments = data.moments(settings.policy, summed)
         SiteLimits(settings.policy).check_training(data)
         info, kept = info_to_tell(info, settings.policy, data)
     training = "a stream, whose length it learns in each round" if info.streams else f"{info.num_examples} training examples"
@@ -63,7 +65,8 @@ def _data(arguments: argparse.Namespace) -> str:
     lines += [f"the digest {info.schema} of its schema"] if info.schema else []
     lines += [f"the counts of the classes: {info.label_counts}"] if info.label_counts else ["no counts of classes"]
     lines += ["the ranges of its features, to two digits"] if info.ranges else []
-    lines += [_sums(info.moments, data.names("feature_names"), settings.policy.statistics_epsilon)] if info.moments else []
+    names, within = data.names("feature_names"), " inside of a sum over sites" if summed else ""
+    lines += [_sums(moments, names, settings.policy.statistics_epsilon) + within] if moments else []
     lines += ["to a server that asks, once, the counts of bins of its columns"] if info.histograms else []
     if settings.policy.budget is not None:
         lines += [SiteBudget(settings.policy.budget, data.names_persons).in_words()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,8 +22,9 @@ from fl_lightning.errors import DataError
 from fl_lightning.flower.checks import compared, digest_of_names, digest_of_schema
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.site_settings import SiteSettings
+from fl_lightning.functional.digest import digest
 from fl_lightning.functional.histograms import without_few
-from fl_lightning.functional.small_counts import without_small
+from fl_lightning.functional.small_counts import without_channels, without_small
 from fl_lightning.messages import UNTOLD, ClientInfo, Part
 from fl_lightning.partitioners.base import Partitioner
 
@@ -68,6 +70,15 @@ def _stream(datamodule: LightningDataModule) -> Any:
     except Exception:
         return None
     return loader if isinstance(getattr(loader, "dataset", None), IterableDataset) else None
+
+
+def _rows_of(batch: Any) -> list[str]:
+    """Return a digest of each example of a batch; of the whole batch if it is not made of tensors of one length."""
+    parts = list(batch) if isinstance(batch, list | tuple) else [batch]
+    tensors = [part for part in parts if isinstance(part, torch.Tensor) and part.dim()]
+    if len(tensors) < len(parts) or len({len(tensor) for tensor in tensors}) != 1:
+        return [digest(batch)]
+    return [digest(list(row)) for row in zip(*tensors, strict=True)]
 
 
 class SiteData:
@@ -161,6 +172,7 @@ class SiteData:
         features: Sequence[str] | None = None,
         statistics: bool = False,
         histograms: bool = False,
+        summed: bool = False,
     ) -> ClientInfo:
         """Return what the server learns before the first round.
 
@@ -171,9 +183,11 @@ class SiteData:
             features: the names of its features, if it has any.
             statistics: whether it asks for the sums of the inputs.
             histograms: whether it asks how many examples are in each bin.
+            summed: whether it asks for the sums of the inputs in a sum over all sites only, which comes later.
         """
         counts = tuple(int(count) for count in self.whole.label_counts()[0]) if policy.label_counts else None
         own = self.names("classes"), self.names("feature_names")
+        adds = summed and self._tells_moments(policy)
         return ClientInfo(
             name=name,
             num_examples=self.size("training"),
@@ -186,7 +200,7 @@ class SiteData:
             features=compared(own[1], features),
             digests=("" if classes else digest_of_names(own[0]), "" if features else digest_of_names(own[1])),
             ranges=self._ranges() if policy.ranges else None,
-            moments=self._moments(policy) if statistics else None,
+            moments=() if adds else self.moments(policy) if statistics else None,
             histograms=self._histograms(policy) if histograms else None,
             schema=self._schema,
             sampling=self._sampling(),
@@ -198,19 +212,34 @@ class SiteData:
         batches = self.whole.poisson_batches(0, False, lambda batch, count: torch.zeros(count))  # only counted
         return len(batches), batches.rate
 
-    def _moments(self, policy: Policy) -> tuple[tuple[str, ...], ...] | None:
-        """Return the sums of the training inputs, if the policy allows the server to know them."""
-        if not policy.statistics or policy.min_noise > 0 or self.whole.client_datasets.size_is_unknown(0):
+    def _tells_moments(self, policy: Policy) -> bool:
+        return policy.statistics and policy.min_noise == 0 and not self.whole.client_datasets.size_is_unknown(0)
+
+    def moments(self, policy: Policy, summed: bool = False) -> tuple[tuple[str, ...], ...] | None:
+        """Return the sums of the training inputs, if the policy allows the server to know them.
+
+        Args:
+            policy: what the site consents to tell.
+            summed: whether the server gets them in a sum over sites only. Channels with few numbers are then 0 in the sum;
+                otherwise the site tells nothing if it has any.
+        """
+        if not self._tells_moments(policy) or (policy.secure_aggregation == "required" and not summed):
             return None
-        least, most = self._least(policy), self._rows_of_a_person
-        if self.size("training") < least:  # an image has many numbers
+        least, exact = self._least(policy), policy.statistics_epsilon is None
+        few = self.size("training") < least  # an image has many numbers
+        if few and not summed:
             return None
-        if policy.statistics_epsilon is not None:
-            return self.whole.noisy_moments(0, policy.statistics_epsilon / most, secrets.randbelow).texts()
-        found = self.whole.input_moments(0)
-        if min(found.counts) < least:
+        if policy.statistics_epsilon is None:
+            found = self.whole.input_moments(0)
+        else:
+            epsilon = policy.statistics_epsilon / self._rows_of_a_person
+            found = self.whole.noisy_moments(0, epsilon, secrets.randbelow)
+        sparse = {k for k, count in enumerate(found.counts) if few or (exact and count < least)}
+        if sparse and not summed:
             return None
-        return without_small(found, categories_of(self._datamodule, len(found.counts)), least).texts()
+        if exact:
+            found = without_small(found, categories_of(self._datamodule, len(found.counts)), least)
+        return without_channels(found, sparse).texts()
 
     def _least(self, policy: Policy) -> int:
         """Return the fewest rows in which there are ``min_count`` persons, whoever they are."""
@@ -231,7 +260,8 @@ class SiteData:
         schema = schema_of(self._datamodule)
         least = self._least(policy)
         few = self.size("training") < least or self.whole.client_datasets.size_is_unknown(0)
-        if not policy.histograms or policy.min_noise > 0 or schema is None or few:
+        closed = policy.min_noise > 0 or policy.secure_aggregation == "required"
+        if not policy.histograms or closed or schema is None or few:
             return None
         counts = [without_few(one, least) for one in self.whole.input_histograms(0, schema.cuts)]
         return tuple(tuple(UNTOLD if n is None else n for n in one) for one in counts)
@@ -283,6 +313,24 @@ class SiteData:
         if part in self._separate:
             return self._separate[part].client_evaluation_view(0, "training")
         return self.whole.client_evaluation_view(0, part)
+
+    def unit_digests(self, part: Part) -> list[str]:
+        """Return a digest of each person of a part, or of each row if the data name no persons, sorted."""
+        assert self.client_id is not None
+        rows = [row for batch in self.client_evaluation_view(self.client_id, part).val_dataloader() for row in _rows_of(batch)]
+        persons = self.evaluated_persons(self.client_id, part)
+        if persons is None or len(persons) != len(rows):
+            return sorted(rows)
+        own: dict[int, list[str]] = defaultdict(list)
+        for person, row in zip(persons.tolist(), rows, strict=True):
+            own[person].append(row)
+        return sorted(digest(sorted(one)) for one in own.values())
+
+    def evaluated_persons(self, client: int, part: Part) -> torch.Tensor | None:
+        """See :class:`ClientData`."""
+        self._here(client)
+        data = self._separate.get(part)
+        return self.whole.evaluated_persons(0, part) if data is None else data.evaluated_persons(0, "training")
 
     def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
         """See :class:`ClientData`."""

@@ -8,9 +8,11 @@ from typing import Any
 
 from fl_lightning.errors import WireError
 from fl_lightning.flower.policy import Policy
+from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.flower.site_data import SiteData
 from fl_lightning.flower.site_figures import Outgoing
 from fl_lightning.flower.site_record import SiteRecord
+from fl_lightning.functional.exact_moments import Moments
 from fl_lightning.messages import ClientInfo
 
 
@@ -38,14 +40,33 @@ class SiteDescription:
         for one in names:
             if not (one is None or (isinstance(one, tuple) and all(isinstance(name, str) for name in one))):
                 raise WireError("The names of classes or features are no texts.")
-        wanted = [asked.get(what, False) for what in ("statistics", "histograms")]
+        wanted = [asked.get(what, False) for what in ("statistics", "histograms", "summed")]
         if any(type(one) is not bool for one in wanted):
             raise WireError("The request does not say whether it asks for statistics and histograms.")
         info = self._outgoing.info(data.info(self._name, self._policy, names[0], names[1], *wanted), data)
-        if info.moments is not None and self._policy.statistics_epsilon is not None:
-            info = replace(info, moments=self._record.first_told(data.digest(), info.moments))
-        elif info.moments is not None:
-            self._record.tell_once("statistics", "the sums of its inputs", info.moments)
+        if info.moments:
+            info = replace(info, moments=self._once(info.moments, data))
         if info.histograms is not None:
             self._record.tell_once("histograms", "the counts of its bins", info.histograms)
         return info
+
+    def summand(self, data: SiteData) -> Moments:
+        """Return the sums of the inputs, which leave in a sum over sites only.
+
+        Raises:
+            RefusedError: if the policy does not allow it, or the data have changed since sums were told.
+        """
+        found = data.moments(self._policy, summed=True)
+        if found is None:
+            raise RefusedError(
+                "This site does not tell the sums of its inputs, also not in a sum over sites. Its staff set "
+                "'policy.statistics' to true in its data.yaml; it tells none with 'policy.min_noise'."
+            )
+        return Moments.of_texts(self._once(found, data))
+
+    def _once(self, moments: tuple[tuple[str, ...], ...], data: SiteData) -> tuple[tuple[str, ...], ...]:
+        """Return what to tell of the sums of the inputs: always the same, from the same data."""
+        if self._policy.statistics_epsilon is not None:
+            return self._record.first_told(data.digest(), moments)
+        self._record.tell_once("statistics", "the sums of its inputs", moments)
+        return moments

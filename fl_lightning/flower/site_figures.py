@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from fl_lightning.flower.policy import Policy
 from fl_lightning.messages import ClientInfo, EvalReport, Part
 from fl_lightning.types import ClientFailure, ClientUpdate
@@ -62,8 +64,23 @@ def update_to_send(update: ClientUpdate, policy: Policy) -> tuple[ClientUpdate, 
 
 
 def report_to_send(report: EvalReport, policy: Policy) -> EvalReport:
-    """Return the result of an evaluation as it may leave."""
-    return replace(report, value=rounded(report.value, policy.digits))
+    """Return the result of an evaluation as it may leave; sums tell exact numbers, so they need a policy that does."""
+    digits, exact = policy.digits, policy.digits is None and policy.examples == "exact"
+    interval = report.interval
+    return replace(
+        report,
+        value=rounded(report.value, digits),
+        n=counted(report.n, policy),
+        interval=None if interval is None else (rounded(interval[0], digits), rounded(interval[1], digits)),
+        points=tuple(_rounded(tensor, digits) for tensor in report.points),
+        sums=report.sums if exact else {},
+        pooled=report.pooled or ("" if exact else "exact sums do not leave this site ('policy.digits', 'policy.examples')"),
+    )
+
+
+def _rounded(tensor: torch.Tensor, digits: int | None) -> torch.Tensor:
+    numbers = [rounded(value, digits) for value in tensor.flatten().tolist()]
+    return torch.tensor(numbers, dtype=tensor.dtype).view(tensor.shape)
 
 
 def info_to_tell(info: ClientInfo, policy: Policy, data: SiteData) -> tuple[ClientInfo, list[str]]:

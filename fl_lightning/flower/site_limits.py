@@ -18,6 +18,7 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.checks import evaluated_parts
 from fl_lightning.flower.policy import LARGEST_POWER, Policy
 from fl_lightning.flower.recipe import RefusedError
+from fl_lightning.flower.site_questions import check_question
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ClientTask, EvalOrder, Part, ServerModel
 from fl_lightning.types import ClientUpdate
@@ -39,13 +40,12 @@ class SiteLimits:
     # ---------------------------------------------------------------- settings
 
     def check_values(self, contract: Mapping[str, Any]) -> None:
-        """Refuse rounds, threads, epochs and engines beyond the policy, before anything is imported.
+        """Refuse threads, settings of training and engines beyond the policy, before anything is imported.
 
         Raises:
             RefusedError: naming the setting.
         """
         policy, local = self._policy, contract["federation"]["local"]
-        self.check_plan(contract["rounds"])
         if not 1 <= contract["threads"] <= policy.most_threads:
             raise RefusedError(
                 f"The server's 'threads' is {contract['threads']}, but this site allows 1 to {policy.most_threads} "
@@ -83,7 +83,8 @@ class SiteLimits:
         Raises:
             RefusedError: naming the settings.
         """
-        self.check_plan(owner.rounds, getattr(owner.route, "periods", 1))
+        if not _at_own_pace(owner.active_options):
+            self.check_plan(owner.rounds, getattr(owner.route, "periods", 1))
         most, least = _noise(owner.active_options), self._policy.min_noise
         sealed = any(option.seals for option in owner.active_options)
         if self._policy.secure_aggregation == "required" and not sealed:
@@ -222,6 +223,20 @@ class SiteLimits:
                     "'policy.evaluations', or its 'policy.min_noise' is above 0."
                 )
             self.check_part(order.part, data.units(order.part))
+            if order.question is not None:
+                check_question(order, order.question, policy)
+
+    def check_own_model(self, settings: ClientSettings, data: SiteData) -> None:
+        """Refuse to send the model that the site keeps for itself, unless the policy lets it travel.
+
+        Raises:
+            RefusedError: naming the limit.
+        """
+        if self._policy.own_model != "travels":
+            raise RefusedError("The model of this site stays here ('policy.own_model').")
+        if self._policy.min_noise > 0 or any(option.seals for option in settings.options):
+            raise RefusedError("The model of this site would leave without the noise or the masks that this federation has.")
+        self.check_training(data)
 
     def check_work(self, update: ClientUpdate) -> None:
         """Refuse to send an update of fewer rows or steps than this site requires, however few it has done.
@@ -247,7 +262,8 @@ class SiteLimits:
             RefusedError: naming the limit.
         """
         policy = self._policy
-        if not 0 <= task.round_idx < policy.max_rounds:
+        most = math.inf if _at_own_pace(settings.options) else policy.max_rounds
+        if not 0 <= task.round_idx < most:
             raise RefusedError(f"Round {task.round_idx} is beyond this site's limit of {policy.max_rounds} rounds.")
         if not 1 <= task.slowness < math.inf:
             raise RefusedError(f"The turn has a slowness of {task.slowness:g}, which is not 1 or above.")
@@ -293,6 +309,11 @@ def _require_sealed(order: ClientTask | EvalOrder) -> None:
         raise RefusedError("The order asks for a figure or a model of this site alone, but only sums over sites leave it.")
     if order.start is not None or order.pull is not None:
         raise RefusedError("The order has a model for this site alone, so the server could tell the sites' updates apart.")
+
+
+def _at_own_pace(options: Sequence[OptionSettings]) -> bool:
+    """Return whether the site may train in few of the rounds, so that only its trainings are counted against the limit."""
+    return any(option.own_pace for option in options)
 
 
 def _noise(options: Sequence[OptionSettings], delivered: bool = True) -> float:

@@ -26,14 +26,14 @@ from fl_lightning.flower.site_description import SiteDescription
 from fl_lightning.flower.site_errors import SiteErrors
 from fl_lightning.flower.site_figures import Outgoing, update_to_send
 from fl_lightning.flower.site_limits import SiteLimits
+from fl_lightning.flower.site_questions import SiteQuestions
 from fl_lightning.flower.site_record import SiteRecord, digest_of, whole_digest
 from fl_lightning.flower.site_state import SiteStore, require_id
+from fl_lightning.flower.transport import Content, Parts
 from fl_lightning.flower.validation import listed, require_message, require_model, require_order
-from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, RoundCommit, ServerModel
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, OwnModel, OwnModelOrder, RoundCommit, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.wire import from_bytes
-
-Parts = Mapping[str, bytes]
 
 
 @dataclass
@@ -78,7 +78,7 @@ class SiteServer:
         self._peers = read_peers(policy)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._audit, self._record = AuditLog(folder / "audit.jsonl"), SiteRecord(folder, policy, name)
-        self._limits = SiteLimits(policy)
+        self._limits, self._questions = SiteLimits(policy), SiteQuestions(folder, policy)
         self._outgoing = Outgoing(policy, self._say)
         self._description = SiteDescription(name, policy, self._record, self._outgoing)
         self._errors = SiteErrors(folder, self._say, uniform=policy.hides_errors)
@@ -106,7 +106,7 @@ class SiteServer:
     def _say(self, line: str) -> None:
         self._print(envelope.printable(line))
 
-    def answer(self, parts: Parts) -> bytes:
+    def answer(self, parts: Parts) -> Content:
         """Return the reply to a request; an error is told by class and code, without data.
 
         Nothing but a code leaves a site that cannot write its audit log.
@@ -124,7 +124,7 @@ class SiteServer:
                 return envelope.reply(error=self._errors.coded(error))
             return reply
 
-    def _answer(self, parts: Parts) -> bytes:
+    def _answer(self, parts: Parts) -> Content:
         size = sum(map(len, parts.values()))
         if size > self._policy.largest_message * 2**20:
             raise RefusedError(f"The message has {size} bytes, but this site accepts {self._policy.largest_message} MiB.")
@@ -139,7 +139,7 @@ class SiteServer:
         self._audit.record("in", kind, parts["order"], asked, federation, **details)
         if kind == "describe":
             info = self._described(asked)
-            reply = envelope.reply(info=info)
+            reply: Content = envelope.reply(info=info)
             self._audit.record("out", kind, reply, (), federation, told=in_words(info))
         elif kind == "prepare":
             self._prepare(asked, digest)
@@ -198,6 +198,7 @@ class SiteServer:
             contract=whole_digest(contract),
             min_cohort=self._policy.min_cohort,
             told=self._told,
+            moments=lambda: self._description.summand(self._data),
             hides_sizes=self._policy.examples == "masked",
         )
         built = build(contract, self._data, self._policy, self._device, self._errors.told, place)
@@ -213,7 +214,7 @@ class SiteServer:
         self._say(f"Ready as client {client}: {type(built.module).__name__}, federation {federation[:8]}.")
         return self._work
 
-    def _carry_out(self, asked: Mapping[str, Any], digest: str, parts: Parts) -> bytes:
+    def _carry_out(self, asked: Mapping[str, Any], digest: str, parts: Parts) -> Content:
         work = self._prepare(asked, digest)
         key = hashlib.sha256(parts["order"]).hexdigest()
         cached = work.store.reply(key)
@@ -228,7 +229,9 @@ class SiteServer:
         if orders and (known is None or known.version != asked.get("model_version")):
             return self._sent(work, envelope.reply(needs="model"), ())
         turns = (len(order.tasks) if isinstance(order, EvalOrder) else isinstance(order, ClientTask) for order in orders)
-        self._record.count_orders(work.federation, sum(turns), sum(isinstance(order, EvalOrder) for order in orders))
+        evaluated = sum(isinstance(order, EvalOrder) and order.question is None for order in orders)
+        self._record.count_orders(work.federation, sum(turns), evaluated)
+        self._questions.count(orders, known, self._data)
         for order in orders:
             if self._account is not None and isinstance(order, ClientTask):
                 self._account.charge(work.federation, order, work.built.settings, self._data)
@@ -237,6 +240,8 @@ class SiteServer:
         if model is not None:
             tensors, first = ({k: t.to(self._device) for k, t in each.items()} for each in (model.tensors, model.first))
             here = replace(model, tensors=tensors, first=first)
+            for round_idx in work.site.dropped_by(here):
+                self._say(f"Round {round_idx}: dropped: the server has started again and does not know it.")
             work.site.handle(self._limits.without_checks(here, work.built.settings.options))
             work.model = model
         for note in notes:
@@ -258,11 +263,13 @@ class SiteServer:
                 raise WireError("A message is for another client.")
         settings = work.built.settings
         for order in orders:
-            require_message(order, ClientTask, EvalOrder, Note)
-            if not isinstance(order, Note):
+            require_message(order, ClientTask, EvalOrder, Note, OwnModelOrder)
+            if isinstance(order, OwnModelOrder):
+                self._limits.check_own_model(settings, self._data)
+            elif not isinstance(order, Note):
                 self._limits.check_order(order, settings, self._data)
 
-    def _sent(self, work: _Work, reply: bytes, replies: Sequence[Any], **more: Any) -> bytes:
+    def _sent(self, work: _Work, reply: Content, replies: Sequence[Any], **more: Any) -> Content:
         """Return a reply after it has been written down, with more details."""
         details: dict[str, Any] = {"replies": list(map(in_words, replies)), **more}
         self._audit.record("out", "work", reply, {"replies": replies}, work.federation, **details)
@@ -282,13 +289,15 @@ class SiteServer:
         require_model(model, work.built.module)
         return model  # type: ignore[no-any-return]
 
-    def _one(self, work: _Work, order: ClientTask | EvalOrder | Note) -> ClientUpdate | ClientFailure | EvalReport | Note:
+    def _one(self, work: _Work, order: ClientTask | EvalOrder | Note | OwnModelOrder) -> Any:
         resident = work.built.runtime.resident
         client = self._data.client_id
         assert client is not None
         require_order(order, resident.view(), resident.server.broadcast, client)
         if isinstance(order, Note):
             return work.built.runtime.answer(order)
+        if isinstance(order, OwnModelOrder):
+            return work.site.handle(order)
         settings = work.built.settings
         self._limits.check_buffers(settings.options, resident.view())
         result = self._computed(work, order)
@@ -312,7 +321,7 @@ class SiteServer:
         try:
             result = work.site.handle(order)
             assert result is not None
-            assert not isinstance(result, Note)
+            assert not isinstance(result, Note | OwnModel)
             failed = isinstance(result, ClientFailure)
         finally:
             most = self._policy.most_failures

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.errors import WireError
+from fl_lightning.flower.transport import Content
 from fl_lightning.utilities.atomic_file import PARTIAL, write_whole
 from fl_lightning.wire import from_bytes, to_bytes
 
@@ -40,7 +41,7 @@ class SiteStore:
         for reply in self._folder.parent.glob("*/reply-*"):  # nobody repeats an order of another federation's fit
             if reply.parent != self._folder:
                 reply.unlink()
-        self._written: bytes | None = None
+        self._written: Content | None = None
 
     def load(self) -> dict[str, Any] | None:
         """Return the stored state, or None."""
@@ -50,7 +51,7 @@ class SiteStore:
         self._written = path.read_bytes()
         return dict(from_bytes(self._written))
 
-    def save(self, state: dict[str, Any], key: str, reply: bytes | None) -> None:
+    def save(self, state: dict[str, Any], key: str, reply: Content | None) -> None:
         """Store a state and the reply that belongs to it, at once: the state names the reply.
 
         Args:

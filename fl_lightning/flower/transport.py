@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-Parts = Mapping[str, bytes]
+Content: TypeAlias = bytes | bytearray
+Parts: TypeAlias = Mapping[str, Content]
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Answer:
     """
 
     client: int
-    content: bytes | None
+    content: Content | None
     cause: str = ""
 
 

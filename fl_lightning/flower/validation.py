@@ -14,7 +14,7 @@ from torch import Tensor
 from fl_lightning.compat.torch import parameters_of
 from fl_lightning.errors import WireError
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ClientTask, EvalOrder, Note, ServerModel
+from fl_lightning.messages import ClientTask, EvalOrder, Note, OwnModelOrder, ServerModel
 from fl_lightning.types import Snapshot
 
 LARGEST_INT = 2**63
@@ -108,7 +108,7 @@ def require_model(model: ServerModel, module: torch.nn.Module) -> None:
 
 
 def require_order(
-    order: ClientTask | EvalOrder | Note, state: ModelState, broadcast: Mapping[str, Tensor], client: int
+    order: ClientTask | EvalOrder | Note | OwnModelOrder, state: ModelState, broadcast: Mapping[str, Tensor], client: int
 ) -> None:
     """Refuse an order for another client, or with tensors that do not fit the model.
 

@@ -71,6 +71,7 @@ def main() -> None:
                         reply = server.answer(task.parts)
                     task.reply(reply)
                     answered = True
+                    del reply  # it may hold a model, as the task does
         except Exception as error:
             say(f"The SuperNode did not answer ({type(error).__name__}).")
             if task is not None and not answered and not link.is_gone(error):

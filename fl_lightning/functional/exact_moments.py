@@ -60,12 +60,19 @@ class Moments:
             or any(len(text) > _DIGITS for one in texts for text in one)
         ):
             raise ValueError("There are not three short numbers for each channel.")
-        counts, totals, squares = (tuple(int(text, 16) for text in one) for one in texts)
-        for n, total, square in zip(counts, totals, squares, strict=True):
+        return Moments(*(tuple(int(text, 16) for text in one) for one in texts)).possible()
+
+    def possible(self) -> Moments:
+        """Return these moments.
+
+        Raises:
+            ValueError: if no float32 numbers can have them.
+        """
+        for n, total, square in zip(self.counts, self.totals, self.squares, strict=True):
             fits = 0 <= n < 2**60 and abs(total) <= n << 300 and 0 <= square <= n << 600 and total * total <= n * square
             if not fits:
                 raise ValueError("No numbers have these sums.")
-        return Moments(counts, totals, squares)
+        return self
 
     def without(self, part: Moments) -> Moments:
         """Return the moments of the other numbers, where these contain the part's."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from fl_lightning.errors import DataError
 from fl_lightning.functional.exact_moments import Moments, is_binary, number_of_ones
@@ -47,6 +47,11 @@ def without_small(moments: Moments, categories: Sequence[Sequence[int]], least: 
         ones = number_of_ones(moments, k)
         if is_binary(moments, k) and not all(told([ones, moments.counts[k] - ones], least)):
             hidden.add(k)
+    return without_channels(moments, hidden)
+
+
+def without_channels(moments: Moments, hidden: Collection[int]) -> Moments:
+    """Return moments of which some channels count no numbers."""
     kept = [k not in hidden for k in range(len(moments.counts))]
     every = (moments.counts, moments.totals, moments.squares)
     return Moments(*(tuple(n if keep else 0 for n, keep in zip(one, kept, strict=True)) for one in every))

@@ -62,6 +62,10 @@ class WordLayout:
         """Return the words of sums of nothing."""
         return torch.zeros(self.words, dtype=torch.int64)
 
+    def add_rest(self, total: Tensor, words: Tensor, sign: int) -> None:
+        """Add the words behind the single ones to those of a total, or subtract them, in place."""
+        add_wide(total, words, sign)
+
 
 def to_words(sums: Sums, layout: WordLayout, terms: int) -> Tensor:
     """Return one client's summands as words, int64; sums to which it has added nothing are 0.
@@ -125,10 +129,10 @@ def from_words(words: Tensor, layout: WordLayout, device: torch.device | str = "
 
 def add_words(total: Tensor, words: Tensor, layout: WordLayout, sign: int = 1) -> None:
     """Add words to a total, or subtract them, in place."""
-    narrow, wide = layout.narrow, layout.wide
+    narrow = layout.narrow
     total[:narrow].add_(words[:narrow], alpha=sign)
-    if wide:
-        add_wide(total[narrow:], words[narrow:], sign)
+    if len(words) > narrow:
+        layout.add_rest(total[narrow:], words[narrow:], sign)
 
 
 def add_wide(total: Tensor, words: Tensor, sign: int) -> None:

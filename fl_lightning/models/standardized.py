@@ -23,10 +23,10 @@ class Standardized(nn.Module):
     """Subtract the mean of each channel, divide by its standard deviation, and apply a network.
 
     In a federation, both are those of the clients' training examples together, which clients measure before round 0; see
-    ``FederatedDataModule.input_moments``. They are buffers of the server: clients get them with the model,
-    nobody averages them, and checkpoints, exports and ``torch.export`` contain them, so that the model predicts from raw
-    inputs. A missing number (NaN) becomes the mean, so 0; a missing category becomes the most frequent one if the schema of the
-    tables says so. A constant channel is only centred.
+    ``FederatedDataModule.input_moments``. If an option hides single clients, the server learns only their totals. Both are
+    buffers of the server: clients get them with the model, nobody averages them, and checkpoints, exports and ``torch.export``
+    contain them, so that the model predicts from raw inputs. A missing number (NaN) becomes the mean, so 0; a missing category
+    becomes the most frequent one if the schema of the tables says so. A constant channel is only centred.
 
     Args:
         network: the network.
@@ -79,11 +79,7 @@ class Standardized(nn.Module):
         Raises:
             DataError: if they have another number of channels, or if a channel has no number.
         """
-        if len(moments.counts) != self.num_features:
-            raise DataError(
-                f"The inputs have {len(moments.counts)} channels, but 'model.network.num_features' is {self.num_features}. Set "
-                f"it to {len(moments.counts)}."
-            )
+        self.require_channels(moments)
         if 0 in moments.counts and not partial:
             raise DataError(
                 f"Channel {moments.counts.index(0)} of the inputs has no number at any client. Leave it out of the inputs."
@@ -96,6 +92,18 @@ class Standardized(nn.Module):
             self.fill[list(group)] = torch.tensor(most_frequent(moments, group))
         self.measured.fill_(True)
         self._is_measured = True
+
+    def require_channels(self, moments: Moments) -> None:
+        """Refuse moments of another number of channels.
+
+        Raises:
+            DataError: with both numbers.
+        """
+        if len(moments.counts) != self.num_features:
+            raise DataError(
+                f"The inputs have {len(moments.counts)} channels, but 'model.network.num_features' is {self.num_features}. Set "
+                f"it to {len(moments.counts)}."
+            )
 
     @property
     def is_measured(self) -> bool:
@@ -113,7 +121,9 @@ class Standardized(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the network's output for inputs of shape (N, d) or (N, d, ...)."""
         if self.training and not self._is_measured:
-            warnings.warn(_UNMEASURED, stacklevel=2)
+            self._is_measured = bool(self.measured)  # a client gets the buffers alone
+            if not self._is_measured:
+                warnings.warn(_UNMEASURED, stacklevel=2)
         shape = (1, -1, *[1] * (inputs.dim() - 2))
         whole = torch.where(torch.isnan(inputs), self.fill.view(shape), inputs)
         output: Tensor = self.network((whole - self.mean.view(shape)) / self.std.view(shape))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
 
 from fl_lightning.clients.memory import ClientMemory
-from fl_lightning.clients.stored_state import stored_files
+from fl_lightning.clients.superseded import References
 from fl_lightning.plugins.checkpoint_io import checkpoint_folders
 from fl_lightning.utilities.collectives import Collectives
 
 _SUFFIX = ".ckpt"
-_read: dict[Path, tuple[tuple[int, int], set[str]]] = {}
+_Version = tuple[Path, int, int]
+_read: dict[_Version, list[References]] = {}
 
 
 def sweep_client_files(trainer: Trainer, memory: ClientMemory) -> None:
@@ -27,31 +27,30 @@ def sweep_client_files(trainer: Trainer, memory: ClientMemory) -> None:
         return
     if trainer.is_global_zero:
         _sweep(trainer, memory)
-    Collectives(trainer).gather(None)
+    older_bytes = Collectives(trainer).gather(memory.older_bytes)[0]
+    if not trainer.is_global_zero:
+        memory.end_sweep(older_bytes)
 
 
 def _sweep(trainer: Trainer, memory: ClientMemory) -> None:
-    needed: set[str] = set()
-    for path in (path for folder in checkpoint_folders(trainer) for path in folder.glob(f"*{_SUFFIX}")):
-        files = _referred(path)
-        if files is None:
-            return
-        needed |= files
-    memory.sweep(needed)
-
-
-def _referred(path: Path) -> set[str] | None:
+    paths = [path for folder in checkpoint_folders(trainer) for path in folder.glob(f"*{_SUFFIX}")]
     try:
-        status = path.stat()
-        version = (status.st_mtime_ns, status.st_size)
-        if path not in _read or _read[path][0] != version:
-            checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-            _read[path] = version, _files_of(checkpoint)
+        found = {version: _references(version, memory) for version in map(_version, paths)}
     except Exception:
-        return None
-    return _read[path][1]
+        return
+    _read.clear()
+    _read.update(found)
+    memory.sweep({(version, number): one for version, several in found.items() for number, one in enumerate(several)})
 
 
-def _files_of(checkpoint: dict[str, Any]) -> set[str]:
+def _version(path: Path) -> _Version:
+    status = path.stat()
+    return path, status.st_mtime_ns, status.st_size
+
+
+def _references(version: _Version, memory: ClientMemory) -> list[References]:
+    if version in _read:
+        return _read[version]
+    checkpoint = torch.load(version[0], map_location="cpu", mmap=True, weights_only=True)
     states = [state for state in checkpoint.get("callbacks", {}).values() if isinstance(state, dict)]
-    return {file for state in states for file in stored_files(state.get("memory", {}))}
+    return [memory.references(state["memory"]) for state in states if "memory" in state]

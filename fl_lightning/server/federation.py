@@ -112,15 +112,15 @@ class Federation:
         """Return the number of trained parameters in the first round of the fit."""
         return self.server.num_parameters
 
-    def publish(self, round_idx: int | None = None, tensors: Mapping[str, Tensor] = MappingProxyType({})) -> ServerModel:
-        """Publish the current global model to the clients, or that of an earlier round.
+    def model_of(self, round_idx: int | None = None, tensors: Mapping[str, Tensor] = MappingProxyType({})) -> ServerModel:
+        """Return the current global model with a version of its own, or that of an earlier round.
 
         Args:
             round_idx: the round that began with the model; None for the current one.
             tensors: those of its tensors that differ from the current ones, by name.
         """
         strategy = self.strategy
-        model = ServerModel(
+        return ServerModel(
             version=next(_versions),
             round_idx=self.trainer.current_epoch if round_idx is None else round_idx,
             tensors={**self.server.tensors(), **tensors},
@@ -131,6 +131,10 @@ class Federation:
             session=self.session,
             first=self.server.held_tensors(),
         )
+
+    def publish(self, round_idx: int | None = None, tensors: Mapping[str, Tensor] = MappingProxyType({})) -> ServerModel:
+        """Publish a model to the clients, and return it; see :meth:`model_of`."""
+        model = self.model_of(round_idx, tensors)
         self.pool.publish(model)
         self.evaluators.publish(model)
         return model

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from fl_lightning.clients.input_sums import INPUTS, told_moments
 from fl_lightning.core.capabilities import Capability, Need, Part, check_need
+from fl_lightning.core.hooks import ServerHooks
 from fl_lightning.data.federated import FederatedDataModule
-from fl_lightning.data.schema import categories_of, schema_of
-from fl_lightning.errors import ConfigurationError, add_note
+from fl_lightning.data.remote import RemoteDatasets
+from fl_lightning.data.schema import schema_of
+from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.functional.exact_moments import Moments, together
-from fl_lightning.functional.seeding import derive_seed
-from fl_lightning.functional.small_counts import without_small
 from fl_lightning.models.standardized import Standardized, standardized_parts
+from fl_lightning.server.federation import Federation
 from fl_lightning.utilities.collectives import Collectives
 
 _REMOVE = "Leave out Standardized, and scale by public numbers"
@@ -50,7 +51,8 @@ def unmeasured(module: LightningModule, parts: Iterable[Part]) -> Standardized |
     everyone = list(parts)
     why = "Standardized reads sums over the clients' inputs, which get no noise"
     check_need(Need(Capability.OPEN_HOLDINGS, why, _REMOVE), everyone)
-    check_need(Need(Capability.SINGLE_UPDATES, "Standardized reads sums of each client", _REMOVE), everyone)
+    if not any(getattr(part, "seals", False) for part in everyone):
+        check_need(Need(Capability.SINGLE_UPDATES, "Standardized reads sums of each client", _REMOVE), everyone)
     return found[0]
 
 
@@ -71,15 +73,6 @@ def refuse_reading(trainer: Trainer, parts: Iterable[Part]) -> None:
         check_need(Need(Capability.SINGLE_UPDATES, f"{why}, of each client", remedy), everyone)
 
 
-def _told(data: FederatedDataModule, client: int, part: Standardized, seed: int) -> Moments:
-    """Return the sums that a client of a simulation tells: with noise, or without those over few rows."""
-    if part.epsilon is not None:
-        draw = random.Random(derive_seed(seed, client, "noise of sums"))
-        return data.noisy_moments(client, part.epsilon, draw.randrange)
-    own = data.input_moments(client)
-    return without_small(own, categories_of(data.datamodule, len(own.counts)), part.min_count)
-
-
 def measure_inputs(trainer: Trainer, data: FederatedDataModule, part: Standardized, seed: int) -> None:
     """Set the scale of a module's inputs to that of all clients' training examples, the same on every rank.
 
@@ -98,13 +91,44 @@ def measure_inputs(trainer: Trainer, data: FederatedDataModule, part: Standardiz
     failure: Exception | None = None
     for client in range(data.num_clients)[comm.rank :: comm.size]:
         try:
-            mine.append(data.input_moments(client) if data.is_remote else _told(data, client, part, seed))
+            mine.append(data.input_moments(client) if data.is_remote else told_moments(data, client, part, seed))
         except Exception as error:
-            add_note(error, f"In the statistics of client {data.client_name(client)}.")
             failure = error
             break
     everyone = [moments for theirs in comm.gather_or_raise(mine, failure) for moments in theirs]
-    whole, schema = together(everyone), schema_of(data.datamodule)
+    _set(part, together(everyone), data)
+
+
+def add_up_inputs(federation: Federation, hooks: Iterable[ServerHooks], part: Standardized) -> None:
+    """Set the scale of a module's inputs from totals over all clients, which an option's hooks add up.
+
+    Args:
+        federation: the parts of the federation.
+        hooks: the hooks of the options in use.
+        part: the part of the module.
+
+    Raises:
+        ConfigurationError: if a client outside this process does not tell its sums.
+        ClientError: if too few clients answer, or the totals are not those of numbers.
+    """
+    data, channels = federation.data, part.num_features
+    if isinstance(data.client_datasets, RemoteDatasets):
+        data.client_datasets.require_sums()
+    found = (hook.add_up(federation, INPUTS, 3 * channels) for hook in hooks)
+    totals: Sequence[int] | None = next((total for total in found if total is not None), None)
+    if totals is None:
+        raise ConfigurationError(f"Standardized needs the {INPUTS} over all clients, which no option adds up. {_REMOVE}.")
+    counts, sums, squares = (tuple(totals[k : k + channels]) for k in range(0, 3 * channels, channels))
+    try:
+        whole = Moments(counts, sums, squares).possible()
+    except ValueError as error:
+        raise ClientError(f"The {INPUTS} over all clients are impossible, so that one has sent something else.") from error
+    _set(part, whole, data)
+
+
+def _set(part: Standardized, whole: Moments, data: FederatedDataModule) -> None:
+    """Set the scale, and warn of channels of which no client tells anything."""
+    schema = schema_of(data.datamodule)
     part.set_moments(
         whole, () if schema is None else schema.filled, data.is_remote or part.min_count > 1 or part.epsilon is not None
     )

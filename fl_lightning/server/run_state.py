@@ -29,7 +29,7 @@ from fl_lightning.server.resume.fingerprint import Fingerprint
 from fl_lightning.server.resume.sites import other_sites
 from fl_lightning.settings.federation import FederationSettings
 
-FORMAT = 4
+FORMAT = 5
 _EQUAL = " or ".join(name for name, kind in ENGINES.items() if kind.equals_trainer)
 """The engines of local training whose results on a CPU are equal to the last bit."""
 

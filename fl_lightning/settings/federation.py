@@ -28,6 +28,7 @@ class FederationSettings(Protocol):
     clients_per_round: int | float
     server_optimizer: OptimizerCallable | None
     memory_limit: float
+    disk_limit: float | None
     client_columns: int
     seed: int
     resume_changed: bool

@@ -1,11 +1,12 @@
-"""Make the C library's allocator keep freed memory, instead of returning it and faulting it in again at every step."""
+"""Make the C library's allocator keep freed memory, or return it: steps of a training reuse it, a server's threads do not."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # constants of malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # constants of malloc.h
 _LARGEST = 2**25
 """The maximum that every glibc allows. Larger allocations, such as whole models, stay mapped: in the heap they leave holes."""
 _OWN_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
@@ -22,6 +23,22 @@ def keep_freed_memory() -> bool:
     Returns:
         Whether it was set: not with another allocator or C library, and not if the environment configures glibc's allocator.
     """
+    return _set({_MMAP_THRESHOLD: _LARGEST, _TRIM_THRESHOLD: -1})
+
+
+def return_freed_memory() -> bool:
+    """Let glibc return large freed blocks at once, for the rest of the process, and share its heaps among the threads.
+
+    A process that passes models on in pieces of 5 MB, each in any of many threads, would keep several pieces in the heap of
+    each thread: glibc raises the size from which it returns blocks to that of the largest block that was freed.
+
+    Returns:
+        Whether it was set; see :func:`keep_freed_memory`.
+    """
+    return _set({_MMAP_THRESHOLD: 2**20, _ARENA_MAX: 2})
+
+
+def _set(options: Mapping[int, int]) -> bool:
     if any(name in os.environ for name in _OWN_SETTINGS) or "malloc" in os.environ.get("LD_PRELOAD", ""):
         return False
     try:
@@ -29,4 +46,4 @@ def keep_freed_memory() -> bool:
         ctypes.CDLL(None).gnu_get_libc_version  # noqa: B018  # musl and macOS lack it
     except (AttributeError, OSError, TypeError):
         return False
-    return bool(set_option(_MMAP_THRESHOLD, _LARGEST)) and bool(set_option(_TRIM_THRESHOLD, -1))
+    return all(bool(set_option(name, value)) for name, value in options.items())

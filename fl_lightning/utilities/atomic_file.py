@@ -10,7 +10,7 @@ PARTIAL = ".{name}.{process}.partial"
 """The name of a file while it is written; other processes write under other names."""
 
 
-def write_whole(target: Path, content: bytes | memoryview) -> None:
+def write_whole(target: Path, content: bytes | bytearray | memoryview) -> None:
     """Write a file next to its target, sync it to the disk, and rename it; create its folder if necessary.
 
     Raises:

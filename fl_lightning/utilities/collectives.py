@@ -7,7 +7,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch import Trainer
@@ -18,6 +18,7 @@ from fl_lightning.errors import ClientError, RankError
 from fl_lightning.functional.sums import Sums
 from fl_lightning.types import ClientUpdate
 
+T = TypeVar("T")
 _SIGNS = ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "remote process exited")
 """What backends report about a process that has ended."""
 _SHORT = 4096
@@ -144,13 +145,13 @@ class Collectives:
             raise failure
         return sorted(updates, key=lambda update: update.client)
 
-    def spread(self, count: int, measure: Callable[[int], float]) -> list[float]:
+    def spread(self, count: int, measure: Callable[[int], T]) -> list[T]:
         """Return ``measure(0) .. measure(count - 1)`` on every rank, each computed on one rank only.
 
         Raises:
             ClientError: on every rank, if another rank failed; the failed rank raises its own error.
         """
-        mine: list[float] = []
+        mine: list[T] = []
         failure: Exception | None = None
         try:
             mine = [measure(position) for position in range(self.rank, count, self.size)]

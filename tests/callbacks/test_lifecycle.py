@@ -566,7 +566,7 @@ def test_a_checkpoint_in_another_format_is_refused(tmp_path):
     checkpoint = torch.load(path, weights_only=True)
     checkpoint["callbacks"]["FederatedOrchestrator"]["format"] = 99
     torch.save(checkpoint, path)
-    with pytest.raises(CheckpointError, match="has format 99, but this version of fl_lightning reads format 4"):
+    with pytest.raises(CheckpointError, match="has format 99, but this version of fl_lightning reads format 5"):
         federate(Plain(), 2, ckpt_path=str(path))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from command_line import ADAFED, OTHER_TASKS, ROOT, SMALL, also, undocumented
@@ -71,6 +72,7 @@ SMALL_IMAGES = {
     "fedloss_cifar10": ["--data.partitioner.num_clients=6", "--data.partitioner.min_examples=5"],
     "resnet18_cifar10": ["--data.partitioner.num_clients=3", "--data.datamodule.batch_size=8"],
     "domains_images": [],
+    "fedemnist_hdf5": ["--federation.clients_per_round=2"],
     "fedstar_office31": ["--data.datamodule.image_size=32", "--model.network.weights=null", "--model.network.pooled=1"],
 }
 
@@ -82,6 +84,8 @@ def test_every_complete_config_is_fitted(config, fl, monkeypatch):
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *args: True)
     files = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
     write_cifar(Path("data/cifar-10-batches-py"), files, "labels", ("batches.meta", "label_names"), size=24)
+    if config.stem == "fedemnist_hdf5":
+        write_writers(3)
     for domain in ("amazon", "dslr", "webcam"):
         for label in range(31):
             paint(Path(f"data/office31/{domain}/images/{label:02}"), 2, seed=label)
@@ -93,6 +97,15 @@ def test_every_complete_config_is_fitted(config, fl, monkeypatch):
     assert status == 0, text
     check_run(config, text, Path("runs") / config.stem)
     assert (Path("runs") / config.stem / "client_comparison.csv").exists() is ("compare_alone: true" in config.read_text())
+
+
+def write_writers(writers: int) -> None:
+    h5py = pytest.importorskip("h5py")
+    for part in ("train", "test"):
+        with h5py.File(f"data/fed_emnist_{part}.h5", "w") as file:
+            for writer in range(writers):
+                group = file.create_group(f"examples/f{writer:04}_14")
+                group["pixels"], group["label"] = np.ones((4, 28, 28), np.float32), np.arange(4, dtype=np.int32)
 
 
 def check_run(config: Path, text: str, run: Path) -> None:

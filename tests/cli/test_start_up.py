@@ -130,6 +130,39 @@ def test_freed_memory_is_kept():
     assert kept > 150
 
 
+RETURNED = """
+import threading
+from fl_lightning.utilities.allocator import return_freed_memory
+def mebibytes():
+    lines = open("/proc/self/status").read().splitlines()
+    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) // 1024
+def kept():
+    before = mebibytes()
+    del (first := [bytearray(b"1") * 30_000_000])[:]  # from now on, glibc keeps blocks up to this size
+    live = []
+    def pass_on():
+        pieces = []
+        for _ in range(10):
+            pieces.append(bytearray(b"1") * 5_000_000)
+            live.append(bytearray(b"1") * 400)  # keeps the piece before it from being trimmed
+        pieces.clear()
+    threads = [threading.Thread(target=pass_on) for _ in range(4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    return mebibytes() - before
+without = kept()
+assert return_freed_memory()
+print(without, kept())
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
+def test_pieces_that_threads_pass_on_are_returned():
+    without, kept = map(int, python(RETURNED).split())
+    assert without > 100
+    assert kept < 20
+
+
 def test_the_users_own_allocator_settings_win(monkeypatch):
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "100000")
     assert not allocator.keep_freed_memory()

@@ -11,6 +11,7 @@ from federations import Blobs, Consecutive, Plain, same_bits, trainer, weights
 from fl_lightning import (
     BestCheckpoint,
     CheckpointError,
+    ConfigurationError,
     FederatedDataModule,
     FederatedOrchestrator,
     LastCheckpoint,
@@ -19,6 +20,8 @@ from fl_lightning import (
     Scaffold,
     TopK,
 )
+from fl_lightning.clients import memory as memory_module
+from fl_lightning.clients.disk_room import DiskRoom
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.rules import ControlVariates
 
@@ -29,12 +32,12 @@ KINDS = {
 }
 
 
-def fit(folder: Path, rounds: int, kind: str, limit: float, ckpt_path: str | None = None) -> Plain:
+def fit(folder: Path, rounds: int, kind: str, limit: float, ckpt_path: str | None = None, **more: float) -> Plain:
     torch.manual_seed(3)
     module = Plain()
     made = {name: make() for name, make in KINDS[kind].items()}
     cohort = {} if "route" in made else {"clients_per_round": 2}
-    orchestrator = FederatedOrchestrator(local=LocalTraining(), memory_limit=limit, **cohort, **made)
+    orchestrator = FederatedOrchestrator(local=LocalTraining(), memory_limit=limit, **cohort, **made, **more)
     checkpoints = [BestCheckpoint("val_acc"), LastCheckpoint()]
     run = trainer(rounds, orchestrator, *checkpoints, default_root_dir=folder, enable_checkpointing=True)
     run.fit(module, FederatedDataModule(Blobs(), Consecutive()), ckpt_path=ckpt_path)
@@ -46,6 +49,33 @@ def memory_of(checkpoint: Path) -> dict:
     return next(state["memory"] for state in states if "memory" in state)
 
 
+def files_of(checkpoint: Path) -> set[str]:
+    """The files to which a checkpoint refers, found in its bytes: names hold the client and the digest."""
+    files = memory_of(checkpoint)["files"]
+    folder = checkpoint.parent.parent / "client_state"
+    listed = [files["recent"], *(torch.load(folder / one["file"], weights_only=True) for one in files["index"])]
+    newest = {
+        int(client): f"{int(client) // 1000}/{int(client)}-{bytes(digest.tolist()).hex()}.pt"
+        for one in reversed(listed)
+        for client, digest in zip(one["clients"], one["digests"], strict=True)
+    }
+    return {*newest.values(), *(one["file"] for one in files["index"])}
+
+
+def files_in(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def clients_in(checkpoint: Path) -> set[int]:
+    return {int(Path(name).name.split("-")[0]) for name in files_of(checkpoint) if not name.startswith("index")}
+
+
+@pytest.fixture
+def _index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All clients but one are listed in the file of an index."""
+    monkeypatch.setattr(memory_module, "_MOST_RECENT", 1)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_give_the_bits_of_memory_and_are_no_part_of_checkpoints(tmp_path, kind):
     whole = fit(tmp_path / "memory", 6, kind, 4.0)
@@ -55,8 +85,8 @@ def test_files_give_the_bits_of_memory_and_are_no_part_of_checkpoints(tmp_path, 
     resumed = fit(folder, 6, kind, 0.0, "last")
     assert same_bits(weights(whole), weights(resumed))
     saved = folder / "checkpoints" / "last.ckpt"
-    assert memory_of(saved).keys() == memory_of(tmp_path / "memory" / "checkpoints" / "last.ckpt").keys()
-    assert all(kept.keys() == {"stored"} for kept in memory_of(saved).values())
+    assert memory_of(saved).keys() == {"files"}
+    assert clients_in(saved) == memory_of(tmp_path / "memory" / "checkpoints" / "last.ckpt").keys()
 
 
 def test_a_limit_may_change_over_a_resume(tmp_path):
@@ -67,21 +97,22 @@ def test_a_limit_may_change_over_a_resume(tmp_path):
         assert same_bits(weights(whole), weights(fit(folder, 6, "control variates", second, "last")))
 
 
-def test_files_stay_as_long_as_a_checkpoint_needs_them(tmp_path):
+@pytest.mark.parametrize("recent", [1, 8192])
+def test_files_stay_as_long_as_a_checkpoint_needs_them(tmp_path, monkeypatch, recent):
+    monkeypatch.setattr(memory_module, "_MOST_RECENT", recent)
     fit(tmp_path, 12, "control variates", 0.0)
-    saved = [memory_of(tmp_path / "checkpoints" / name) for name in ("best.ckpt", "last.ckpt")]
-    needed = {kept["stored"]["file"] for memory in saved for kept in memory.values()}
-    there = {path.name for path in (tmp_path / "client_state").iterdir()}
+    needed = {name for checkpoint in ("best.ckpt", "last.ckpt") for name in files_of(tmp_path / "checkpoints" / checkpoint)}
+    there = files_in(tmp_path / "client_state")
     assert needed <= there
-    assert len(there) <= len(needed) + 2  # of the round before the last, whose checkpoint was overwritten after the sweep
+    assert len(there) <= len(needed) + 3  # of the round before the last, whose checkpoint was overwritten after the sweep
     fit(tmp_path, 14, "control variates", 0.0, str(tmp_path / "checkpoints" / "best.ckpt"))
 
 
 @pytest.mark.parametrize(("harm", "message"), [("unlink", "is missing"), ("flip", "is damaged")])
 def test_files_that_are_not_whole_end_in_one_message(tmp_path, harm, message):
     fit(tmp_path, 2, "control variates", 0.0)
-    for kept in memory_of(tmp_path / "checkpoints" / "last.ckpt").values():
-        path = tmp_path / "client_state" / kept["stored"]["file"]
+    for name in files_of(tmp_path / "checkpoints" / "last.ckpt"):
+        path = tmp_path / "client_state" / name
         if harm == "unlink":
             path.unlink()
         else:
@@ -129,3 +160,126 @@ def test_what_was_put_after_a_rejected_update_is_taken_back_from_its_file(tmp_pa
     assert memory.kept(1)["control"].tolist() == [2.0] * 5
     memory.undo(1)
     assert memory.kept(1)["control"].tolist() == [1.0] * 5
+
+
+# ------------------------------------------------------------------ many clients
+
+
+@pytest.mark.usefixtures("_index")
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_index_gives_the_bits_of_memory_also_over_a_resume(tmp_path, kind):
+    whole = fit(tmp_path / "memory", 6, kind, 4.0)
+    folder = tmp_path / "files"
+    fit(folder, 3, kind, 0.0)
+    assert memory_of(folder / "checkpoints" / "last.ckpt")["files"]["index"]
+    assert same_bits(weights(whole), weights(fit(folder, 6, kind, 0.0, "last")))
+
+
+@pytest.mark.usefixtures("_index")
+@pytest.mark.parametrize(("harm", "message"), [("unlink", "is missing"), ("flip", "is damaged")])
+def test_an_index_that_is_not_whole_is_named(tmp_path, harm, message):
+    fit(tmp_path, 3, "control variates", 0.0)
+    (listed,) = memory_of(tmp_path / "checkpoints" / "last.ckpt")["files"]["index"]
+    path = tmp_path / "client_state" / listed["file"]
+    content = path.read_bytes()
+    path.unlink() if harm == "unlink" else path.write_bytes(content[:-1])
+    with pytest.raises(CheckpointError, match=f"which holds the index of clients' state, {message}"):
+        fit(tmp_path, 4, "control variates", 0.0, "last")
+
+
+def put_round(memory: ClientMemory, clients: range, value: float) -> None:
+    for client in clients:
+        memory.put(client, control=torch.full((3,), value))
+    memory.settle(memory.sizes())
+    memory.changes()
+    memory.end_settling()
+
+
+def test_a_checkpoint_does_not_grow_with_the_clients_that_ever_took_part(tmp_path, monkeypatch):
+    """Files are listed up to a number; the rest is one reference. State that is small goes to files as well."""
+    monkeypatch.setattr(memory_module, "_MOST_RECENT", 50)
+    monkeypatch.setattr(memory_module, "_MOST_IN_MEMORY", 20)
+    memory = ClientMemory()
+    memory.bound(tmp_path, 2**30)
+    for first in range(0, 3000, 30):
+        put_round(memory, range(first, first + 30), float(first))
+    state = memory.state_dict()
+    assert state.keys() == {"files"}
+    assert len(state["files"]["recent"]["clients"]) <= 50
+    assert len(state["files"]["index"]) == 1
+    restored = ClientMemory()
+    restored.bound(tmp_path, 2**30)
+    restored.load_state_dict(state)
+    for client in (0, 29, 30, 1499, 2999):
+        assert restored.kept(client)["control"].tolist() == [float(client // 30 * 30)] * 3
+    assert restored.kept(3000) == {}
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"0", "1", "2"}  # a folder for each thousand
+    assert [*restored.vectors()] == [("control", 3)]
+
+
+def test_a_newer_state_hides_the_one_in_the_index_and_its_file_goes_with_the_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_module, "_MOST_RECENT", 2)
+    memory = ClientMemory()
+    memory.bound(tmp_path, 0)
+    put_round(memory, range(5), 1.0)
+    older = memory.state_dict()
+    kept = {name for name in files_in(tmp_path) if not name.startswith("index")}
+    put_round(memory, range(1), 2.0)
+    checkpoints = {"best": memory.references(older), "last": memory.references(memory.state_dict())}
+    memory.sweep(checkpoints)
+    assert kept < files_in(tmp_path)
+    assert memory.older_bytes == 4096  # one file of one block: the others are those of the run
+    assert memory.kept(0)["control"].tolist() == [2.0] * 3
+    memory.sweep({"last": checkpoints["last"]})
+    assert len(kept & files_in(tmp_path)) == 4
+    assert memory.older_bytes == 0
+
+
+# ------------------------------------------------------------------ the disk
+
+
+def test_a_run_that_needs_more_than_the_disk_is_refused_before_a_client_trains(tmp_path, monkeypatch):
+    trained = []
+    monkeypatch.setattr(Plain, "training_step", lambda self, *_: trained.append(1))
+    message = (
+        r"keeps .* KiB between rounds, and 3 clients can be drawn, .*above 'federation.disk_limit' 9.31e-10. Raise it, plan"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        fit(tmp_path, 2, "control variates", 0.0, disk_limit=1 / 2**30)
+    assert not trained
+    assert not (tmp_path / "client_state").exists()
+
+
+@pytest.mark.parametrize(("kind", "blocks"), [("error feedback", 2), ("models of their own", 2)])
+def test_state_of_a_size_that_is_known_later_is_refused_after_the_first_round(tmp_path, kind, blocks):
+    with pytest.raises(ConfigurationError, match=r"and 3 clients can be drawn, which takes .*'federation.disk_limit'"):
+        fit(tmp_path, 9, kind, 0.0, disk_limit=blocks * 4096 / 2**30)
+    assert len(files_in(tmp_path / "client_state")) <= 3
+
+
+def test_clients_that_no_round_draws_need_no_room(tmp_path):
+    fit(tmp_path, 1, "control variates", 0.0, disk_limit=2 * 4096 / 2**30)
+
+
+def test_former_states_count_and_end_a_run_with_advice(tmp_path):
+    memory = ClientMemory()
+    memory.bound(tmp_path, 0, DiskRoom(2 * 4096, 2))
+    put_round(memory, range(2), 1.0)
+    with pytest.raises(CheckpointError, match=r"takes 1.14e-05 GiB .* 3.81e-06 GiB of it are former .* delete older"):
+        put_round(memory, range(1), 2.0)
+
+
+def test_a_state_that_is_restored_takes_its_room_once(tmp_path):
+    memory = ClientMemory()
+    memory.bound(tmp_path, 0, DiskRoom(3 * 4096, 2))
+    put_round(memory, range(2), 1.0)
+    memory.undoable = True
+    memory.put(0, control=torch.zeros(3))
+    memory.settle(memory.sizes())
+    memory.undo(0)
+    memory.end_settling()  # two states, and the file of the one that was taken back
+
+
+def test_a_limit_is_a_number_above_zero():
+    with pytest.raises(ConfigurationError, match=r"'federation.disk_limit' must be above 0, in GiB, or null, but is 0"):
+        FederatedOrchestrator(disk_limit=0)

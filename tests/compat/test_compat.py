@@ -32,7 +32,7 @@ from torch import nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import ChainedScheduler, SequentialLR, StepLR
 from torch.utils.data import DataLoader
-from torchmetrics import MeanMetric
+from torchmetrics import CatMetric, MaxMetric, MeanMetric
 from torchvision.datasets import MNIST
 
 import fl_lightning
@@ -420,6 +420,14 @@ def test_the_latest_value_of_a_metric():
 def test_states_of_a_metric():
     metric = MeanMetric()
     assert of_torchmetrics.state_names(metric) == set(metric.metric_state) != set()
+
+
+@relies_on("torchmetrics", "Metric._reductions")
+def test_states_that_are_sums():
+    """And not those that are lists, means or maxima."""
+    assert of_torchmetrics.summed_states(MeanMetric()) is not None
+    assert of_torchmetrics.summed_states(MaxMetric()) is None
+    assert of_torchmetrics.summed_states(CatMetric()) is None
 
 
 @relies_on("opacus", "the attributes of parameters")

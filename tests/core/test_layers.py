@@ -49,6 +49,7 @@ LAYER = {
     "server": 7,
     "options": 7.5,
     "callbacks": 8,
+    "evaluation": 9,
     "flower": 8,
     **dict.fromkeys(("cli", "cli/commands"), 10),
     **dict.fromkeys(("studies", "starter"), 11),

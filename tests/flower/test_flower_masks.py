@@ -49,8 +49,8 @@ def three(tmp_path_factory) -> Iterator[Federation]:
 
 
 @pytest.fixture
-def four(tmp_path) -> Iterator[Federation]:
-    with federated(tmp_path, 4) as federation:
+def ten(tmp_path) -> Iterator[Federation]:
+    with federated(tmp_path, 10) as federation:
         yield federation
 
 
@@ -90,21 +90,21 @@ def test_a_site_without_the_key_of_another_refuses_the_round(three):
     assert "Traceback" not in log
 
 
-def test_sites_that_are_killed_leave_the_bits_of_the_others(four):
-    """Of four, one in its training, which the sum lacks, and in the next run one after its masked update, which it has."""
+def test_sites_that_are_killed_leave_the_bits_of_the_others(ten):
+    """Of ten, one in its training, which the sum lacks, and in the next run one after its masked update, which it has."""
     skip = (*MASKED, "--federation.faults.policy", "skip")
-    fit = training(four, "killed", *TWO, *LONG, *skip)
-    kill(four, "hospital_d")
-    assert same_as_without_masks(four, "killed", fit, *TWO, *LONG, sites=3)
-    four.start_site("hospital_d")
+    fit = training(ten, "killed", *TWO, *LONG, *skip)
+    kill(ten, "hospital_j")
+    assert same_as_without_masks(ten, "killed", fit, *TWO, *LONG, sites=9)
+    ten.start_site("hospital_j")
     once = ("--trainer.max_epochs", "1", "--seed_everything", "1", *LONG)  # sites open a model with one list
-    fit = training(four, "delivered", *once, *skip)
-    last = descendants(four.sites["hospital_d"].pid)["worker"]
+    fit = training(ten, "delivered", *once, *skip)
+    last = descendants(ten.sites["hospital_j"].pid)["worker"]
     os.kill(last, signal.SIGSTOP)  # the round waits for it, so that the other's update arrives
     time.sleep(5)
-    kill(four, "hospital_a")
+    kill(ten, "hospital_a")
     os.kill(last, signal.SIGCONT)
-    assert same_as_without_masks(four, "delivered", fit, *once)
+    assert same_as_without_masks(ten, "delivered", fit, *once)
 
 
 def training(federation: Federation, name: str, *arguments: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fl_lightning.compat.flower import TESTED, Reply, ServerLink, installed_version
+from fl_lightning.compat.flower_objects import receive, send
 from fl_lightning.compat.flower_records import as_parts, as_record
 from fl_lightning.compat.flower_runtime import patient
 
@@ -39,6 +40,110 @@ def test_a_content_comes_back_from_a_message_as_flower_sends_it(size, monkeypatc
     assert len(sent) == (4 if size <= 1 << 20 else 3 + 2 + -(-size // 5_242_880))
     got: Any = inflate_object_from_contents(message.object_id, sent)
     assert as_parts(got.content) == parts
+
+
+class Runtime:
+    """The Runtime API of a SuperLink, which keeps objects."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.confirmed: list[str] = []
+        self.tree: Any = None
+        self.replies: list[tuple[Any, Any]] = []
+
+    def PullMessages(self, request: Any) -> Any:  # noqa: N802
+        from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+
+        messages, trees = zip(*self.replies, strict=True)
+        return PullAppMessagesResponse(messages_list=messages, message_object_trees=trees)
+
+    def PushMessages(self, request: Any) -> Any:  # noqa: N802
+        from flwr.proto.runtime_pb2 import PushAppMessagesResponse
+        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+
+        (self.tree,) = request.message_object_trees
+        missing = [node.object_id for node in iterate_object_tree(self.tree)]
+        return PushAppMessagesResponse(message_ids=["m"], objects_to_push=missing, session_id="s")
+
+    def PushObject(self, request: Any) -> Any:  # noqa: N802
+        from flwr.proto.message_pb2 import PushObjectResponse
+
+        self.objects[request.object_id] = request.object_content
+        return PushObjectResponse(stored=True)
+
+    def PullObject(self, request: Any) -> Any:  # noqa: N802
+        from flwr.proto.message_pb2 import PullObjectResponse
+
+        found = self.objects.get(request.object_id)
+        return PullObjectResponse(object_found=found is not None, object_available=True, object_content=found or b"")
+
+    def ConfirmMessageReceived(self, request: Any) -> None:  # noqa: N802
+        self.confirmed.append(request.message_object_id)
+
+
+def linked(runtime: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[ServerLink, Any]:
+    """Return a server's connection to a Runtime API."""
+    from flwr.proto.node_pb2 import Node
+
+    be_a_fit(monkeypatch)
+    link = object.__new__(ServerLink)
+    link._grid, link.run_id = SimpleNamespace(_runtime_client=runtime, node=Node(node_id=1)), 7
+    return link, runtime
+
+
+def reply(store: Runtime, order: str, content: Any) -> None:
+    """Let a site have replied to an order."""
+    from flwr.app import Message, RecordDict
+    from flwr.common.serde import message_to_proto
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+
+    message = Message(content, dst_node_id=1, message_type="train")
+    vars(message.metadata).update(_message_id=message.object_id, _reply_to_message_id=order)
+    store.objects |= {name: one.deflate() for name, one in get_all_nested_objects(message).items()}
+    about = message_to_proto(Message(RecordDict(), dst_node_id=1, message_type="train"))
+    about.metadata.reply_to_message_id = order
+    store.replies.append((about, get_object_tree(message)))
+
+
+@pytest.mark.parametrize("model", [b"", b"small", bytes(11_000_000), bytes(range(250)) * 50_000])
+def test_pieces_are_those_that_flower_makes_and_reads(model, monkeypatch):
+    """Sent by us and read by Flower; sent by Flower and read by us. Of zeros, two pieces are equal."""
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+    from flwr.proto.node_pb2 import Node
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+    be_a_fit(monkeypatch)
+    parts = {"order": b"content", "model": model}
+    ours = Runtime()
+    assert send(ours, Message(as_record(parts), dst_node_id=3, message_type="train"), Node(node_id=1), 7) == "m"
+    read: Any = inflate_object_from_contents(ours.tree.object_id, dict(ours.objects))
+    assert as_parts(read.content) == parts
+
+    large = ArrayRecord({"bytes": Array("uint8", (len(model),), "bytes", model)})
+    small = ConfigRecord({"bytes": model})
+    record = RecordDict({"order": ConfigRecord({"bytes": b"content"}), "model": large if len(model) > 1 << 20 else small})
+    message = Message(record, dst_node_id=3, message_type="train")
+    theirs = Runtime()
+    theirs.objects = {name: one.deflate() for name, one in get_all_nested_objects(message).items()}
+    received = receive(theirs, get_object_tree(message), Node(node_id=1), 7)
+    assert as_parts(received.content) == parts
+    assert theirs.confirmed == [message.object_id]
+    assert received.metadata.message_type == "train"
+
+
+def test_a_message_with_a_missing_piece_is_not_confirmed(monkeypatch):
+    from flwr.app import Message
+    from flwr.proto.node_pb2 import Node
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+
+    be_a_fit(monkeypatch)
+    store = Runtime()
+    send(store, Message(as_record({"order": bytes(6_000_000)}), dst_node_id=3, message_type="train"), Node(node_id=1), 7)
+    del store.objects[max(store.objects, key=lambda name: len(store.objects[name]))]
+    with pytest.raises(ObjectPullError):
+        receive(store, store.tree, Node(node_id=1), 7)
+    assert not store.confirmed
 
 
 @pytest.mark.parametrize("strange", ["text", "two arrays", "metrics"])
@@ -137,38 +242,44 @@ def test_an_order_whose_contents_were_lost_is_pushed_again(monkeypatch):
     """As when the SuperLink dies after the message and before its contents, which the next one then refuses."""
     from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
-    class Grid:
-        pushed: list[Any] = []
+    class Dying(Runtime):
+        trees: list[str] = []
 
-        def push_messages(self, messages: list[Any]) -> list[str]:
-            self.pushed += messages
-            if len(self.pushed) == 1:
+        def PushObject(self, request: Any) -> Any:  # noqa: N802
+            self.trees.append(self.tree.object_id)
+            if len(self.trees) == 1:
                 raise ObjectPushError("object", 7, "session")
-            return ["second"]
+            return super().PushObject(request)
 
-    be_a_fit(monkeypatch)
-    link = object.__new__(ServerLink)
-    link._grid = Grid()
-    assert link.push(3, {"order": b"content"}, "0", 60.0) == "second"
-    assert [as_parts(message.content) for message in Grid.pushed] == [{"order": b"content"}] * 2
-    assert Grid.pushed[0].object_id != Grid.pushed[1].object_id
+    link, store = linked(Dying(), monkeypatch)
+    assert link.push(3, {"order": b"content"}, "0", 60.0) == "m"
+    assert store.trees[0] != store.trees[-1] == store.tree.object_id
+    assert as_parts(receive(store, store.tree, None, 7).content) == {"order": b"content"}
 
 
 @pytest.mark.parametrize("strange", ["no reply", "no bytes"])
-def test_a_reply_that_is_not_named_bytes_is_the_sites_own_error(strange):
+def test_a_reply_that_is_not_named_bytes_is_the_sites_own_error(strange, monkeypatch):
     """An exception here would look like a lost SuperLink, and end the run of all sites."""
     from flwr.app import ConfigRecord, RecordDict
 
     records = {"no reply": {"other": ConfigRecord({"bytes": b"content"})}, "no bytes": {"reply": ConfigRecord({"bytes": 1.0})}}
-    contents = {"strange": RecordDict(records[strange]), "good": as_record({"reply": b"content"})}
-
-    def message(order: str) -> Any:
-        told = SimpleNamespace(reply_to_message_id=order)
-        return SimpleNamespace(metadata=told, content=contents[order], has_error=lambda: False)
-
-    link = object.__new__(ServerLink)
-    link._grid = SimpleNamespace(pull_messages=lambda orders: [message(order) for order in orders])
+    link, store = linked(Runtime(), monkeypatch)
+    reply(store, "strange", RecordDict(records[strange]))
+    reply(store, "good", as_record({"reply": b"content"}))
     assert list(link.pull(["strange", "good"])) == [Reply("strange", b""), Reply("good", b"content")]
+
+
+def test_replies_are_fetched_one_after_another_and_a_lost_one_costs_its_site(monkeypatch):
+    """The second is not asked for before the first has been used: each may hold a model."""
+    link, store = linked(Runtime(), monkeypatch)
+    for number in range(3):
+        reply(store, str(number), as_record({"reply": bytes([number]) * 3_000_000}))
+    lost = max(store.objects, key=lambda name: store.objects[name].count(bytes([1])))
+    del store.objects[lost]
+    replies = link.pull(["0", "1", "2"])
+    assert next(replies) == Reply("0", bytes(3_000_000))
+    assert len(store.confirmed) == 1
+    assert list(replies) == [Reply("1", None, 4), Reply("2", bytes([2]) * 3_000_000)]
 
 
 def test_a_superlink_that_was_lost_and_found_is_noticed_once():

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,27 +15,23 @@ import pytest
 import sites_over_bytes
 import torch
 import yaml
-from federation_demo import write_rows
+from masked_sites import SECURE, SKIP, Cheat, Killed, first_order, note_with, prepare, step_of
 from sites_over_bytes import (
     ABSENT,
     HOOK,
     LINES,
-    POLICY,
     REGISTERED,
     SERVERS,
-    TOLD,
     configuration,
     federate,
     same_bits,
     simulate,
     start_site,
-    table,
 )
 
 from fl_lightning import SecureAggregation
 from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.flower import envelope
-from fl_lightning.flower.keys import create_key
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.flower.site_limits import SiteLimits
@@ -48,82 +43,12 @@ from fl_lightning.options.secure_aggregation.at_clients import LOSS, MasksAtClie
 from fl_lightning.options.secure_aggregation.at_server import MaskedSums
 from fl_lightning.types import ClientUpdate, Pull, Snapshot
 
-SECURE = {"secure_aggregation": {"threshold": 0.67}}
-SKIP = {"faults": {"policy": "skip"}}
-
-
-def prepare(folder: Path, monkeypatch: Any, sites: int, **policy: Any) -> list[str]:
-    """Write the data of a server and some sites of unlike sizes, whose policies require masks, and start the sites."""
-    monkeypatch.chdir(folder)
-    ABSENT.clear()
-    TOLD.clear()
-    HOOK.clear()
-    LINES.clear()
-    names = REGISTERED[:] = [f"site{k}" for k in range(sites)]
-    draw = np.random.default_rng(3)
-    sizes = [12 + 5 * k for k in range(sites)]
-    labels = draw.integers(0, 3, 40 + sum(sizes))
-    features = draw.normal(size=(len(labels), 6)) + labels[:, None]
-    write_rows(folder / "few.csv", features[:9] * 0, labels[:9])
-    write_rows(folder / "test.csv", features[:40], labels[:40])
-    (folder / "all").mkdir()
-    (folder / "peers").mkdir()
-    done = 40
-    for name, size in zip(names, sizes, strict=True):
-        (folder / name).mkdir()
-        write_rows(folder / name / "own.csv", features[done : done + size], labels[done : done + size])
-        shutil.copy(folder / name / "own.csv", folder / "all" / f"{name}.csv")
-        done += size
-        agreed = {**POLICY, "secure_aggregation": "required", "peers": str(folder / "peers"), **policy}
-        site = {"datamodule": table(str(folder / name / "own.csv")), "policy": agreed, "device": "cpu"}
-        (folder / name / "data.yaml").write_text(yaml.safe_dump(site))
-        shutil.copy(create_key(folder / name / "own.key"), folder / "peers" / f"{name}.pub")
-    for name in names:
-        start_site(folder, name)
-    return names
-
 
 @pytest.fixture(autouse=True)
 def _three_again() -> Iterator[None]:
     yield
     HOOK.clear()
     REGISTERED[:] = sites_over_bytes.NAMES
-
-
-def step_of(parts: Any) -> tuple[str, int]:
-    """Return the step that a request asks for, and its round; training is the step ``update``."""
-    asked = envelope.opened(parts["order"], envelope.KINDS)
-    for order in asked.get("orders", ()):
-        if isinstance(order, ClientTask):
-            return "update", order.round_idx
-        if isinstance(order, Note):
-            return str(order.content["step"]), -1
-    return "", -1
-
-
-class Killed:
-    """A site dies in the second round: when it is asked for a step, before or after it has done it.
-
-    Later keys are announced with the step ``open``, so that a site can only be asked for its keys in the first round.
-    """
-
-    def __init__(self, folder: Path, name: str, step: str, after: bool = False, in_round: int = 2) -> None:
-        self.folder, self.name, self.step, self.after, self.in_round = folder, name, step, after, in_round
-        self.rounds, self.dead = 0, False
-
-    def __call__(self, name: str, parts: Any, ask: Any) -> bytes | None:
-        if name != self.name:
-            return ask()  # type: ignore[no-any-return]
-        if self.dead:
-            return None
-        step, _ = step_of(parts)
-        self.rounds += step == {"plain": "update", "keys": "keys"}.get(self.step, "shares")
-        if self.rounds == self.in_round and step == ("update" if self.step == "plain" else self.step):
-            self.dead = True
-            reply = ask() if self.after else None
-            start_site(self.folder, name)
-            return reply
-        return ask()  # type: ignore[no-any-return]
 
 
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -293,27 +218,6 @@ def test_another_fit_in_the_same_folder_opens_its_own_sum(tmp_path, monkeypatch)
 # ---------------------------------------------------------------- a server that cheats
 
 
-class Cheat:
-    """Change what one site is asked, and keep its answer."""
-
-    def __init__(self, name: str, change: Any) -> None:
-        self.name, self.change = name, change
-
-    def __call__(self, name: str, parts: Any, ask: Any) -> bytes | None:
-        asked = dict(envelope.opened(parts["order"], envelope.KINDS))
-        if name == self.name and asked["kind"] == "work":
-            changed = self.change(asked, parts)
-            if changed is not None:
-                asked, parts = changed
-                content = {k: v for k, v in asked.items() if k not in ("kind", "version")}
-                return SERVERS[name].answer({**parts, "order": envelope.request("work", **content)})
-        return ask()  # type: ignore[no-any-return]
-
-
-def first_order(asked: Any) -> Any:
-    return asked["orders"][0] if asked["orders"] else None
-
-
 def other_model(asked: Any, parts: Any) -> Any:
     """Send one site a model that differs in the last bit of one number."""
     from fl_lightning.wire import from_bytes, to_bytes
@@ -344,19 +248,6 @@ def other_settings(asked: Any, parts: Any) -> Any:
     contract = json.loads(json.dumps(asked["contract"]))
     contract["model"]["init_args"]["optimizer"]["init_args"]["lr"] = 1e-9
     return {**asked, "contract": contract}, parts
-
-
-def note_with(at: str, **changes: Any) -> Any:
-    def change(asked: Any, parts: Any) -> Any:
-        order = first_order(asked)
-        if not isinstance(order, Note) or order.content["step"] != at:
-            return None
-        content = dict(order.content)
-        for name, value in changes.items():
-            content[name] = value(content[name])
-        return {**asked, "orders": [replace(order, content=content)]}, parts
-
-    return change
 
 
 def order_with(**changes: Any) -> Any:

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,25 @@ def test_a_sweep_leaves_nothing_of_deleted_updates(database: tuple[Path, sqlite3
     sweep(path)
     assert _found(path.parent) == 0
     assert path.stat().st_size < before / 100
+
+
+def test_a_sweep_takes_many_short_transactions(database: tuple[Path, sqlite3.Connection], monkeypatch) -> None:
+    """A long one would keep the SuperLink from writing, which then refuses what sites ask for."""
+    path, connection = database
+    monkeypatch.setattr("fl_lightning.flower.retention._PAGES", 100)
+    pages = connection.execute("PRAGMA freelist_count").fetchone()[0]
+    commits: list[str] = []
+    opened = sqlite3.connect
+
+    def traced(*arguments: Any, **settings: Any) -> sqlite3.Connection:
+        found = opened(*arguments, **settings)
+        found.set_trace_callback(lambda text: commits.append(text) if "incremental_vacuum" in text else None)
+        return found
+
+    monkeypatch.setattr(sqlite3, "connect", traced)
+    sweep(path)
+    assert len(commits) == -(-pages // 100) > 5
+    assert connection.execute("PRAGMA freelist_count").fetchone()[0] == 0
 
 
 def test_a_sweep_shrinks_a_database_of_an_earlier_version(tmp_path: Path) -> None:

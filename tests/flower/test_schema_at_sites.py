@@ -424,6 +424,7 @@ def test_a_site_that_demands_noise_tells_the_same_noisy_sums_to_everyone(hospita
     start_site(Path(), "north")
     over_bytes(standardized(), "again")
     assert {name: TOLD[name].moments for name in NAMES} == first
+    assert SERVERS["north"]._description.summand(SERVERS["north"]._data).texts() == first["north"]  # its part under masks
     exact = expected(clean())[0].to_numpy().reshape(3, 30, -1)
     for own, name in zip(exact, NAMES, strict=True):
         told = Moments.of_texts(first[name])

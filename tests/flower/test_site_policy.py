@@ -49,6 +49,7 @@ def test_every_public_class_was_looked_at():
     every = {name for part in PARTS for name in public[part].split()}
     accepted = {path.rpartition(".")[2] for path in default_classes() if path.startswith("fl_lightning.")}
     settings = {
+        "Asynchronous",
         "ClientEvaluation",
         "ClientPrivacy",
         "ExamplePrivacy",

@@ -44,6 +44,7 @@ def contract(model: Any = MODEL, **changes: Any) -> dict[str, Any]:
         "transforms": [],
         "client_evaluation": {},
         "secure_aggregation": None,
+        "asynchronous": None,
         "faults": {},
     }
     values = {

@@ -494,7 +494,6 @@ def test_an_error_at_a_site_is_told_by_class_and_code(tmp_path, monkeypatch, cap
 REFUSED = {
     "attackers": ({"attackers": {"wrong_labels": {0: 0.5}}}, (), "federation.attackers"),
     "availability": ({"availability": {"drop_out": 0.1}, "faults": {"policy": "skip"}}, (), "federation.availability"),
-    "asynchronous": ({"asynchronous": {"buffer": 1}}, (), "federation.asynchronous"),
     "clock": ({"clock": {"ticks": 10}}, (), "federation.clock"),
     "own options": ({"options": [{"class_path": "own_option.DropNumbers"}]}, (), "federation.options"),
     "secure aggregation": ({"secure_aggregation": {"threshold": 2}}, (), "federation.secure_aggregation"),

@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save
 from torch import Tensor
 
 from fl_lightning.errors import WireError
@@ -25,7 +24,10 @@ from fl_lightning.messages import (
     ModelLayout,
     NameComparison,
     Note,
+    OwnModel,
+    OwnModelOrder,
     Progress,
+    Question,
     RoundCommit,
     ServerModel,
 )
@@ -65,6 +67,10 @@ EXAMPLES: list[Any] = [
     ClientFailure(1, 1, "OSError: a 'quoted' \n cause", 3),
     EvalOrder(2, 0, "test", "evaluation", SNAPSHOT, False, (ClientTask(0, 7),), 5),
     EvalReport(0, -math.inf),
+    EvalOrder(2, 0, "test", "question", question=Question({"class_path": "m.M", "init_args": {"thresholds": (0.1, 1)}}, 9)),
+    EvalReport(0, math.nan, 12, (0.25, math.inf), (ODD[0],), {"tp": ODD[5]}, "why", "why not"),
+    OwnModelOrder(3, 1),
+    OwnModel(1, {"net.0.weight": ODD[0]}),
     Note("own", 2, {"step": "keys", "shares": {"1": "ab"}, "delivered": (0, 1)}),
     RoundCommit(1, (0, 3), -1),
     ClientInfo("Krankenhaus Süd", 12, (3, 0, 9), evaluations=("test",), features=NameComparison(("age",), 1)),
@@ -170,9 +176,10 @@ class Payload:
         return setattr, (Payload, "ran", True)
 
 
-def envelope(content: Any, version: Any = FORMAT) -> bytes:
-    text = json.dumps({"format": version, "content": content}).encode()
-    return len(text).to_bytes(8, "little") + text + save({})
+def envelope(content: Any, version: Any = FORMAT, tensors: Any = (), rest: bytes = b"") -> bytes:
+    text = json.dumps({"format": version, "tensors": tensors, "content": content}).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + rest
 
 
 @pytest.mark.parametrize(
@@ -186,6 +193,18 @@ def envelope(content: Any, version: Any = FORMAT) -> bytes:
         (envelope({"message": "Popen", "fields": {"args": "true"}}), "cannot be read"),
         (envelope({"message": "Snapshot", "fields": {"surprise": 1}}), "cannot be read"),
         (envelope({"tensor": "9"}), "cannot be read"),
+        (envelope({"tensor": 0}), "cannot be read"),
+        (envelope({"tensor": -1}, tensors=[["uint8", 8]], rest=bytes(8)), "cannot be read"),
+        (envelope({}, tensors=[["object", 1]], rest=bytes(8)), "not a message"),
+        (envelope({}, tensors=[["float32", 3]], rest=bytes(8)), "not a message"),
+        (envelope({}, tensors=[["float32", -1]], rest=bytes(8)), "a tensor has an impossible shape"),
+        (envelope({}, tensors=[["float32", 2.0]], rest=bytes(8)), "a tensor has an impossible shape"),
+        (envelope({}, tensors=[["float32", 2**59, 2**59]], rest=bytes(8)), "not a message"),
+        (envelope({}, tensors=[["float32", 2**59, 0]], rest=bytes(8)), "their number is not that of its tensors"),
+        (envelope({}, tensors=[["uint8", 1]], rest=bytes(16)), "their number is not that of its tensors"),
+        (envelope({}, tensors=[["bool", 1]], rest=b"\2" + bytes(7)), "a truth value is neither 0 nor 1"),
+        (envelope({}, tensors=[[]]), "not a message"),
+        (envelope({}, tensors=None), "not a message"),
         (envelope({"float": "os.system"}), "cannot be read"),
     ],
 )
@@ -193,3 +212,14 @@ def test_other_bytes_are_refused_and_nothing_runs(content, message):
     with pytest.raises(WireError, match=message):
         from_bytes(content)
     assert not Payload.ran
+
+
+def test_a_message_is_copied_once_in_each_direction():
+    """A large model is in memory once as a message, also when it is read."""
+    words = torch.arange(1000)
+    content = to_bytes({"words": words})
+    assert len(content) < 8 * len(words) + 200
+    read = from_bytes(content)["words"]
+    content[-8:] = (7).to_bytes(8, "little")
+    assert read[-1] == 7
+    assert words[-1] == 999

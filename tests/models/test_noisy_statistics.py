@@ -27,6 +27,7 @@ from fl_lightning import (
     FederatedDataModule,
     FederatedOrchestrator,
     IIDPartitioner,
+    SecureAggregation,
     Standardized,
     TableDataModule,
 )
@@ -114,7 +115,7 @@ def test_the_noise_has_the_size_that_epsilon_says():
 # ------------------------------------------------------------------ in a simulation
 
 
-def scale_of(epsilon: float | None, seed: int = 0, rows: int = 600, schema: str = SCHEMA) -> Standardized:
+def scale_of(epsilon: float | None, seed: int = 0, rows: int = 600, schema: str = SCHEMA, masks: Any = None) -> Standardized:
     """Return the scale of a fit on the tables of three hospitals."""
     pytest.importorskip("pyarrow")
     Path("schema.yaml").write_text(schema)
@@ -122,7 +123,7 @@ def scale_of(epsilon: float | None, seed: int = 0, rows: int = 600, schema: str 
     data = TableDataModule(paths, schema="schema.yaml", exports=SETTINGS, test_share=0, standardize=False)
     L.seed_everything(0, verbose=False)
     module = ClassificationTask(Standardized(MLP(14, [4], 3), 14, epsilon=epsilon), num_classes=3)
-    federation = FederatedOrchestrator(seed=seed)
+    federation = FederatedOrchestrator(seed=seed, secure_aggregation=masks)
     trainer(1, federation, limit_val_batches=0).fit(module, FederatedDataModule(data, DomainPartitioner()))
     assert all(bool(torch.isfinite(tensor).all()) for tensor in weights(module).values())
     return module.network
@@ -131,6 +132,9 @@ def scale_of(epsilon: float | None, seed: int = 0, rows: int = 600, schema: str 
 def test_simulated_clients_add_the_noise_that_the_seed_draws():
     one, same, other = (scale_of(5.0, seed) for seed in (0, 0, 1))
     assert torch.equal(one.mean, same.mean)
+    masked = scale_of(5.0, masks=SecureAggregation())
+    assert torch.equal(one.mean, masked.mean)
+    assert torch.equal(one.std, masked.std)
     assert not torch.equal(one.mean, other.mean)
     exact = expected(clean(600))[0].to_numpy()[:, :3].mean(0)
     assert np.allclose(one.mean[:3], exact, rtol=0.3, atol=0.1)

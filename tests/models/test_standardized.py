@@ -29,9 +29,11 @@ from fl_lightning import (
     FederatedDataModule,
     FederatedOrchestrator,
     LocalTraining,
+    Option,
     SecureAggregation,
     Standardized,
 )
+from fl_lightning.core.capabilities import Capability, Removal
 from fl_lightning.flower import site_check
 from fl_lightning.functional.exact_moments import Moments, moments_of, together
 from fl_lightning.functional.small_counts import told, without_small
@@ -163,12 +165,54 @@ def test_columns_of_zeros_and_ones_are_left_out_if_few_rows_have_one_of_them():
     assert without_small(moments_of(rows), [], 10).counts == (0, 100, 100, 0, 100, 100, 0)
 
 
+class Many(Blobs):
+    """More points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.train = (torch.arange(404.0).reshape(101, 4), torch.arange(101) % 2)
+
+
+class Hides(Option):
+    """An option with which the server sees no single client."""
+
+    def removes(self) -> Any:
+        yield Removal(Capability.SINGLE_UPDATES, "it hides them", "remove it")
+
+
+class Seals(Hides):
+    """It says that it adds up what it hides, and does not."""
+
+    seals = True
+
+
 # ------------------------------------------------------------------ in a federation
 
 
 def expected(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     mean, std = np.nanmean(rows.double().numpy(), 0), np.nanstd(rows.double().numpy(), 0)
     return torch.tensor(mean, dtype=torch.float32), torch.tensor(std, dtype=torch.float32)
+
+
+@pytest.mark.filterwarnings("error:Standardized has not been measured")
+@pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
+@pytest.mark.parametrize("sizes", [SIZES, (20, 20)])
+def test_totals_under_masks_give_the_same_bits(engine, sizes):
+    finals = []
+    for masks in (None, SecureAggregation()):
+        torch.manual_seed(0)
+        module, local = Scaled(), LocalTraining(engine=engine, max_epochs=2)
+        federate(module, 2, data=Shifted(), partitioner=Consecutive(sizes), local=local, secure_aggregation=masks)
+        finals.append(weights(module))
+    assert same_bits(*finals)
+    assert torch.equal(finals[1]["net.std"], expected(Shifted().train[0][: sum(sizes)])[1])
+
+
+def test_more_clients_than_share_masks_in_pairs():
+    module = Scaled()
+    cohort = {"partitioner": Consecutive([1] * 101), "clients_per_round": 3, "data": Many()}
+    federate(module, 1, secure_aggregation=SecureAggregation(), **cohort)
+    assert torch.allclose(module.net.mean, expected(Many().train[0])[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
@@ -305,10 +349,17 @@ def test_a_datamodule_may_measure_its_inputs_itself():
             {"transforms": [ClientPrivacy(1.0, 1.0, "local", noise_seed=1)]},
             "inputs, which get no noise, but ClientPrivacy does not",
         ),
+        (Scaled, {"options": [Hides()]}, "Standardized reads sums of each client, but it hides them"),
+        (Scaled, {"options": [Seals()]}, "Standardized needs the sums of the inputs over all clients, which no option adds up"),
+        (
+            lambda: Scaled(5),
+            {"secure_aggregation": SecureAggregation()},
+            r"The inputs have 4 channels, but 'model.network.num_features' is 5. Set it to 4\.",
+        ),
         (
             Scaled,
-            {"secure_aggregation": SecureAggregation()},
-            "Standardized reads sums of each client, but with 'federation.secure",
+            {"secure_aggregation": SecureAggregation(), "data": Infinite()},
+            "The inputs cannot be measured: A number is infinite",
         ),
         (Changing, {}, "Changing changes batches in 'on_after_batch_transfer', but Standardized is measured before that"),
         (Twice, {}, "Twice contains Standardized 2 times"),

@@ -160,7 +160,7 @@ def test_parameters_that_thaw_while_a_client_trains_are_refused():
 
 
 def test_several_ranks_are_no_faster_with_one_update_at_a_time():
-    context = SimpleNamespace(settings=SimpleNamespace(strategy=FedAsync()), trainer=SimpleNamespace(world_size=2))
+    context = SimpleNamespace(settings=SimpleNamespace(strategy=FedAsync(), pool=None), trainer=SimpleNamespace(world_size=2))
     with pytest.warns(UserWarning, match=f"'{BUFFER}' is 1, so one client trains at a time, and 2 ranks are no faster"):
         AsynchronousAtServer(Asynchronous(), context)
 

@@ -312,6 +312,7 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
         "clients_per_round": 4,
     },
     "standardized": lambda: {"module": Scaled, "clients_per_round": 3, "momentum": 0.9},
+    "standardized under masks": lambda: {"module": Scaled, "secure_aggregation": SecureAggregation()},
     "transfer learning": lambda: {"module": Thawing, "strategy": FedAvgM(0.7), "clients_per_round": 4},
     "personal": lambda: {
         "personal": [PersonalPart(modules="torch.nn.BatchNorm1d"), HEAD],

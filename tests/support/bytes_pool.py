@@ -181,6 +181,9 @@ class BytesPool:
         while self._asked:
             yield self._receive(self._asked.pop())
 
+    def under_way(self) -> dict[int, bytes]:
+        return {}
+
     def deliver(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate:
         return update
 

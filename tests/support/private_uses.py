@@ -106,6 +106,7 @@ REFUSED: dict[Callable[..., Any], tuple[str, ...]] = {
         f"torch.{name}"
         for name in ("autocast_increment_nesting", "autocast_decrement_nesting", "set_autocast_enabled", "clear_autocast_cache")
     ),
+    others.summed: ("torchmetrics.Metric._reductions",),
     others.latest_value: ("torchmetrics.Metric._forward_cache",),
     others.dashboard: ("wandb_workspaces.workspaces.Workspace._to_model",),
     lightning.end_of_tuning: ("lightning.pytorch.utilities.exceptions._TunerExitException",),

@@ -29,6 +29,10 @@ def states(_: Path) -> Any:
     return of_torchmetrics.state_names(torchmetrics.MeanMetric())
 
 
+def summed(_: Path) -> Any:
+    return of_torchmetrics.summed_states(torchmetrics.MeanMetric())
+
+
 def files_of_mnist(folder: Path) -> Any:
     dataset = MNIST.__new__(MNIST)
     dataset.root = str(folder)

@@ -10,18 +10,18 @@ import torch
 from algorithms import ALGORITHMS, outcome, prepare
 from federations import trainer
 
-from fl_lightning.clients.stored_state import ClientFiles
+from fl_lightning.clients.memory import ClientMemory
 
-sweep = ClientFiles.sweep
+sweep = ClientMemory.sweep
 
 
-def sweep_late(files: ClientFiles, needed) -> None:
+def sweep_late(memory: ClientMemory, checkpoints) -> None:
     """A slow disk of the first rank: the other one would be in its next round by now, and write files."""
     time.sleep(0.5)
-    sweep(files, needed)
+    sweep(memory, checkpoints)
 
 
-@patch.object(ClientFiles, "sweep", sweep_late)
+@patch.object(ClientMemory, "sweep", sweep_late)
 def main(out: str) -> None:
     finals = {}
     for name in ALGORITHMS:
@@ -32,7 +32,7 @@ def main(out: str) -> None:
         run.fit(module, data)
         finals[name] = outcome(module, federation)
         memory = federation._run.memory
-        for client in memory.state_dict():
+        for client in range(data.num_clients):
             memory.kept(client)  # an error where its file is gone
         first = run.is_global_zero
     if first:

@@ -44,9 +44,12 @@ TOLD: dict[str, ClientInfo] = {}
 HOOK: dict[str, Callable[[str, Parts, Callable[[], bytes]], bytes | None]] = {}
 """A function between the transport and a site, by the test that sets it."""
 
+CHOOSE: dict[str, Callable[[Sequence[int]], int]] = {}
+"""A function that chooses which of the clients with tasks answers next, by the test that sets it."""
+
 
 class BytesTransport:
-    """Calls each site in turn, the last request first; the names of absent sites are in ``ABSENT``."""
+    """Calls each site in turn, by default the last request first; the names of absent sites are in ``ABSENT``."""
 
     def absent(self) -> dict[int, str]:
         return {k: "it is offline" for k, name in enumerate(REGISTERED) if name in ABSENT}
@@ -61,7 +64,9 @@ class BytesTransport:
 
     def answers(self) -> Iterator[Answer]:
         while self._waiting:
-            client, parts = self._waiting.popitem()
+            train = all(b'"ClientTask"' in parts["order"] for parts in self._waiting.values())
+            client = CHOOSE["choose"](tuple(self._waiting)) if CHOOSE and train else next(reversed(self._waiting))
+            parts = self._waiting.pop(client)
             name = REGISTERED[client]
 
             def ask(name: str = name, parts: Parts = parts) -> bytes:
@@ -256,6 +261,7 @@ def federate(config: dict[str, Any], folder: str = "real", *more: str) -> dict[s
 
 __all__ = [
     "ABSENT",
+    "CHOOSE",
     "HOOK",
     "NAMES",
     "REGISTERED",

@@ -52,16 +52,16 @@ def export(source: Path, client: str, target: Path, trusted: Sequence[str] = (),
         CheckpointError: if the checkpoint cannot be read, or holds nothing of the client's own.
         ConfigurationError: if there is no such client.
     """
-    from fl_lightning.clients.memory import held_part
     from fl_lightning.plugins.checkpoint_io import AtomicCheckpointIO
+    from fl_lightning.server.client_models import kept_by, kept_by_site, own_tensors, state_of_federation
     from fl_lightning.utilities.checkpoint_file import read_checkpoint
 
     checkpoint = read_checkpoint(source, "cpu", trusted)
     weights = dict(checkpoint["state_dict"])
-    state = _federation(checkpoint, source)
+    state = state_of_federation(checkpoint, source)
     number = _number(client, state.get("client_names", []), int(state["clients"]))
-    kept = _kept(state["memory"], number, source) if site is None else _kept_at(site, checkpoint, state, number)
-    own = _own_model(kept, state["tensor_names"], weights) if "vector" in kept else held_part(kept)
+    kept = kept_by(state["memory"], number, source) if site is None else kept_by_site(site, checkpoint, state, number)
+    own = own_tensors(kept, state["tensor_names"], weights)
     if not own and not _has_personal(state):
         raise CheckpointError(
             f"'{source}' holds no model of client {client}'s own: its federation has no 'federation.personal', and no "
@@ -78,74 +78,8 @@ def export(source: Path, client: str, target: Path, trusted: Sequence[str] = (),
     return f"{target}: the shared model with {len(own)} tensors of client {client}."
 
 
-def _federation(checkpoint: Any, source: Path) -> dict[str, Any]:
-    """Return the state of the federation that wrote a checkpoint."""
-    for state in checkpoint.get("callbacks", {}).values():
-        if isinstance(state, dict) and "client_names" in state and "memory" in state:
-            return state
-    raise CheckpointError(
-        f"'{source}' was not written by a federation, so it has no clients. Name a checkpoint of a federation, such "
-        "as best.ckpt."
-    )
-
-
 def _has_personal(state: dict[str, Any]) -> bool:
     return bool(state.get("held"))
-
-
-def _kept(memory: dict[Any, Any], client: int, source: Path) -> dict[str, Any]:
-    """Return what a client has stored."""
-    from fl_lightning.clients.memory import ClientMemory
-
-    if not memory:
-        raise CheckpointError(
-            f"'{source}' holds no client's state: the clients have not trained yet, keep nothing, or are sites, which keep "
-            "theirs on their own disks. Use the file as it is, or run this command at the site, with a copy of the file and "
-            "'--site' set to the site's folder."
-        )
-    clients = ClientMemory()
-    clients.bound(source.absolute().parent.parent / "client_state", float("inf"))
-    clients.load_state_dict(memory)
-    return clients.kept(client)
-
-
-def _kept_at(site: Path, checkpoint: Any, state: dict[str, Any], client: int) -> dict[str, Any]:
-    """Return what the client of a site had stored when the server wrote a checkpoint."""
-    from fl_lightning.wire import from_bytes
-
-    path, round_idx = site / "federations" / state["federation"] / "state.bin", int(checkpoint["epoch"])
-    if not path.exists():
-        raise CheckpointError(
-            f"'{path}' does not exist, so the site whose state is in '{site}' did not train in the federation of this "
-            "checkpoint. Set '--site' to the folder of the site (site_NAME)."
-        )
-    stored = dict(from_bytes(path.read_bytes()))
-    later = sorted(int(k) for k in stored["before"] if int(k) > round_idx)
-    if stored["next_round"] <= round_idx + 1:
-        memory = stored["memory"]
-    elif later and stored["forgotten"] <= round_idx:
-        memory = stored["before"][str(later[0])]
-    else:
-        raise CheckpointError(
-            f"The checkpoint is of round {round_idx}, but the site no longer has what it kept in that round. Use the last "
-            "checkpoint of the federation, such as last.ckpt."
-        )
-    kept: dict[str, Any] = dict(memory.get(str(client), {}))
-    if not kept and memory:
-        raise ConfigurationError(
-            f"The state in '{site}' is that of client {', '.join(memory)}, not of client {client}. Name this site's client."
-        )
-    return kept
-
-
-def _own_model(kept: dict[str, Any], names: Sequence[Sequence[str]], weights: dict[str, Any]) -> dict[str, Any]:
-    """Return the tensors of a client's complete model by name."""
-    parameters, floats, counters = names
-    found: dict[str, Any] = {}
-    for vector, chosen in ((kept["vector"], [*parameters, *floats]), (kept["counters"], counters)):
-        sizes = [weights[name].numel() for name in chosen]
-        found |= {name: part.view_as(weights[name]) for name, part in zip(chosen, vector.split(sizes), strict=True)}
-    return found
 
 
 def _number(client: str, names: Sequence[str], count: int) -> int:

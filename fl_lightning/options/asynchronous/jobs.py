@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fl_lightning.core.loop import ChainRun
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.event_queue import EventQueue
+from fl_lightning.functional.event_queue import EventQueue, Flight
 from fl_lightning.functional.model_state import ModelState
+from fl_lightning.messages import ClientTask
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,19 @@ class StartModel:
 
 
 class JobsInProgress:
-    """Hold the simulated clock with the jobs that have begun, and the models of their starts, at most as many as jobs."""
+    """Hold the jobs that have begun, on the simulated clock or at sites, and the models of their starts, at most one for each.
+
+    Attributes:
+        queue: the jobs at the end of a round.
+        running: the jobs at sites, by client, as the loop holds them; a new process does not have them.
+        asked: what asks once more for each job at a site, by client, at the end of a round.
+        ends: the jobs at sites that have ended in this round, in order.
+    """
 
     queue: EventQueue
+    running: dict[int, tuple[ChainRun, ClientTask]]
+    asked: dict[int, bytes]
+    ends: list[Flight]
     _models: dict[int, StartModel]
 
     def __init__(self) -> None:
@@ -38,7 +50,7 @@ class JobsInProgress:
 
     def forget(self) -> None:
         """Start anew."""
-        self.queue, self._models = EventQueue(), {}
+        self.queue, self._models, self.running, self.asked, self.ends = EventQueue(), {}, {}, {}, []
 
     def start_of(self, round_idx: int, server: ModelState) -> StartModel:
         """Return the model of an earlier round, on the device of the current one.
@@ -69,19 +81,32 @@ class JobsInProgress:
         needed = {flight.version for flight in queue.flights}
         self._models = {known: model for known, model in self._models.items() if known in needed}
         if round_idx in needed:
+            self.hold(round_idx, server)
+
+    def hold(self, round_idx: int, server: ModelState) -> StartModel:
+        """Return a copy of the current model, which is kept until :meth:`follow` finds that no job needs it.
+
+        Args:
+            round_idx: the current round, before the server changes its model.
+            server: the current model.
+        """
+        if round_idx not in self._models:
             own = server.tensors()
             self._models[round_idx] = StartModel(round_idx, {name: own[name].clone() for name in _names(server)})
+        return self._models[round_idx]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the jobs, and the models by round, for a checkpoint."""
         return {
             "queue": self.queue.state_dict(),
             "starts": {round_idx: dict(model.tensors) for round_idx, model in self._models.items()},
+            "asked": {client: torch.frombuffer(bytearray(asked), dtype=torch.uint8) for client, asked in self.asked.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the jobs and models of a checkpoint."""
-        self.queue = EventQueue.from_state(state["queue"])
+        self.queue, self.running = EventQueue.from_state(state["queue"]), {}
+        self.asked = {int(client): asked.cpu().numpy().tobytes() for client, asked in state.get("asked", {}).items()}
         self._models = {int(number): StartModel(int(number), dict(tensors)) for number, tensors in state["starts"].items()}
 
 

@@ -1,4 +1,4 @@
-"""Plan asynchronous rounds from the events of a simulated clock: which updates arrive."""
+"""Plan asynchronous rounds: which updates arrive, by a simulated clock or as in an earlier run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fl_lightning.core.hooks import USUAL_TICKS
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.event_queue import EventQueue, Flight, until_flush
 from fl_lightning.functional.scheduling import draw_cohort
+from fl_lightning.options.asynchronous.arrivals import Recording
 from fl_lightning.options.asynchronous.jobs import JobsInProgress
 from fl_lightning.server.sampling import ClientSampler, RoundPlan
 
@@ -18,7 +19,7 @@ class AsynchronousPlan(RoundPlan):
     """Hold the updates that become a new model; see :class:`RoundPlan`.
 
     Attributes:
-        queue: the simulated clock at the end of the round.
+        queue: the simulated clock, or the tasks under way, at the end of the round.
         starts: the rounds from whose models the clients started, by client.
     """
 
@@ -52,35 +53,68 @@ class AsynchronousSampler(ClientSampler):
             return self._begin(round_idx, tick, free, [client for client in present if client not in busy])
 
         flush = until_flush(self.in_progress.queue, self.buffer, self.slots, begin)
+        self.require(round_idx, len(flush.arrived))
+        return self.of(round_idx, flush.arrived, flush.lost, flush.queue)
+
+    def require(self, round_idx: int, updates: int) -> None:
+        """Refuse a round that gets too few updates.
+
+        Raises:
+            ClientError: with the number that it needs.
+        """
         needed = max(1, self.faults.needed(self.buffer))
-        if len(flush.arrived) < needed:
+        if updates < needed:
             raise ClientError(
-                f"Round {round_idx}: {len(flush.arrived)} updates can arrive, but a new model needs {needed}. "
+                f"Round {round_idx}: {updates} updates can arrive, but a new model needs {needed}. "
                 + self.advice("Lower 'federation.asynchronous.buffer' or 'federation.faults.min_updates'")
             )
-        starts = {flight.client: flight.version for flight in flush.arrived}
-        lost = tuple(sorted(flight.client for flight in flush.lost))
+
+    def of(self, round_idx: int, arrived: Collection[Flight], lost: Collection[Flight], queue: EventQueue) -> AsynchronousPlan:
+        """Return the plan of a round from its events."""
+        starts = {flight.client: flight.version for flight in arrived}
+        gone = tuple(sorted(flight.client for flight in lost))
         return AsynchronousPlan(
             round_idx=round_idx,
             seed=self.seed,
-            cohort=tuple(sorted([*starts, *lost])),
+            cohort=tuple(sorted([*starts, *gone])),
             clients=tuple(sorted(starts)),
-            lost=lost,
-            queue=flush.queue,
+            lost=gone,
+            queue=queue,
             starts=starts,
         )
 
     def _begin(self, round_idx: int, tick: int, free: int, clients: Sequence[int]) -> list[Flight]:
         """Return the jobs of clients that are drawn from those that can begin one."""
-        if not clients:
-            return []
-        cohort = draw_cohort(self.num_clients, free, self.seed, round_idx, clients, self.order(round_idx))
+        cohort = self.drawn(round_idx, free, clients)
         plan = self.followed(RoundPlan(round_idx=round_idx, seed=self.seed, cohort=cohort, clients=cohort))
         begun = sorted({*plan.clients, *plan.lost})
         return [Flight(tick + self._ticks(client, round_idx), client, round_idx, client in plan.lost) for client in begun]
+
+    def drawn(self, round_idx: int, free: int, clients: Sequence[int]) -> tuple[int, ...]:
+        """Return the clients, at most as many as are free to begin, that begin a task of those that can."""
+        if not clients or free < 1:
+            return ()
+        return draw_cohort(self.num_clients, free, self.seed, round_idx, clients, self.order(round_idx))
 
     def _ticks(self, client: int, round_idx: int) -> int:
         ticks = float(USUAL_TICKS)
         for hook in self.hooks:
             ticks = hook.duration(client, round_idx, ticks)
         return max(1, round(ticks))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplaySampler(AsynchronousSampler):
+    """Plan the rounds of an earlier run; see :class:`AsynchronousSampler`.
+
+    Args:
+        recording: what happened in that run.
+    """
+
+    recording: Recording
+
+    def round(self, round_idx: int) -> AsynchronousPlan:
+        """Return the updates of the same round of the earlier run."""
+        ends = [(one.lost, Flight(one.order, one.client, one.version, one.lost)) for one in self.recording.of(round_idx)]
+        arrived, lost = ([flight for gone, flight in ends if gone is which] for which in (False, True))
+        return self.of(round_idx, arrived, lost, self.recording.after(round_idx))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning.core.hooks import ServerContext, ServerHooks
+from fl_lightning.core.option import OptionSettings
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.options.asynchronous.arrivals import ArrivalFile, Recording
 from fl_lightning.options.asynchronous.jobs import JobsInProgress
+from fl_lightning.options.asynchronous.live import LiveRound, LiveSampler
 from fl_lightning.options.asynchronous.round import AsynchronousRound
-from fl_lightning.options.asynchronous.sampler import AsynchronousSampler
+from fl_lightning.options.asynchronous.sampler import AsynchronousSampler, ReplaySampler
 from fl_lightning.reporting.rounds import staleness_figures
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.round import FederationRound
@@ -30,7 +34,7 @@ class AsynchronousAtServer(ServerHooks):
         context: the fit.
 
     Raises:
-        ConfigurationError: if the strategy is not defined for so many updates.
+        ConfigurationError: if the strategy is not defined for so many updates, or other settings do not fit.
     """
 
     def __init__(self, settings: Asynchronous, context: ServerContext) -> None:
@@ -48,24 +52,45 @@ class AsynchronousAtServer(ServerHooks):
                 "one. Set 'trainer.devices' to 1.",
                 stacklevel=2,
             )
+        self._file: ArrivalFile | None = None
+        if context.settings.pool is not None:
+            refuse_evaluations(context.settings.active_options)
+            names = [context.data.client_name(client) for client in range(context.data.num_clients)]
+            self._file = ArrivalFile(Path(context.trainer.default_root_dir), names, context.seed)
+        self._recording = None if settings.replay is None else recording_of(settings, context)
+        self._first = True
 
     def begin_round(self, round_idx: int) -> None:
-        """Start the clock with the first round."""
+        """Start the clock with the first round, and the file of arrivals with the first one of a fit."""
         if round_idx == 0:
             self._in_progress.forget()
+        self._in_progress.ends = []
+        if self._file is not None and self._first:
+            self._file.begin(round_idx)
+        self._first = False
 
     def sampler(self, sampler: ClientSampler) -> ClientSampler:
-        """Return a sampler that follows the clock."""
+        """Return a sampler that follows the clock, or the arrivals of the real clients, or those of an earlier run."""
         slots, buffer = self._settings.slots(sampler.num_clients), self._settings.buffer
-        return AsynchronousSampler(**vars(sampler), in_progress=self._in_progress, slots=slots, buffer=buffer)
+        given: dict[str, Any] = {**vars(sampler), "in_progress": self._in_progress, "slots": slots, "buffer": buffer}
+        if self._file is not None:
+            self._live = LiveSampler(**given)
+            return self._live
+        return AsynchronousSampler(**given) if self._recording is None else ReplaySampler(**given, recording=self._recording)
 
     def rounds(self, build: Callable[..., FederationRound]) -> Callable[..., FederationRound]:
         """Return what builds asynchronous rounds."""
+        if self._file is not None:
+            return partial(LiveRound, in_progress=self._in_progress, sampler=self._live)
         return partial(AsynchronousRound, in_progress=self._in_progress)
 
     def after_round(self, federation: Federation, round_idx: int, result: RoundResult) -> dict[str, float]:
-        """Return the time, and how many models have been made since the clients' starts."""
-        return {**staleness_figures(result.updates), "ticks": float(self._in_progress.queue.tick)}
+        """Return how many models have been made since the clients' starts, and the time on a clock."""
+        figures = staleness_figures(result.updates)
+        if self._file is not None:
+            self._file.add(round_idx, self._in_progress.ends)
+            return figures
+        return figures if self._recording is not None else {**figures, "ticks": float(self._in_progress.queue.tick)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the jobs in progress, with the models from which they started."""
@@ -74,3 +99,43 @@ class AsynchronousAtServer(ServerHooks):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the jobs in progress."""
         self._in_progress.load_state_dict(state)
+
+
+def refuse_evaluations(options: Iterable[OptionSettings]) -> None:
+    """Refuse options that evaluate models at sites, which train between rounds.
+
+    Raises:
+        ConfigurationError: naming the option.
+    """
+    for option in options:
+        if any(option.measures()):
+            raise ConfigurationError(
+                f"{option.title} evaluates models at the clients between rounds, but with 'federation.asynchronous' sites "
+                f"train at that time. Remove {option.title}."
+            )
+
+
+def recording_of(settings: Asynchronous, context: ServerContext) -> Recording:
+    """Return the run to repeat.
+
+    Raises:
+        ConfigurationError: if this run could not give its bits.
+    """
+    what, given = "'federation.asynchronous.replay'", context.settings.active_options
+    secret = [option.title for option in given if option.clients_noise(delivered=True) > 0]
+    if secret:
+        raise ConfigurationError(
+            f"{what} repeats a run to the bit, but {secret[0]} adds noise that each site draws from a key of its own. Remove "
+            f"{what}: such a run cannot be repeated."
+        )
+    here = [option.title for option in given if option.simulated_only]
+    if here:
+        raise ConfigurationError(f"{what} repeats a run with sites, which cannot have had {here[0]}. Remove {here[0]}.")
+    path = Path(str(settings.replay))
+    recording = Recording.read(path, context.data.num_clients, context.seed, settings.buffer)
+    planned, known = context.trainer.max_epochs, recording.rounds
+    if planned is None or not 0 <= planned <= known:
+        raise ConfigurationError(
+            f"{what} is '{path}', which has {known} rounds, but 'trainer.max_epochs' is {planned}. Set it to {known} at most."
+        )
+    return recording

@@ -19,7 +19,7 @@ _WHAT = "'federation.asynchronous'"
 @checks_types
 @dataclass(frozen=True)
 class Asynchronous(OptionSettings):
-    """Aggregate whenever a number of updates has arrived, on the simulated clock of ``federation.clock``.
+    """Aggregate whenever a number of updates has arrived: from sites, or on the simulated clock of ``federation.clock``.
 
     ``concurrency`` clients train at the same time, each from the newest model at its start. When one ends, its update goes to
     the server's buffer, and another client starts. Each time the buffer is full, its updates become a new model: that is one
@@ -29,6 +29,7 @@ class Asynchronous(OptionSettings):
         concurrency: clients that train at the same time, instead of ``federation.clients_per_round``: a float in (0, 1] is a
             fraction of the clients, an int their number.
         buffer: the number of updates in a new model, >= 1; FedBuff's K. FedAsync needs 1.
+        replay: the ``arrivals.jsonl`` of a run with sites, which a simulation then repeats to the bit; None for no such run.
 
     Raises:
         ConfigurationError: for a value outside its range.
@@ -36,10 +37,12 @@ class Asynchronous(OptionSettings):
 
     concurrency: int | float = 1.0
     buffer: int = 1
+    replay: str | None = None
 
     setting = "asynchronous"
-    simulated_only = True
-    on_resume = ResumeRule(on_purpose="concurrency buffer")
+    at_sites = True
+    own_pace = True
+    on_resume = ResumeRule(on_purpose="concurrency buffer replay")
 
     def __post_init__(self) -> None:
         whole = isinstance(self.concurrency, int)
@@ -71,6 +74,10 @@ class Asynchronous(OptionSettings):
         wanted = f"at most {num_clients}, because each of the {num_clients} clients has at most one update in a new model"
         require(self.buffer <= num_clients, _NAME + "buffer", wanted, self.buffer)
         return self.buffer
+
+    def not_at_sites(self) -> Iterator[str]:
+        """Return a run to repeat, which only a simulation does."""
+        yield from () if self.replay is None else (_NAME + "replay",)
 
     def at_server(self, context: ServerContext) -> ServerHooks:
         """Return the hooks at the server.

@@ -57,6 +57,7 @@ class PrivacyAccount(ServerHooks):
         self._budget = Budget(private, context)
         self._run, self._lines = "", 0
         self._loaded: Mapping[str, Any] = {}
+        self._outlasting: dict[str, dict[int, int]] = {}  # what is planned for tasks that outlast a round
         self.begin_round(0)
 
     # ---------------------------------------------------------------- start and checkpoints
@@ -136,7 +137,7 @@ class PrivacyAccount(ServerHooks):
     def begin_round(self, round_idx: int) -> None:
         """Prepare for the charges of a round."""
         self._clients = 0
-        self._planned: dict[str, Counter[int]] = {"sent": Counter(), "steps": Counter()}
+        self._planned: dict[str, Counter[int]] = {name: Counter(self._outlasting.get(name, {})) for name in ("sent", "steps")}
 
     def charge(self, federation: Federation, round_idx: int, plan: RoundPlan, tasks: Sequence[ClientTask]) -> None:
         """Charge the releases of turns in advance."""
@@ -153,11 +154,13 @@ class PrivacyAccount(ServerHooks):
 
     def drained(self, federation: Federation, round_idx: int, updates: list[ClientUpdate]) -> list[ClientUpdate]:
         """Correct the charges to the actual releases, and tell what each client has spent."""
+        under_way = federation.pool.under_way()
+        self._outlasting = {name: {k: n for k, n in each.items() if k in under_way} for name, each in self._planned.items()}
         if any(self._planned.values()):
             everyone = federation.comm.gather(federation.pool.counts())
             difference: Entry = {}
             for name, planned in self._planned.items():
-                change = Counter({client: -count for client, count in planned.items()})
+                change = Counter({client: -count for client, count in planned.items() if client not in under_way})
                 for theirs in everyone:
                     change.update(theirs.get(name, {}) if planned else {})
                 if any(change.values()):

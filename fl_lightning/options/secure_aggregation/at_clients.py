@@ -10,17 +10,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from fl_lightning.clients.update_editor import UpdateEditor
 from fl_lightning.core.hooks import ClientContext, ClientHooks, SitePlace
 from fl_lightning.errors import ConfigurationError, ProtocolError
-from fl_lightning.functional.sums import Grid, Sums
+from fl_lightning.functional.sums import Sums
+from fl_lightning.functional.whole_numbers import whole_to_words
 from fl_lightning.functional.words import to_words
 from fl_lightning.messages import ClientTask
+from fl_lightning.options.secure_aggregation.checks import require_grids, require_round, require_same
 from fl_lightning.options.secure_aggregation.client import MaskingClient
 from fl_lightning.options.secure_aggregation.description import (
-    COMPLETE,
     RoundDescription,
     digest_of_model,
+    digest_of_sums,
     digest_of_task,
 )
 from fl_lightning.options.secure_aggregation.keys import KeyRing, key_from, openssh
@@ -43,10 +47,6 @@ from fl_lightning.types import ClientUpdate, RoundStart, Snapshot
 LOSS, EXAMPLES = "figure: loss", "figure: examples"
 """The sums of the training losses, weighted by examples, and of the examples behind them."""
 _LARGEST = 2.0**40
-_UNLIKE = 2.0**24
-"""How much larger than this site's weight another one's may be; 25 bits of its own numbers are left then."""
-_STEPS = 2.0**10
-"""The least steps of a grid that a site's largest number takes."""
 
 
 class MasksAtClients(ClientHooks):
@@ -58,7 +58,10 @@ class MasksAtClients(ClientHooks):
 
     def __init__(self, context: ClientContext) -> None:
         self._context, self._place = context, context.place
-        self._lists = None if self._place is None else SignedLists(self._place.folder)
+        self._lists: dict[bool, SignedLists] = {}  # by whether they are of whole numbers before round 0
+        if self._place is not None:
+            folder = self._place.folder
+            self._lists = {False: SignedLists(folder), True: SignedLists(folder, "signed_sums.json")}
         self._clients: dict[int, MaskingClient] = {}
         self._announced: dict[int, MaskingClient] = {}  # those that have announced keys, and no shares
         self._described: tuple[Any, RoundDescription] | None = None
@@ -86,7 +89,7 @@ class MasksAtClients(ClientHooks):
         masking = self._of(client)
         if step == UPDATE:
             masking.receive(unpacked(content.get("sealed")))
-            return {}
+            return {WORDS: self._summand(masking)} if masking.description.is_before else {}
         if step == LIST:
             return {"signature": self._signed(masking, content.get("delivered")).hex()}
         if step == OPEN:
@@ -111,9 +114,8 @@ class MasksAtClients(ClientHooks):
         if client not in dict(description.cohort):
             raise ProtocolError("The round under masks is for other clients.")
         if self._place is not None:
-            assert self._lists is not None
-            _require_round(description, client, self._place)
-            self._lists.require_cohort(description)
+            require_round(description, client, self._place)
+            self._lists[description.is_before].require_cohort(description)
         self._identity = self._simulated(description) if self._place is None else self._of_site(self._place)
         return description
 
@@ -163,9 +165,26 @@ class MasksAtClients(ClientHooks):
         if self._place is None:
             masking.masked_elsewhere()
         signature = masking.agree(delivered)
-        if self._lists is not None:
-            self._lists.sign(masking.description, delivered)  # on the disk before the signature leaves
+        if self._lists:  # on the disk before the signature leaves
+            self._lists[masking.description.is_before].sign(masking.description, delivered)
         return signature
+
+    def _summand(self, masking: MaskingClient) -> Tensor:
+        """Return the masked words of the whole numbers that a client adds to those of the others.
+
+        Raises:
+            ProtocolError: if the server asks for others.
+        """
+        description = masking.description
+        require_same("list of sums", digest_of_sums(description.sizes), description.model)
+        numbers = [number for what in sorted(description.sizes) for number in self._context.numbers(masking.client, what)]
+        size = sum(description.sizes.values())
+        if len(numbers) != size:
+            raise ProtocolError(
+                f"The server adds up {size} numbers of each client, but client {masking.client} has {len(numbers)}. The inputs "
+                "of all need the same number of channels, which is 'model.network.num_features'."
+            )
+        return masking.mask(whole_to_words(numbers))
 
     # ---------------------------------------------------------------- updates
 
@@ -209,17 +228,17 @@ class MasksAtClients(ClientHooks):
         """Refuse to send an update of another order or model than the one that the round describes."""
         assert self._editor is not None
         model = self._editor.model
-        _require_same("session", model.session, description.session)
-        _require_same("model", digest_of_model(model), description.model)
-        _require_same("order", digest_of_task(task), description.work)
-        _require_same("round", {task.round_idx, model.round_idx}, {description.round_idx})
+        require_same("session", model.session, description.session)
+        require_same("model", digest_of_model(model), description.model)
+        require_same("order", digest_of_task(task), description.work)
+        require_same("round", {task.round_idx, model.round_idx}, {description.round_idx})
 
     def _require_sums(self, description: RoundDescription, strategy: RunningStrategy, examples: int, own: Sums) -> None:
         """Refuse other sums than the strategy's, and grids on which sites' numbers could vanish."""
         assert self._editor is not None
         sizes = strategy.sum_sizes(self._editor.state.numel(), self._editor.size) or {}
-        _require_same("list of sums", {**sizes, LOSS: 1, EXAMPLES: 1}, description.sizes)
-        _require_grids(description.grids, strategy.grids([examples], self._editor.grid), own)
+        require_same("list of sums", {**sizes, LOSS: 1, EXAMPLES: 1}, description.sizes)
+        require_grids(description.grids, strategy.grids([examples], self._editor.grid), own)
 
     def _prepared_strategy(self, description: RoundDescription) -> RunningStrategy:
         """Return a copy of the strategy that knows the round, and of which a server in this process knows nothing."""
@@ -232,60 +251,3 @@ class MasksAtClients(ClientHooks):
             found.start_round(RoundStart(description.round_idx, description.clients, self._context.num_clients, state, size))
             self._strategy = found
         return self._strategy
-
-
-def _require_round(description: RoundDescription, client: int, place: SitePlace) -> None:
-    """Refuse a round that does not meet this site's policy.
-
-    Raises:
-        ProtocolError: naming what does not fit.
-    """
-    _require_same("federation", description.federation, place.federation)
-    _require_same("settings", description.contract, place.contract)
-    names = dict(description.cohort)
-    if names[client] != place.name:
-        raise ProtocolError("The round under masks calls this site by another name.")
-    unknown = sorted(set(names.values()) - {*place.peers, place.name})
-    if unknown:
-        raise ProtocolError(
-            f"The round has sites whose public keys this site does not have ('policy.peers'): {unknown[0][:60]!r}."
-        )
-    if not place.min_cohort <= len(names) <= COMPLETE:
-        raise ProtocolError(
-            f"The round has {len(names)} sites, but must have {COMPLETE} at most, and at least this site's 'policy.min_cohort' "
-            f"of {place.min_cohort}."
-        )
-
-
-def _require_grids(grids: Mapping[str, Grid], mine: Mapping[str, Grid], sums: Sums) -> None:
-    """Refuse grids so coarse that the numbers of some sites would vanish, and with them what hides the others'.
-
-    Args:
-        grids: the grids of the round.
-        mine: those that this site would choose, of which others may have larger weights.
-        sums: its part of the sums.
-
-    Raises:
-        ProtocolError: if a grid is another one.
-    """
-    sizes = sums.sizes()
-    for name, grid in grids.items():
-        if name in mine:
-            own = mine[name]
-            sound = (grid.pieces, grid.certain) == (own.pieces, own.certain) and grid.largest <= own.largest * _UNLIKE
-        else:  # of a state that only the server has
-            parts = sums.parts(name) if name in sizes else []
-            sound = all(not part.bound or part.bound * 2.0**part.fraction >= _STEPS for part in parts)
-        if not sound:
-            raise ProtocolError(
-                f"The grid of the sum '{name[:40]}' is too coarse for this site's numbers, or not the one that follows from "
-                "the model, so some sites' numbers could vanish and no longer hide those of the others."
-            )
-
-
-def _require_same(what: str, here: Any, there: Any) -> None:
-    if here != there:
-        raise ProtocolError(
-            f"The {what} that this site got differs from the one that all sites of the round under masks agreed on. With "
-            "different ones, the server could tell the sites' updates apart."
-        )

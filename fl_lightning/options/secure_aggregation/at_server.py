@@ -17,10 +17,16 @@ from fl_lightning.functional.sums import Sums
 from fl_lightning.functional.words import add_words, from_words
 from fl_lightning.messages import ClientTask, Note
 from fl_lightning.options.secure_aggregation.at_clients import EXAMPLES, LOSS
-from fl_lightning.options.secure_aggregation.description import RoundDescription, digest_of_model, digest_of_task
+from fl_lightning.options.secure_aggregation.description import (
+    BEFORE,
+    RoundDescription,
+    digest_of_model,
+    digest_of_sums,
+    digest_of_task,
+)
 from fl_lightning.options.secure_aggregation.messages import WORDS
 from fl_lightning.options.secure_aggregation.opened import OpenedSums
-from fl_lightning.options.secure_aggregation.server import KeysAhead, MaskedRound
+from fl_lightning.options.secure_aggregation.server import Ask, KeysAhead, MaskedRound
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.round_result import Aggregate, RoundResult
 from fl_lightning.server.round_sums import RoundSums
@@ -43,10 +49,29 @@ class MasksAtServer(ServerHooks):
     def __init__(self, setting: str, threshold: float) -> None:
         self._setting, self._threshold = setting, threshold
         self._sums: MaskedSums | None = None
+        self._ahead: KeysAhead | None = None
+
+    def add_up(self, federation: Federation, what: str, size: int) -> list[int]:
+        """Return the totals of whole numbers over all clients, who announce keys for round 0 with the last step."""
+        federation.publish()  # sites know the session by it
+        everyone = range(federation.data.num_clients)
+        description = RoundDescription(
+            **federation.pool.terms(),
+            round_idx=BEFORE,
+            cohort=tuple((client, federation.data.client_name(client)) for client in everyone),
+            threshold=self._threshold,
+            model=digest_of_sums({what: size}),
+            work="",
+            sizes={what: size},
+            grids={},
+        )
+        masked = MaskedRound(description, asking(federation, self._setting), looks_ahead=True)
+        total, self._ahead = masked.add_up(), masked.ahead
+        return total
 
     def round_sums(self, federation: Federation, round_idx: int, plan: RoundPlan) -> RoundSums:
         """Return the masked sums of a round, in which clients that drop out have exchanged keys, too."""
-        ahead = None if self._sums is None else self._sums.ahead
+        ahead = self._ahead if self._sums is None else self._sums.ahead
         self._sums = MaskedSums(federation, self._setting, self._threshold, ahead)
         return self._sums
 
@@ -74,6 +99,7 @@ class MaskedSums(RoundSums):
     def __init__(self, federation: Federation, setting: str, threshold: float, ahead: KeysAhead | None) -> None:
         super().__init__(federation)
         self._federation, self._setting, self._threshold, self._ahead = federation, setting, threshold, ahead
+        self._ask = asking(federation, setting)
         self._examples: Sequence[int] = ()
         self._delivered: list[int] = []  # on this rank
         self._round: MaskedRound | None = None
@@ -118,10 +144,6 @@ class MaskedSums(RoundSums):
             sizes={**sizes, LOSS: 1, EXAMPLES: 1},
             grids={name: grid for name, grid in found.items() if name in sizes},
         )
-
-    def _ask(self, requests: Mapping[int, Mapping[str, Any]]) -> Mapping[int, Mapping[str, Any]]:
-        answers = self._federation.pool.ask([Note(self._setting, client, content) for client, content in requests.items()])
-        return {client: note.content for client, note in answers.items()}
 
     def add(self, update: ClientUpdate) -> ClientUpdate:
         """Add the words of an update."""
@@ -181,6 +203,16 @@ class MaskedSums(RoundSums):
             if one.client in self._accepted
         ]
         return found._replace(updates=counted)
+
+
+def asking(federation: Federation, setting: str) -> Ask:
+    """Return a function that sends each client a request for the option of this name, and returns the answers."""
+
+    def ask(requests: Mapping[int, Mapping[str, Any]]) -> Mapping[int, Mapping[str, Any]]:
+        answers = federation.pool.ask([Note(setting, client, content) for client, content in requests.items()])
+        return {client: note.content for client, note in answers.items()}
+
+    return ask
 
 
 def _no_sizes(strategy: RunningStrategy) -> str:

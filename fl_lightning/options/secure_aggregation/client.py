@@ -80,7 +80,7 @@ class MaskingClient:
         others = set(self._neighbours) & set(clients)
         if len(others) + 1 < self._least:
             raise ProtocolError(
-                f"Round {self.description.round_idx}: {len(others) + 1} of {len(self._neighbours) + 1} clients {what}, but "
+                f"{self.description.title}: {len(others) + 1} of {len(self._neighbours) + 1} clients {what}, but "
                 f"removing the masks takes {self._least} or more."
             )
 

@@ -14,9 +14,12 @@ from typing import Any
 from fl_lightning.errors import ProtocolError
 from fl_lightning.functional.digest import Digest
 from fl_lightning.functional.sums import Grid
+from fl_lightning.functional.whole_numbers import WholeLayout
 from fl_lightning.functional.words import WordLayout
 from fl_lightning.messages import ClientTask, ServerModel
 
+BEFORE = -1
+"""The place of what clients add up before round 0: whole numbers, without a training."""
 COMPLETE = 100
 """The largest cohort of which every two clients share a mask."""
 _MOST_CLIENTS = 10**6
@@ -32,10 +35,11 @@ class RoundDescription:
         federation: the id of the federation; empty in a simulation.
         contract: the digest of the settings that all clients got; empty in a simulation.
         session: the id of the attempt.
-        round_idx: the communication round, from 0.
+        round_idx: the communication round, from 0; :data:`BEFORE` for whole numbers before it.
         cohort: the ids and names of the clients that exchange keys, ascending.
         threshold: the least share of a client's neighbours, itself included, that must help to remove its masks.
-        model: the digest of the global model and of all that comes with it, but the limits of updates.
+        model: the digest of the global model and of all that comes with it, but the limits of updates; for whole numbers
+            :func:`digest_of_sums`.
         work: the digest of what each client is asked to do; empty if the clients have different tasks.
         sizes: the length of each sum, by name.
         grids: the grids of those that have one, by name.
@@ -89,7 +93,8 @@ class RoundDescription:
             found = cls(**plain, cohort=cohort, sizes=sizes, grids=grids)
             sound = len({k for k, _ in cohort}) == len({name for _, name in cohort}) == len(cohort)
             sound &= all(0 <= client < _MOST_CLIENTS for client, _ in cohort)  # a share for the id -1 would be the secret
-            sound &= type(found.round_idx) is int and found.round_idx >= 0  # NaN is not below any round
+            sound &= type(found.round_idx) is int and found.round_idx >= BEFORE  # NaN is not below any round
+            sound &= not (found.is_before and grids)
             sound &= all(isinstance(plain[name], str) for name in ("federation", "contract", "session", "model", "work"))
             sound &= all(size >= 0 for size in sizes.values()) and 0 < found.threshold <= 1
             sound &= all(_is_sound(grid) and sum(n for n, _ in grid.pieces) == sizes[name] for name, grid in grids.items())
@@ -107,7 +112,17 @@ class RoundDescription:
     @cached_property
     def layout(self) -> WordLayout:
         """Return how the sums are written as words."""
-        return WordLayout(self.sizes, self.grids)
+        return (WholeLayout if self.is_before else WordLayout)(self.sizes, self.grids)
+
+    @property
+    def is_before(self) -> bool:
+        """Return whether clients add up whole numbers before round 0."""
+        return self.round_idx == BEFORE
+
+    @property
+    def title(self) -> str:
+        """Return the name of the round in messages."""
+        return "Before round 0" if self.is_before else f"Round {self.round_idx}"
 
     @cached_property
     def _neighbours(self) -> dict[int, tuple[int, ...]]:
@@ -146,6 +161,11 @@ def _is_sound(grid: Grid) -> bool:
 def _grid(values: Any) -> Grid:
     pieces = tuple((int(size), None if expected is None else float(expected)) for size, expected in values["pieces"])
     return Grid(pieces, float(values["largest"]), bool(values["certain"]))
+
+
+def digest_of_sums(sizes: Mapping[str, int]) -> str:
+    """Return the digest of a question for whole numbers, of which a site signs one list of survivors."""
+    return _hashed(["sums", dict(sizes)]).hex()
 
 
 def digest_of_model(model: ServerModel) -> str:

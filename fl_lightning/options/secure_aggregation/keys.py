@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.errors import ConfigurationError, ProtocolError
-from fl_lightning.functional.words import WordLayout, add_wide
+from fl_lightning.functional.words import WordLayout
 
 _DOMAIN = b"fl_lightning masks 1\0"
 """Stands before all that is signed or derived, since the same key signs other messages elsewhere."""
@@ -218,4 +218,4 @@ def add_mask(words: Tensor, key: bytes, layout: WordLayout, sign: int) -> None:
     rest = words[narrow:]
     if len(rest):
         parts = [block(min(_BLOCK, len(rest) - start)).clone() for start in range(0, len(rest), _BLOCK)]
-        add_wide(rest, torch.cat(parts), sign)
+        layout.add_rest(rest, torch.cat(parts), sign)

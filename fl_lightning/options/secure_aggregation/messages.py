@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fl_lightning.errors import ProtocolError
 from fl_lightning.options.secure_aggregation.client import Announcement
 
 KEYS, SHARES, UPDATE, LIST, OPEN = "keys", "shares", "update", "list", "open"
 """The steps, in order."""
 WORDS = "words"
-"""The name of the masked words among the tensors of an update."""
+"""The name of the masked words among the tensors of an update, or in an answer."""
 
 
 def packed(content: Mapping[int, bytes]) -> dict[str, str]:
@@ -29,6 +32,17 @@ def unpacked(content: Any) -> dict[int, bytes]:
         return {int(client): bytes.fromhex(value) for client, value in content.items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise ProtocolError("A message of the round under masks cannot be read.") from error
+
+
+def words_in(content: Any, count: int) -> Tensor:
+    """Return masked words.
+
+    Raises:
+        ProtocolError: if there are others than so many, int64.
+    """
+    if not isinstance(content, Tensor) or content.dtype != torch.int64 or content.shape != (count,):
+        raise ProtocolError("The masked words cannot be read.")
+    return content
 
 
 def packed_announcement(one: Announcement) -> str:

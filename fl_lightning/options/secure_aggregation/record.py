@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.errors import ProtocolError
-from fl_lightning.options.secure_aggregation.description import RoundDescription
+from fl_lightning.options.secure_aggregation.description import BEFORE, RoundDescription
 from fl_lightning.utilities.atomic_file import write_whole
 
 
@@ -18,10 +18,11 @@ class SignedLists:
 
     Args:
         folder: the site's folder.
+        name: the name of the file.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "signed_lists.json"
+    def __init__(self, folder: Path, name: str = "signed_lists.json") -> None:
+        self._path = folder / name
 
     def _read(self) -> dict[str, dict[str, Any]]:
         empty: dict[str, dict[str, Any]] = {"models": {}, "federations": {}}
@@ -50,13 +51,19 @@ class SignedLists:
         names = dict(description.cohort)  # a number may be another site's in another federation
         found, signed = self._read(), _digest(sorted(names[client] for client in delivered))
         known = found["models"].get(description.model)
+        if known is not None and known != signed and description.is_before:
+            raise ProtocolError(
+                f"This site has signed another list of survivors for the {', '.join(description.sizes)}, and the difference of "
+                "two totals could show one site's part. Have the sites of the earlier list answer, or begin with a model that "
+                f"was measured. If the server may know the difference, the staff of these sites delete '{self._path}'."
+            )
         if known is not None and known != signed:
             raise ProtocolError(
                 "This site has signed another list of survivors for the same model, and the difference of two sums could show "
                 "one site's update. Continue from a later checkpoint, or begin with other weights (another seed)."
             )
         federation = found["federations"].setdefault(
-            description.federation, {"cohort": _digest(description.cohort), "round": -1}
+            description.federation, {"cohort": _digest(description.cohort), "round": BEFORE - 1}
         )
         if known is None and description.round_idx <= federation["round"]:
             raise ProtocolError(

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from fl_lightning.errors import ClientError, ProtocolError
 from fl_lightning.functional.secret_sharing import PRIME, join_shares
+from fl_lightning.functional.whole_numbers import words_to_whole
+from fl_lightning.functional.words import add_words
 from fl_lightning.options.secure_aggregation.client import Announcement, common_mask, own_mask
 from fl_lightning.options.secure_aggregation.description import RoundDescription
 from fl_lightning.options.secure_aggregation.keys import SecretKey, add_mask, commitment
@@ -21,10 +23,12 @@ from fl_lightning.options.secure_aggregation.messages import (
     OPEN,
     SHARES,
     UPDATE,
+    WORDS,
     announcement_in,
     packed,
     packed_announcement,
     unpacked,
+    words_in,
 )
 
 Ask = Callable[[Mapping[int, Mapping[str, Any]]], Mapping[int, Mapping[str, Any]]]
@@ -113,6 +117,21 @@ class MaskedRound:
 
     # ---------------------------------------------------------------- after the training
 
+    def add_up(self) -> list[int]:
+        """Return the totals of whole numbers, for which no client trains.
+
+        Raises:
+            ClientError: if too few clients deliver or help; then nothing has been revealed.
+        """
+        self.begin()
+        layout = self.description.layout
+        sent = _read(self._asked(self.notes()), lambda found: words_in(found[WORDS], layout.words))
+        total = layout.zeros()
+        for words in sent.values():
+            add_words(total, words, layout)
+        self.open(total, sent, sent)
+        return words_to_whole(total)
+
     def open(self, words: Tensor, delivered: Collection[int], mine: Iterable[int]) -> None:
         """Remove the masks that are left in a sum, in place.
 
@@ -178,7 +197,7 @@ class MaskedRound:
                 self._honest = set(holders)
                 return found
         raise ClientError(
-            f"Round {self.description.round_idx}: {len(held)} clients have sent shares of a secret of client {client}, which "
+            f"{self.description.title}: {len(held)} clients have sent shares of a secret of client {client}, which "
             f"takes {least} that fit. The masks cannot be removed; repeat the round."
         )
 
@@ -198,7 +217,7 @@ class MaskedRound:
             if there < least:
                 of = "" if len(around) == len(cohort) else f" next to client {client}"
                 raise ClientError(
-                    f"Round {self.description.round_idx}: {there} of {len(around)} clients{of} {what}, but removing the masks "
+                    f"{self.description.title}: {there} of {len(around)} clients{of} {what}, but removing the masks "
                     f"takes {least} or more. Lower 'federation.secure_aggregation.threshold', or lose fewer clients "
                     "('federation.faults.retries')."
                 )

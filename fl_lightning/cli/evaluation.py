@@ -1,0 +1,99 @@
+"""The command ``fl-lightning evaluate``: models x sites, as a table, a file and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.cli import SaveConfigCallback
+from torchmetrics import Metric
+
+from fl_lightning.compat.pyyaml import load
+from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.evaluation.run import Evaluation, evaluate
+from fl_lightning.evaluation.tables import COLUMNS, draw, in_words, markdown, points_of_curves, rows_of, write_csv
+from fl_lightning.flower.accepted_classes import default_classes
+from fl_lightning.flower.recipe import Recipe
+from fl_lightning.flower.values import public_path
+from fl_lightning.reporting.tables import log_table, text_table
+
+FOLDER = "evaluation"
+"""The folder of the results in that of the run."""
+
+
+def run_evaluation(
+    trainer: Trainer,
+    settings: Any,
+    model: LightningModule,
+    data: FederatedDataModule,
+    checkpoints: Sequence[str],
+    metrics: Sequence[Metric],
+    limits: Mapping[str, Any],
+) -> None:
+    """Evaluate, print the matrix, and write it to the folder of the run and to W&B.
+
+    Raises:
+        ConfigurationError: if no checkpoint or no metric is named.
+    """
+    root = Path(trainer.default_root_dir)
+    sources = [Path(one) for one in checkpoints] or [_best(root)]
+    named = _named(_values(trainer, metrics), metrics)
+
+    def build(values: Mapping[str, Any]) -> Metric:
+        recipe = Recipe(default_classes() | {public_path(type(metric)) for metric in metrics})
+        return recipe.build(values, Metric, "metrics")  # type: ignore[no-any-return]
+
+    asked = Evaluation(checkpoints=sources, metrics=named, build=build, **limits)
+    cells = evaluate(trainer, settings, model, data, asked)
+    if not trainer.is_global_zero:
+        return
+    folder = root / FOLDER
+    rows = rows_of(cells)
+    write_csv(folder / "evaluation.csv", COLUMNS, rows)
+    header, points = points_of_curves(cells)
+    if points:
+        write_csv(folder / "curves.csv", header, points)
+    (folder / "evaluation.md").write_text(markdown(cells, asked.part, asked.level), encoding="utf-8")
+    drawn = [name for name in named if draw(cells, name, folder / f"{name}.png")]
+    log_table(trainer, "evaluation", COLUMNS, rows)
+    if points:
+        log_table(trainer, "evaluation_curves", header, points)
+    for logger in trainer.loggers:
+        logger.finalize("success")
+    print(text_table(("model", "metric", "site", "value"), [(c.model, c.metric, c.site, _shown(c.report)) for c in cells]))
+    print(f"Evaluation: {folder} ({', '.join(sorted(path.name for path in folder.iterdir()))})")
+    if not drawn and any(row[4] is not None for row in rows):
+        print("No heat map: matplotlib is not installed. Install fl_lightning[plots].")
+
+
+def _shown(report: Any) -> str:
+    return in_words(report) if not report.reason else f"{in_words(report)} {report.reason}".removeprefix("- ")
+
+
+def _best(root: Path) -> Path:
+    best = root / "checkpoints" / "best.ckpt"
+    if not best.exists():
+        raise ConfigurationError(
+            f"'evaluate' needs a checkpoint of a federation, but there is no '{best}'. Name one with '--checkpoints', or set "
+            "'trainer.default_root_dir' to the folder of a run."
+        )
+    return best
+
+
+def _values(trainer: Trainer, metrics: Sequence[Metric]) -> list[dict[str, Any]]:
+    """Return the metrics as the values that the command line was given, with the paths by which sites know their classes."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    saved = next(callback for callback in callbacks if isinstance(callback, SaveConfigCallback))
+    values = load(saved.parser.dump(saved.config, skip_unset=False, skip_validation=True))["metrics"] or []
+    found = zip(values, metrics, strict=True)
+    return [{"class_path": public_path(type(one)), "init_args": dict(value.get("init_args") or {})} for value, one in found]
+
+
+def _named(values: Sequence[dict[str, Any]], metrics: Sequence[Metric]) -> dict[str, dict[str, Any]]:
+    """Return the metrics by the names of their classes, numbered if several have the same."""
+    kinds = [type(metric).__name__ for metric in metrics]
+    names = [kind if kinds.count(kind) == 1 else f"{kind} {kinds[: k + 1].count(kind)}" for k, kind in enumerate(kinds)]
+    return dict(zip(names, values, strict=True))

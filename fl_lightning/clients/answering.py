@@ -1,0 +1,216 @@
+"""Answer a question about a model from its predictions on one client's examples: a metric, with an interval and its sums."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from fl_lightning.compat.torchmetrics import state_names, summed_states
+from fl_lightning.errors import ClientError, ConfigurationError, VersionError
+from fl_lightning.functional.bootstrap import percentile_interval, resamples
+from fl_lightning.functional.digest import digest
+from fl_lightning.functional.small_cells import few, few_predicted, told_states
+from fl_lightning.messages import EvalReport, Question
+from fl_lightning.metrics.one_score import one_score, takes_one_score
+from fl_lightning.metrics.update import update_metric
+
+SETTING = "metrics"
+"""The setting that names the metrics, for messages."""
+MOST_POINTS = 10_000
+"""The most numbers of a curve."""
+_MOST_UNDEFINED = 0.05
+"""The largest share of resamples without a value with which there still is an interval."""
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Answer questions.
+
+    Attributes:
+        build: returns the metric that values describe.
+        least: the fewest persons, or examples if the data name none, behind a figure, a class and a point of a curve.
+    """
+
+    build: Callable[[Mapping[str, Any]], Metric]
+    least: int = 1
+
+    def answer(
+        self, question: Question, client: int, predictions: Tensor, target: Tensor, persons: Tensor | None
+    ) -> EvalReport:
+        """Return the answer.
+
+        Args:
+            question: the question.
+            client: the client's id.
+            predictions: the model's predictions on the client's examples, shape (N, ...).
+            target: the true values, shape (N, ...).
+            persons: the person of each example, shape (N,); None if each is a person of its own.
+
+        Raises:
+            ConfigurationError: if the metric cannot compare them.
+        """
+        metric = self.build(question.metric)
+        if takes_one_score(metric):
+            predictions = one_score(predictions)
+        known = torch.arange(len(target)) if persons is None else persons
+        n = torch.unique(known).numel()
+        reason = self._too_few(n, target, known)
+        if reason:
+            return EvalReport(client, math.nan, reason=reason)
+        with _quiet():
+            metric.reset()
+            update_metric(metric, predictions, target, SETTING)
+            value = computed(metric)
+        states, pooled = _states_of(metric)
+        most = int(torch.bincount(torch.unique(known, return_inverse=True)[1]).max())
+        rows = self.least * most if self.least > 1 else 1  # in so many rows there are enough persons, whoever they are
+        if few_predicted(states, rows):
+            return EvalReport(client, math.nan, reason=f"fewer than {self.least} examples are predicted as one class")
+        sums = told_states(states, rows)
+        if not (isinstance(value, Tensor) and value.numel() == 1):
+            return _curve(client, n, metric, value, sums, pooled)
+        interval, why = _interval(metric, question, predictions, target, known)
+        withheld = any(bool(state.isnan().any()) for state in sums.values())
+        if withheld:
+            sums, pooled = {}, f"a count of fewer than {self.least}"
+        number = float(value)
+        reason = why or (
+            ""
+            if math.isfinite(number)
+            else "the metric has no value on these examples, such as an area without examples of a class"
+        )
+        return EvalReport(client, number, n, interval, sums=sums, reason=reason, pooled=pooled)
+
+    def _too_few(self, n: int, target: Tensor, persons: Tensor) -> str:
+        """Return why nothing may be told; empty if something may."""
+        if n < self.least:
+            return f"fewer than {self.least} examples or persons"
+        if target.is_floating_point() or self.least <= 1:
+            return ""
+        columns = target.reshape(len(target), -1).T if target.dim() <= 2 else [target.reshape(len(target), -1)]
+        for column in columns:
+            for label in torch.unique(column):
+                there = column == label
+                count = torch.unique(persons[there if there.dim() == 1 else there.any(1)]).numel()
+                if few(torch.tensor(count), self.least):
+                    return f"a class of fewer than {self.least} examples or persons"
+        return ""
+
+
+def computed(metric: Metric) -> Any:
+    """Return what a metric's ``compute`` returns, and NaN for an area under a curve that does not exist.
+
+    Without examples of a class, or with no others, torchmetrics reports such an area as 0, and warns or does not.
+    """
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        value = metric.compute()
+    if isinstance(value, Tensor) and value.numel() == 1:
+        tables = (getattr(metric, name) for name in state_names(metric))
+        curves = [one[0].sum(-1) for one in tables if isinstance(one, Tensor) and one.dim() >= 3 and one.shape[-2:] == (2, 2)]
+        lacks = any(bool((one == 0).any()) for one in curves)
+        if lacks or any(word in str(one.message) for one in told for word in ("meaningless", "undefined")):
+            return value.new_full((), math.nan)
+    return value
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Let metrics warn of nothing: a resample without a class is left out, and a state is set without an update."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _states_of(metric: Metric) -> tuple[dict[str, Tensor], str]:
+    """Return a metric's states if they add up over clients, or why they do not."""
+    try:
+        states = summed_states(metric)
+    except VersionError as error:
+        return {}, str(error)
+    if states is None:
+        return {}, "the metric is not a function of sums"
+    return {name: state.detach().cpu() for name, state in states.items()}, ""
+
+
+def value_of_sums(metric: Metric, sums: Mapping[str, Tensor]) -> Any:
+    """Return a metric's value from its states, such as the sums of those of all clients.
+
+    Args:
+        metric: a metric, which is not changed.
+        sums: the states by name, float64; NaN in one makes what follows from it NaN.
+    """
+    fresh = deepcopy(metric)
+    fresh.reset()
+    for name, state in sums.items():
+        setattr(fresh, name, state)
+    return computed(fresh)
+
+
+def points_of(value: Any) -> tuple[Tensor, ...]:
+    """Return the tensors that a metric's ``compute`` returned, as float64.
+
+    Raises:
+        ClientError: if they are no tensors, or too many numbers.
+    """
+    tensors = value if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(one, Tensor) for one in tensors) or sum(one.numel() for one in tensors) > MOST_POINTS:
+        raise ClientError(f"The metric returns no tensors, or more than {MOST_POINTS} numbers.")
+    return tuple(one.detach().cpu().double() for one in tensors)
+
+
+def _curve(client: int, n: int, metric: Metric, value: Any, sums: Mapping[str, Tensor], pooled: str) -> EvalReport:
+    """Return the points of a curve: those that follow from states that may be told."""
+    if pooled:
+        name = type(metric).__name__
+        reason = f"the points of {name} are those of single examples; set its 'thresholds' to a number, for a common grid"
+        return EvalReport(client, math.nan, reason=reason, pooled=reason)
+    try:
+        points = points_of(value_of_sums(metric, sums))
+    except ClientError as error:
+        return EvalReport(client, math.nan, reason=str(error), pooled=str(error))
+    return EvalReport(client, math.nan, n, points=points, sums=sums)
+
+
+def _interval(
+    metric: Metric, question: Question, predictions: Tensor, target: Tensor, persons: Tensor
+) -> tuple[tuple[float, float] | None, str]:
+    """Return the percentile interval, or why there is none.
+
+    The draws follow from the predictions and targets alone: the same model on the same data gives the same interval, and
+    asking again tells nothing new.
+    """
+    if not question.resamples:
+        return None, ""
+    seed = int(digest([predictions, target, persons])[:15], 16)
+    values = []
+    if getattr(metric, "validate_args", False):
+        metric.validate_args = False  # these are values that it has accepted
+    with _quiet():
+        for rows in resamples(persons, question.resamples, seed):
+            metric.reset()
+            metric.update(predictions[rows], target[rows])
+            values.append(float(computed(metric)))
+    found = torch.tensor(values, dtype=torch.float64)
+    found = found[found.isfinite()]
+    if len(found) < (1 - _MOST_UNDEFINED) * question.resamples:
+        return None, "no interval: more than 5 % of the resamples have no value"
+    return percentile_interval(found, question.level), ""
+
+
+def refuse_questions(values: Mapping[str, Any]) -> Metric:
+    """Refuse to build a metric where no questions are answered.
+
+    Raises:
+        ConfigurationError: always.
+    """
+    raise ConfigurationError("No metric may be asked for here by its class.")

@@ -1,0 +1,131 @@
+"""Send and receive Flower's messages a piece at a time, in place of Flower's own functions, which hold a model several times.
+
+Flower makes a tree of objects of a message: a large content is an ``Array`` with a piece of 5 MB in each of its children. Its
+functions keep all pieces that they send, and join what they receive three times.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+_AT_ONCE = 2
+"""The pieces that are under way, and in memory, at a time."""
+
+
+@functools.cache
+def _chunk() -> type[Any]:
+    from flwr.app.message.arraychunk import ArrayChunk
+
+    class Chunk(ArrayChunk):  # type: ignore[misc]
+        """Be a piece whose content does not change, so that its digest is computed once."""
+
+        is_dirty = False
+
+    Chunk.__qualname__ = ArrayChunk.__qualname__  # stands in what is sent
+    return Chunk
+
+
+def array_of(content: bytes | bytearray) -> Any:
+    """Return bytes as an array of Flower that refers to them."""
+    from flwr.app import Array
+    from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+
+    array, view = Array("uint8", (len(content),), "bytes", b""), memoryview(content)
+    starts = range(0, len(view), FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE)
+    pieces = [_chunk()(view[start : start + FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE]) for start in starts]
+    array.__dict__["_chunks"] = [(piece.object_id, piece) for piece in pieces]
+    return array
+
+
+def send(client: Any, message: Any, node: Any, run_id: int) -> str | None:
+    """Send a message, and return its id; None if it is refused.
+
+    Args:
+        client: the client of a Runtime API.
+        message: the message.
+        node: who sends it.
+        run_id: the run.
+    """
+    from flwr.app.message.message import remove_content_from_message
+    from flwr.common.serde import message_to_proto
+    from flwr.proto.runtime_pb2 import PushAppMessagesRequest
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, no_object_id_recompute
+    from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
+
+    with no_object_id_recompute():
+        message.metadata.__dict__["_message_id"] = message.object_id
+        objects, tree = get_all_nested_objects(message), get_object_tree(message)
+        bare = message_to_proto(remove_content_from_message(message))
+        told = client.PushMessages(PushAppMessagesRequest(messages_list=[bare], message_object_trees=[tree]))
+        push = make_push_object_fn_protobuf(client.PushObject, node, run_id, told.session_id)
+        wanted = set(told.objects_to_push)
+        with ThreadPoolExecutor(_AT_ONCE) as threads:  # children first
+            list(threads.map(lambda name: push(name, objects[name].deflate()), [name for name in objects if name in wanted]))
+    return next(iter(told.message_ids), None) or None
+
+
+def receive(client: Any, tree: Any, node: Any, run_id: int) -> Any:
+    """Receive the message that a tree of objects describes; its arrays are each one ``bytearray``.
+
+    Raises:
+        ObjectPullError: if an object is missing.
+    """
+    from flwr.app.message.arraychunk import ArrayChunk
+    from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+    from flwr.supercore.inflatable import inflatable_object as flower
+    from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
+
+    one = make_pull_object_fn_protobuf(client.PullObject, node, run_id)
+
+    def pull(names: list[str]) -> dict[str, bytes]:
+        found: dict[str, bytes] = pull_objects(names, one, max_concurrent_pulls=_AT_ONCE)
+        return found
+
+    nodes = {part.object_id: part for part in flower.iterate_object_tree(tree)}
+    contents = pull([name for name, part in nodes.items() if part.children])
+    kinds = {name: flower.get_object_type_from_object_content(content) for name, content in contents.items()}
+    joined = {name: _joined(_pieces(contents[name]), pull) for name, kind in kinds.items() if kind == "Array"}
+    pieces = {child.object_id for name in joined for child in nodes[name].children}
+    records = [json.loads(_body(contents[name])) for name, kind in kinds.items() if kind == "RecordDict"]
+    arrays = {name: json.loads(_body(contents[name])) for name, kind in kinds.items() if kind == "ArrayRecord"}
+    contents |= pull([name for name, part in nodes.items() if not part.children and name not in pieces])
+    client.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=node, run_id=run_id, message_object_id=tree.object_id))
+    contents |= dict.fromkeys(pieces, ArrayChunk(memoryview(b"")).deflate())  # Flower checks that they are there
+    message: Any = inflate_object_from_contents(tree.object_id, contents)
+    for record in records:
+        for name, kept in record.items():
+            for key, array in arrays.get(kept, {}).items():
+                if array in joined:
+                    message.content[name][key].data = joined[array]
+    return message
+
+
+def _pieces(content: bytes) -> list[str]:
+    """Return the ids of an array's pieces, in order, of which some may be equal."""
+    from flwr.supercore.inflatable.inflatable_object import get_object_children_ids_from_object_content
+
+    children = get_object_children_ids_from_object_content(content)
+    return [children[number] for number in json.loads(_body(content))["arraychunk_ids"]]
+
+
+def _joined(names: list[str], pull: Callable[[list[str]], dict[str, bytes]]) -> bytearray:
+    """Return the contents of pieces as one, of which a few are in memory twice."""
+    whole = bytearray()
+    for start in range(0, len(names), _AT_ONCE):
+        some = names[start : start + _AT_ONCE]
+        found = pull(some)
+        for name in some:
+            whole += _body(found[name])
+    return whole
+
+
+def _body(content: bytes) -> bytes:
+    """Return what an object holds, without its header."""
+    from flwr.supercore.constant import HEAD_BODY_DIVIDER
+
+    return content[content.index(HEAD_BODY_DIVIDER) + len(HEAD_BODY_DIVIDER) :]

@@ -1,0 +1,1 @@
+"""Evaluate every model of a federation at every client, without training."""

@@ -1,0 +1,318 @@
+"""Questions about models: values as scikit-learn has them, never about few persons, and the same for the same question."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchmetrics
+from scipy import stats
+from sklearn import calibration
+from sklearn import metrics as sk
+from torchmetrics import classification, regression
+
+from fl_lightning import CalibrationCurve
+from fl_lightning.clients.answering import Questions, refuse_questions
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.evaluation.matrix import pooled
+from fl_lightning.messages import EvalReport, Question
+
+
+def ask(metric: Any, predictions: Any, target: Any, least: int = 1, resamples: int = 0, persons: Any = None) -> EvalReport:
+    given = None if persons is None else torch.as_tensor(persons)
+    questions = Questions(lambda values: metric, least)
+    return questions.answer(Question({}, resamples), 0, torch.as_tensor(predictions), torch.as_tensor(target), given)
+
+
+def two_classes(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = np.random.default_rng(seed)
+    labels = np.arange(n) % 2
+    return torch.tensor(1 / (1 + np.exp(-draw.normal(size=n) - labels))), torch.tensor(labels)
+
+
+@pytest.mark.parametrize(
+    ("metric", "oracle"),
+    [
+        (classification.BinaryAUROC(), lambda s, y: sk.roc_auc_score(y, s)),
+        (classification.BinaryAccuracy(), lambda s, y: sk.accuracy_score(y, s > 0.5)),
+        (classification.BinaryAveragePrecision(), lambda s, y: sk.average_precision_score(y, s)),
+        (classification.BinaryF1Score(), lambda s, y: sk.f1_score(y, s > 0.5)),
+        (classification.BinaryMatthewsCorrCoef(), lambda s, y: sk.matthews_corrcoef(y, s > 0.5)),
+    ],
+)
+def test_values_and_intervals_are_those_of_scikit_learn_and_scipy(metric, oracle):
+    scores, labels = two_classes(120)
+    report = ask(metric, scores, labels, least=10, resamples=2000)
+    assert report.value == pytest.approx(oracle(scores.numpy(), labels.numpy()), abs=1e-6)
+    assert report.n == 120
+    theirs = stats.bootstrap(
+        (scores.numpy(), labels.numpy()), oracle, paired=True, vectorized=False, n_resamples=2000, method="percentile", rng=0
+    ).confidence_interval
+    assert report.interval == pytest.approx((theirs.low, theirs.high), abs=0.02)
+
+
+def test_two_logits_are_the_probability_of_class_1():
+    scores, labels = two_classes(60)
+    logits = torch.stack([torch.zeros(60, dtype=torch.float64), torch.logit(scores)], 1)
+    want = ask(classification.BinaryAveragePrecision(), scores, labels).value
+    for given in (logits, logits.softmax(1), scores[:, None]):
+        assert ask(classification.BinaryAveragePrecision(), given, labels).value == pytest.approx(want, abs=1e-6)
+
+
+def test_the_same_question_has_the_same_answer_and_other_predictions_other_draws():
+    scores, labels = two_classes(80)
+    one, again = (ask(classification.BinaryAUROC(), scores, labels, resamples=200) for _ in range(2))
+    assert one == again
+    state = torch.get_rng_state()
+    torch.manual_seed(99)
+    assert ask(classification.BinaryAUROC(), scores, labels, resamples=200) == one
+    torch.set_rng_state(state)
+    assert ask(classification.BinaryAUROC(), scores.flip(0), labels.flip(0), resamples=200).interval != one.interval
+
+
+# ---------------------------------------------------------------- few persons
+
+
+@pytest.mark.parametrize("n", [9, 10])
+def test_fewer_examples_than_the_limit_have_no_figure(n):
+    report = ask(regression.MeanSquaredError(), torch.rand(n), torch.rand(n), least=10, resamples=20)
+    if n < 10:
+        assert report == EvalReport(0, report.value, reason="fewer than 10 examples or persons")
+        assert math.isnan(report.value)
+    else:
+        assert report.n == 10
+        assert not report.reason
+
+
+def test_rows_of_few_persons_have_no_figure():
+    """200 rows of 8 patients are 8 patients."""
+    rows = torch.rand(200), torch.rand(200)
+    assert ask(regression.MeanSquaredError(), *rows, least=10, persons=np.arange(200) % 8).reason.startswith("fewer than 10")
+    assert ask(regression.MeanSquaredError(), *rows, least=10, persons=np.arange(200) % 20).n == 20
+
+
+def test_a_class_of_few_persons_has_no_figure():
+    """The AUROC of a single patient with the disease is the rank of this patient."""
+    scores, labels = torch.rand(60), torch.tensor([1] * 5 + [0] * 55)
+    report = ask(classification.BinaryAUROC(), scores, labels, least=10, resamples=20)
+    assert (report.reason, report.n, report.interval) == ("a class of fewer than 10 examples or persons", 0, None)
+    assert math.isnan(report.value)
+    assert math.isfinite(ask(classification.BinaryAUROC(), scores, labels, least=5).value)
+    several = torch.stack([labels, torch.arange(60) % 2], 1)  # several labels for each example
+    assert "a class of fewer" in ask(classification.MultilabelAccuracy(2), torch.rand(60, 2), several, least=10).reason
+    persons = [0] * 50 + [*range(1, 11)]
+    one_patient = (torch.arange(60) < 50).long()  # 50 rows of one patient are the whole class
+    assert "a class of fewer" in ask(classification.BinaryAUROC(), scores, one_patient, least=10, persons=persons).reason
+
+
+def test_the_precision_of_few_predicted_patients_is_not_told():
+    """A model that predicts the disease for one patient would tell whether this patient has it."""
+    scores, labels = torch.tensor([0.9] + [0.1] * 59), torch.arange(60) % 2
+    for metric in (classification.BinaryPrecision(), classification.BinaryAccuracy(), classification.BinaryConfusionMatrix()):
+        report = ask(metric, scores, labels, least=10, resamples=20)
+        assert report.reason == "fewer than 10 examples are predicted as one class"
+        assert not report.sums
+
+
+def test_ten_rows_of_one_patient_are_one_patient():
+    """In what is predicted as one class, and between two points of a curve."""
+    persons = torch.arange(200) // 10
+    scores, labels = torch.where(persons == 0, 0.9, 0.1), torch.arange(200) % 2
+    report = ask(classification.BinaryPrecision(), scores, labels, least=10, persons=persons)
+    assert report.reason == "fewer than 10 examples are predicted as one class"
+    curve = ask(classification.BinaryROC(thresholds=[0.0, 0.5]), scores, labels, least=10, persons=persons)
+    assert curve.points[1].isnan().tolist() == [True, False]
+    assert not ask(classification.BinaryROC(thresholds=[0.0, 0.5]), scores, labels, least=5).points[1].isnan().any()
+
+
+@pytest.mark.parametrize("least", [1, 10])
+def test_points_of_a_curve_are_those_of_scikit_learn_or_hidden(least):
+    scores, labels = two_classes(70)
+    report = ask(classification.BinaryROC(thresholds=11), scores, labels, least=least)
+    fpr, tpr, thresholds = (tensor.numpy() for tensor in report.points)
+    told = ~np.isnan(fpr)
+    assert (np.isnan(tpr) == np.isnan(fpr)).all()
+    assert told.all() == (least == 1)
+    assert told.any()
+    positive, negative = scores[labels == 1].numpy(), scores[labels == 0].numpy()
+    assert tpr[told] == pytest.approx([(positive >= t).mean() for t in thresholds[told]], abs=1e-6)
+    assert fpr[told] == pytest.approx([(negative >= t).mean() for t in thresholds[told]], abs=1e-6)
+
+
+def test_one_patient_moves_no_told_point():
+    """Whether a patient with a high score is there cannot be seen in any point but in none at all."""
+    scores = torch.cat([torch.linspace(0.1, 0.8, 60), torch.tensor([0.99])])
+    labels = torch.cat([torch.arange(60) % 2, torch.tensor([1])])
+    report = ask(classification.BinaryROC(thresholds=[0.05, 0.45, 0.9]), scores, labels, least=10)
+    assert report.points[1].isnan().tolist() == [True, False, False]  # from the highest threshold
+    states = report.sums["confmat"]
+    assert states[2].isnan().all()
+
+
+@pytest.mark.parametrize("metric", [classification.BinaryROC(), classification.BinaryStatScores(multidim_average="samplewise")])
+def test_points_of_single_examples_are_refused(metric):
+    scores, labels = two_classes(40)
+    if isinstance(metric, classification.BinaryStatScores):
+        scores, labels = scores[:, None].expand(-1, 3), labels[:, None].expand(-1, 3)
+    report = ask(metric, scores, labels)
+    name = type(metric).__name__
+    assert report.reason == (
+        f"the points of {name} are those of single examples; set its 'thresholds' to a number, for a common grid"
+    )
+    assert not report.points
+
+
+def test_a_resample_of_one_class_does_not_count():
+    """torchmetrics reports an AUROC of 0 for it, which would widen the interval."""
+    scores, labels = torch.linspace(0, 1, 8), torch.tensor([0] * 4 + [1] * 4)
+    report = ask(classification.BinaryAUROC(), scores, labels, resamples=500)
+    assert report.interval == (1.0, 1.0)
+    few = ask(classification.BinaryAUROC(), scores[:4], torch.tensor([0, 0, 0, 1]), resamples=200)
+    assert few.interval is None
+    assert few.reason == "no interval: more than 5 % of the resamples have no value"
+    assert few.value == 1.0
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        classification.BinaryAUROC(),
+        classification.BinaryAUROC(thresholds=7),
+        classification.MulticlassAUROC(2),
+        classification.MulticlassAUROC(2, thresholds=7),
+    ],
+)
+def test_an_area_without_examples_of_a_class_has_no_value(metric):
+    """torchmetrics reports 0, as if the model were wrong about everyone."""
+    scores = torch.rand(8)
+    given = torch.stack([1 - scores, scores], 1) if "Multiclass" in repr(metric) else scores
+    report = ask(metric, given, torch.ones(8, dtype=torch.long), resamples=20)
+    assert math.isnan(report.value)
+    assert report.interval is None
+    assert report.reason
+    reports = [replace(report, client=0, reason="")]
+    assert math.isnan(pooled(metric, reports, ("a",)).value)
+    assert ask(classification.BinaryAccuracy(), scores, torch.ones(8, dtype=torch.long), resamples=20).interval is not None
+
+
+def test_nobody_may_ask_where_nothing_answers():
+    with pytest.raises(ConfigurationError, match="No metric may be asked for here by its class"):
+        refuse_questions({})
+
+
+# ---------------------------------------------------------------- pooled
+
+
+def three_sites(metric: Any, least: int = 1) -> tuple[list[EvalReport], torch.Tensor, torch.Tensor]:
+    data = [two_classes(n, seed) for seed, n in enumerate((40, 60, 100))]
+    data[2] = data[2][0], (torch.arange(100) % 4 > 0).long()
+    reports = [replace(ask(metric, *one, least=least), client=k) for k, one in enumerate(data)]
+    return reports, *(torch.cat([one[k] for one in data]) for k in (0, 1))
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        classification.BinaryAccuracy(),
+        classification.BinaryF1Score(),
+        classification.BinaryAUROC(thresholds=21),
+        classification.BinarySpecificity(),
+        regression.MeanSquaredError(),
+        regression.R2Score(),
+        torchmetrics.MeanSquaredError(squared=False),
+    ],
+)
+def test_pooled_is_the_metric_of_all_examples_together(metric):
+    """And not the mean of the sites' values."""
+    reports, scores, labels = three_sites(metric)
+    together = pooled(metric, reports, ("a", "b", "c"))
+    metric.reset()
+    metric.update(scores, labels)
+    assert together.value == pytest.approx(float(metric.compute()), rel=1e-6)
+    assert together.n == 200
+    weighted = sum(one.value * one.n for one in reports) / 200
+    if not isinstance(metric, classification.BinaryAccuracy) and "MeanSquared" not in repr(metric):
+        assert together.value != pytest.approx(weighted, rel=1e-6)
+
+
+def test_what_is_no_function_of_sums_is_not_pooled():
+    metric = classification.BinaryAUROC()
+    reports, *_ = three_sites(metric)
+    together = pooled(metric, reports, ("a", "b", "c"))
+    assert math.isnan(together.value)
+    assert together.reason == "not told by a, b, c: the metric is not a function of sums"
+
+
+def test_one_site_that_tells_nothing_empties_the_pooled_cell():
+    metric = classification.BinaryAccuracy()
+    reports, *_ = three_sites(metric)
+    reports[1] = EvalReport(1, math.nan, reason="fewer than 10 examples or persons")
+    together = pooled(metric, reports, ("a", "b", "c"))
+    assert (together.reason, together.n) == ("not told by b: fewer than 10 examples or persons", 0)
+
+
+def test_small_counts_empty_the_pooled_cell():
+    scores, labels = torch.tensor([0.9] * 28 + [0.1] * 32), torch.tensor([1] * 30 + [0] * 30)
+    report = ask(classification.BinaryAccuracy(), scores, labels, least=10)
+    assert report.value == pytest.approx(58 / 60)
+    assert (report.sums, report.pooled) == ({}, "a count of fewer than 10")
+
+
+def test_pooled_points_are_those_that_every_site_tells():
+    metric = classification.BinaryROC(thresholds=6)
+    reports, scores, labels = three_sites(metric, least=10)
+    together = pooled(metric, reports, ("a", "b", "c"))
+    told = ~together.points[1].isnan()
+    assert told.tolist() == torch.stack([~one.points[1].isnan() for one in reports]).all(0).tolist()
+    assert told.any()
+    metric.reset()
+    metric.update(scores, labels)
+    for mine, theirs in zip(together.points, metric.compute(), strict=True):
+        assert mine[told].numpy() == pytest.approx(theirs[told].numpy(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "sums", [{}, {"tp": torch.zeros(3)}, {"tp": torch.tensor(1.0), "fp": torch.tensor(1.0), "tn": torch.tensor(1.0)}]
+)
+def test_sums_of_another_shape_from_a_site_are_no_figure(sums):
+    metric = classification.BinaryAccuracy()
+    reports, *_ = three_sites(metric)
+    reports[0] = EvalReport(0, 0.5, 40, sums=sums)
+    together = pooled(metric, reports, ("a", "b", "c"))
+    assert math.isnan(together.value)
+    assert together.reason
+
+
+# ---------------------------------------------------------------- calibration
+
+
+def test_a_calibration_curve_is_that_of_scikit_learn():
+    scores, labels = two_classes(500)
+    report = ask(CalibrationCurve(8), scores, labels)
+    predicted, observed = (tensor.numpy() for tensor in report.points)
+    there = ~np.isnan(predicted)
+    theirs = calibration.calibration_curve(labels.numpy(), scores.numpy(), n_bins=8)
+    assert observed[there] == pytest.approx(theirs[0])
+    assert predicted[there] == pytest.approx(theirs[1])
+
+
+def test_bins_of_few_persons_are_hidden():
+    scores, labels = two_classes(80)
+    report = ask(CalibrationCurve(5), scores, labels, least=10)
+    places = np.minimum((scores.numpy() * 5).astype(int), 4)
+    for k in range(5):
+        counts = [int(((places == k) & (labels.numpy() == y)).sum()) for y in (0, 1)]
+        hidden = bool(report.points[0][k].isnan())
+        assert hidden == (not any(counts) or any(0 < count < 10 for count in counts))
+
+
+def test_a_calibration_curve_of_logits_and_its_setting():
+    scores, labels = two_classes(90)
+    want, got = (ask(CalibrationCurve(4), one, labels).points[0] for one in (scores, torch.logit(scores)))
+    assert got.numpy() == pytest.approx(want.numpy())
+    with pytest.raises(ConfigurationError, match=r"'CalibrationCurve.bins' must be from 1 to 1000, but is 0"):
+        CalibrationCurve(0)
