@@ -39,7 +39,10 @@ class ClientDatasets:
         rebalancing: makes clients repeat examples of rare classes, or None.
         readers: the loaders that read each part of each client; by default, ``source`` reads all of them.
         possible: the number of examples that ``source`` can yield; None for all.
+        unseen: the test examples of the held-out clients, whose ids follow those of the others; None without any.
     """
+
+    unseen: Partition | None = None
 
     def __init__(
         self,
@@ -50,7 +53,9 @@ class ClientDatasets:
         rebalancing: LabelAveraging | None,
         readers: Readers | None = None,
         possible: int | None = None,
+        unseen: Partition | None = None,
     ) -> None:
+        self.unseen = unseen
         self.splits, self.source, self.labels = division, source, labels
         self._readers, self._possible = readers or Readers(), possible
         self._size = len(source.dataset)  # type: ignore[arg-type]
@@ -103,7 +108,7 @@ class ClientDatasets:
 
     def _owner_of(self, example: int) -> str:
         """Return the client of an example, in words; empty if no client has it."""
-        for part in (self.splits.training, self.splits.validation, self.splits.test):
+        for part in (self.splits.training, self.splits.validation, self.splits.test, self.unseen):
             found = [] if part is None else (part.order == example).nonzero().flatten().tolist()
             if part is not None and found:
                 client = int(part.owners()[found[0]])
@@ -278,7 +283,9 @@ class ClientDatasets:
 
     def evaluation_loader(self, client: int, part: Part, batch_size: int) -> Any:
         """Return a part of a client's examples in order, each once."""
-        indices, changes, dataset = self.part(part)[client], self._changes(client, part), self._dataset
+        first, dataset = len(self.splits.training), self._dataset
+        indices = self.part(part)[client] if self.unseen is None or client < first else self.unseen[client - first]
+        changes = self._changes(client, part)
         reader = self._readers.evaluation(client, part, self.source)
         if not changes.none:
             dataset = changed_dataset(dataset, indices, changes)

@@ -13,6 +13,7 @@ from fl_lightning.data.client_datasets import ClientDatasets
 from fl_lightning.data.client_sets import ClientSets
 from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.example_change import ExampleChange
+from fl_lightning.data.held_out import HeldOut
 from fl_lightning.data.lazy_clients import LazyDatasets
 from fl_lightning.data.own_loaders import OwnLoaders
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
@@ -44,6 +45,7 @@ class ClientHolder(LightningDataModule):
         super().__init__()
         self.datamodule = datamodule
         self.client_validation, self.client_test = client_validation, client_test
+        self.held_out_clients: HeldOut = 0
         self._client_datasets: ClientDatasets | None = None
 
     def __repr__(self) -> str:
@@ -90,8 +92,13 @@ class ClientHolder(LightningDataModule):
 
     @property
     def num_clients(self) -> int:
-        """Return K, which is known after ``setup('fit')``."""
+        """Return K, the number of clients that train, which is known after ``setup('fit')``."""
         return len(self.indices)
+
+    @property
+    def unseen(self) -> Partition | None:
+        """Return the test examples of the held-out clients, whose ids are K and above; None without any."""
+        return self.client_datasets.unseen
 
     def num_examples(self, client: int) -> int:
         """Return the number of training examples of one client, n_k; a public share does not count."""
@@ -99,8 +106,10 @@ class ClientHolder(LightningDataModule):
 
     def client_name(self, client: int) -> str:
         """Return the client's domain or the value of its column, if it has one, otherwise its number."""
-        names = self.indices.names
-        return str(client) if names is None else names[client]
+        own, position = self.indices, client
+        if self.unseen is not None and client >= len(own):
+            own, position = self.unseen, client - len(own)
+        return str(client) if own.names is None else own.names[position]
 
     def clients_hold(self, part: Literal["validation", "test"]) -> bool:
         """Return whether each client has a validation or test part: a share of its examples, or a set of its own."""
@@ -110,8 +119,9 @@ class ClientHolder(LightningDataModule):
         return own or (self.client_validation if part == "validation" else self.client_test) > 0
 
     def register_clients(self, infos: Sequence[ClientInfo]) -> None:
-        """Take what clients outside this process tell about themselves, in the order of their ids."""
-        self._client_datasets = RemoteDatasets(infos)
+        """Take what clients outside this process tell about themselves, in the order of their ids, held-out ones last."""
+        held = self.held_out_clients
+        self._client_datasets = RemoteDatasets(infos, len(held) if isinstance(held, list) else 0)
 
     @property
     def is_remote(self) -> bool:
@@ -213,6 +223,8 @@ class ClientHolder(LightningDataModule):
     def evaluated_persons(self, client: int, part: Part) -> Tensor | None:
         """Return the person of each example of a part of one client's, in order, int64; None if the data name no persons."""
         persons, division = self.splits.persons, getattr(self.splits, part)
+        if self.unseen is not None and client >= self.num_clients:
+            client, division = client - self.num_clients, self.unseen
         return None if persons is None or division is None else persons[division[client]]
 
     def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -81,6 +81,8 @@ class ClientSets(LightningDataModule):
         self._parts: dict[str, Partition] = {}
         self._readers: dict[Part, list[DataLoader[Any]]] = {}
         self._persons: Tensor | None = None
+        self.held_out: Sequence[int] = ()
+        """The clients that are held out, which the server's sets leave out."""
         for part, given in (("val", val), ("test", test)):
             if isinstance(given, Mapping) and {str(name) for name in given} != set(self.names):
                 raise ConfigurationError(
@@ -312,14 +314,15 @@ class ClientSets(LightningDataModule):
             return given
         if given is not None and not isinstance(given, Mapping):
             return self._reader(part, given, self.train_dataloader())
-        loader, readers = self.train_dataloader(), self._readers[part]
-        union = self._parts[part]
-        chosen = [union.order] if all(reads_alike(readers[0], one) for one in readers[1:]) else list(union)
+        loader, out = self.train_dataloader(), set(self.held_out)
+        kept = [k for k in range(len(self.names)) if k not in out]
+        readers, union = [self._readers[part][k] for k in kept], [self._parts[part][k] for k in kept]
+        parts = [torch.cat(union)] if all(reads_alike(readers[0], one) for one in readers[1:]) else union
         sets = [
             DataLoader(
                 Subset(loader.dataset, own.tolist()), loader.batch_size, collate_fn=one.collate_fn, num_workers=one.num_workers
             )
-            for own, one in zip(chosen, readers, strict=False)
+            for own, one in zip(parts, readers, strict=False)
         ]
         return sets[0] if len(sets) == 1 else OneAfterAnother(sets)
 

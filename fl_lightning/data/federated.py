@@ -21,6 +21,7 @@ from fl_lightning.data.client_splits import check_shares, divide, splitter
 from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.given_data import data_and_partitioner, missing
 from fl_lightning.data.given_loaders import GivenLoaders
+from fl_lightning.data.held_out import HeldOut, check_held_out, chosen, held_out_last
 from fl_lightning.data.labels import labels_at_hand, read_labels, read_persons
 from fl_lightning.data.lazy_clients import LazyClients, LazyDatasets, OpenedClients
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
@@ -66,6 +67,9 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
         clients: instead of ``datamodule`` and ``partitioner``, a datamodule for each client by name, whose training loader has
             the client's examples, and whose validation and test loaders, if any, serve the client's own sets; see
             :meth:`from_clients`.
+        held_out_clients: the clients that never train, on which ``federation.client_evaluation`` tests the global model: a
+            share in [0, 1), a number, or a list of names, which sites over a network need. A share and a number are drawn with
+            the partitioner's seed. They are tested on their test parts; without ``client_test``, on all of their examples.
 
     Raises:
         ConfigurationError: if a value is outside its range, or if the data or the partitioner is missing.
@@ -81,6 +85,7 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
 
     checked_elsewhere = ("datamodule",)
     on_resume = ResumeRule(
+        stays="held_out_clients",
         free="partitioner client_validation client_test public_share memory_limit clients",
         on_purpose="datamodule server_set feature_noise rebalancing",
     )
@@ -97,6 +102,7 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
         rebalancing: LabelAveraging | None = None,
         memory_limit: float | None = None,
         clients: dict[str, LightningDataModule] | None = None,
+        held_out_clients: HeldOut = 0,
     ) -> None:
         datamodule, partitioner = data_and_partitioner(datamodule, partitioner, clients)
         super().__init__(datamodule, client_validation, client_test)
@@ -108,6 +114,16 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
         require(memory_limit is None or memory_limit >= 0, "data.memory_limit", "0 or above, in GiB, or null", memory_limit)
         if isinstance(datamodule, ClientSets | LazyClients):
             require(public_share == 0, "data.public_share", "0 if each client has a dataset of its own", public_share)
+        check_held_out(held_out_clients)
+        if held_out_clients:
+            known = "0 with held-out clients, whose examples it would contain"
+            require(public_share == 0, "data.public_share", known, public_share)
+            scales = bool(getattr(datamodule, "standardize", False))
+            known = "false with held-out clients, whose rows it would read; let the model scale: Standardized"
+            require(not scales, "data.datamodule.standardize", known, scales)
+        self.held_out_clients = held_out_clients
+        if held_out_clients and isinstance(datamodule, ClientSets):
+            datamodule.held_out = chosen(held_out_clients, datamodule.names, seed=0)
         self.server_set, self.memory_limit = server_set, memory_limit
         self.public_share, self.feature_noise, self.rebalancing = public_share, feature_noise, rebalancing
         self._serves_rounds, self._large_batch = False, 0
@@ -249,7 +265,7 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
 
     def _reading_alone(self, own: ClientDatasets) -> ClientDatasets:
         """Return clients that are read as they are, after refusing settings that would change their examples."""
-        settings = ("client_validation", "client_test", "feature_noise")
+        settings = ("client_validation", "client_test", "feature_noise", "held_out_clients")
         for name in (*settings, *(["rebalancing"] if self.rebalancing is not None else [])):
             how = "when they are drawn" if isinstance(own, LazyDatasets) else "with loaders of their own"
             require(not getattr(self, name), f"data.{name}", f"off if clients read {how}", getattr(self, name))
@@ -282,8 +298,12 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
         if isinstance(self.datamodule, ClientSets):
             division = self.datamodule.with_own_sets(division, shares)
         noise = FeatureNoise(self.feature_noise, len(division.training), seed) if self.feature_noise else None
-        possible = None if among is None else among.numel()
-        return ClientDatasets(division, source, known, noise, self.rebalancing, self._readers(), possible)
+        possible, readers, unseen = None if among is None else among.numel(), self._readers(), None
+        if self.held_out_clients:
+            names = division.training.names or tuple(map(str, range(len(division.training))))
+            division, unseen, order = held_out_last(division, chosen(self.held_out_clients, names, seed))
+            readers = readers.in_order(order)
+        return ClientDatasets(division, source, known, noise, self.rebalancing, readers, possible, unseen)
 
     def _readers(self) -> Readers:
         """Return what reads each part of each client: the loaders of the datamodule, or each client's own."""

@@ -33,6 +33,10 @@ class Readers:
         self._validation, self._own = validation, own or {}
         self._found: Any = None
 
+    def in_order(self, clients: Sequence[int]) -> Readers:
+        """Return readers in which client k reads as client ``clients[k]`` does here."""
+        return Readers(self._validation, {part: [own[k] for k in clients] for part, own in self._own.items() if own})
+
     def training(self, client: int, source: DataLoader[Any]) -> DataLoader[Any]:
         """Return the loader on which a client trains.
 

@@ -72,9 +72,12 @@ class RemoteDatasets(ClientDatasets):
 
     Args:
         infos: what the clients tell about themselves, in the order of their ids.
+        held: the number of them that are held out, which are the last.
     """
 
-    def __init__(self, infos: Sequence[ClientInfo]) -> None:
+    def __init__(self, infos: Sequence[ClientInfo], held: int = 0) -> None:
+        infos, unseen = infos[: len(infos) - held], infos[len(infos) - held :]
+        self.unseen = RemotePartition([i.num_test for i in unseen], tuple(i.name for i in unseen)) if held else None
         self.labels, self.infos = None, tuple(infos)
         names = tuple(info.name for info in infos)
 

@@ -172,7 +172,7 @@ def _at_sites(pool: Any, publish: Callable[[Model], int], module: LightningModul
     """Return the models that sites keep, of which some may travel."""
     publish(Model("shared"))
     whole = {name: tensor.detach().cpu() for name, tensor in ModelState(module).tensors().items()}
-    return models_at_sites(names, pool.complete_models(whole))
+    return models_at_sites(names, pool.complete_models(whole)[: len(names)])  # held-out sites come after the others
 
 
 def _require_same_clients(state: Mapping[str, Any], names: Sequence[str], source: Path) -> None:

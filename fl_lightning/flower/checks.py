@@ -221,13 +221,14 @@ def require_fitting_classes(module: LightningModule, classes: Sequence[str] | No
 # ---------------------------------------------------------------- what sites have
 
 
-def require_parts(settings: Any, infos: Sequence[ClientInfo], absent: int = 0) -> None:
+def require_parts(settings: Any, infos: Sequence[ClientInfo], absent: int = 0, unseen: Sequence[ClientInfo] = ()) -> None:
     """Refuse settings that need examples, evaluations or counts which a site does not have, allow or tell.
 
     Args:
         settings: the federation's settings.
         infos: what the sites told.
         absent: the number of sites that are absent.
+        unseen: what the held-out sites told, which are only tested.
 
     Raises:
         ConfigurationError: naming the setting and the sites.
@@ -244,13 +245,14 @@ def require_parts(settings: Any, infos: Sequence[ClientInfo], absent: int = 0) -
         "test": lambda info: info.num_test,
     }
     for name, part in evaluated_parts(settings):
-        lacking = [info.name for info in infos if not sizes[part](info)]
+        asked = [*infos, *unseen] if part == "test" else infos
+        lacking = [info.name for info in asked if not sizes[part](info)]
         if lacking:
             raise ConfigurationError(
                 f"'{name}' needs a {part} part at each site. Without one: {', '.join(lacking)}. Set 'client_{part}' or "
                 f"'{part}' in the site's data.yaml."
             )
-        refusing = [info.name for info in infos if part not in info.evaluations]
+        refusing = [info.name for info in asked if part not in info.evaluations]
         if refusing:
             raise ConfigurationError(
                 f"'{name}' evaluates models on each site's {part} examples. Sites that do not allow it: {', '.join(refusing)}. "

@@ -46,6 +46,7 @@ SECTIONS = {
 _VALUES = {
     "seed": int,
     "num_clients": int,
+    "numbers": tuple,
     "precision": str,
     "threads": int,
     "inference_mode": bool,
@@ -83,7 +84,9 @@ def check_contract(contract: Any, policy: Policy, client: int) -> None:
     for name, kind in _VALUES.items():
         if type(contract[name]) is not kind:
             raise RefusedError(f"The server's setting '{name}' must be of type {kind.__name__}.")
-    if not 0 <= client < contract["num_clients"] <= 10**6:
+    numbers = contract["numbers"]  # of the sites' registration; those of held-out sites follow the others
+    known = len(numbers) <= 10**6 and all(type(number) is int for number in numbers)
+    if not (known and 0 <= client < len(numbers) and 0 < contract["num_clients"] <= len(numbers)):
         raise RefusedError("The server's number of clients is outside its range.")
     SiteLimits(policy).check_values(contract)
     recipe = Recipe(policy.accepted_classes)

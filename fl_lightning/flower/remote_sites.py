@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.data.class_names import names_of
+from fl_lightning.data.held_out import chosen
 from fl_lightning.errors import ClientError, ConfigurationError, WireError, require
 from fl_lightning.flower import envelope
 from fl_lightning.flower.checks import (
@@ -26,6 +27,7 @@ from fl_lightning.flower.checks import (
 )
 from fl_lightning.flower.exchange import Exchange
 from fl_lightning.flower.remote_pool import RemotePool
+from fl_lightning.flower.renumbered import RenumberedTransport
 from fl_lightning.flower.replies import Needs, info_in
 from fl_lightning.flower.server_schema import offered
 from fl_lightning.flower.transport import Content, Transport
@@ -70,6 +72,8 @@ class RemoteSites(RemoteClients):
         self._warned_of: set[int] = set()
         self._transport: Transport | None = None
         self._infos: tuple[ClientInfo, ...] = ()
+        self._numbers: list[int] = []  # of the sites' registration, by their ids in the fit: held-out sites are the last
+        self._trained = 0
 
     def build_model(self) -> LightningModule:
         """Return the module that sites will build, for a fit that a Python script starts.
@@ -114,7 +118,12 @@ class RemoteSites(RemoteClients):
                 f"'federation.pool.min_sites' is {self.min_sites}, but 'federation.faults.policy' is 'fatal', which ends "
                 "the run when a site is absent. Set it to 'skip', or remove 'min_sites'."
             )
-        self._transport, names = self._connect(settings)
+        transport, names = self._connect(settings)
+        held = _held_out(trainer.datamodule, names)  # type: ignore[attr-defined]
+        self._numbers = [*(k for k in range(len(names)) if k not in held), *held]
+        self._trained = len(names) - len(held)
+        self._transport = RenumberedTransport(transport, self._numbers) if held else transport
+        names = [names[number] for number in self._numbers]
         absent = self._transport.absent() if self.min_sites is not None else {}
         classes, features = (_names_here(trainer, kind) for kind in ("classes", "feature_names"))
         require_fitting_classes(trainer.lightning_module, classes)
@@ -133,7 +142,9 @@ class RemoteSites(RemoteClients):
         require_claims(known, self.max_examples)
         require_schema(known, digest_of_schema(trainer.datamodule.datamodule))  # type: ignore[attr-defined]
         require_names(known, classes, features)
-        require_parts(settings, known, absent=len(absent))
+        training = [info for info in self._infos[: self._trained] if info.num_examples]
+        unseen = [info for info in self._infos[self._trained :] if info.num_examples]
+        require_parts(settings, training, absent=len(absent), unseen=unseen)
         warn_of_ranges(known, features)
         self._remember(list(told.values()))
         return self._infos
@@ -144,7 +155,12 @@ class RemoteSites(RemoteClients):
         """Return what each site that is online tells about its data, compared with the names of the server's set."""
         asked: dict[str, Any] = {**here, **more}
         online = [client for client in range(len(names)) if client not in absent]
-        found = self._ask_all({client: envelope.request("describe", client=client, **asked) for client in online}, names)
+        quiet = {"statistics": False, "histograms": False}  # of held-out sites, whose sums nobody may use
+        requests = {
+            k: envelope.request("describe", client=self._numbers[k], **(asked if k < self._trained else asked | quiet))
+            for k in online
+        }
+        found = self._ask_all(requests, names)
         infos: dict[int, ClientInfo] = {}
         for client in online:
             infos[client] = info_in(found[client], names[client], here)
@@ -187,7 +203,8 @@ class RemoteSites(RemoteClients):
             "model": self._values["model"],
             "federation": {name: found_at_start(getattr(settings, name), value) for name, value in sections.items()},
             "seed": settings.seed,
-            "num_clients": len(self._infos),
+            "num_clients": self._trained,
+            "numbers": tuple(self._numbers),
             "precision": str(trainer.precision),
             "threads": torch.get_num_threads(),
             "inference_mode": place.inference_mode,
@@ -236,6 +253,18 @@ class RemoteSites(RemoteClients):
         if self._transport is not None:
             self._transport.close(False)
             self._transport = None
+
+
+def _held_out(data: Any, names: Sequence[str]) -> list[int]:
+    """Return the numbers of the held-out sites.
+
+    Raises:
+        ConfigurationError: if the sites are not named.
+    """
+    given = getattr(data, "held_out_clients", 0)
+    wanted = "a list of sites by name, since the server does not draw who takes part in a real federation"
+    require(not given or isinstance(given, list), "data.held_out_clients", wanted, given)
+    return chosen(given, names, seed=0) if given else []
 
 
 def _names_here(trainer: Trainer, kind: str) -> tuple[str, ...] | None:

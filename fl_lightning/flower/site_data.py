@@ -100,6 +100,8 @@ class SiteData:
                 self._separate[part].prepare_data()
                 self._separate[part].setup("fit")
         self._number: int | None = None
+        self.client_id: int | None = None
+        """The site's id in the current fit, which is its number unless sites are held out."""
 
     @property
     def number(self) -> int | None:
@@ -290,8 +292,8 @@ class SiteData:
         return rows // size + (rest > 0), max(1, (rest or size) // self._rows_of_a_person)
 
     def _here(self, client: int) -> None:
-        if client != self.number:
-            raise DataError(f"The data of client {client} were requested, but this site is client {self.number}.")
+        if client != self.client_id:
+            raise DataError(f"The data of client {client} were requested, but this site is client {self.client_id}.")
 
     def num_examples(self, client: int) -> int:
         """See :class:`ClientData`."""
@@ -314,9 +316,9 @@ class SiteData:
 
     def unit_digests(self, part: Part) -> list[str]:
         """Return a digest of each person of a part, or of each row if the data name no persons, sorted."""
-        assert self.number is not None
-        rows = [row for batch in self.client_evaluation_view(self.number, part).val_dataloader() for row in _rows_of(batch)]
-        persons = self.evaluated_persons(self.number, part)
+        assert self.client_id is not None
+        rows = [row for batch in self.client_evaluation_view(self.client_id, part).val_dataloader() for row in _rows_of(batch)]
+        persons = self.evaluated_persons(self.client_id, part)
         if persons is None or len(persons) != len(rows):
             return sorted(rows)
         own: dict[int, list[str]] = defaultdict(list)

@@ -14,7 +14,7 @@ from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.utilities.atomic_file import write_whole
 
 _FILE, _APPROVED = "record.json", "approved.json"
-_NOT_AGREED = ("rounds", "num_clients", "threads", "logger", "inference_mode")
+_NOT_AGREED = ("rounds", "num_clients", "numbers", "threads", "logger", "inference_mode")
 """The parts of a contract that may change within a federation: more rounds and sites, another machine."""
 
 

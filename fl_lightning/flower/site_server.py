@@ -179,12 +179,13 @@ class SiteServer:
         if not isinstance(federation, str) or type(client) is not int:
             raise WireError("The request does not name a federation and a client.")
         known = self._work
-        if known is not None and (known.federation, known.contract, self._data.number) == (federation, contract, client):
+        if known is not None and (known.federation, known.contract, self._data.client_id) == (federation, contract, client):
             return known
         check_contract(contract, self._policy, client)
         assert isinstance(contract, Mapping)
         self._work = None
-        self._take_number(client)
+        self._take_number(contract["numbers"][client])
+        self._data.client_id = client
         require_id(federation)
         self._record.admit(federation, digest)
         store = SiteStore(self._folder, federation)
@@ -258,7 +259,7 @@ class SiteServer:
             require_message(settlement, RoundCommit)
         for note in notes:
             require_message(note, Note)
-            if note.client != self._data.number:
+            if note.client != self._data.client_id:
                 raise WireError("A message is for another client.")
         settings = work.built.settings
         for order in orders:
@@ -290,7 +291,7 @@ class SiteServer:
 
     def _one(self, work: _Work, order: ClientTask | EvalOrder | Note | OwnModelOrder) -> Any:
         resident = work.built.runtime.resident
-        client = self._data.number
+        client = self._data.client_id
         assert client is not None
         require_order(order, resident.view(), resident.server.broadcast, client)
         if isinstance(order, Note):

@@ -22,11 +22,12 @@ _LONGEST = 60
 _CODE = "# fl_lightning=="
 
 
-def facts(config: Any) -> Iterator[str]:
+def facts(config: Any, measured: tuple[str, str] | None = None) -> Iterator[str]:
     """Yield the metrics by which a table names the facts of a run.
 
     Args:
         config: its whole configuration, as the parser returns it.
+        measured: the metric by which runs are compared and its mode, if not those of the best checkpoint.
     """
     partition = partition_in_words(_mapping(config.data.partitioner))
     yield f"study/partition/{partition}"
@@ -36,8 +37,9 @@ def facts(config: Any) -> Iterator[str]:
     if share:
         yield f"study/client_set/{parts}"
     best = config.best_checkpoint
-    if best.monitor != METRIC:
-        yield from (f"study/{kind}/{text}" for kind, text in (("metric", best.monitor), ("mode", best.mode)) if text)
+    monitor, mode = measured or (best.monitor, best.mode)
+    if monitor != METRIC:
+        yield from (f"study/{kind}/{text}" for kind, text in (("metric", monitor), ("mode", mode)) if text)
     federation = config.federation
     if federation.enabled and federation.personal:
         yield f"study/server_set/{parts}, each with its client's complete model"

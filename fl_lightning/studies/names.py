@@ -23,6 +23,8 @@ _METRICS = {
     "federation/client_mean": "mean over the clients' own test parts",
     "federation/client_worst": "worst client on its own test part",
     "federation/client_p10": "value that a tenth of the clients do worse than",
+    "federation/unseen_mean": "mean over clients that never trained",
+    "federation/unseen_worst": "worst client that never trained",
     "federation/epsilon_of_clients": "epsilon of a client",
     "federation/epsilon_of_examples": "epsilon of an example",
     "federation/clipping_norm": "clipping norm",

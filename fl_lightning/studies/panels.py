@@ -124,7 +124,7 @@ class Panel:
 
     def measured_on(self, choice: str, metric: str) -> str | None:
         """Return the set that a metric of a choice is measured on; None if the table does not say so."""
-        of_clients = metric.startswith(("federation/client_", "client_comparison/"))
+        of_clients = metric.startswith(("federation/client_", "federation/unseen_", "client_comparison/"))
         return self.facts.get(choice, {}).get("client_set" if of_clients else "server_set")
 
     def apart(self, metric: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from fl_lightning.studies.facts import CENTRALIZED, LAST_CLIENT, LOCAL_ONLY, MET
 from fl_lightning.studies.figures import draw_all
 from fl_lightning.studies.html import write_page
 from fl_lightning.studies.layout import Table, latex_figure
+from fl_lightning.studies.leave_one_out import leave_one_out_tables
 from fl_lightning.studies.options import ReportOptions
 from fl_lightning.studies.panels import REFERENCE, Measure, Panel
 from fl_lightning.studies.run_table import RunTable
@@ -78,7 +79,10 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
     first = list(set_up_tables(table))
     crossed = list(cross_tables(table, grouped, _named(options.crossed, on_test)))
     words = guide(grouped, options, table, known=bool(first))
-    title, sections = options.title or name, [("", crossed), *((panel.title, own) for panel, own in tables)]
+    if left := list(leave_one_out_tables(table, grouped, options.compare, options.measure)):
+        tables, crossed = [], []  # of each site alone
+    sections = [*left, ("", crossed), *((panel.title, own) for panel, own in tables)]
+    title = options.title or name
     write_page(folder / "report.html", title, table, grouped, [("", first), *sections], words, metric)
     if page_only:
         return [folder / "report.html"]

@@ -21,6 +21,7 @@ from fl_lightning.studies.collection import LOGS, final_value, read_run
 from fl_lightning.studies.execution import Job, only_one, run_all
 from fl_lightning.studies.facts import code_of, facts
 from fl_lightning.studies.grid import Axis, Run, folder_name, full_names, read_axes, span
+from fl_lightning.studies.leave_one_out import EVERY, measured, require_federation, site_axis
 from fl_lightning.studies.machine import gpus, ranks_of
 from fl_lightning.studies.options import ReportOptions
 from fl_lightning.studies.report import ON_TEST_SET, print_files, require_packages, write_report
@@ -58,6 +59,8 @@ class Study:
         sweep: method of the W&B sweep that ``sweep.yaml`` describes. ``grid`` is the study itself; ``random`` and ``bayes``
             search between the smallest and largest choice of each axis of numbers, with the first seed, and run nothing here.
         note: sentence to print at the end, such as what to compare the result with.
+        leave_one_out: whether to repeat each run for each client, training on all others and testing at the one; or the names
+            of the clients to leave out. The report then compares by the score at the client that was left out.
 
     Raises:
         ConfigurationError: for settings that no run can have.
@@ -77,6 +80,7 @@ class Study:
         report: ReportOptions = ReportOptions(),  # noqa: B008
         sweep: Method = "grid",
         note: str | None = None,
+        leave_one_out: bool | list[str] = False,
     ) -> None:
         self.base = [base] if isinstance(base, str) else list(base)
         self.seeds = _seeds(seeds)
@@ -87,6 +91,9 @@ class Study:
         self.settings = dict(full_names(settings or {}))
         self.axes: list[Axis] = read_axes(over or {})
         require(bool(self.base), "base", "a configuration of 'fl-lightning fit'", base)
+        self._measured: tuple[str, str] | None = None
+        if leave_one_out:
+            self._leave_one_out(leave_one_out)
         self.name = name or folder_name(["-".join([Path(self.base[-1]).stem, *(axis.name for axis in self.axes)])])
         self.folder = Path(folder or f"runs/studies/{self.name}")
         self.jobs, self.sweep, self.note = jobs, sweep, note
@@ -94,6 +101,18 @@ class Study:
         names = [axis.name for axis in self.axes]
         report.check(names, [[c.name for c in axis.choices] for axis in self.axes])
         self.known = RunTable.join(names, [Path(path) for path in ([known] if isinstance(known, str) else known or [])])
+
+    def _leave_one_out(self, given: bool | list[str]) -> None:
+        """Add the axis of the clients that are left out, and have each run evaluate them."""
+        self.settings = {EVERY: 1, **self.settings}
+        config = self._reader.read(self.runs[0])
+        self.axes = [*self.axes, site_axis(given, config, self.settings, self.axes)]
+        self._measured = measured(config)
+        del self.runs  # those of the axes so far
+
+    @cached_property
+    def _reader(self) -> SettingsReader:
+        return SettingsReader()
 
     @cached_property
     def runs(self) -> list[Run]:
@@ -106,7 +125,7 @@ class Study:
         if self._report.metric is not None:
             return self._report
         best = self.configurations[self.runs[0].name][0].best_checkpoint
-        return self._report.by_default(best.monitor, best.mode)
+        return self._report.by_default(*(self._measured or (best.monitor, best.mode)))
 
     @property
     def keep(self) -> list[str]:
@@ -120,12 +139,14 @@ class Study:
         Raises:
             ConfigurationError: if one is wrong, or two are the same.
         """
-        reader = SettingsReader()
+        reader = self._reader
         self._defaults = reader.defaults()
         found: dict[str, tuple[Namespace, str]] = {}
         same: dict[str, str] = {}
         for run in self.runs:
             config = reader.read(run)
+            if self._measured:
+                require_federation(run.name, config)
             found[run.name] = config, reader.text(config)
             twin = same.setdefault(fingerprint(found[run.name][1]), run.name)
             if twin != run.name:
@@ -233,7 +254,7 @@ class Study:
                 folder = self._run_folder(run)
                 rows += read_run(run, folder, self.keep)
                 config = self.configurations[run.name][0]
-                known = (*facts(config), *code_of(folder), *set_up(config.as_dict(), named, folder))
+                known = (*facts(config, self._measured), *code_of(folder), *set_up(config.as_dict(), named, folder))
                 rows += [Row(run.name, run.setting, run.seed, 0, fact, 1.0) for fact in known]
             elif self.known.has(run.setting, run.seed):
                 rows += self.known.rows_of(run.setting, run.seed)

@@ -154,24 +154,46 @@ def paired_table(table: RunTable, panel: Panel, measure: Measure) -> Table | Non
     The verdict is 'better' or 'worse' only if the corrected p is below 0.05. A setting that is measured on another set than the
     baseline is not tested.
     """
-    against, apart = panel.against, panel.apart(measure.name)
-    others = [name for name in panel.names if name != against]
-    if not others:
+    if panel.names == [panel.against]:
         return None
     finals = {name: last_rounds(table.curves(panel.settings[name], measure.name), measure.last) for name in panel.names}
+    return paired_over(finals, panel, measure, panel.apart(measure.name))
+
+
+def paired_over(
+    finals: Mapping[str, Mapping[int, float]],
+    panel: Panel,
+    measure: Measure,
+    apart: Mapping[str, str],
+    over: str = "seed",
+    more: str = "",
+) -> Table:
+    """Tabulate paired t-tests against a panel's baseline.
+
+    Args:
+        finals: the paired values by choice, then by seed or site.
+        panel: names the choices and the baseline.
+        measure: the metric.
+        apart: the choices that are not tested, because they are measured on another set.
+        over: the word for what the values are paired over.
+        more: a further note.
+    """
+    against = panel.against
+    others = [name for name in finals if name != against]
     tests = [paired_test({} if name in apart else finals[name], finals.get(against, {})) for name in others]
     rows = []
     for name, test, p in zip(others, tests, holm([test.p for test in tests]), strict=True):
-        verdict = "not comparable" if name in apart else _verdict(test, p, measure)
+        verdict = "not comparable" if name in apart else _verdict(test, p, measure, over)
         rows.append([Cell(text) for text in (str(test.pairs), _difference(test, measure), _p(p), verdict)])
     note = "Difference of the final values with its 95 % confidence interval; p of the paired t-test, corrected by Holm."
-    if against not in panel.settings:
+    if against not in finals:
         note = f"There are no runs of {panel.label(against)} here."
     unit = " in points" if measure.percent else ""
-    title = f"{replace(measure, percent=False).title}{unit} against {panel.label(against)}, paired over seeds"
-    labels = [label for name, label in zip(panel.names, panel.rows(measure.name), strict=True) if name != against]
-    heads, marks = ["seeds", "difference", "p", "verdict"], panel.note(measure.name)
-    return table_of(title, panel.axis, labels, heads, rows, f"{note} {marks}".rstrip())
+    title = f"{replace(measure, percent=False).title}{unit} against {panel.label(against)}, paired over {over}s"
+    rows_of = dict(zip(panel.names, panel.rows(measure.name), strict=True))
+    labels = [rows_of.get(name, panel.label(name)) for name in others]
+    notes = (note, more, panel.note(measure.name))
+    return table_of(title, panel.axis, labels, [f"{over}s", "difference", "p", "verdict"], rows, " ".join(filter(None, notes)))
 
 
 def _difference(test: PairedTest, measure: Measure) -> str:
@@ -185,11 +207,11 @@ def _p(p: float) -> str:
     return "-" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _verdict(test: PairedTest, p: float, measure: Measure) -> str:
+def _verdict(test: PairedTest, p: float, measure: Measure, over: str) -> str:
     if test.pairs < 2:
-        return "too few seeds"
+        return f"too few {over}s"
     if math.isnan(p):
-        return "equal in every seed" if not test.difference else "no variance to test against"
+        return f"equal in every {over}" if not test.difference else "no variance to test against"
     if p >= 0.05:
         return "no significant difference"
     return "better" if (test.difference > 0) == measure.higher else "worse"

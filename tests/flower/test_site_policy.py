@@ -255,7 +255,7 @@ def test_a_further_federation_needs_the_staffs_agreement(site, tmp_path):  # noq
         ({"local": {"threads": 1, "max_epochs": 9}}, False),
         ({"model": {**MODEL, "init_args": {**MODEL["init_args"], "num_classes": 4}}}, False),
         ({"rounds": 50}, True),
-        ({"num_clients": 4}, True),
+        ({"num_clients": 4, "numbers": [0, 1, 2, 3]}, True),
         ({"threads": 2}, True),
     ],
 )

@@ -50,6 +50,7 @@ def contract(model: Any = MODEL, **changes: Any) -> dict[str, Any]:
     values = {
         "seed": 0,
         "num_clients": 3,
+        "numbers": [0, 1, 2],
         "precision": "32-true",
         "threads": 1,
         "inference_mode": True,

@@ -323,6 +323,12 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
         "clients_per_round": 4,
         "more": 8,
     },
+    "unseen clients": lambda: {
+        "strategy": Scaffold(),
+        "data": {"client_test": 0.3, "held_out_clients": ["1", "3"]},
+        "client_evaluation": ClientEvaluation(1, "val_acc"),
+        "clients_per_round": 2,
+    },
     "fedrep": lambda: {"strategy": FedRep(), "personal": [HEAD], "personal_start": "mean", "clients_per_round": 3},
     "fedbabu": lambda: {"strategy": FedBABU(), "personal": [HEAD], "transforms": [Quantize(8)]},
     "fedbuff": lambda: {
@@ -427,4 +433,5 @@ def outcome(module: Plain, federation: FederatedOrchestrator) -> dict[str, torch
         **weights(module),
         **kept,
         **{f"client scores of round {r}": values for r, values in client_scores(federation).items()},
+        **{f"unseen clients' scores of round {r}": values for r, values in client_scores(federation, "unseen").items()},
     }

@@ -69,10 +69,10 @@ class Consecutive(Partitioner):
         return list(torch.arange(sum(self.sizes)).split(self.sizes))
 
 
-def client_scores(federation: FederatedOrchestrator) -> dict[int, Tensor]:
+def client_scores(federation: FederatedOrchestrator, whose: str = "scores") -> dict[int, Tensor]:
     """The scores on the clients' own test parts so far, by round; empty without an evaluation there."""
     hooks: Any = federation._run.hooks.get("client_evaluation")
-    return {} if hooks is None else hooks.scores
+    return {} if hooks is None else getattr(hooks, whose)
 
 
 def network(batchnorm: bool = False) -> nn.Sequential:

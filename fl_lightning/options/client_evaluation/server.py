@@ -39,26 +39,36 @@ class EvaluationAtServer(ServerHooks):
     """
 
     def __init__(self, settings: ClientEvaluation, context: ServerContext) -> None:
-        if not context.data.clients_hold("test"):
+        complete = Capability.COMPLETE_MODEL not in context.removed
+        alone = context.data.unseen is not None and not settings.compares and complete
+        if not context.data.clients_hold("test") and not alone:
             raise ConfigurationError(
                 "'federation.client_evaluation' measures on each client's own test part, but the clients have no test parts. "
                 "Set 'data.client_test' to the share of its examples that each client holds back, e.g. 0.2."
             )
         self._settings = settings
         self.scores: dict[int, Tensor] = {}
-        """The score of each client, by round."""
+        """The score of each client, by round; of each held-out client in ``unseen``."""
+        self.unseen: dict[int, Tensor] = {}
         self._tasks: list[ClientTask] = []
         self._start: Snapshot | None = None
         route, strategy = context.settings.route, context.settings.strategy
-        self._own, self._incomplete = route.keeps_models or strategy.own_models, Capability.COMPLETE_MODEL in context.removed
+        self._own, self._incomplete = route.keeps_models or strategy.own_models, not complete
         self._column = "own" if self._own or self._incomplete else "global"
+        if context.data.unseen is not None and self._column == "own":
+            rank_zero_warn(
+                "Held-out clients never train, so they have no parts or models of their own: they are evaluated with the "
+                "server's model, in which a part that clients keep is that of a client which has not trained yet."
+            )
         self._tried, self._told = False, set[int]()
 
     def open(self, federation: Federation) -> None:
         """Take the parts of the federation."""
         self._parts, test = federation, federation.data.splits.test
-        assert test is not None
-        self._sizes = test.sizes
+        none = torch.zeros(0, dtype=torch.int64)
+        self._sizes = none if test is None else test.sizes
+        unseen = federation.data.unseen
+        self._unseen_sizes = none if unseen is None else unseen.sizes
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scores so far, the turns of all clients, and the initial model."""
@@ -67,11 +77,11 @@ class EvaluationAtServer(ServerHooks):
             [task.client, task.round_idx, task.period, -1 if task.epochs is None else task.epochs, *_place(task)]
             for task in self._tasks
         ]
-        return {"rounds": dict(self.scores), "turns": turns, "start": start}
+        return {"rounds": dict(self.scores), "unseen": dict(self.unseen), "turns": turns, "start": start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the scores, turns and initial model."""
-        self.scores = dict(state["rounds"])
+        self.scores, self.unseen = dict(state["rounds"]), dict(state.get("unseen", {}))
         self._tasks = [
             ClientTask(k, round_idx, period, None if epochs < 0 else epochs, progress=Progress(*place) if place else None)
             for k, round_idx, period, epochs, *place in state["turns"]
@@ -86,7 +96,7 @@ class EvaluationAtServer(ServerHooks):
             ConfigurationError: if the module does not log the metric, which is checked before the first round.
         """
         if round_idx == 0:
-            self.scores, self._tasks, self._start = {}, [], None
+            self.scores, self.unseen, self._tasks, self._start = {}, {}, [], None
             if self._settings.compare_alone:
                 server = self._parts.server
                 self._start = Snapshot(server.vector().cpu().clone(), server.counters().cpu().clone())
@@ -98,7 +108,7 @@ class EvaluationAtServer(ServerHooks):
                 "rounds."
             )
         if not self._tried:
-            self._parts.pool.evaluate([EvalOrder(self._parts.publish().version, 0, "test", ROLE)])
+            self._parts.pool.evaluate([EvalOrder(self._parts.publish().version, self._evaluated[0], "test", ROLE)])
             self._tried = True
 
     def _require_start(self) -> None:
@@ -125,8 +135,9 @@ class EvaluationAtServer(ServerHooks):
         """Evaluate the new global model, or the clients' own models, at all clients if due.
 
         Returns:
-            The clients' mean and spread, see ``spread_of_clients``; empty in a round without an evaluation. The mean is also
-            logged as the metric itself if the server cannot measure it, because its model is incomplete.
+            The clients' mean and spread, see ``spread_of_clients``, and those of the held-out clients, whose names begin with
+            ``unseen``; empty in a round without an evaluation. The clients' mean is also logged as the metric itself if the
+            server cannot measure it, because its model is incomplete.
         """
         if self._settings.compare_alone:
             alone = [
@@ -136,24 +147,33 @@ class EvaluationAtServer(ServerHooks):
         every = self._settings.every_n_rounds
         if not every or (round_idx + 1) % every:
             return {}
-        values = self.scores[round_idx] = self._now()
-        counted = self._counted(values)
-        if not counted.any() and not self._parts.pool.simulated:  # no site has answered
-            return {}
-        counted = counted if counted.any() else torch.ones_like(counted)
-        found = spread_of_clients(values[counted], self._sizes[counted], self._settings.higher_is_better)
-        figures, metric = {f"federation/{name}": value for name, value in found.items()}, self._settings.metric
-        if self._incomplete and isinstance(metric, str):  # which the server cannot log
+        self._evaluate(round_idx)
+        found = self._spread(self.scores[round_idx], self._sizes, "client", 0)
+        unseen = self._spread(self.unseen[round_idx], self._unseen_sizes, "unseen", len(self._parts.data.indices))
+        figures, metric = {f"federation/{name}": value for name, value in (found | unseen).items()}, self._settings.metric
+        if self._incomplete and isinstance(metric, str) and found:  # which the server cannot log
             figures[metric] = found["client_mean"]
         return figures
 
-    def _counted(self, *columns: Tensor) -> Tensor:
+    def _spread(self, values: Tensor, sizes: Tensor, whose: str, first: int) -> dict[str, float]:
+        """Return the mean and spread of clients; empty without clients, or if no site has answered."""
+        counted = self._counted(values, first=first)
+        if not len(values) or (not counted.any() and not self._parts.pool.simulated):
+            return {}
+        counted = counted if counted.any() else torch.ones_like(counted)
+        return spread_of_clients(values[counted], sizes[counted], self._settings.higher_is_better, whose)
+
+    def _counted(self, *columns: Tensor, first: int = 0) -> Tensor:
         """Return the clients with values, over which means are taken, bool, shape (K,), and warn of the others.
 
         A client without a value must not hide those of the others.
+
+        Args:
+            columns: the values of the clients, each of shape (K,).
+            first: the id of the first of them.
         """
         known = ~torch.stack(columns).isnan().any(dim=0)
-        without = (~known).nonzero().flatten().tolist()
+        without = [first + client for client in (~known).nonzero().flatten().tolist()]
         if not self._told.issuperset(without):
             self._told.update(without)
             names = [self._parts.data.client_name(client) for client in without[:5]]
@@ -169,13 +189,26 @@ class EvaluationAtServer(ServerHooks):
         metric = self._settings.metric
         return metric if isinstance(metric, str) else type(metric).__name__
 
-    def _now(self) -> Tensor:
-        return self._each(lambda client, version: EvalOrder(version, client, "test", ROLE, own=self._own))
+    @property
+    def _evaluated(self) -> range:
+        """The ids of the clients that are evaluated: those with test parts, then those that are held out."""
+        trained = len(self._parts.data.indices)
+        return range(0 if len(self._sizes) else trained, trained + len(self._unseen_sizes))
 
-    def _each(self, order: Callable[[int, int], EvalOrder]) -> Tensor:
+    def _evaluate(self, round_idx: int) -> None:
+        """Evaluate the model of a round at all clients."""
+        trained, own = len(self._parts.data.indices), self._own
+        values = self._each(
+            lambda client, version: EvalOrder(version, client, "test", ROLE, own=own and client < trained), self._evaluated
+        )
+        count = len(self._sizes)
+        self.scores[round_idx], self.unseen[round_idx] = values[:count], values[count:]
+
+    def _each(self, order: Callable[[int, int], EvalOrder], clients: Sequence[int] | None = None) -> Tensor:
         """Return the result of an order for every client, where a function returns the order of a client and a version."""
         version = self._parts.publish().version
-        reports = self._parts.pool.evaluate([order(client, version) for client in range(self._parts.data.num_clients)])
+        everyone = range(len(self._sizes)) if clients is None else clients
+        reports = self._parts.pool.evaluate([order(client, version) for client in everyone])
         return torch.tensor([report.value for report in reports], dtype=torch.float64)
 
     # ---------------------------------------------------------------- the end
@@ -190,7 +223,27 @@ class EvaluationAtServer(ServerHooks):
             return
         self._require_start()
         if rounds - 1 not in self.scores:
-            self.scores[rounds - 1] = self._now()
+            self._evaluate(rounds - 1)
+        self._conclude_all(rounds)
+        if len(self._unseen_sizes):
+            self._conclude_unseen(rounds)
+
+    def _conclude_unseen(self, rounds: int) -> None:
+        """Write and print the scores of the held-out clients."""
+        data, trainer, values = self._parts.data, self._parts.trainer, self.unseen[rounds - 1]
+        names = [data.client_name(len(data.indices) + k) for k in range(len(values))]
+        table = [[name, *(float(v[k]) for v in self.unseen.values())] for k, name in enumerate(names)]
+        self._write(rounds - 1, "unseen_clients", ["client", *(f"round {r}" for r in self.unseen)], table)
+        if trainer.is_global_zero:
+            counted = self._counted(values, first=len(data.indices))
+            header, rows = comparison_table(names, self._unseen_sizes, {"global": values}, True, counted)
+            print(f"{self._metric_name} on the test examples of clients that never trained, after round {rounds - 1}:")
+            print(text_table(header, [*rows[:-1][:_SHOWN], rows[-1]]))
+
+    def _conclude_all(self, rounds: int) -> None:
+        """Write and print the scores of the clients with test parts."""
+        if not len(self._sizes):
+            return
         columns: dict[str, Tensor] = {self._column: self.scores[rounds - 1]}
         if self._settings.compare_alone:
             columns = {"local only": self._alone(), **columns}

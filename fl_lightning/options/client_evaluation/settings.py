@@ -28,8 +28,8 @@ class ClientEvaluation(OptionSettings):
     """Evaluate the global model on each client's own test part, and at the end compare it with models of the clients' own.
 
     Args:
-        every_n_rounds: evaluate all clients after every n-th round and after the last, whether they took part or not; 0 for
-            never.
+        every_n_rounds: evaluate all clients after every n-th round and after the last, whether they took part or not, and
+            those of ``data.held_out_clients``, which never do; 0 for never.
         metric: the name of a metric that the module logs in validation, or a torchmetrics metric.
         mode: ``max`` if higher is better, ``min`` if lower is; by default, what the torchmetrics metric declares, or what its
             name implies: see :func:`~fl_lightning.functional.metric_mode.known_direction`.

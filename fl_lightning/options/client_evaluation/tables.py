@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 
-def spread_of_clients(values: Tensor, sizes: Tensor, higher_is_better: bool) -> dict[str, float]:
+def spread_of_clients(values: Tensor, sizes: Tensor, higher_is_better: bool, whose: str = "client") -> dict[str, float]:
     """Return the mean weighted by the clients' test examples (FedLoss thesis, 3.3.3), and the spread over clients.
 
     Args:
         values: score of each client, float64, shape (K,).
         sizes: number of test examples of each client, shape (K,).
         higher_is_better: whether the lowest or the highest value is the worst.
+        whose: the beginning of the figures' names.
 
     Returns:
         ``client_mean``; ``client_worst``; ``client_p10``, the value that a tenth of the clients do worse than, by linear
@@ -23,12 +24,12 @@ def spread_of_clients(values: Tensor, sizes: Tensor, higher_is_better: bool) -> 
     """
     worst, tenth = (values.min(), 0.1) if higher_is_better else (values.max(), 0.9)
     figures = {
-        "client_mean": (values * sizes).sum() / sizes.sum(),
-        "client_worst": worst,
-        "client_p10": torch.quantile(values, tenth),
-        "client_std": values.std(correction=0),
+        "mean": (values * sizes).sum() / sizes.sum(),
+        "worst": worst,
+        "p10": torch.quantile(values, tenth),
+        "std": values.std(correction=0),
     }
-    return {name: float(value) for name, value in figures.items()}
+    return {f"{whose}_{name}": float(value) for name, value in figures.items()}
 
 
 def comparison_table(

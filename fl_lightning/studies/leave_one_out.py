@@ -1,0 +1,166 @@
+"""Leave one site out: train on all others, test at the one, for each site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.functional.metric_mode import higher_is_better
+from fl_lightning.studies.grid import Axis, Choice
+from fl_lightning.studies.layout import Table, spread, table_of, with_best
+from fl_lightning.studies.panels import Measure, Panel
+from fl_lightning.studies.run_table import RunTable
+from fl_lightning.studies.statistics import Sample, last_rounds
+from fl_lightning.studies.tables import paired_over
+
+LEFT_OUT = "left_out"
+"""The name of the axis of sites."""
+METRIC = "federation/unseen_mean"
+"""The metric of a held-out site."""
+_HELD = "data.held_out_clients"
+EVERY = "federation.client_evaluation.every_n_rounds"
+
+
+def site_axis(given: bool | list[str], config: Namespace, settings: Mapping[str, Any], axes: Sequence[Axis]) -> Axis:
+    """Return the axis of the sites that are left out, one at a time.
+
+    Args:
+        given: the names of the sites; true for all clients.
+        config: the configuration of a run of the study.
+        settings: settings of every run, by their full names.
+        axes: the other axes.
+
+    Raises:
+        ConfigurationError: if there are not two sites, or something else chooses the held-out clients.
+    """
+    chosen = [*settings, *(name for axis in axes for choice in axis.choices for name, _ in choice.settings)]
+    if _HELD in chosen or config.data.held_out_clients:
+        raise ConfigurationError(f"'leave_one_out' sets '{_HELD}' itself. Remove it from the study and its base.")
+    if any(axis.name == LEFT_OUT for axis in axes):
+        raise ConfigurationError(f"'over.{LEFT_OUT}' is the axis that 'leave_one_out' adds. Rename yours.")
+    names = [str(name) for name in given] if isinstance(given, list) else client_names(config)
+    differ = len(set(names)) == len(names) > 1
+    require(differ, "leave_one_out", "true, or the names of two or more clients, which differ", names)
+    return Axis(LEFT_OUT, tuple(Choice(name, (), ((_HELD, [name]),)) for name in names))
+
+
+def client_names(config: Namespace) -> list[str]:
+    """Return the names of the clients of a configuration; read the data if their partitioner finds them there.
+
+    Raises:
+        ConfigurationError: if the clients are sites over a network.
+    """
+    if config.federation.pool is not None:
+        raise ConfigurationError(
+            "'leave_one_out' is true, but the sites of 'federation.pool' are not known here. Name them: leave_one_out: [a, b]."
+        )
+    if config.data.clients:
+        return sorted(config.data.clients)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(FederatedDataModule, "data")
+    data = parser.instantiate_classes(parser.parse_object({"data": config.data.as_dict()})).data
+    data.prepare_data()
+    data.setup("fit")
+    return [data.client_name(client) for client in range(data.num_clients)]
+
+
+def require_federation(name: str, config: Namespace) -> None:
+    """Refuse a run without a federation, which has no client to leave out.
+
+    Raises:
+        ConfigurationError: naming the run.
+    """
+    if not config.federation.enabled:
+        raise ConfigurationError(
+            f"The run '{name}' has 'federation.enabled' false, but 'leave_one_out' tests the model of a federation at the "
+            "client that was left out. Remove this choice, or 'leave_one_out'."
+        )
+
+
+def measured(config: Namespace) -> tuple[str, str]:
+    """Return the metric of the report, and whether its ``max`` or ``min`` is best."""
+    evaluation = config.federation.client_evaluation
+    name = evaluation.metric if isinstance(evaluation.metric, str) else evaluation.metric.class_path
+    higher = higher_is_better(name, evaluation.mode, "federation.client_evaluation.mode")
+    return METRIC, "max" if higher else "min"
+
+
+# ---------------------------------------------------------------- tables
+
+Sites = Mapping[str, Mapping[str, Sample]]
+"""The final values over seeds, by choice of the compared axis, then by site."""
+
+
+def leave_one_out_tables(
+    table: RunTable, grouped: Sequence[Panel], compared: str | None, measure: Measure
+) -> Iterator[tuple[str, list[Table]]]:
+    """Yield the tables over sites for each combination of the other axes, after its title.
+
+    Args:
+        table: run table of a study.
+        grouped: its settings, grouped by their choices on all axes but the compared one.
+        compared: the compared axis; by default the first.
+        measure: the metric at the site that was left out.
+    """
+    if LEFT_OUT not in table.axes:
+        return
+    place, first_axis = table.axes.index(LEFT_OUT), table.axes.index(compared) if compared else 0
+    together: dict[tuple[str, ...], list[Panel]] = {}
+    for panel in grouped:
+        setting = next(iter(panel.settings.values()))
+        others = tuple(own for k, own in enumerate(setting) if k not in (place, first_axis))
+        together.setdefault(others, []).append(panel)
+    for others, panels in together.items():
+        first = panels[0]
+        sites: dict[str, dict[str, Sample]] = {}
+        for panel in panels:
+            for choice, setting in panel.settings.items():
+                values = last_rounds(table.curves(setting, measure.name), measure.last).values()
+                name = "all" if place == first_axis else choice
+                sites.setdefault(name, {})[setting[place]] = Sample(tuple(values))
+        tables = [sites_table(sites, first, measure)]
+        if len(sites) > 1:
+            tables.append(_tested(sites, first, measure))
+        yield ", ".join(others), tables
+
+
+def sites_table(sites: Sites, panel: Panel, measure: Measure) -> Table:
+    """Tabulate the score at each site that was left out, and over sites the mean, the worst and the standard deviation."""
+    names = list(dict.fromkeys(site for own in sites.values() for site in own))
+    columns = [[own.get(site, Sample(())) for own in sites.values()] for site in names]
+    overall = [Sample(tuple(means_of(own).values())) for own in sites.values()]
+    worst = min if measure.higher else max
+    columns += [
+        [Sample((over.mean,) if over.values else ()) for over in overall],
+        [Sample((worst(over.values),) if over.values else ()) for over in overall],
+        [Sample((over.std,) if len(over.values) > 1 else ()) for over in overall],
+    ]
+    directions = [measure.direction] * (len(names) + 2) + [None]
+
+    def show(sample: Sample, _: int) -> str:
+        return spread(sample, measure.scale, measure.digits)
+
+    body = with_best(columns, directions, show, [name not in panel.references for name in sites])
+    note = (
+        "Each column is a site on which the model was tested and which never trained. Mean, worst and standard deviation are "
+        "those over sites, each counted once."
+    )
+    heads = [*names, "mean", "worst site", "std over sites"]
+    title, labels = f"{measure.title}, one site left out at a time", list(map(panel.label, sites))
+    return table_of(title, panel.axis, labels, heads, body, note)
+
+
+def means_of(own: Mapping[str, Sample]) -> dict[str, float]:
+    """Return the mean over seeds at each site that has values."""
+    return {site: sample.mean for site, sample in own.items() if sample.values}
+
+
+def _tested(sites: Sites, panel: Panel, measure: Measure) -> Table:
+    order = {site: k for k, site in enumerate(dict.fromkeys(site for own in sites.values() for site in own))}
+    finals = {name: {order[site]: mean for site, mean in means_of(own).items()} for name, own in sites.items()}
+    note = "Runs share most of their training sites, so their results are not independent and the true p is larger."
+    return paired_over(finals, panel, measure, {}, "site", note)

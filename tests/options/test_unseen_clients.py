@@ -1,0 +1,311 @@
+"""Clients that never train: evaluated by hand, without influence, and left out of everything that counts clients."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from federations import CLASSES, SIZES, Blobs, Consecutive, Plain, blobs, every_round, same_bits, trainer, weights
+from torch.utils.data import TensorDataset
+from torchmetrics.functional.classification import multiclass_accuracy
+
+from fl_lightning import (
+    AdaFed,
+    CheckpointError,
+    ClientEvaluation,
+    ClientPrivacy,
+    ConfigurationError,
+    FedAvg,
+    FedDyn,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    FederationCallback,
+    FedLoss,
+    IIDPartitioner,
+    LocalOnly,
+    LocalTraining,
+    PersonalPart,
+    Scaffold,
+    TableDataModule,
+)
+from fl_lightning.data.held_out import chosen
+from fl_lightning.options.client_evaluation.tables import spread_of_clients
+
+MORE = (7, 20, 13, 9, 15)
+"""Clients of which two are held out."""
+
+
+def sites(**changed: Any) -> dict[str, TensorDataset]:
+    own = {name: blobs(n, seed) for name, n, seed in zip("abcde", MORE, range(10, 15), strict=True)}
+    return {name: TensorDataset(*data) for name, data in (own | changed).items()}
+
+
+def data_of(clients: dict[str, TensorDataset], **settings: Any) -> FederatedDataModule:
+    return FederatedDataModule.from_clients(clients, val=TensorDataset(*blobs(61, 2)), batch_size=5, **settings)
+
+
+def fit(data: FederatedDataModule, rounds: int = 2, *more: Any, ckpt_path: str | None = None, **settings: Any) -> Any:
+    torch.manual_seed(4)
+    module = Plain()
+    settings.setdefault("client_evaluation", ClientEvaluation(1, "val_acc"))
+    settings.setdefault("local", LocalTraining(max_epochs=2))
+    flags = settings.pop("flags", {})
+    fitted = trainer(rounds, FederatedOrchestrator(**settings), *more, **flags)
+    fitted.fit(module, data, ckpt_path=ckpt_path)
+    return module, fitted
+
+
+def accuracy(module: Plain, dataset: TensorDataset) -> float:
+    x, y = dataset.tensors
+    return float(multiclass_accuracy(module(x), y, CLASSES, average="micro"))
+
+
+class Cohorts(FederationCallback):
+    """Who took part."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, ...]] = []
+
+    def on_round_start(self, trainer: Any, pl_module: Any, round_idx: int, cohort: tuple[int, ...]) -> None:
+        self.seen.append(cohort)
+
+
+# ---------------------------------------------------------------- what is evaluated
+
+
+def test_held_out_clients_are_evaluated_on_all_their_examples_by_hand(capsys):
+    module, fitted = fit(data_of(sites(), held_out_clients=["b", "d"]))
+    values = torch.tensor([accuracy(module, sites()[name]) for name in "bd"], dtype=torch.float64)
+    expected = spread_of_clients(values, torch.tensor([20, 9]), True, "unseen")
+    found = {name: float(fitted.callback_metrics[f"federation/{name}"]) for name in expected}
+    assert found == pytest.approx(expected)
+    assert expected["unseen_mean"] == pytest.approx((20 * values[0] + 9 * values[1]) / 29)
+    assert expected["unseen_worst"] == pytest.approx(float(values.min()))
+    assert "federation/client_mean" not in fitted.callback_metrics  # they have no test parts
+    rows = list(csv.DictReader(Path("unseen_clients.csv").read_text().splitlines()))
+    assert [row["client"] for row in rows] == ["b", "d"]
+    assert [float(row["round 1"]) for row in rows] == pytest.approx(values.tolist())
+    assert "clients that never trained" in capsys.readouterr().out
+
+
+def test_with_test_parts_they_are_tested_like_the_others_and_beside_them():
+    data = FederatedDataModule(
+        Blobs(sum(MORE), shuffle=False), Consecutive(MORE), client_test=0.25, held_out_clients=["1", "4"]
+    )
+    module, fitted = fit(data)
+    whole = FederatedDataModule(Blobs(sum(MORE), shuffle=False), Consecutive(MORE), client_test=0.25)
+    whole.setup("fit")  # the same division without held-out clients
+    x, y = whole.datamodule.train
+
+    def spread(clients: list[int], whose: str) -> dict[str, float]:
+        tests = [whole.splits.test[k] for k in clients]
+        values = [accuracy(module, TensorDataset(x[own], y[own])) for own in tests]
+        sizes = torch.tensor([len(own) for own in tests])
+        return spread_of_clients(torch.tensor(values, dtype=torch.float64), sizes, True, whose)
+
+    expected = spread([0, 2, 3], "client") | spread([1, 4], "unseen")
+    assert {name: float(fitted.callback_metrics[f"federation/{name}"]) for name in expected} == pytest.approx(expected)
+    assert [data.client_name(k) for k in range(5)] == ["0", "2", "3", "1", "4"]
+    assert data.num_clients == 3
+
+
+def test_own_test_sets_of_held_out_clients_are_used_and_the_server_does_not_get_them():
+    tests = {name: TensorDataset(*blobs(n, 30 + n)) for name, n in zip("abcde", (4, 5, 6, 7, 8), strict=True)}
+    data = FederatedDataModule.from_clients(sites(), val=tests, test=tests, batch_size=5, held_out_clients=["a", "c"])
+    module, fitted = fit(data)
+    values = {name: accuracy(module, tests[name]) for name in "abcde"}
+    assert float(fitted.callback_metrics["federation/unseen_mean"]) == pytest.approx((4 * values["a"] + 6 * values["c"]) / 10)
+    assert float(fitted.callback_metrics["federation/client_worst"]) == pytest.approx(min(values[name] for name in "bde"))
+    server = (5 * values["b"] + 7 * values["d"] + 8 * values["e"]) / 20
+    assert float(fitted.callback_metrics["val_acc"]) == pytest.approx(server)
+
+
+def test_every_second_round_and_the_last():
+    data = data_of(sites(), held_out_clients=["e"])
+    fit(data, 5, client_evaluation=ClientEvaluation(2, "val_acc"))
+    header = Path("unseen_clients.csv").read_text().splitlines()[0]
+    assert header == "client,round 1,round 3,round 4"
+
+
+# ---------------------------------------------------------------- no influence
+
+
+@pytest.mark.parametrize(
+    "strategy", [None, AdaFed("val_acc"), FedLoss("val_loss"), Scaffold(), FedDyn()], ids=lambda s: type(s).__name__
+)
+def test_the_model_is_that_of_a_run_without_the_client(strategy):
+    """Each client's own parts are drawn with its number, which the others keep if the last ones are held out."""
+    few, parts = {name: data for name, data in sites().items() if name in "abc"}, {"client_validation": 0.25}
+    one, _ = fit(data_of(sites(), held_out_clients=["d", "e"], **parts), strategy=strategy, clients_per_round=0.67)
+    off = ClientEvaluation()
+    other, _ = fit(data_of(few, **parts), strategy=strategy, clients_per_round=0.67, client_evaluation=off)
+    assert same_bits(weights(one), weights(other))
+
+
+def test_without_parts_the_model_is_that_of_a_run_without_any_client():
+    few = {name: data for name, data in sites().items() if name not in "bd"}
+    one, _ = fit(data_of(sites(), held_out_clients=["b", "d"]), clients_per_round=0.67)
+    other, _ = fit(data_of(few), clients_per_round=0.67, client_evaluation=ClientEvaluation())
+    assert same_bits(weights(one), weights(other))
+
+
+def test_the_examples_of_a_held_out_client_have_no_influence():
+    x, y = blobs(20, 99)
+    one, _ = fit(data_of(sites(), held_out_clients=["b"], client_test=0.25))
+    other, _ = fit(data_of(sites(b=(x * 50, y.flip(0))), held_out_clients=["b"], client_test=0.25))
+    assert same_bits(weights(one), weights(other))
+
+
+def test_the_centralized_baseline_does_not_read_them():
+    data = data_of(sites(), held_out_clients=["b", "d"])
+    data.setup("fit")
+    read = torch.cat([batch[0] for batch in data.train_dataloader()])
+    expected = torch.cat([sites()[name].tensors[0] for name in "ace"])
+    assert torch.equal(read.sort(0).values, expected.sort(0).values)
+
+
+def test_standardized_does_not_read_them():
+    from fl_lightning import Standardized
+
+    def fitted(**settings: Any) -> Any:
+        torch.manual_seed(4)
+        module = Plain()
+        module.net = Standardized(module.net, 4)
+        trainer(1, FederatedOrchestrator()).fit(module, data_of(**settings))
+        return weights(module)
+
+    few = {name: data for name, data in sites().items() if name != "b"}
+    assert same_bits(
+        fitted(clients=sites(b=(blobs(20, 9)[0] * 100, blobs(20, 9)[1])), held_out_clients=["b"]), fitted(clients=few)
+    )
+
+
+# ---------------------------------------------------------------- what draws and counts
+
+
+def test_a_share_of_the_clients_per_round_is_one_of_the_others():
+    cohorts = Cohorts()
+    data = FederatedDataModule(Blobs(60), IIDPartitioner(10, seed=3), held_out_clients=0.2)
+    fit(data, 3, cohorts, clients_per_round=0.5)
+    assert data.num_clients == 8
+    assert [len(cohort) for cohort in cohorts.seen] == [4, 4, 4]
+    assert set().union(*cohorts.seen) <= set(range(8))
+
+
+def test_epsilon_is_that_of_the_clients_that_train():
+    few = {name: data for name, data in sites().items() if name not in "bd"}
+    privacy = ClientPrivacy(max_norm=1.0, noise_multiplier=1.0, noise_seed=1)
+    figures = [
+        fit(data, strategy=FedAvg("uniform"), transforms=[privacy], clients_per_round=2, client_evaluation=ClientEvaluation())[
+            1
+        ].callback_metrics["federation/epsilon_of_clients"]
+        for data in (data_of(sites(), held_out_clients=["b", "d"]), data_of(few))
+    ]
+    assert float(figures[0]) == float(figures[1])
+
+
+def test_a_share_and_a_number_are_drawn_with_the_seed_and_leave_the_data_divided_as_they_were():
+    names = list("abcdefghij")
+    assert len(chosen(0.2, names, 0)) == len(chosen(2, names, 0)) == 2
+    assert len(chosen(0.01, names, 0)) == 1
+    assert chosen(3, names, 0) == chosen(3, names, 0)
+    assert len({tuple(chosen(3, names, seed)) for seed in range(20)}) > 5
+    counts = torch.zeros(10)
+    for seed in range(2000):
+        counts[chosen(3, names, seed)] += 1
+    assert (counts / 2000 - 0.3).abs().max() < 0.05  # five standard deviations
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (1.0, "'data.held_out_clients' must be a share of at least 0 and below 1"),
+        (20.0, "Write 20 for a number, or 0.2 for 20 %"),
+        (-1, "a number of clients, or a list of their names, but is -1"),
+        (["a", "a"], "must be names that differ, but is ['a', 'a']"),
+        (["f"], "'data.held_out_clients' has 'f', but the clients are: a, b, c, d, e. Use their names."),
+        (5, "must be fewer than the 5 clients, so that some train, but is 5"),
+        (list("abcde"), "must be fewer than the 5 clients"),
+    ],
+)
+def test_wrong_values_are_refused(given, said):
+    with pytest.raises(ConfigurationError) as told:
+        data_of(sites(), held_out_clients=given)
+    assert said in str(told.value)
+
+
+def test_an_unknown_name_of_a_divided_set_is_refused_at_set_up():
+    data = FederatedDataModule(Blobs(), Consecutive(), held_out_clients=[7])
+    with pytest.raises(ConfigurationError, match="has '7', but the clients are: 0, 1, 2"):
+        data.setup("fit")
+
+
+def test_a_public_share_would_contain_their_examples():
+    with pytest.raises(ConfigurationError, match=r"'data.public_share' must be 0 with held-out clients, .* but is 0.1"):
+        FederatedDataModule(Blobs(), Consecutive(), public_share=0.1, held_out_clients=1)
+
+
+def test_a_table_that_is_scaled_by_all_rows_is_refused():
+    rows = TableDataModule("table.csv", "target", kind="classification")
+    with pytest.raises(ConfigurationError, match=r"'data.datamodule.standardize' must be false with held-out clients"):
+        FederatedDataModule(rows, Consecutive(), held_out_clients=1)
+
+
+def test_clients_that_are_opened_when_drawn_cannot_be_held_out():
+    data = FederatedDataModule.from_clients(
+        lambda client: TensorDataset(*blobs(8, client)), num_clients=4, num_examples=8, held_out_clients=1
+    )
+    with pytest.raises(ConfigurationError, match=r"'data.held_out_clients' must be off if clients read when they are drawn"):
+        data.setup("fit")
+
+
+def test_without_test_parts_nothing_else_is_measured():
+    with pytest.raises(ConfigurationError, match="the clients have no test parts"):
+        fit(data_of(sites(), held_out_clients=["b"]), client_evaluation=ClientEvaluation(1, "val_acc", personal_epochs=1))
+
+
+# ---------------------------------------------------------------- resume, ranks, own parts
+
+
+def test_a_resumed_run_has_the_same_held_out_clients_and_figures(tmp_path):
+    data = FederatedDataModule(Blobs(sum(SIZES)), Consecutive(), client_test=0.25, held_out_clients=["1"])
+    whole, fitted = fit(data, 3)
+    data = FederatedDataModule(Blobs(sum(SIZES)), Consecutive(), client_test=0.25, held_out_clients=["1"])
+    flags = {"enable_checkpointing": True, "default_root_dir": str(tmp_path)}
+    fit(data, 2, every_round(tmp_path), flags=flags)
+    path = str(tmp_path / "last.ckpt")
+    resumed, again = fit(data, 3, ckpt_path=path)
+    assert same_bits(weights(resumed), weights(whole))
+    name = "federation/unseen_mean"
+    assert float(again.callback_metrics[name]) == float(fitted.callback_metrics[name])
+    assert Path("unseen_clients.csv").read_text().startswith("client,round 0,round 1,round 2")
+    other = FederatedDataModule(Blobs(sum(SIZES)), Consecutive(), client_test=0.25, held_out_clients=["0"])
+    with pytest.raises(CheckpointError, match="different training examples"):
+        fit(other, 3, ckpt_path=path)
+
+
+def test_parts_of_their_own_are_those_of_a_client_that_has_not_trained():
+    data = data_of(sites(), held_out_clients=["b"], client_test=0.25)
+    torch.manual_seed(4)
+    first = Plain()
+    with pytest.warns(UserWarning, match="Held-out clients never train, so they have no parts or models of their own"):
+        module, fitted = fit(data, personal=[PersonalPart(names="net.2.*")])
+    own = weights(module) | {name: value for name, value in weights(first).items() if name.startswith("net.2.")}
+    module.load_state_dict(own, strict=False)
+    assert float(fitted.callback_metrics["federation/unseen_mean"]) == pytest.approx(accuracy(module, held_out_rows(data)))
+
+
+def test_on_a_route_where_clients_keep_their_models_they_get_the_servers():
+    data = data_of(sites(), held_out_clients=["b"], client_test=0.25)
+    with pytest.warns(UserWarning, match="evaluated with the server's model"):
+        module, fitted = fit(data, route=LocalOnly("val_acc"))
+    assert float(fitted.callback_metrics["federation/unseen_mean"]) == pytest.approx(accuracy(module, held_out_rows(data)))
+
+
+def held_out_rows(data: FederatedDataModule) -> TensorDataset:
+    """The test examples of the one held-out client."""
+    rows = [data.client_datasets.source.dataset[int(k)] for k in data.unseen[0]]
+    return TensorDataset(*(torch.stack(column) for column in zip(*rows, strict=True)))
