@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
 import signal
 import sys
 import warnings
+from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it: also for processes that tests start, on shared cores
 
@@ -126,3 +128,13 @@ def fl(monkeypatch, capsys, _no_wandb):
         return status, captured.out + captured.err
 
     return type_
+
+
+@pytest.fixture(autouse=True)
+def _levels_of_logs() -> Iterator[None]:
+    """Restore Lightning's levels of logs, which the tools' ``quiet`` raises."""
+    loggers = [logging.getLogger(f"lightning.{name}") for name in ("pytorch", "fabric")]
+    before = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)

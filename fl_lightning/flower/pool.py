@@ -195,7 +195,7 @@ class FlowerTransport:
             while self._refused:
                 yield Answer(self._refused.pop(), None, "the server's SuperLink refused the order")
             yield from self._still_offline()
-            replies, any_came = iter(self._link.pull([*self._waiting])), False
+            replies, any_came = iter(self._link.pull([*self._waiting]) if self._waiting else ()), False
             while self._waiting:  # one after another: each may hold a model
                 reply = self._guarded(functools.partial(next, replies, None))
                 if reply is None:

@@ -65,10 +65,11 @@ def badly_compressed(reply: bytes, **changes: Any) -> bytes:
     return forged(reply, model=None, compressed=replace(good, **changes))
 
 
-def of_a_dtype_that_torch_reads_under_no_name(reply: bytes) -> bytes:
-    header = json.dumps({"0": {"dtype": "F8_E8M0", "shape": [4], "data_offsets": [0, 4]}}).encode()
-    text = json.dumps({"format": FORMAT, "content": {"tensor": "0"}}).encode()
-    return len(text).to_bytes(8, "little") + text + len(header).to_bytes(8, "little") + header + b"\0" * 4
+def of_another_dtype(reply: bytes) -> bytes:
+    """Name a type of 8 bits that messages do not have."""
+    text = json.dumps({"format": FORMAT, "tensors": [["float8_e4m3fn", 8]], "content": {"tensor": 0}}).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + bytes(8)
 
 
 def moving(model: Snapshot, moved: dict[str, torch.Tensor]) -> Snapshot:
@@ -109,12 +110,11 @@ HOSTILE = {
     "integers": lambda r: broken_model(r, lambda m: Snapshot(m.vector.long(), m.counters)),
     "extras": lambda reply: forged(reply, extras={"control": torch.full((53,), math.inf)}),
     "extras of another shape": lambda reply: forged(reply, extras={"control": torch.zeros(53, 1)}),
-    "extras of 8 bits": lambda reply: forged(reply, extras={"control": torch.zeros(53).to(torch.float8_e4m3fn)}),
-    "an unknown type of tensor": of_a_dtype_that_torch_reads_under_no_name,
+    "an unknown type of tensor": of_another_dtype,
     "other counters": lambda r: broken_model(r, lambda m: Snapshot(m.vector, torch.zeros(3, dtype=torch.int64))),
     "a frozen tensor without a name here": lambda r: broken_model(r, lambda m: moving(m, {"no.such": torch.zeros(2)})),
     "a trained tensor as a frozen one": lambda r: broken_model(r, lambda m: moving(m, {WEIGHT: torch.zeros(5, 6)})),
-    "a model of 8 bits": lambda r: broken_model(r, lambda m: Snapshot(m.vector.to(torch.float8_e4m3fn), m.counters)),
+    "a model of 16 bits": lambda r: broken_model(r, lambda m: Snapshot(m.vector.bfloat16(), m.counters)),
     "a model of another type": lambda r: broken_model(r, lambda m: Snapshot(m.vector.double(), m.counters)),
     "endless steps": lambda reply: forged(reply, num_steps=BIG),
     "more steps than a round has": lambda reply: forged(reply, num_steps=2**62),

@@ -425,7 +425,7 @@ def test_a_second_fit_after_one_that_failed(tmp_path):
     memory = federation._run.memory
     memory.put(2, control=torch.ones(3))
     memory.load_state_dict({})
-    assert memory.changes() == {}
+    assert memory.changes() == ({}, {})
 
 
 # ------------------------------------------------------------------ simulated availability
