@@ -47,6 +47,7 @@ NEEDS = {
     "config.yaml": "the files of a run or a project that exist by then",
     "lora.yaml": "transformers and peft: tests/third_party runs it",
     "best_3.ckpt": "a checkpoint that the command before it writes",
+    "arrivals.jsonl": "the file of a run with sites: tests/flower/test_asynchronous_sites.py replays one",
     "norm_bounded": "tests/project/test_docs.py runs it",
 }
 """Words in a command that need something the page does not create."""

@@ -75,7 +75,7 @@ class ClientPool(Protocol):
         ...
 
     def under_way(self) -> Mapping[int, bytes]:
-        """Return what asks once more for each task under way, by client; only a :class:`LastingPool` has some."""
+        """Return what asks once more for each task under way, by client; only a ``LastingPool`` has some."""
         ...
 
     def deliver(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate | None:

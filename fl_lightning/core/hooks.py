@@ -108,7 +108,7 @@ class ClientContext:
         strategy: the strategy; in a simulation the server's own, which must not be changed.
         place: the site; None for simulated clients.
         numbers: returns the whole numbers that a client adds to those of the others before round 0, by the name of what the
-            hooks at the server add up; see :meth:`ServerHooks.add_up`.
+            hooks at the server add up; see ``ServerHooks.add_up``.
     """
 
     num_clients: int

@@ -18,11 +18,11 @@ class ArrayClients(FileClients):
 
     ``ends.npy`` holds, for each client in turn, the number of rows up to its last one: clients with 7, 12 and 5 examples have
     the ends 7, 19 and 24. ``path`` is the folder of these files, or one whose subfolders are shards of that form, in the order
-    of their names. See :class:`FileClients` for the arguments.
+    of their names. The arguments are those of ``FileClients``, which ``fl-lightning fit --help ArrayClients`` lists.
     """
 
     def store(self, path: Path) -> ClientStore:
-        """Return the clients of a folder; see :meth:`FileClients.store`."""
+        """Return the clients of a folder; see ``FileClients.store``."""
         shards = [path] if (path / f"{_ENDS}.npy").exists() else sorted(ends.parent for ends in path.glob(f"*/{_ENDS}.npy"))
         if not shards:
             raise DataError(

@@ -27,7 +27,7 @@ class HDF5Clients(FileClients):
 
     This is the layout of TensorFlow Federated's files, such as FedEMNIST, CIFAR-100, Shakespeare and Stack Overflow. To count a
     client's examples, its group must be opened, so the numbers are kept in a file next to it, which is written once, and
-    again when the HDF5 file changes. See :class:`FileClients` for the other arguments.
+    again when the HDF5 file changes. ``fl-lightning fit --help HDF5Clients`` lists the other arguments.
 
     Args:
         index_path: the file for the numbers of ``path``'s examples, where the folder of ``path`` cannot be written; by default
@@ -55,7 +55,7 @@ class HDF5Clients(FileClients):
         self.index_path = index_path
 
     def store(self, path: Path) -> ClientStore:
-        """Return the clients of a file; see :meth:`FileClients.store`."""
+        """Return the clients of a file; see ``FileClients.store``."""
         own = self.index_path is not None and path == Path(self.path)
         return _HDF5Store(path, self.fields, Path(self.index_path) if own and self.index_path else Path(f"{path}{_INDEX}"))
 

@@ -19,7 +19,7 @@ class ParquetClients(FileClients):
 
     The rows of a client lie together, also over files in the order of their names. The column of clients is read once. A client
     that is drawn reads the row groups that hold its rows, so write small ones: ``row_group_size=1000``. A field is a column
-    of numbers, of text, or of lists of equal length. See :class:`FileClients` for the other arguments.
+    of numbers, of text, or of lists of equal length. ``fl-lightning fit --help ParquetClients`` lists the other arguments.
 
     Args:
         client_column: the column with the client of each row, numbers or text.
@@ -46,7 +46,7 @@ class ParquetClients(FileClients):
         self.client_column = client_column
 
     def store(self, path: Path) -> ClientStore:
-        """Return the clients of a file or folder; see :meth:`FileClients.store`."""
+        """Return the clients of a file or folder; see ``FileClients.store``."""
         files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
         if not files:
             raise DataError(f"'{path}' has no files '*.parquet'. Correct 'data.datamodule.path'.")
