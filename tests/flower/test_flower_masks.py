@@ -26,7 +26,7 @@ POLICY = DATA + "  max_epochs: 1000000\n  secure_aggregation: required\n  peers:
 def federated(folder: Path, sites: int) -> Iterator[Federation]:
     """Run a server and some sites that require masks and have each other's public keys."""
     federation = Federation(folder, [f"hospital_{letter}" for letter in "abcdefghij"[:sites]], life=240)
-    federation.prepare(*digits(600), test=100, data=POLICY)
+    federation.prepare(*digits(max(600, 260 * sites)), test=100, data=POLICY)  # so that no site lacks a class
     try:
         federation.serve()
         federation.register()
