@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -121,17 +121,24 @@ MANY = {
 }
 
 
-def clients(args: argparse.Namespace) -> None:
-    """Time per round, memory and checkpoints over the number of clients, each run in a process of its own, interleaved."""
+def by_turns(module: str, calls: Mapping[str, str], repeats: int) -> dict[str, list[dict[str, float]]]:
+    """Return what calls of a module's functions print as their last line, each in a process of its own, interleaved."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
-    found: dict[str, list[dict[str, float]]] = {what: [] for what in MANY}
-    for _ in range(args.repeats):
-        for what, call in MANY.items():
-            command = [sys.executable, "-c", f"import torch, benchmark_scale as b; torch.set_num_threads(1); b.many({call})"]
+    found: dict[str, list[dict[str, float]]] = {what: [] for what in calls}
+    for _ in range(repeats):
+        for what, call in calls.items():
+            command = [sys.executable, "-c", f"import torch, {module} as b; torch.set_num_threads(1); b.{call}"]
             run = subprocess.run(
                 command, capture_output=True, text=True, check=True, env=environment | {"OMP_NUM_THREADS": "1"}
             )
             found[what].append(json.loads(run.stdout.splitlines()[-1]))
+            print(f"{what}: {found[what][-1]}", file=sys.stderr, flush=True)
+    return found
+
+
+def clients(args: argparse.Namespace) -> None:
+    """Time per round, memory and checkpoints over the number of clients."""
+    found = by_turns("benchmark_scale", {what: f"many({given})" for what, given in MANY.items()}, args.repeats)
     print("\n| clients, 100 a round | ms per round | ratio | spread | to the end of round 0 | peak memory | checkpoint |")
     print("|---|---|---|---|---|---|---|")
     for what, rows in found.items():

@@ -6,8 +6,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,7 +17,7 @@ from unittest.mock import patch
 import lightning as L
 import torch
 from benchmark_loop import Plain, quiet
-from benchmark_scale import memory_of
+from benchmark_scale import by_turns, memory_of
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -95,17 +93,8 @@ STATES = {
 
 
 def states(args: argparse.Namespace) -> None:
-    """Time per round, checkpoints and files over the clients that have state, each run in a process of its own, interleaved."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
-    found: dict[str, list[dict[str, float]]] = {what: [] for what in STATES}
-    for _ in range(args.repeats):
-        for what, call in STATES.items():
-            command = [sys.executable, "-c", f"import torch, benchmark_state as b; torch.set_num_threads(1); b.state({call})"]
-            run = subprocess.run(
-                command, capture_output=True, text=True, check=True, env=environment | {"OMP_NUM_THREADS": "1"}
-            )
-            found[what].append(json.loads(run.stdout.splitlines()[-1]))
-            print(f"{what}: {found[what][-1]}", file=sys.stderr, flush=True)
+    """Time per round, checkpoints and files over the clients that have state."""
+    found = by_turns("benchmark_state", {what: f"state({given})" for what, given in STATES.items()}, args.repeats)
     print(
         "\n| clients with state | ms per round: median, mean | checkpoint | files | in one folder | disk each | peak memory |"
     )

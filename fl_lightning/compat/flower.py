@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from fl_lightning.compat.flower_objects import receive, send
+from fl_lightning.compat.flower_objects import array_of, receive, send
 from fl_lightning.compat.flower_records import as_parts, as_record
 from fl_lightning.compat.flower_runtime import acquired, heartbeat, patient, runtime
 
@@ -198,6 +198,8 @@ class ServerLink:
         patience: the seconds for which a lost SuperLink is waited for.
     """
 
+    _newest: tuple[bytes | bytearray, Any] | None = None  # the last large content with its array
+
     def __init__(self, address: str, certificate: bytes, secret: bytes, patience: float = 60.0) -> None:
         self.control = ControlLink(address, certificate)
         self.control.stop_runs()
@@ -256,13 +258,21 @@ class ServerLink:
         from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
         def pushed() -> str | None:
-            message = Message(as_record(parts), dst_node_id=node_id, message_type=_TYPE, group_id=group, ttl=seconds)
+            message = Message(
+                as_record(parts, self._array), dst_node_id=node_id, message_type=_TYPE, group_id=group, ttl=seconds
+            )
             return send(self._grid._runtime_client, message, self._grid.node, self.run_id)
 
         try:
             return pushed()
         except ObjectPushError:  # the SuperLink died between the message and its contents
             return pushed()
+
+    def _array(self, content: bytes | bytearray) -> Any:
+        """Return the array of a large content, whose digests are computed once for all sites that get it."""
+        if self._newest is None or self._newest[0] is not content:
+            self._newest = content, array_of(content)
+        return self._newest[1]
 
     def pull(self, orders: Collection[str]) -> Iterator[Reply]:
         """Yield the replies that have arrived; each is fetched when it is asked for."""

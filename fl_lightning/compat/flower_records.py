@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fl_lightning.compat.flower_objects import array_of
@@ -11,12 +11,16 @@ _SMALL = 1 << 20
 """The largest content, in bytes, that travels whole."""
 
 
-def as_record(parts: Mapping[str, bytes | bytearray]) -> Any:
+def as_record(parts: Mapping[str, bytes | bytearray], array: Callable[[bytes | bytearray], Any] = array_of) -> Any:
     """Return named bytes as a record of Flower, one within it for each.
 
     Every object of a record takes requests of server and site to the SuperLink, which are most of a round's time if the model
     is small: so a small content is one object. A large one is an array, which is four or more, because Flower cuts arrays into
     pieces of 5 MB. Of either kind, the SuperLink gets equal objects once.
+
+    Args:
+        parts: the bytes by name.
+        array: makes the array of a large content.
     """
     from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
@@ -24,7 +28,7 @@ def as_record(parts: Mapping[str, bytes | bytearray]) -> Any:
         if len(content) <= _SMALL:
             return ConfigRecord({"bytes": bytes(content)})
         found = ArrayRecord()
-        found["bytes"] = array_of(content)  # the constructor would copy it
+        found["bytes"] = array(content)  # the constructor would copy it
         return found
 
     return RecordDict({name: record(content) for name, content in parts.items()})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fl_lightning.compat.flower import TESTED, Reply, ServerLink, installed_version
-from fl_lightning.compat.flower_objects import receive, send
+from fl_lightning.compat.flower_objects import array_of, receive, send
 from fl_lightning.compat.flower_records import as_parts, as_record
 from fl_lightning.compat.flower_runtime import patient
 
@@ -267,6 +267,20 @@ def test_a_reply_that_is_not_named_bytes_is_the_sites_own_error(strange, monkeyp
     reply(store, "strange", RecordDict(records[strange]))
     reply(store, "good", as_record({"reply": b"content"}))
     assert list(link.pull(["strange", "good"])) == [Reply("strange", b""), Reply("good", b"content")]
+
+
+def test_a_model_is_cut_once_for_all_sites(monkeypatch):
+    """Both get the same pieces; another model with the same bytes is cut again."""
+    cut = []
+    monkeypatch.setattr("fl_lightning.compat.flower.array_of", lambda content: cut.append(content) or array_of(content))
+    link, store = linked(Runtime(), monkeypatch)
+    model = bytearray(3_000_000)
+    for site in (3, 4):
+        link.push(site, {"order": bytes([site]), "model": model}, "0", 60.0)
+        assert as_parts(receive(store, store.tree, None, 7).content) == {"order": bytes([site]), "model": model}
+    assert len(cut) == 1
+    link.push(3, {"order": b"5", "model": bytearray(model)}, "1", 60.0)
+    assert len(cut) == 2
 
 
 def test_replies_are_fetched_one_after_another_and_a_lost_one_costs_its_site(monkeypatch):

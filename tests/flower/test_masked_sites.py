@@ -15,7 +15,7 @@ import pytest
 import sites_over_bytes
 import torch
 import yaml
-from masked_sites import SECURE, SKIP, Cheat, Killed, first_order, note_with, prepare, step_of
+from masked_sites import SECURE, SKIP, Cheat, Killed, first_order, losing_each_step_once, note_with, prepare, step_of
 from sites_over_bytes import (
     ABSENT,
     HOOK,
@@ -111,15 +111,7 @@ def test_a_request_that_got_lost_is_sent_again(tmp_path, monkeypatch):
     """With retries, one lost request in each step does not cost the site, and three can lose none."""
     prepare(tmp_path, monkeypatch, 3)
     lost = set[str]()
-
-    def hook(name: str, parts: Any, ask: Any) -> bytes | None:
-        step, _ = step_of(parts)
-        if name == "site1" and step and step not in lost:
-            lost.add(step)
-            return None
-        return ask()  # type: ignore[no-any-return]
-
-    HOOK["hook"] = hook
+    HOOK["hook"] = losing_each_step_once("site1", lost)
     masked = federate(configuration(strategy="FedAvg", faults={"policy": "skip", "retries": 1}, **SECURE))
     assert lost == {"keys", "shares", "update", "list", "open"}
     assert same_bits(masked, simulate(configuration(strategy="FedAvg")))

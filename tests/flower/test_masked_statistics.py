@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import sites_over_bytes
 import torch
-from masked_sites import SECURE, SKIP, Cheat, Killed, note_with, prepare, step_of
+from masked_sites import SECURE, SKIP, Cheat, Killed, losing_each_step_once, note_with, prepare, step_of
 from sites_over_bytes import (
     ABSENT,
     HOOK,
@@ -143,15 +143,7 @@ def test_three_sites_can_lose_none_and_no_total_is_opened(step, tmp_path, monkey
 def test_requests_that_got_lost_are_sent_again(tmp_path, monkeypatch):
     prepare(tmp_path, monkeypatch, 3, **CONSENT)
     lost = set[str]()
-
-    def hook(name: str, parts: Any, ask: Any) -> bytes | None:
-        step, _ = step_of(parts)
-        if name == "site1" and step and step not in lost:
-            lost.add(step)
-            return None
-        return ask()  # type: ignore[no-any-return]
-
-    HOOK["hook"] = hook
+    HOOK["hook"] = losing_each_step_once("site1", lost)
     masked = federate(scaled(faults={"policy": "skip", "retries": 1}, **SECURE))
     assert lost == {*STEPS}
     assert has_scale(masked, tmp_path, REGISTERED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,19 @@ class Cheat:
                 content = {k: v for k, v in asked.items() if k not in ("kind", "version")}
                 return SERVERS[name].answer({**parts, "order": envelope.request("work", **content)})
         return ask()  # type: ignore[no-any-return]
+
+
+def losing_each_step_once(name: str, lost: set[str]) -> Callable[[str, Any, Any], bytes | None]:
+    """Return a hook that loses the first request for each step to a site, and notes the step."""
+
+    def hook(site: str, parts: Any, ask: Any) -> bytes | None:
+        step, _ = step_of(parts)
+        if site == name and step and step not in lost:
+            lost.add(step)
+            return None
+        return ask()  # type: ignore[no-any-return]
+
+    return hook
 
 
 def first_order(asked: Any) -> Any:
