@@ -13,16 +13,22 @@ BIN := .venv/bin
 fit: .venv/installed
 	$(BIN)/fl-lightning compare --config first_run
 
-.venv-flower/installed: pyproject.toml # an environment of its own: Flower pins many packages
-	$(PYTHON) -m venv .venv-flower
-	.venv-flower/bin/pip install --quiet --editable '.[flower,test]'
+# FLOWER=1.41 takes that version of Flower, and OTHER=1.42 another one for the sites of the demonstration.
+FLOWER ?= 1.42
+OTHER ?= $(FLOWER)
+SITE_PACKAGES := python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+
+.venv-flower-%/installed: .venv/installed # an environment of its own on top of .venv, because Flower pins many packages
+	$(PYTHON) -m venv $(@D)
+	(echo $(CURDIR); $(BIN)/$(SITE_PACKAGES)) > "$$($(@D)/bin/$(SITE_PACKAGES))/on_top.pth"
+	$(@D)/bin/pip install -qqq 'flwr==$*.*'
 	touch $@
 
-federation: .venv-flower/installed
-	.venv-flower/bin/python tools/federation_demo.py
+federation: .venv-flower-$(FLOWER)/installed .venv-flower-$(OTHER)/installed
+	.venv-flower-$(FLOWER)/bin/python tools/federation_demo.py --site_python $(CURDIR)/.venv-flower-$(OTHER)/bin/python
 
-test-flower: .venv-flower/installed # two federations beside each other, because these tests mostly wait
-	.venv-flower/bin/pytest -m flower --numprocesses 2 --dist loadfile tests/flower/test_flower.py tests/flower/test_flower_faults.py tests/flower/test_flower_masks.py tests/flower/test_flower_asynchronous.py tests/flower/test_flower_state.py tests/flower/test_flower_schema.py
+test-flower: .venv-flower-$(FLOWER)/installed # two federations beside each other, because these tests mostly wait
+	.venv-flower-$(FLOWER)/bin/python -m pytest -m flower --numprocesses 2 --dist loadfile tests/flower/test_flower.py tests/flower/test_flower_faults.py tests/flower/test_flower_masks.py tests/flower/test_flower_asynchronous.py tests/flower/test_flower_state.py tests/flower/test_flower_schema.py
 
 .venv-third-party/installed: pyproject.toml # an environment of its own: these packages bring many others
 	$(PYTHON) -m venv .venv-third-party
@@ -57,5 +63,5 @@ studies: .venv/installed # the tables and figures of docs/studies again, from th
 	$(BIN)/python tools/draw_front.py > docs/diagrams/adafed_under_attack.svg
 
 clean:
-	rm -rf .venv .venv-flower .venv-third-party build dist docs/_build docs/api
+	rm -rf .venv .venv-flower-* .venv-third-party build dist docs/_build docs/api
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

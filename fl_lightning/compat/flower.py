@@ -1,6 +1,6 @@
 """Use Flower as a transport of bytes.
 
-Everything private of flwr is in this module and its neighbours ``flower_*``, for the minor version in ``pyproject.toml``.
+Everything private of flwr is in this module and its neighbours ``flower_*``, for the minor versions in ``pyproject.toml``.
 Each function says what of Flower it stands in for. Messages are opaque bytes: no content is pickled, and the app bundle that
 Flower requires of a run is a stub without code, which neither side unpacks.
 """
@@ -17,8 +17,8 @@ from fl_lightning.compat.flower_objects import array_of, receive, send
 from fl_lightning.compat.flower_records import as_parts, as_record
 from fl_lightning.compat.flower_runtime import acquired, heartbeat, patient, runtime
 
-TESTED = (1, 41)
-"""The minor version of flwr whose private names are used here."""
+TESTED = ((1, 41), (1, 42))
+"""The minor versions of flwr whose private names are used here, all of which speak the same protocol."""
 
 FLEET = "/v1/fleet/"
 """The paths that sites use; nothing else of a SuperLink must be reachable from outside."""
@@ -29,9 +29,6 @@ LOST = 4
 _FAREWELL = 1.5
 """The seconds for which the end of a run waits for the SuperLink, twice."""
 _TYPE = "train"
-_PRAGMAS = {"auto_vacuum": "INCREMENTAL", "secure_delete": "ON", "busy_timeout": "120000", "cache_size": "-4000"}
-"""What SQLite deletes would otherwise stay in the file, which would never shrink. Flower's wait of 5 s is too short while
-large models are written: sites would get errors. Each of up to 15 connections has a cache, of 64 MB in Flower."""
 _STUB = b"""[project]
 name = "fl-lightning"
 version = "0.1.0"
@@ -61,9 +58,15 @@ def installed_version() -> tuple[int, ...] | None:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return tuple(int(part) for part in version("flwr").split(".")[:2])
+        return minor_version(version("flwr"))
     except PackageNotFoundError:
         return None
+
+
+def minor_version(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version; none if they are no numbers."""
+    found = version.split(".")[:2]
+    return tuple(map(int, found)) if all(map(str.isdecimal, found)) else ()
 
 
 @dataclass(frozen=True)
@@ -308,40 +311,3 @@ class ServerLink:
         self._heartbeat._stop_event.set()  # without waiting for a heartbeat under way
         self._grid.close()
         self.control.close()
-
-
-# ---------------------------------------------------------------- the SuperLink
-
-
-def superlink_app(files: Mapping[str, str], host: str, port: int) -> Any:
-    """Return the SuperLink as an ASGI app, in place of ``flower-superlink``.
-
-    Args:
-        files: the paths of ``ca``, ``certificate``, ``key``, ``database`` and ``secret``.
-        host: the address of the local socket.
-        port: the port of the local socket.
-    """
-    prepare_environment()
-    import sys
-    from unittest.mock import patch
-
-    from flwr.supercore import sql_mixin
-    from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
-    from flwr.superlink.main import create_app
-
-    arguments = [
-        *("flower-superlink", "--host", host, "--port", str(port), "--isolation", "process", "--enable-supernode-auth"),
-        *(
-            "--disable-runtime-dependency-installation",
-            "--ssl-ca-certfile",
-            files["ca"],
-            "--ssl-certfile",
-            files["certificate"],
-        ),
-        *("--ssl-keyfile", files["key"], "--database", files["database"], "--superexec-auth-secret-file", files["secret"]),
-    ]
-    # ``auto_vacuum`` comes first: it has no effect on a database that has pages.
-    sql_mixin.SQLITE_PRAGMAS = tuple((_PRAGMAS | dict(sql_mixin.SQLITE_PRAGMAS) | _PRAGMAS).items())
-    with patch.object(sys, "argv", arguments):
-        config = _parse_superlink_lifespan_config()
-    return create_app(config, SuperLinkLifespan)

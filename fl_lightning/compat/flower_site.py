@@ -192,7 +192,7 @@ class Pauses:
 def dropping_incomplete(pull: Callable[..., Any]) -> Callable[..., Any]:
     """Let the SuperNode drop a message whose run ends while its contents arrive, as it drops one whose connection breaks.
 
-    Flower 1.41 leaves such a message and its task: the worker takes the task and waits for the contents forever, and so
+    Flower leaves such a message and its task: the worker takes the task and waits for the contents forever, and so
     does the SuperNode for the worker. ``RunNotRunningException`` is no ``Exception`` there, so its clean-up misses it.
 
     Args:
@@ -219,7 +219,7 @@ def dropping_incomplete(pull: Callable[..., Any]) -> Callable[..., Any]:
 def answering_unread(expired: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     """Let the SuperNode answer a message whose worker died after it took the task and before it took the message.
 
-    Flower 1.41 answers with an error only for messages that were taken: the server would wait for the others forever.
+    Flower answers with an error only for messages that were taken: the server would wait for the others forever.
 
     Args:
         expired: the node state's ``_on_task_tokens_expired``, which it calls with its store of tasks locked.

@@ -13,10 +13,10 @@ def require_flower() -> None:
     """Check the installed version of Flower, and the proxies for its connections.
 
     Raises:
-        ConfigurationError: if it is missing, or not the minor version that was tested; or if a proxy cannot be used.
+        ConfigurationError: if it is missing, or no minor version that was tested; or if a proxy cannot be used.
     """
-    found, wanted = installed_version(), ".".join(map(str, TESTED))
-    if found != TESTED:
+    found, wanted = installed_version(), " or ".join(".".join(map(str, tested)) for tested in TESTED)
+    if found not in TESTED:
         came = "is not installed" if found is None else f"has version {'.'.join(map(str, found))}"
         raise ConfigurationError(
             f"A federation over a network needs Flower {wanted}, but 'flwr' {came}. Install it in an environment of its own: "

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.compat.flower import TESTED, Node, Reply
+from fl_lightning.compat.flower import Node, Reply
+from fl_lightning.compat.flower_superlink import accepting
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower import processes, requirements
 from fl_lightning.flower.addresses import address_of
@@ -275,9 +276,33 @@ def test_addresses_without_tls_are_refused(server):
 def test_another_version_of_flower_is_refused_by_name(found, monkeypatch):
     monkeypatch.setattr(requirements, "installed_version", lambda: found)
     with pytest.raises(
-        ConfigurationError, match=rf"needs Flower {TESTED[0]}\.{TESTED[1]}, but 'flwr' .*fl_lightning\[flower\]"
+        ConfigurationError,
+        match=r"needs Flower 1\.41 or 1\.42, but 'flwr' (is not installed|has version 1\.40).*fl_lightning\[flower\]",
     ):
         require_flower()
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "refused"),
+    [
+        ("flwr", "1.41.0", False),
+        ("flwr", "1.42.3", False),
+        ("flwr", "1.43.0", True),
+        ("flwr", "1.40.1", True),
+        ("flwr", "1.x", True),
+        ("other", "1.42.0", True),
+    ],
+)
+def test_a_server_takes_sites_with_any_tested_version_of_flower(name, version, refused):
+    def other_minor_version(local, peer):
+        return f"received {peer.package_name} {peer.package_version}"
+
+    peer = SimpleNamespace(package_name=name, package_version=version)
+    told = accepting(other_minor_version)(SimpleNamespace(), peer)
+    assert told == (f"received {name} {version}" if refused else None)
+    assert (
+        accepting(lambda local, peer: "none")(SimpleNamespace(), None) == "none"
+    )  # Flower decides on those that tell no version
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends children with their parent")

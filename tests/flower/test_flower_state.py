@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +13,34 @@ from fl_lightning.compat.flower import TESTED, Reply, ServerLink, installed_vers
 from fl_lightning.compat.flower_objects import array_of, receive, send
 from fl_lightning.compat.flower_records import as_parts, as_record
 from fl_lightning.compat.flower_runtime import patient
+from fl_lightning.compat.flower_superlink import _require_known
+from fl_lightning.errors import ConfigurationError
 
 pytestmark = [
     pytest.mark.flower,
-    pytest.mark.skipif(installed_version() != TESTED, reason="needs flwr of the tested minor version"),
+    pytest.mark.skipif(installed_version() not in TESTED, reason="needs flwr of a tested minor version"),
 ]
+
+
+@pytest.mark.parametrize("revision", ["heads", "of a later version", None])
+def test_a_database_that_a_newer_flower_has_used_is_refused(revision, tmp_path):
+    from alembic.script import ScriptDirectory
+    from flwr.supercore.state.alembic.utils import ALEMBIC_DIR
+
+    heads = ScriptDirectory(str(ALEMBIC_DIR)).get_heads()
+    path = tmp_path / "state.db"
+    with closing(sqlite3.connect(path)) as database, database:
+        if revision is not None:
+            database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32))")
+            found = heads if revision == "heads" else [revision]
+            database.executemany("INSERT INTO alembic_version VALUES (?)", [(one,) for one in found])
+    if revision != "of a later version":
+        _require_known(path)
+        return
+    with pytest.raises(
+        ConfigurationError, match=r"state.db' was used by a newer version of Flower than 1\.4\d, .*Install the newer"
+    ):
+        _require_known(path)
 
 
 def be_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:

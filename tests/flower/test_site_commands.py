@@ -336,7 +336,7 @@ def test_other_proxies_are_refused(name, wrong, monkeypatch):
     for known in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(known, raising=False)
         monkeypatch.delenv(known.lower(), raising=False)
-    monkeypatch.setattr(requirements, "installed_version", lambda: TESTED)
+    monkeypatch.setattr(requirements, "installed_version", lambda: TESTED[0])
     monkeypatch.setattr(requirements, "prepare_environment", lambda: None)
     require_flower()
     monkeypatch.setenv(name, wrong)

@@ -1,0 +1,94 @@
+"""Run Flower's SuperLink with a database that shrinks, and for sites whose Flower has another tested version."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.compat.flower import TESTED, installed_version, minor_version, prepare_environment
+from fl_lightning.errors import ConfigurationError
+
+_PRAGMAS = {"auto_vacuum": "INCREMENTAL", "secure_delete": "ON", "busy_timeout": "120000", "cache_size": "-4000"}
+"""What SQLite deletes would otherwise stay in the file, which would never shrink. Flower's wait of 5 s is too short while
+large models are written: sites would get errors. Each of up to 15 connections has a cache, of 64 MB in Flower."""
+
+
+def superlink_app(files: Mapping[str, str], host: str, port: int) -> Any:
+    """Return the SuperLink as an ASGI app, in place of ``flower-superlink``.
+
+    Args:
+        files: the paths of ``ca``, ``certificate``, ``key``, ``database`` and ``secret``.
+        host: the address of the local socket.
+        port: the port of the local socket.
+
+    Raises:
+        ConfigurationError: if a newer version of Flower has used the database.
+    """
+    prepare_environment()
+    _require_known(Path(files["database"]))
+    import sys
+    from unittest.mock import patch
+
+    from flwr.supercore import sql_mixin
+    from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
+    from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
+    from flwr.superlink.main import create_app
+
+    arguments = [
+        *("flower-superlink", "--host", host, "--port", str(port), "--isolation", "process", "--enable-supernode-auth"),
+        *(
+            "--disable-runtime-dependency-installation",
+            "--ssl-ca-certfile",
+            files["ca"],
+            "--ssl-certfile",
+            files["certificate"],
+        ),
+        *("--ssl-keyfile", files["key"], "--database", files["database"], "--superexec-auth-secret-file", files["secret"]),
+    ]
+    metadata: Any = RuntimeVersionMetadata
+    metadata.check_compatibility = accepting(metadata.check_compatibility)
+    # ``auto_vacuum`` comes first: it has no effect on a database that has pages.
+    sql_mixin.SQLITE_PRAGMAS = tuple((_PRAGMAS | dict(sql_mixin.SQLITE_PRAGMAS) | _PRAGMAS).items())
+    with patch.object(sys, "argv", arguments):
+        config = _parse_superlink_lifespan_config()
+    return create_app(config, SuperLinkLifespan)
+
+
+def _require_known(database: Path) -> None:
+    """Refuse a database with a migration that the installed Flower lacks: it could not open it."""
+    from alembic.script import ScriptDirectory
+    from alembic.util import CommandError
+    from flwr.supercore.state.alembic.utils import ALEMBIC_DIR
+
+    if not database.exists():
+        return
+    with closing(sqlite3.connect(database)) as connection:
+        named = "SELECT count(*) FROM sqlite_master WHERE name = 'alembic_version'"
+        if not connection.execute(named).fetchone()[0]:
+            return
+        revisions = [row[0] for row in connection.execute("SELECT version_num FROM alembic_version")]
+    try:
+        ScriptDirectory(str(ALEMBIC_DIR)).get_revisions(revisions)
+    except CommandError:
+        raise ConfigurationError(
+            f"'{database}' was used by a newer version of Flower than {'.'.join(map(str, installed_version() or ()))}, which "
+            "cannot read it. Install the newer one again: the sites' versions need not be the server's."
+        ) from None
+
+
+def accepting(check: Callable[[Any, Any], str | None]) -> Callable[[Any, Any], str | None]:
+    """Let a SuperLink accept peers of every version in ``TESTED``; Flower's own accepts its own minor version alone.
+
+    Args:
+        check: Flower's ``RuntimeVersionMetadata.check_compatibility``, which returns why a peer is refused, or None.
+    """
+
+    def checked(local: Any, peer: Any) -> str | None:
+        if peer is not None and peer.package_name == "flwr" and minor_version(peer.package_version) in TESTED:
+            return None
+        return check(local, peer)
+
+    return checked
