@@ -284,9 +284,13 @@ def test_channels_last_is_the_same_within_rounding():
 
 def test_fastest_compiles_only_what_is_stacked(monkeypatch):
     said: list[str] = []
+    compiled: list[str] = []
+    keep = lambda graph, **_: compiled.append(sys._getframe(1).f_globals["__name__"]) or graph  # noqa: E731
+    monkeypatch.setattr(torch, "compile", keep)  # a real one takes half a minute: tests/clients/test_stacked.py has it
     monkeypatch.setattr("fl_lightning.clients.local_pool.rank_zero_info", said.append)
     federate(Plain(), 1, local=LocalTraining(engine="fastest", compile=True, max_steps=1, max_epochs=-1))
     assert "trainer " in said[0]
+    assert set(compiled) == {"fl_lightning.clients.engines.stacked.step"}
 
 
 def test_any_failure_of_a_candidate_leaves_it_out():

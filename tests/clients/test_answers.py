@@ -46,13 +46,14 @@ def two_classes(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 )
 def test_values_and_intervals_are_those_of_scikit_learn_and_scipy(metric, oracle):
     scores, labels = two_classes(120)
-    report = ask(metric, scores, labels, least=10, resamples=2000)
+    report = ask(metric, scores, labels, least=10, resamples=500)
     assert report.value == pytest.approx(oracle(scores.numpy(), labels.numpy()), abs=1e-6)
     assert report.n == 120
     theirs = stats.bootstrap(
-        (scores.numpy(), labels.numpy()), oracle, paired=True, vectorized=False, n_resamples=2000, method="percentile", rng=0
+        (scores.numpy(), labels.numpy()), oracle, paired=True, vectorized=False, n_resamples=500, method="percentile", rng=0
     ).confidence_interval
-    assert report.interval == pytest.approx((theirs.low, theirs.high), abs=0.02)
+    width = 2 if isinstance(metric, classification.BinaryMatthewsCorrCoef) else 1  # of the range of values
+    assert report.interval == pytest.approx((theirs.low, theirs.high), abs=0.02 * width)
 
 
 def test_two_logits_are_the_probability_of_class_1():

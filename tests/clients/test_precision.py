@@ -190,7 +190,7 @@ def test_algorithms_under_mixed_precision_and_clipping(algorithm):
     for precision in ("32-true", "bf16-mixed"):
         module, data, federation = prepare(algorithm)
         federation.local = replace(federation.local, precision=precision, gradient_clip_val=1.0)
-        run = trainer(4, federation)
+        run = trainer(2, federation)
         run.fit(module, data)
         accuracy[precision] = float(run.callback_metrics["val_acc"])
         assert all(bool(torch.isfinite(p).all()) for p in module.parameters())

@@ -23,6 +23,10 @@ SMALL = [
 ]
 
 
+FEW_CLIENTS = ["--data.partitioner.init_args.counts=[[9,0,9,0,9,0,9,0,9,0],[0,9,0,9,0,9,0,9,0,9],[5,5,5,5,5,5,5,5,5,5]]"]
+"""For Fed-Star, which evaluates each client's model on all examples of each client, twice a round."""
+
+
 def also(config: str) -> list[str]:
     """Return the options that a configuration on top of adafed_mnist needs beside SMALL."""
     more = ["--federation.local.max_epochs=2"] if "fedprox" in config else []  # some clients do fewer
@@ -31,6 +35,7 @@ def also(config: str) -> list[str]:
     more += every_batch if config == "cheaper_evaluation" else []  # it tunes the batches
     more += ["--trainer.limit_train_batches=3"] if config == "centralized_mnist" else []
     more += ["--federation.clients_per_round=3"] if config == "shapley_mnist" else []  # 8 coalitions, not 64
+    more += FEW_CLIENTS if config == "fedstar_mnist" else []
     return more
 
 
