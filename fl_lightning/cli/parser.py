@@ -15,7 +15,10 @@ from fl_lightning.cli.messages import explain
 from fl_lightning.cli.own_types import own_types
 from fl_lightning.compat.jsonargparse import Completable, actions_of, reading_utf8, remembering_options, subcommand_parsers
 from fl_lightning.config.arguments import behind_subcommand, config_files, expand, listed
-from fl_lightning.config.files import without_base
+from fl_lightning.config.files import BASE, without
+
+_OF_FITS = ("ckpt_path", "weights_only")
+"""Settings in the ``config.yaml`` of a run that commands such as ``describe`` do not have."""
 
 
 class FederationParser(Completable, LightningArgumentParser):
@@ -51,7 +54,10 @@ class FederationParser(Completable, LightningArgumentParser):
             super().validate(namespace, **settings)
 
     def parse_path(self, path: Any, *others: Any, **settings: Any) -> Namespace:
-        """Parse as jsonargparse does, without the ``base`` of a file, which :meth:`parse_args` has handled."""
+        """Parse as jsonargparse does, without what a file holds for others.
+
+        That is its ``base``, which :meth:`parse_args` has handled, and the start of the fit that wrote it, for a command without.
+        """
         self._is_expanded = Path(path).is_file()  # neither a URL nor a pipe
         try:
             parsed: Namespace = super().parse_path(path, *others, **settings)
@@ -61,8 +67,10 @@ class FederationParser(Completable, LightningArgumentParser):
 
     def parse_string(self, content: str, *others: Any, **settings: Any) -> Namespace:
         """Parse as :meth:`parse_path` does."""
-        text = without_base(content) if self._is_expanded else content
-        parsed: Namespace = super().parse_string(text, *others, **settings)
+        if self._is_expanded:
+            options = {option for action in actions_of(self) for option in action.option_strings}
+            content = without(content, {BASE, *(name for name in _OF_FITS if f"--{name}" not in options)})
+        parsed: Namespace = super().parse_string(content, *others, **settings)
         return parsed
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -232,14 +232,14 @@ def _bases(file: ConfigFile, trail: tuple[Path, ...]) -> list[Path]:
     return list(chain(below, *placed))
 
 
-def without_base(text: str) -> str:
-    """Return the text of a configuration without its ``base``, which is not a setting of a run."""
+def without(text: str, names: Collection[str]) -> str:
+    """Return the text of a configuration without some of its top-level settings."""
     node = yaml.compose(text, LOADER)
     entries = node.value if isinstance(node, yaml.MappingNode) else []
-    for number, (key, value) in enumerate(entries):
-        if isinstance(key, yaml.ScalarNode) and key.value == BASE:
-            if len(entries) == 1:
-                return "{}"
-            end = entries[number + 1][0].start_mark.index if number + 1 < len(entries) else value.end_mark.index
-            return text[: key.start_mark.index] + text[end:]
+    found = [number for number, (key, _) in enumerate(entries) if isinstance(key, yaml.ScalarNode) and key.value in names]
+    if found and len(found) == len(entries):
+        return "{}"
+    for number in reversed(found):
+        end = entries[number + 1][0].start_mark.index if number + 1 < len(entries) else entries[number][1].end_mark.index
+        text = text[: entries[number][0].start_mark.index] + text[end:]
     return text

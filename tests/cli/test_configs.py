@@ -16,7 +16,7 @@ from command_line import ADAFED, OTHER_TASKS, ROOT, SMALL
 from fl_lightning import ConfigurationError
 from fl_lightning.cli.commands import configs
 from fl_lightning.config.arguments import behind_subcommand, expand, name_files
-from fl_lightning.config.files import arrange, find, folder, names, read, without_base
+from fl_lightning.config.files import arrange, find, folder, names, read, without
 from fl_lightning.errors import did_you_mean
 from fl_lightning.studies.grid import Run
 from fl_lightning.studies.settings import SettingsReader
@@ -146,9 +146,10 @@ def test_every_way_to_give_a_configuration(files):
         "trainer: {base: 1}",
     ],
 )
-def test_the_base_is_cut_out_of_a_text(text):
-    expected = {key: value for key, value in yaml.safe_load(text).items() if key != "base"}
-    assert yaml.safe_load(without_base(text)) == expected
+@pytest.mark.parametrize("cut", [{"base"}, {"base", "model"}, {"trainer", "base"}])
+def test_settings_are_cut_out_of_a_text(text, cut):
+    expected = {key: value for key, value in yaml.safe_load(text).items() if key not in cut}
+    assert yaml.safe_load(without(text, cut)) == expected
 
 
 # ------------------------------------------------------------------ the configurations of the package

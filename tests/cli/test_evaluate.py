@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import wandb
+import yaml
 from sites_over_bytes import configuration, prepare, simulate
 from sklearn.metrics import accuracy_score, recall_score
 from wandb_file import history
@@ -85,6 +86,13 @@ def test_settings_may_be_in_a_file(run):
     rows = evaluate(run, "--config", "metrics.yaml", "--checkpoints", "run/checkpoints/last.ckpt", metrics=())
     assert {row["metric"] for row in rows} == {"MulticlassROC", "DiagnosticOddsRatio"}
     assert "On the validation examples" in Path("run/evaluation/evaluation.md").read_text()
+
+
+@pytest.mark.parametrize("command", [("evaluate", *ACCURACY, "--resamples", "0"), ("describe",), ("partition",)])
+def test_the_configuration_that_a_fit_has_written_is_read(run, command, capsys):
+    assert yaml.safe_load(Path("run/config.yaml").read_text())["ckpt_path"] is None
+    main([command[0], "--config", "run/config.yaml", *command[1:]])
+    assert capsys.readouterr().out
 
 
 def test_few_examples_in_a_simulation_are_left_out_if_asked(run):
