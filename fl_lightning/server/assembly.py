@@ -89,6 +89,10 @@ class Assembly:
             trial=self._clients.trial,
         )
 
+    def rest(self) -> None:
+        """Free the memory of the copy of the module, which no client here trains, until a model is evaluated in it."""
+        self._clients.resident.rest()
+
     def view(self) -> ModelState:
         """Return a view of the copy of the module in which this process evaluates models."""
         return self._clients.resident.view()
