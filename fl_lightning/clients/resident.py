@@ -18,6 +18,7 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_changes import differs
 from fl_lightning.functional.model_parts import client_state
 from fl_lightning.functional.model_state import ModelState
+from fl_lightning.functional.recycling import emptied
 from fl_lightning.messages import ServerModel
 from fl_lightning.types import Snapshot
 
@@ -116,10 +117,7 @@ class ResidentModel:
     def rest(self) -> None:
         """Free the memory of the parameters until a model is loaded, where no client trains and maybe none is evaluated."""
         self._content = None
-        storages = {one.data_ptr(): one for one in (p.untyped_storage() for p in self.module.parameters())}
-        self._resting = [(storage, storage.nbytes()) for storage in storages.values() if storage.resizable()]
-        for storage, _ in self._resting:
-            storage.resize_(0)
+        self._resting = emptied(self.module.parameters())
 
     def _wake(self) -> None:
         for storage, size in self._resting:

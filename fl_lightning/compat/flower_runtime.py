@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+
+from fl_lightning.compat.flower_memory import free_what_is_done
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
@@ -27,34 +28,6 @@ def patient(seconds: float, tell: Callable[[Any], None] | None = None) -> Any:
     return RetryInvoker(lambda: exponential(max_delay=5), recoverable, None, seconds, on_success=tell, should_giveup=final)
 
 
-def freeing(send: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a client free each response, and the request that it answers, as soon as it has been read.
-
-    httpx lets a response and its stream refer to each other. So the pieces of a model, sent and received, would stay in memory
-    until Python looks for such cycles, which it does by the number of objects, not by their size.
-
-    Args:
-        send: the client's ``_send``.
-    """
-
-    def sent(client: Any, context: Any, *, stream: bool = False) -> Any:
-        response = send(client, context, stream=stream)
-        if not stream:
-            del response.stream
-        return response
-
-    return sent
-
-
-@functools.cache
-def free_responses() -> None:
-    """Let all clients of Flower in this process use :func:`freeing`."""
-    from flwr.supercore.protobuf.client import ProtobufClient
-
-    client: Any = ProtobufClient
-    client._send = freeing(client._send)
-
-
 def runtime(address: str, certificate: bytes | None, secret: bytes, component: str, token: str = "") -> Any:
     """Return a client of a Runtime API, without TLS if there is no certificate, which only loopback allows."""
     from flwr.supercore.interceptors import (
@@ -64,7 +37,7 @@ def runtime(address: str, certificate: bytes | None, secret: bytes, component: s
     )
     from flwr.supercore.runtime import RuntimeHttpClient
 
-    free_responses()
+    free_what_is_done()
     signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])
     interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name=component)]
     interceptors.append(RuntimeTokenHttpInterceptor(token) if token else signed)

@@ -10,9 +10,10 @@ from importlib import import_module
 from typing import Any
 
 from fl_lightning.compat.flower import prepare_environment
+from fl_lightning.compat.flower_memory import free_what_is_done
 from fl_lightning.compat.flower_objects import receive, send
 from fl_lightning.compat.flower_records import as_parts, as_record
-from fl_lightning.compat.flower_runtime import acquired, free_responses, heartbeat, runtime
+from fl_lightning.compat.flower_runtime import acquired, heartbeat, runtime
 
 NOT_ACTIVATED = b"[code: 2004]"
 """What a SuperNode logs if the server refuses to activate it, as long as it counts another one with its key as online."""
@@ -251,7 +252,7 @@ def answer_unread() -> None:
 def run_supernode() -> None:
     """Run Flower's SuperNode with the arguments of this process, in place of ``flower-supernode``."""
     prepare_environment()
-    free_responses()
+    free_what_is_done()
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
     loop: Any = import_module("flwr.supernode.start_client_internal")
