@@ -131,12 +131,8 @@ def test_flowers_own_server_and_client_keep_no_piece():
         answer = PullObjectResponse(object_found=True, object_content=bytes(PIECE)).SerializeToString()
         client._client = httpx.Client(transport=httpx.MockTransport(lambda request: httpx.Response(200, content=answer)))
         for _ in range(3):
-            found = client._unary_unary(
-                path="/x",
-                rpc_method="x",
-                request=PushObjectRequest(object_content=bytes(PIECE)),
-                response_type=PullObjectResponse,
-            )
+            request = PushObjectRequest(object_content=bytes(PIECE))
+            found = client._unary_unary(path="/x", rpc_method="x", request=request, response_type=PullObjectResponse)
             assert len(found.object_content) == PIECE
 
     assert growth(pushed) < 4
