@@ -12,7 +12,7 @@ _OBJECTS = re.compile(r"/v1/(fleet|runtime)/(push|pull)-object")
 _HANDLED = 2
 """The requests whose pieces are in several copies at a time: as bytes, as a message, and in the database."""
 _ARRIVING = 8
-"""The requests whose bodies are read at a time, unless their lines are slow."""
+"""The requests whose bodies are read, or wait to be handled, at a time, unless their lines are slow."""
 _LENT = 1.0
 """The seconds after which a body that still arrives no longer holds up others."""
 
@@ -36,8 +36,13 @@ class InTurn:
         if scope["type"] != "http" or not _OBJECTS.fullmatch(scope["path"]):
             await self._app(scope, receive, send)
             return
-        body = [await self._body(receive)]
-        await self._handled.acquire()
+        await self._arriving.acquire()
+        arriving = _Turn(self._arriving)
+        try:
+            body = [await self._body(receive, arriving)]
+            await self._handled.acquire()
+        finally:
+            arriving.end()
         turn = _Turn(self._handled)
 
         async def given() -> Any:
@@ -52,10 +57,8 @@ class InTurn:
         finally:
             turn.end()
 
-    async def _body(self, receive: Any) -> dict[str, Any]:
-        """Return the whole body as one message."""
-        await self._arriving.acquire()
-        turn = _Turn(self._arriving)
+    async def _body(self, receive: Any, turn: _Turn) -> dict[str, Any]:
+        """Return the whole body as one message; its turn ends before if the line is slow."""
         timer = asyncio.get_running_loop().call_later(self._lent, turn.end)
         parts = list[bytes]()
         try:
@@ -68,7 +71,6 @@ class InTurn:
                     return {"type": "http.request", "body": b"".join(parts), "more_body": False}
         finally:
             timer.cancel()
-            turn.end()
 
 
 class _Turn:

@@ -109,6 +109,25 @@ def test_few_bodies_are_read_at_a_time_and_slow_ones_hold_up_nobody():
     run(test)
 
 
+def test_bodies_that_wait_to_be_handled_hold_up_others():
+    """They are in memory, however long that takes."""
+
+    async def test() -> None:
+        app = App()
+        lines = [Line() for _ in range(5)]
+        tasks = begun(InTurn(app, handled=1, arriving=2, lent=0.02), lines)
+        for line in lines:
+            line.body_comes.set()
+            line.reply_goes.set()
+        await asyncio.sleep(0.1)
+        assert [line.read for line in lines] == [2, 2, 2, 0, 0]  # one is handled, two wait
+        app.goes_on.set()
+        await asyncio.gather(*tasks)
+        assert len(app.seen) == 5
+
+    run(test)
+
+
 def test_a_broken_line_gives_its_place_back():
     async def test() -> None:
         app = App()
