@@ -53,7 +53,7 @@ _NAMES = {
     ),
     "studies": "Study",
     "tasks": "ClassificationTask KMeansTask LossAdaptation RegressionTask SupervisedTask",
-    "transforms": "ClipUpdate Quantize TopK Transform",
+    "transforms": "ClipUpdate HalfPrecision Quantize TopK Transform",
     "types": "ClientFailure ClientUpdate",
 }
 """The public names of each subpackage. ``__init__.pyi`` lists them for type checkers."""

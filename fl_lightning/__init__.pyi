@@ -454,6 +454,9 @@ from fl_lightning.transforms import (
     ClipUpdate as ClipUpdate,
 )
 from fl_lightning.transforms import (
+    HalfPrecision as HalfPrecision,
+)
+from fl_lightning.transforms import (
     Quantize as Quantize,
 )
 from fl_lightning.transforms import (

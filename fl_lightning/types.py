@@ -38,13 +38,14 @@ class Compressed:
     """Hold a model as a compressed change of the global one, for the way to the server; see ``functional.compression``.
 
     Attributes:
-        numbers: the new values of the parameters that are sent, shape (s,); or their levels, packed in bytes.
+        numbers: the new values of the parameters that are sent, or their changes, shape (s,); or their levels, packed in bytes.
         rest: the floating-point buffers, shape (d - p,).
         counters: the integer and boolean buffers, int64, shape (c,).
         positions: the positions of the parameters that are sent, int32 or int64, ascending, shape (s,); None for all.
         scales: the largest absolute change of each block, float32; None if the numbers are values, not levels.
         bits: the bits of a level.
         block: the number of levels that share a scale.
+        changes: whether the numbers are changes, in a type of 16 bits.
     """
 
     numbers: Tensor
@@ -54,6 +55,7 @@ class Compressed:
     scales: Tensor | None = None
     bits: int = 0
     block: int = 0
+    changes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -296,6 +296,8 @@ class FederatedOrchestrator(ChecksTypes, Callback):
             hook.restored()
         assembly = Assembly(self, self._run, trainer, pl_module, client)
         federation = assembly.federation(self._build_pool(assembly))
+        if self.clients_elsewhere:
+            assembly.rest()
         self._run.pool = federation.pool
         self._cleanup.callback(federation.pool.close)
         for hook in self._run.hooks.values():

@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.update_editor import UpdateEditor
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.functional.blocks import blocks
 from fl_lightning.functional.compression import compress
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.returned import described, require_vector
@@ -82,11 +85,26 @@ class Outbox:
             kept = self._memory.drawer(update.client, kept_by(number))
             message = transform.apply(message, Sender(update.client, self._round_idx, draw, kept, secret))
             _require_message(transform, message, size)
+            message = _with_its_type(message, 8 * width)
         bytes_up = update.bytes_up - size * width + message.nbytes
         changed = self._editor.replaced(replace(update, bytes_up=bytes_up), message.change)
         if not self._compresses:
             return changed
-        return replace(changed, compressed=compress(changed.snapshot, self._editor.start, message.positions, message.levels))
+        form = compress(changed.snapshot, self._editor.start, message.positions, message.levels, message.numbers())
+        return replace(changed, compressed=form)
+
+
+def _with_its_type(message: Message, bits: int) -> Message:
+    """Return a message without its type if the type lacks a number of it, because a later transform has changed it.
+
+    Args:
+        message: the message.
+        bits: the bits of the model's own type.
+    """
+    kind, change = message.dtype, message.change
+    if kind is None or all(torch.equal(part.to(kind).to(part), part) for part in blocks(change)):
+        return message
+    return replace(message, dtype=None, bits=bits)
 
 
 def _require_message(transform: Transform, message: object, size: int) -> None:

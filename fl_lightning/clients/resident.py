@@ -18,6 +18,7 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_changes import differs
 from fl_lightning.functional.model_parts import client_state
 from fl_lightning.functional.model_state import ModelState
+from fl_lightning.functional.recycling import emptied
 from fl_lightning.messages import ServerModel
 from fl_lightning.types import Snapshot
 
@@ -41,6 +42,7 @@ class ResidentModel:
         self._state = None if self.builds_networks else ModelState(module)
         self._server: ServerModel | None = None
         self._content: object | None = None
+        self._resting: list[tuple[torch.UntypedStorage, int]] = []
         self._preloaded: tuple[tuple[int, float], ...] = ()
         self._warned: set[str] = set()
         self._empty = {  # registered without a tensor
@@ -105,11 +107,22 @@ class ResidentModel:
             own: the tensors that a client holds; see :meth:`load`.
         """
         self._content = None
+        self._wake()
         state.copy_from(self.server.tensors, self.server.layout)
         if model is not None:
             state.load(model)
         if self.server.first:
             state.set_held({**self.server.first, **(own or {})})
+
+    def rest(self) -> None:
+        """Free the memory of the parameters until a model is loaded, where no client trains and maybe none is evaluated."""
+        self._content = None
+        self._resting = emptied(self.module.parameters())
+
+    def _wake(self) -> None:
+        for storage, size in self._resting:
+            storage.resize_(size)
+        self._resting = []
 
     def preload(self, model: Snapshot | None, own: Mapping[str, Tensor] | None) -> None:
         """Copy a model into the module before a fit, as :meth:`fill` does, if the module has all of its tensors already.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.clients.failures import UpdateCheck
+from fl_lightning.functional.blocks import blocks
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.sums import Grid
 from fl_lightning.messages import ServerModel
@@ -50,7 +51,8 @@ class UpdateEditor:
 
     def change(self, update: ClientUpdate) -> Tensor:
         """Return the change of the parameters, float64, shape (p,)."""
-        return to_float64(update.snapshot.vector[: self.size]) - self.start
+        change = to_float64(update.snapshot.vector[: self.size])
+        return change - self.start if change.dtype == update.snapshot.vector.dtype else change.sub_(self.start)
 
     def replaced(self, update: ClientUpdate, change: Tensor) -> ClientUpdate:
         """Return the update with another change of the parameters.
@@ -59,5 +61,9 @@ class UpdateEditor:
             ClientError: if it cannot be aggregated.
         """
         state = update.snapshot.vector
-        moved = (self.start + change.to(self.start)).to(state)
-        return self._check(update.with_state(torch.cat([moved, state[self.size :]])))
+        moved = torch.empty_like(state)
+        moved[self.size :] = state[self.size :]
+        parts = (blocks(vector) for vector in (moved[: self.size], self.start, change.to(self.start)))
+        for target, start, step in zip(*parts, strict=True):  # block by block: avoids a second model in float64
+            target.copy_(start + step)
+        return self._check(update.with_state(moved))

@@ -283,6 +283,7 @@ class ServerLink:
         from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 
         client = self._grid._runtime_client
+        self._newest = None  # it holds a model
         found = client.PullMessages(PullAppMessagesRequest(message_ids=list(orders)))
         for about, tree in zip(found.messages_list, found.message_object_trees, strict=True):
             order = about.metadata.reply_to_message_id

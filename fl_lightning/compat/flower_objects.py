@@ -120,12 +120,16 @@ def _joined(names: list[str], pull: Callable[[list[str]], dict[str, bytes]]) -> 
         some = names[start : start + _AT_ONCE]
         found = pull(some)
         for name in some:
-            whole += _body(found[name])
+            whole += memoryview(found[name])[_start_of_body(found[name]) :]
     return whole
 
 
 def _body(content: bytes) -> bytes:
     """Return what an object holds, without its header."""
+    return content[_start_of_body(content) :]
+
+
+def _start_of_body(content: bytes) -> int:
     from flwr.supercore.constant import HEAD_BODY_DIVIDER
 
-    return content[content.index(HEAD_BODY_DIVIDER) + len(HEAD_BODY_DIVIDER) :]
+    return content.index(HEAD_BODY_DIVIDER) + len(HEAD_BODY_DIVIDER)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from fl_lightning.compat.flower_memory import free_what_is_done
+
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
@@ -35,6 +37,7 @@ def runtime(address: str, certificate: bytes | None, secret: bytes, component: s
     )
     from flwr.supercore.runtime import RuntimeHttpClient
 
+    free_what_is_done()
     signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])
     interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name=component)]
     interceptors.append(RuntimeTokenHttpInterceptor(token) if token else signed)

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from fl_lightning.compat.flower import prepare_environment
+from fl_lightning.compat.flower_memory import free_what_is_done
 from fl_lightning.compat.flower_objects import receive, send
 from fl_lightning.compat.flower_records import as_parts, as_record
 from fl_lightning.compat.flower_runtime import acquired, heartbeat, runtime
@@ -251,6 +252,7 @@ def answer_unread() -> None:
 def run_supernode() -> None:
     """Run Flower's SuperNode with the arguments of this process, in place of ``flower-supernode``."""
     prepare_environment()
+    free_what_is_done()
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
     loop: Any = import_module("flwr.supernode.start_client_internal")

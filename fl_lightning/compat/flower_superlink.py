@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.compat.flower import TESTED, installed_version, minor_version, prepare_environment
+from fl_lightning.compat.flower_memory import free_what_is_done
 from fl_lightning.errors import ConfigurationError
 
 _PRAGMAS = {"auto_vacuum": "INCREMENTAL", "secure_delete": "ON", "busy_timeout": "120000", "cache_size": "-4000"}
@@ -28,6 +29,7 @@ def superlink_app(files: Mapping[str, str], host: str, port: int) -> Any:
         ConfigurationError: if a newer version of Flower has used the database.
     """
     prepare_environment()
+    free_what_is_done()
     _require_known(Path(files["database"]))
     import sys
     from unittest.mock import patch

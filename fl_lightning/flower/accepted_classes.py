@@ -30,7 +30,7 @@ _PARTS = {
     ),
     "options": "Asynchronous ClientPrivacy ExamplePrivacy PartialWork SecureAggregation",
     "settings": "Faults LocalTraining",
-    "transforms": "ClipUpdate Quantize TopK",
+    "transforms": "ClipUpdate HalfPrecision Quantize TopK",
 }
 _TORCH = {
     "torch.nn": (

@@ -27,6 +27,7 @@ from fl_lightning.flower.site_data import SiteData
 from fl_lightning.flower.site_limits import SiteLimits
 from fl_lightning.flower.site_questions import questions_at_site
 from fl_lightning.functional.keyed_noise import OneTimeKey
+from fl_lightning.functional.recycling import emptied
 from fl_lightning.routes.base import Route
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining, resolve_precision
@@ -140,6 +141,7 @@ def build(
         drop_single=check_batch_norm(module, data.whole),
         tell=tell,
     )
+    emptied(module.parameters())  # from now on it is compared with what the server sends, by shapes alone
     runtime = assembly.runtime(undoable=True)
     runtime.questions = questions_at_site(policy)
     return Built(module, runtime, settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import Any
 from fl_lightning.errors import ClientError, WireError
 from fl_lightning.flower import envelope
 from fl_lightning.flower.site_record import whole_digest
-from fl_lightning.flower.transport import Answer, Content, Transport
+from fl_lightning.flower.transport import Answer, Content, LateParts, Transport
 from fl_lightning.flower.validation import conforms
 from fl_lightning.functional.digest import Digest
 from fl_lightning.messages import ClientTask, EvalOrder, Note, OwnModelOrder, RoundCommit, ServerModel
@@ -179,9 +180,10 @@ class Exchange:
 
     def _dispatch(self, client: int) -> None:
         request = self._requests[client]
-        parts: dict[str, Content] = {"order": request.order}
+        makers: dict[str, Callable[[], Content]] = {"order": lambda: request.order}
         if request.sends:
-            parts["model"] = self._published(request.model, request.base)
+            makers["model"] = functools.partial(self._published, request.model, request.base)
+        parts = LateParts(makers)
         request.size += sum(map(len, parts.values()))
         self._transport.send(client, parts, request.model.round_idx, self._limit)
 
@@ -199,8 +201,12 @@ class Exchange:
     # ---------------------------------------------------------------- answers
 
     def answers(self) -> Iterator[Answer]:
-        """Yield answers until no request is under way."""
-        return self._transport.answers()
+        """Yield answers until no request is under way. The model as bytes is dropped, and made again if it is sent again."""
+        self._encoded = {}
+        for answer in self._transport.answers():
+            self._encoded = {}
+            yield answer
+            del answer  # it may hold a model
 
     def forget(self) -> None:
         """Ignore the answers to requests that are under way."""

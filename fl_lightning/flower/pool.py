@@ -17,6 +17,7 @@ from fl_lightning.flower.requirements import require_flower
 from fl_lightning.flower.server_folder import ServerFolder, refuse_answer
 from fl_lightning.flower.transport import Answer, Parts, Transport
 from fl_lightning.messages import ClientInfo
+from fl_lightning.utilities.allocator import share_heaps
 from fl_lightning.utilities.folder_lock import lock_folder
 
 _DAY = 24 * 3600.0
@@ -67,6 +68,7 @@ class FlowerPool(RemoteSites):
 
     def _connect(self, settings: Any) -> tuple[Transport, Sequence[str]]:
         require_flower()
+        share_heaps()
         folder = ServerFolder(Path(self.folder))
         names = sorted(folder.numbers(), key=folder.numbers().__getitem__)
         address, certificate = folder.local_address, folder.certificate

@@ -17,7 +17,7 @@ from fl_lightning.flower.exchange import SiteError
 from fl_lightning.flower.validation import require_message
 from fl_lightning.functional.compression import misfit, restore
 from fl_lightning.functional.exact_moments import Moments
-from fl_lightning.functional.exact_sum import magnitude, to_float64
+from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import UNTOLD, ClientInfo, ClientTask, EvalReport, NameComparison, Note, OwnModel, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
@@ -276,8 +276,7 @@ def _restored(update: ClientUpdate, who: str, check: UpdateCheck) -> ClientUpdat
     problem = misfit(update.compressed, size, state.numel() - size)
     if problem:
         raise SiteError(who, f"its compressed model does not fit: {problem}.")
-    start = to_float64(state[:size])
-    return replace(update, model=restore(update.compressed, start, state.dtype), compressed=None)
+    return replace(update, model=restore(update.compressed, state[:size], state.dtype), compressed=None)
 
 
 def _require_numbers(who: str, update: ClientUpdate) -> None:

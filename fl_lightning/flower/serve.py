@@ -24,6 +24,7 @@ from fl_lightning.flower.keys import read_public_key
 from fl_lightning.flower.requirements import require_flower, require_name
 from fl_lightning.flower.retention import Sweeper
 from fl_lightning.flower.server_folder import ServerFolder, refuse_answer
+from fl_lightning.flower.turns import InTurn
 from fl_lightning.utilities.allocator import return_freed_memory
 from fl_lightning.utilities.argument_parser import ArgumentParser
 from fl_lightning.utilities.folder_lock import lock_folder
@@ -77,7 +78,8 @@ def _serve(arguments: argparse.Namespace, folder: ServerFolder) -> None:
     for made in folder.prepare(arguments.host, port, local_port):
         print(f"Created: {made}")
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    app = OnlyFleet(superlink_app(folder.files, "127.0.0.1", local_port), port, fl_lightning.__version__)
+    superlink = InTurn(superlink_app(folder.files, "127.0.0.1", local_port))
+    app = OnlyFleet(superlink, port, fl_lightning.__version__)
     config = uvicorn.Config(
         app,
         ssl_context_factory=lambda config, default: answering(folder.public, folder.local),

@@ -17,6 +17,7 @@ from typing import Any
 
 from fl_lightning.flower import envelope
 from fl_lightning.flower.processes import ALIVE, UNUSABLE, give_signs_of_life
+from fl_lightning.utilities.allocator import share_heaps
 
 _PAUSE = 0.05
 _LOOK = 2.0
@@ -30,6 +31,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--ca")
     arguments = parser.parse_args()
+    share_heaps()
     give_signs_of_life(Path(arguments.folder) / ALIVE)
     sys.path.append(str(Path.cwd()))  # dotted paths in data.yaml may name modules in this folder
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -42,6 +44,7 @@ def main() -> None:
     from fl_lightning.flower.site_data import SiteData
     from fl_lightning.flower.site_server import SiteServer
     from fl_lightning.flower.site_settings import read_settings, read_site
+    from fl_lightning.functional.recycling import release_unused_memory
 
     folder = Path(arguments.folder)
     try:
@@ -69,6 +72,7 @@ def main() -> None:
                 if task is not None:
                     with _ended_with(watch, task, say):
                         reply = server.answer(task.parts)
+                    release_unused_memory()  # the SuperNode needs as much for the reply
                     task.reply(reply)
                     answered = True
                     del reply  # it may hold a model, as the task does

@@ -1,13 +1,13 @@
 """Compress a change of a model for sending, so that the receiver gets the sender's bits.
 
-Only some parameters may be sent, with their positions, and their changes may be levels of a scale for each block of them:
-``change = level * largest / (2^(bits - 1) - 1)``, with ``largest`` the block's largest absolute change as a float32.
+Only some parameters may be sent, with their positions. Their changes may have 16 bits, or be levels of a scale for each block
+of them: ``change = level * largest / (2^(bits - 1) - 1)``, with ``largest`` the block's largest absolute change as a float32.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -74,7 +74,9 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     return torch.from_numpy(levels - largest_level(bits))
 
 
-def compress(model: Snapshot, start: Tensor, positions: Tensor | None, levels: Levels | None) -> Compressed | None:
+def compress(
+    model: Snapshot, start: Tensor, positions: Tensor | None, levels: Levels | None, changes: Tensor | None = None
+) -> Compressed | None:
     """Return a model in a smaller form from which :func:`restore` gives the same bits, or None if no smaller form exists.
 
     Args:
@@ -82,26 +84,21 @@ def compress(model: Snapshot, start: Tensor, positions: Tensor | None, levels: L
         start: the parameters of the global model, float64, shape (p,).
         positions: the positions of the parameters that may have changed, ascending, shape (s,); None for all.
         levels: the changes at these positions as levels, if they are.
+        changes: the changes at these positions in a type of 16 bits, shape (s,), if it has them.
     """
     size, vector = start.numel(), model.vector
     width = torch.int32 if size < 2**31 else torch.int64
     where = None if positions is None else positions.to(width)
-    found = Compressed(vector[:0], vector[size:], model.counters, where)
-    forms = [] if positions is None else [_with_numbers(found, vector[:size][positions])]
+    whole = Compressed(vector[:0], vector[size:], model.counters, where)
+    forms = []
     if levels is not None:
-        packed = Compressed(pack(levels.levels, levels.bits), found.rest, found.counters, where)
-        forms.insert(0, _with_scales(packed, levels))
+        packed, scales = pack(levels.levels, levels.bits), levels.scales.cpu()
+        forms.append(replace(whole, numbers=packed, scales=scales, bits=levels.bits, block=levels.block))
+    if changes is not None:
+        forms.append(replace(whole, numbers=changes, changes=True))
+    if positions is not None:
+        forms.append(replace(whole, numbers=vector[:size][positions]))
     return next((form for form in forms if torch.equal(restore(form, start, vector.dtype).vector, vector)), None)
-
-
-def _with_numbers(found: Compressed, numbers: Tensor) -> Compressed:
-    return Compressed(numbers, found.rest, found.counters, found.positions)
-
-
-def _with_scales(found: Compressed, levels: Levels) -> Compressed:
-    return Compressed(
-        found.numbers, found.rest, found.counters, found.positions, levels.scales.cpu(), levels.bits, levels.block
-    )
 
 
 def restore(sent: Compressed, start: Tensor, dtype: torch.dtype) -> Snapshot:
@@ -109,20 +106,37 @@ def restore(sent: Compressed, start: Tensor, dtype: torch.dtype) -> Snapshot:
 
     Args:
         sent: the compressed model, which :func:`misfit` accepts.
-        start: the parameters of the global model, float64, shape (p,).
+        start: the parameters of the global model, in their own type or float64, shape (p,).
         dtype: the type of the model's vector.
     """
-    change = torch.zeros_like(start)
-    where = None if sent.positions is None else sent.positions.long().to(start.device)
+    start = start.cpu() if start.device.type == "mps" else start
+    size = start.numel()
+    vector = torch.empty(size + sent.rest.numel(), dtype=dtype, device=start.device)
+    vector[size:] = sent.rest
+    moved, where = vector[:size], None if sent.positions is None else sent.positions.long().to(start.device)
+    if where is not None:
+        for begin in range(0, size, _CHUNK):  # 0 is added because it turns -0 into 0, as at the sender
+            moved[begin : begin + _CHUNK] = start[begin : begin + _CHUNK].double() + 0.0
+    if sent.scales is None and not sent.changes:
+        moved[slice(None) if where is None else where] = sent.numbers.to(moved)
+        return Snapshot(vector, sent.counters)
+    count = size if where is None else where.numel()
+    sent = replace(sent, block=min(sent.block, count))
+    for begin in range(0, count, _CHUNK):
+        end = min(begin + _CHUNK, count)
+        place = slice(begin, end) if where is None else where[begin:end]
+        moved[place] = (start[place].double() + _changes(sent, begin, end).to(start.device)).to(dtype)
+    return Snapshot(vector, sent.counters)
+
+
+def _changes(sent: Compressed, begin: int, end: int) -> Tensor:
+    """Return some of the changes that were sent, float64; ``begin`` is a multiple of 8."""
     if sent.scales is None:
-        moved = (start + change).to(dtype)
-        moved = sent.numbers.to(moved) if where is None else moved.index_copy(0, where, sent.numbers.to(moved))
-    else:
-        count = start.numel() if where is None else where.numel()
-        levels = Levels(unpack(sent.numbers.cpu(), sent.bits, count), sent.scales.cpu(), sent.bits, sent.block)
-        values = levels.values().to(start.device)
-        moved = (start + (values if where is None else change.index_copy(0, where, values))).to(dtype)
-    return Snapshot(torch.cat([moved, sent.rest.to(moved)]), sent.counters)
+        return sent.numbers[begin:end].double()
+    first, bits = begin // sent.block, sent.bits
+    packed = sent.numbers[begin * bits // 8 : math.ceil(end * bits / 8)].cpu()
+    steps = steps_of(sent.scales[first : math.ceil(end / sent.block)].cpu(), bits)
+    return unpack(packed, bits, end - begin).double() * steps[torch.arange(begin, end) // sent.block - first]
 
 
 def misfit(sent: Compressed, size: int, rest: int) -> str:
@@ -143,6 +157,9 @@ def misfit(sent: Compressed, size: int, rest: int) -> str:
             return "its positions are not ascending positions of parameters"
     if sent.rest.shape != (rest,) or not sent.rest.is_floating_point():
         return f"it must have {rest} floating-point buffers"
+    if sent.scales is None and sent.changes:
+        fits = sent.numbers.shape == (count,) and sent.numbers.dtype in (torch.float16, torch.bfloat16)
+        return "" if fits else f"it must have {count} changes of 16 bits"
     if sent.scales is None:
         fits = sent.numbers.shape == (count,) and sent.numbers.is_floating_point()
         return "" if fits else f"it must have {count} floating-point numbers"

@@ -7,6 +7,7 @@ The C library maps blocks above 32 MiB anew each time, and the kernel then zero-
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,19 @@ def _take_back(memory: _Memory) -> None:
     free = _free.setdefault(memory.nbytes, [])
     if len(free) < _KEPT:
         free.append(memory)
+
+
+def emptied(tensors: Iterable[Tensor]) -> list[tuple[torch.UntypedStorage, int]]:
+    """Free the memory of tensors whose shapes are still needed.
+
+    Returns:
+        Their storages with the sizes to which ``resize_`` must bring them before their contents are used again.
+    """
+    found = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
+    storages = [(storage, storage.nbytes()) for storage in found.values() if storage.resizable()]
+    for storage, _ in storages:
+        storage.resize_(0)
+    return storages
 
 
 def release_unused_memory() -> None:

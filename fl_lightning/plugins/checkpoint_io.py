@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from lightning.fabric.utilities.data import AttributeDict
@@ -15,7 +14,7 @@ from lightning.pytorch.plugins import TorchCheckpointIO
 
 from fl_lightning.compat.lightning import innermost_checkpoint_io
 from fl_lightning.errors import CheckpointError, ConfigurationError
-from fl_lightning.utilities.atomic_file import PARTIAL, write_whole
+from fl_lightning.utilities.atomic_file import PARTIAL, fill_whole
 from fl_lightning.utilities.checkpoint_file import read_checkpoint, refuse_unsafe, require_trusted
 from fl_lightning.utilities.collectives import Collectives
 from fl_lightning.utilities.folder_lock import lock_folder
@@ -54,12 +53,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         target = Path(path)
-        buffer = io.BytesIO()
-        torch.save(checkpoint, buffer)
         try:
-            write_whole(target, buffer.getbuffer())
+            fill_whole(target, lambda file: _save(checkpoint, file))
         except OSError as error:
-            what = f"Cannot write the checkpoint '{target}' of {buffer.tell() / 1e6:.3g} MB ({error.strerror})."
+            what = f"Cannot write the checkpoint '{target}' ({error.strerror})."
             if target.exists() or (checkpoint.get("epoch", 0) > 0 and any(target.parent.glob("*.ckpt"))):
                 advice = "The previous checkpoint is unchanged. Free some space, and resume with '--ckpt_path last'."
             else:
@@ -82,6 +79,39 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         refuse_unsafe(weights_only)
         checkpoint: dict[str, Any] = read_checkpoint(path, map_location, self.trusted_classes)
         return checkpoint
+
+
+class _Noting:
+    """Write to a file, and note the first error, which torch may replace by one of its own."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, content: Any) -> int:
+        try:
+            return self._file.write(content)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _save(checkpoint: dict[str, Any], file: IO[bytes]) -> None:
+    """Write a checkpoint tensor by tensor, so that it is not in memory as a whole.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
+    target = _Noting(file)
+    try:
+        torch.save(checkpoint, target)  # type: ignore[arg-type]
+    except Exception:
+        if target.error is not None:
+            raise target.error from None
+        raise
 
 
 def use_safe_checkpoints(trainer: Trainer, trusted: Sequence[str]) -> list[str] | None:

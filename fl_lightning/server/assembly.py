@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from lightning.pytorch import LightningModule, Trainer
 
 from fl_lightning.clients.assembly import ClientAssembly, ClientEnvironment
@@ -88,6 +90,11 @@ class Assembly:
             max_epochs=max(1, settings.local.max_epochs),
             trial=self._clients.trial,
         )
+
+    def rest(self) -> None:
+        """Free the memory of the copy of the module, which no client here trains, until a model is evaluated in it."""
+        self._clients.resident.rest()
+        gc.collect()  # other copies, which checks have made, refer to themselves
 
     def view(self) -> ModelState:
         """Return a view of the copy of the module in which this process evaluates models."""

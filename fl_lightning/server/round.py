@@ -26,7 +26,7 @@ from fl_lightning.server.round_scores import RoundScores
 from fl_lightning.server.round_sums import RoundSums
 from fl_lightning.server.sampling import RoundPlan
 from fl_lightning.server.update_buffer import UpdateBuffer
-from fl_lightning.strategies.base import JointStrategy
+from fl_lightning.strategies.base import JointStrategy, Strategy
 from fl_lightning.types import ClientFailure, ClientUpdate, Pull, RoundStart, Snapshot
 from fl_lightning.utilities.collectives import no_counters
 
@@ -226,9 +226,10 @@ class FederationRound(Cohort):
         Args:
             examples: the number of examples of each expected update.
         """
-        size, state = self._server.num_parameters, self._server.vector()
-        start = RoundStart(self.round_idx, self.clients, self.federation.data.num_clients, state, size)
-        self.federation.strategy.start_round(start)
+        strategy, size = self.federation.strategy, self._server.num_parameters
+        if type(strategy).start_round is not Strategy.start_round:  # the state is a copy of the model
+            state = self._server.vector()
+            strategy.start_round(RoundStart(self.round_idx, self.clients, self.federation.data.num_clients, state, size))
         self._gathered.begin(examples)
 
     def _take(self, update: ClientUpdate) -> ClientUpdate:

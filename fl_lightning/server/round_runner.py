@@ -69,6 +69,8 @@ class RoundRunner:
         self._termination.agree(comm, raises=True)
         with outside_precision(trainer, self._default_dtype):
             tasks = self._round(module)
+            if not self._federation.pool.simulated:
+                release_unused_memory()  # no client trains here, which would reuse it
             figures: dict[str, float] = {}
             for hook in self._hooks:
                 figures |= hook.end_round(trainer.current_epoch, tasks)

@@ -26,6 +26,7 @@ class Message:
         positions: the positions of the numbers that are sent, int64, ascending, shape (s,); the others are 0. None for all.
         overhead: the bytes besides the numbers, such as positions and scales.
         levels: the numbers that are sent as levels, if they were quantised; sites send these.
+        dtype: the type in which the numbers are sent, which has all of them exactly; None for the model's own.
     """
 
     change: Tensor
@@ -33,6 +34,7 @@ class Message:
     positions: Tensor | None = None
     overhead: int = 0
     levels: Levels | None = None
+    dtype: torch.dtype | None = None
 
     @property
     def count(self) -> int:
@@ -43,6 +45,12 @@ class Message:
     def nbytes(self) -> int:
         """Return the bytes of the whole message."""
         return math.ceil(self.count * self.bits / 8) + self.overhead
+
+    def numbers(self) -> Tensor | None:
+        """Return the changes that are sent in :attr:`dtype`, shape (s,); None for the model's own type."""
+        if self.dtype is None:
+            return None
+        return (self.change if self.positions is None else self.change[self.positions]).to(self.dtype)
 
 
 @dataclass(frozen=True)

@@ -48,4 +48,4 @@ class Quantize(Transform):
         received = levels.values()
         result = received if positions is None else torch.zeros_like(change).index_copy(0, positions, received)
         overhead = message.overhead + blocks * _SCALE
-        return replace(message, change=result, bits=self.bits, overhead=overhead, levels=levels)
+        return replace(message, change=result, bits=self.bits, overhead=overhead, levels=levels, dtype=None)

@@ -38,6 +38,15 @@ def return_freed_memory() -> bool:
     return _set({_MMAP_THRESHOLD: 2**20, _ARENA_MAX: 2})
 
 
+def share_heaps() -> bool:
+    """Let the threads of the process share two of glibc's heaps, so that each does not keep the largest blocks that it freed.
+
+    Returns:
+        Whether it was set; see :func:`keep_freed_memory`.
+    """
+    return _set({_ARENA_MAX: 2})
+
+
 def _set(options: Mapping[int, int]) -> bool:
     if any(name in os.environ for name in _OWN_SETTINGS) or "malloc" in os.environ.get("LD_PRELOAD", ""):
         return False

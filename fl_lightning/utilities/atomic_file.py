@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 PARTIAL = ".{name}.{process}.partial"
 """The name of a file while it is written; other processes write under other names."""
@@ -16,11 +18,24 @@ def write_whole(target: Path, content: bytes | bytearray | memoryview) -> None:
     Raises:
         OSError: if it cannot be written; the former file is unchanged.
     """
+    fill_whole(target, lambda file: file.write(content))
+
+
+def fill_whole(target: Path, fill: Callable[[IO[bytes]], object]) -> None:
+    """Let a function write a file as :func:`write_whole` does.
+
+    Args:
+        target: the file.
+        fill: writes the content to the open file.
+
+    Raises:
+        OSError: if it cannot be written; the former file is unchanged.
+    """
     unfinished = target.with_name(PARTIAL.format(name=target.name, process=os.getpid()))
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with open(unfinished, "wb") as file:
-            file.write(content)
+            fill(file)
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(target)

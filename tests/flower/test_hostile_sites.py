@@ -107,6 +107,11 @@ HOSTILE = {
     "equal positions": lambda r: badly_compressed(r, positions=torch.zeros(53, dtype=torch.int32)),
     "positions of another type": lambda r: badly_compressed(r, positions=torch.arange(53.0)),
     "further buffers": lambda r: badly_compressed(r, rest=torch.zeros(9)),
+    "changes of 32 bits": lambda r: badly_compressed(r, numbers=torch.zeros(53), scales=None, changes=True),
+    "too few changes": lambda r: badly_compressed(r, numbers=torch.zeros(9).half(), scales=None, changes=True),
+    "a change that is infinite": lambda r: badly_compressed(
+        r, numbers=torch.full((53,), math.inf).half(), scales=None, changes=True
+    ),
     "integers": lambda r: broken_model(r, lambda m: Snapshot(m.vector.long(), m.counters)),
     "extras": lambda reply: forged(reply, extras={"control": torch.full((53,), math.inf)}),
     "extras of another shape": lambda reply: forged(reply, extras={"control": torch.zeros(53, 1)}),

@@ -691,6 +691,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
             {"class_path": "Quantize", "init_args": {"bits": 8}},
         ],
     },
+    "halves": {"strategy": "FedAvg", "transforms": [{"class_path": "HalfPrecision"}]},
     "two epochs, decaying": {
         "strategy": "FedAvg",
         "local": {"threads": 1, "max_epochs": 2, "lr_decay": 0.5, "progress": "run"},

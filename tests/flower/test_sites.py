@@ -41,6 +41,7 @@ from fl_lightning.messages import ClientInfo
 ADAPTIVE = {"class_path": "F1WeightedCrossEntropy", "init_args": {"num_classes": 3, "epsilon": 0.1}}
 
 TOP_K = {"class_path": "TopK", "init_args": {"share": 0.3}}
+HALF = {"class_path": "HalfPrecision", "init_args": {"dtype": "float16"}}
 QUANTIZE = {"class_path": "Quantize", "init_args": {"bits": 5, "block": 7}}
 
 LARGER = {"class_path": "fl_lightning.MLP", "init_args": {"in_features": 6, "hidden": [9], "num_classes": 3}}
@@ -185,6 +186,8 @@ SENT = {  # 53 parameters, 16 of which are 30 %
     "TopK": ([TOP_K], {"numbers": ["float32", 16], "positions": ["int32", 16]}),
     "Quantize": ([QUANTIZE], {"numbers": ["uint8", math.ceil(53 * 5 / 8)], "scales": ["float32", math.ceil(53 / 7)]}),
     "both": ([TOP_K, QUANTIZE], {"numbers": ["uint8", 10], "positions": ["int32", 16], "scales": ["float32", 3]}),
+    "HalfPrecision": ([{"class_path": "HalfPrecision"}], {"numbers": ["bfloat16", 53]}),
+    "TopK, then halves": ([TOP_K, HALF], {"numbers": ["float16", 16], "positions": ["int32", 16]}),
     "quantised, then sparse": ([QUANTIZE, TOP_K], {"numbers": ["float32", 16], "positions": ["int32", 16]}),
 }
 

@@ -78,6 +78,7 @@ EXAMPLES: list[Any] = [
     LAYOUT,
     Progress(3, None),
     Compressed(torch.tensor([1, 255], dtype=torch.uint8), ODD[3], ODD[8], torch.tensor([0, 5]), ODD[0], 8, 3),
+    Compressed(torch.tensor([1.5, -3e38]).bfloat16(), ODD[3], ODD[8], changes=True),
 ]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_lightning.functional.compression import Levels, compress, largest_level, misfit, pack, restore, unpack
-from fl_lightning.types import Snapshot
+from fl_lightning.types import Compressed, Snapshot
 
 
 @given(st.integers(2, 16), st.lists(st.floats(-1, 1), max_size=40))
@@ -56,6 +56,44 @@ def test_the_receiver_gets_the_senders_bits(dtype):
         found = restore(small, start, dtype)
         assert torch.equal(found.vector.view(torch.int32), vector.view(torch.int32))
         assert found.counters.tolist() == [3]
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_changes_of_16_bits_give_the_senders_bits(kind):
+    start, positions, _ = model()
+    for where in (None, positions):
+        count = 30 if where is None else len(where)
+        numbers = torch.randn(count, generator=torch.Generator().manual_seed(1)).to(kind)
+        change = numbers.double() if where is None else torch.zeros(30).double().index_copy(0, where, numbers.double())
+        sent = Snapshot(torch.cat([(start + change).float(), torch.ones(2)]), torch.tensor([3]))
+        small = compress(sent, start, where, None, numbers)
+        assert small is not None
+        assert small.changes
+        assert small.numbers.nbytes == 2 * count
+        assert misfit(small, 30, 2) == ""
+        for begin in (start, start.float()):  # start has no more digits than a float32
+            found = restore(small, begin, torch.float32).vector
+            assert torch.equal(found.view(torch.int32), sent.vector.view(torch.int32))
+
+
+def test_many_levels_and_changes_are_restored_in_pieces():
+    """As many as two pieces and a bit, in blocks that do not divide a piece."""
+    draw, size = torch.Generator().manual_seed(2), 2**21 + 13
+    start = torch.randn(size, generator=draw)
+    levels = Levels(torch.randint(-3, 4, (size,), generator=draw, dtype=torch.int32), torch.rand(21, generator=draw), 3, 10**5)
+    halves = torch.randn(size, generator=draw).bfloat16()
+    for change, sent in ((levels.values(), (levels, None)), (halves.double(), (None, halves))):
+        snapshot = Snapshot((start.double() + change).float(), torch.zeros(0, dtype=torch.int64))
+        small = compress(snapshot, start.double(), None, *sent)
+        assert small is not None
+        assert torch.equal(restore(small, start, torch.float32).vector, snapshot.vector)
+
+
+def test_a_block_that_a_stranger_claims_takes_no_memory():
+    """The receiver once repeated the scale as often as the block has numbers."""
+    one = Compressed(torch.zeros(53, dtype=torch.uint8), torch.zeros(0), torch.zeros(0), None, torch.ones(1), 8, 2**40)
+    assert misfit(one, 53, 0) == ""
+    assert torch.equal(restore(one, torch.zeros(53), torch.float32).vector, torch.full((53,), -1.0))
 
 
 def test_levels_that_another_transform_has_changed_are_not_sent():

@@ -15,7 +15,17 @@ from federations import Plain, federate, same_bits, weights
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_lightning import Attackers, ClipUpdate, ConfigurationError, Quantize, ScaledUpdate, TopK, Transform
+from fl_lightning import (
+    Attackers,
+    ClipUpdate,
+    ConfigurationError,
+    HalfPrecision,
+    Quantize,
+    ScaledUpdate,
+    TopK,
+    Transform,
+)
+from fl_lightning.errors import ClientError
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.transforms import Message, Sender
 
@@ -52,6 +62,33 @@ def test_quantisation_is_unbiased():
     error = (draws.mean(dim=0) - torch.tensor(values)).abs()
     assert bool((error <= 5 * draws.std(dim=0) / math.sqrt(4000) + 1e-7).all())
     assert float(draws.std(dim=0).max()) > 0.1
+
+
+def nearest_bfloat16(values: np.ndarray) -> np.ndarray:
+    """Round float32 numbers to their upper 16 bits, to the nearest, ties to even."""
+    bits = np.asarray(values, np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
+
+
+@given(st.lists(st.floats(-60000, 60000) | st.floats(-1e-4, 1e-4), min_size=1, max_size=40))
+def test_halves_are_the_nearest_ones(values):
+    """NumPy has float16; bfloat16 is the upper half of a float32."""
+    single = np.array(values, np.float32)
+    for dtype, expected in (("bfloat16", nearest_bfloat16(single)), ("float16", single.astype(np.float16))):
+        sent = HalfPrecision(dtype).apply(message(single.tolist()), sender())
+        np.testing.assert_array_equal(sent.change.numpy(), expected.astype(np.float64))
+        assert sent.nbytes == 2 * len(values)
+        assert sent.numbers().element_size() == 2
+    error = np.abs(HalfPrecision().apply(message(single.tolist()), sender()).change.numpy() - single)
+    assert (error <= np.abs(single.astype(np.float64)) / 256 + 1e-40).all()
+
+
+def test_a_change_that_float16_lacks_is_named():
+    with pytest.raises(
+        ClientError, match=r"Client 0 changes a weight by 7e\+04 in round 0.*\(up to 65504\).*bfloat16, or lower"
+    ):
+        HalfPrecision("float16").apply(message([1.0, -7e4]), sender())
+    assert HalfPrecision().apply(message([1.0, -7e4]), sender()).change[1] == pytest.approx(-7e4, rel=1 / 256)
 
 
 @given(NUMBERS, st.floats(0.01, 1))
@@ -104,6 +141,40 @@ def test_clipped_updates_in_a_federation(dtype):
 
     assert_follows(dtype, step, transforms=[ClipUpdate(0.5)])
     assert min(lengths) < 0.5 < max(lengths)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_halved_updates_in_a_federation(dtype):
+    def step(net, world, t):
+        w, clients = flat(net)[0], clients_of(net, world)
+        for k, client in enumerate(clients):
+            clients[k] = build(client, w + nearest_bfloat16(flat(client)[0] - w), *flat(client)[1:])
+        return averaged(net, clients, world.sizes)
+
+    # one change in a few thousand lies so near the middle between two halves that the last bits of training decide
+    _, rounds = assert_follows(dtype, step, transforms=[HalfPrecision()], tolerance=1e-4)
+    width = 4 if dtype == torch.float32 else 8
+    parameters = sum(p.numel() for p in Plain(batchnorm=True).parameters())
+    assert {u.bytes_down - u.bytes_up for r in rounds for u in r} == {(width - 2) * parameters}
+
+
+@pytest.mark.parametrize(
+    ("transforms", "bits"),
+    [
+        ([HalfPrecision()], 16),
+        ([TopK(1.0, error_feedback=False), HalfPrecision("float16")], 16 + 32),
+        ([HalfPrecision(), TopK(1.0, error_feedback=False)], 16 + 32),
+        ([HalfPrecision(), ClipUpdate(1e-3)], 32),
+        ([HalfPrecision(), HalfPrecision("float16")], 16),
+        ([Quantize(8, 10**6), HalfPrecision()], 16),
+    ],
+)
+def test_numbers_are_counted_as_halves_as_long_as_they_are(transforms, bits):
+    """A transform that changes them again sends them in the model's type."""
+    updates = Updates()
+    federate(Plain(), 1, updates, transforms=transforms)
+    parameters = sum(p.numel() for p in Plain().parameters())
+    assert {u.bytes_up for r in updates.rounds for u in r} == {parameters * bits // 8}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -170,7 +241,11 @@ def test_the_same_draws_give_the_same_bits():
         (["=Quantize", ".bits=1"], "'federation.transforms.bits' must be from 2 to 16"),
         (["=Quantize", ".block=0"], "'federation.transforms.block' must be 1 or above"),
         (["=TopK", ".share=0"], "'federation.transforms.share' must be above 0 and at most 1"),
-        (["=NoSuch"], "Known: ClientPrivacy, ClipUpdate, Quantize, TopK"),
+        (
+            ["=HalfPrecision", ".dtype=float8"],
+            "'federation.transforms.dtype' must be one of 'bfloat16', 'float16', but is 'float8'",
+        ),
+        (["=NoSuch"], "Known: ClientPrivacy, ClipUpdate, HalfPrecision, Quantize, TopK"),
     ],
 )
 def test_wrong_settings_are_named(fl, options, message):
