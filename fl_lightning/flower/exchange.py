@@ -19,6 +19,8 @@ from fl_lightning.wire import to_bytes
 
 _FAREWELL = 20.0
 """The seconds for which sites may confirm the end of the last round."""
+_MOST_LOST = 20
+"""How often a request that the transport loses is sent again before its site counts as failed."""
 _MOST_COUNTS = 20
 """The largest number of counts, each of an option, in a site's reply."""
 
@@ -48,6 +50,7 @@ class _Request:
         base: the version of the model with which the sent one shares tensors; 0 for none.
         size: the bytes that were sent.
         numbered: whether the model's version is a number of this process, and not of one before it.
+        lost: how often the transport has lost it.
     """
 
     order: Content
@@ -56,6 +59,7 @@ class _Request:
     base: int = 0
     size: int = 0
     numbered: bool = True
+    lost: int = 0
 
 
 class Exchange:
@@ -199,8 +203,18 @@ class Exchange:
     # ---------------------------------------------------------------- answers
 
     def answers(self) -> Iterator[Answer]:
-        """Yield answers until no request is under way."""
-        return self._transport.answers()
+        """Yield answers until no request is under way; what the transport has lost is asked for again."""
+        for answer in self._transport.answers():
+            if answer.lost and self._requests[answer.client].lost < _MOST_LOST:
+                self._ask_again(answer.client)
+            else:
+                yield answer
+
+    def _ask_again(self, client: int) -> None:
+        """Send a request again without the model: a site that has done the work does not need it; another asks for it."""
+        request = self._requests[client]
+        request.lost, request.sends = request.lost + 1, False
+        self._dispatch(client)
 
     def forget(self) -> None:
         """Ignore the answers to requests that are under way."""
