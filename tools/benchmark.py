@@ -169,7 +169,13 @@ def main() -> None:
     parser.add_argument(
         "--link", help="of 'flower': the speed of each site's line each way, such as 10mbit, instead of the table"
     )
-    parser.add_argument("--cut", nargs="*", default=[], metavar="SECONDS@START", help="with --link: cuts of every line")
+    parser.add_argument(
+        "--cut",
+        nargs="*",
+        default=[],
+        metavar="SECONDS@START",
+        help="with --link: cuts of every line; START counts from when the model begins to travel to the site",
+    )
     parser.add_argument("--epochs", type=int, default=1, help="with --link: local epochs")
     parser.add_argument("--alone", action="store_true", help="without the bare app beside 'flower'")
     parser.add_argument("--data", help="of 'published': the folder with MNIST's four idx files")

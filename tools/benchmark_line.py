@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -17,8 +17,10 @@ from federation_demo import CONFIG, Federation, digits, same_bits, weights
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
-from relay import Relay, cut_later, cuts_of, rate_of
+from relay import Relay, cuts_of, rate_of
 
+MODEL = 1e6
+"""The bytes that a line has carried to a site when a model begins to travel."""
 LIFE = 6 * 3600
 """The seconds after which a fit counts as hung."""
 
@@ -62,6 +64,21 @@ def prepared(folder: Path, hidden: list[int], rounds: int, sites: int) -> Federa
     return federation
 
 
+def cut(relay: Relay, cuts: list[str], say: Callable[[str], None]) -> None:
+    """Cut a line at times that count from when a model begins to travel to its site."""
+    while relay.bytes["down"] < MODEL:
+        time.sleep(0.1)
+    say("the model begins to travel")
+    begun = time.monotonic()
+    for seconds, start in sorted(cuts_of(cuts), key=lambda one: one[1]):
+        time.sleep(max(0.0, begun + start - time.monotonic()))
+        down, up = (relay.bytes[way] / 1e6 for way in ("down", "up"))
+        say(f"the line is cut for {seconds:g} s, after {down:.1f} MB down and {up:.1f} MB up")
+        relay.cut(seconds)
+        time.sleep(seconds)
+        say("the line is whole again")
+
+
 def measure(folder: Path, hidden: list[int], args: argparse.Namespace, sites: int) -> None:
     """Run one fit behind a relay for each site, and print what happens."""
     federation = prepared(folder, hidden, args.rounds or 1, sites)
@@ -82,7 +99,7 @@ def measure(folder: Path, hidden: list[int], args: argparse.Namespace, sites: in
             print(f"{time.monotonic() - begun:7.0f} s  {line}", flush=True)
 
         for relay in relays:
-            cut_later(relay, cuts_of(args.cut), say)
+            threading.Thread(target=cut, args=(relay, args.cut, say), daemon=True).start()
         status = fit.wait(LIFE)
         seconds, moved = time.monotonic() - begun, [relay.bytes for relay in relays]
     if status:

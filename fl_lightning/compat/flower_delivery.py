@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 HEARTBEAT = 15
@@ -92,9 +93,9 @@ def whole_ones(replies: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
 
     def found(state: Any, message_ids: set[str], run_id: int) -> list[Any]:
         arriving = {
-            message.message_id
-            for message, _, _, until in _incomplete(state, message_ids)
-            if until is None or until + patience_of(message.message_type) >= time.time()
+            one.order
+            for one in _incomplete(state, message_ids)
+            if one.online_until is None or one.online_until + patience_of(one.kind) >= time.time()
         }
         return replies(state, message_ids=set(message_ids) - arriving, run_id=run_id)
 
@@ -128,7 +129,7 @@ def _take_back(state: Any, node_id: int) -> None:
         mine = Order.dst_node_id == uint64_to_int64(node_id)
         delivered = set(session.scalars(select(Order.message_id).where(mine, Order.delivered_at != "")))
         answered = set(session.scalars(select(Answer.reply_to_message_id).where(Answer.reply_to_message_id.in_(delivered))))
-        again = delivered - answered | {message.message_id for message, *_ in _incomplete(state, answered)}
+        again = delivered - answered | {one.order for one in _incomplete(state, answered)}
         session.execute(update(Order).where(Order.message_id.in_(again)).values(delivered_at=""))
 
 
@@ -145,20 +146,31 @@ def replacing(store: Callable[..., tuple[bool, list[str]]]) -> Callable[..., tup
 
         with state.session() as session:
             asked, own = message.metadata.reply_to_message_id, message.metadata.message_id
-            before = [one for one in _incomplete(state, {asked} if asked else ()) if one[1] != own]
-            for _, reply, _, _ in before:
-                session.execute(delete(Answer).where(Answer.message_id == reply))
+            before = [one for one in _incomplete(state, {asked} if asked else ()) if one.reply != own]
+            for one in before:
+                session.execute(delete(Answer).where(Answer.message_id == one.reply))
             done = store(state, message, object_tree, session_id)
-            for _, reply, pushing, _ in before:  # after the new one refers to the contents that both have
-                state._cleanup_push_session(pushing, cleanup_messages=False)
-                state.object_store.delete(reply)
+            for one in before:  # after the new one refers to the contents that both have
+                state._cleanup_push_session(one.push, cleanup_messages=False)
+                state.object_store.delete(one.reply)
         return done
 
     return stored
 
 
-def _incomplete(state: Any, orders: Collection[str]) -> list[tuple[Any, str, str, float | None]]:
-    """Return the orders whose replies are on their way, each with the reply, its push, and until when its site is online."""
+@dataclass(frozen=True)
+class _Arriving:
+    """Hold an order whose reply is on its way: its type, the reply, the reply's push, and until when its site is online."""
+
+    order: str
+    kind: str
+    reply: str
+    push: str
+    online_until: float | None
+
+
+def _incomplete(state: Any, orders: Collection[str]) -> list[_Arriving]:
+    """Return those of the orders whose replies are on their way."""
     from flwr.server.superlink.linkstate.sql_linkstate import MessageInsModel as Order
     from flwr.server.superlink.linkstate.sql_linkstate import MessageResModel as Answer
     from flwr.server.superlink.linkstate.sql_linkstate import NodeModel as Node
@@ -169,7 +181,7 @@ def _incomplete(state: Any, orders: Collection[str]) -> list[tuple[Any, str, str
     if not orders:
         return []
     found = (
-        select(Order, Answer.message_id, Push.session_id, Node.online_until)
+        select(Order.message_id, Order.message_type, Answer.message_id, Push.session_id, Node.online_until)
         .join(Answer, Answer.reply_to_message_id == Order.message_id)
         .join(Root, Root.root_object_id == Answer.message_id)
         .join(Push, Push.session_id == Root.session_id)
@@ -177,4 +189,4 @@ def _incomplete(state: Any, orders: Collection[str]) -> list[tuple[Any, str, str
         .where(Order.message_id.in_(set(orders)), Push.pending_count > 0)
     )
     with state.session() as session:
-        return [tuple(row) for row in session.execute(found)]
+        return [_Arriving(*row) for row in session.execute(found)]

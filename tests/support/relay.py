@@ -7,7 +7,6 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 _PIECE = 16384
@@ -153,19 +152,5 @@ def rate_of(link: str) -> float:
 
 
 def cuts_of(words: list[str]) -> list[tuple[float, float]]:
-    """Return seconds and moments of cuts such as '60@30': 60 seconds, 30 seconds after the start."""
+    """Return seconds and moments of cuts such as '60@30': 60 seconds, from the 30th second on."""
     return [(float(length), float(begin)) for length, _, begin in (word.partition("@") for word in words)]
-
-
-def cut_later(relay: Relay, cuts: list[tuple[float, float]], say: Callable[[str], None] = print) -> list[threading.Timer]:
-    """Break a line at these times from now on, and return the timers."""
-
-    def cut(seconds: float) -> None:
-        say(f"the line is cut for {seconds:g} s")
-        relay.cut(seconds)
-
-    timers = [threading.Timer(begin, cut, (seconds,)) for seconds, begin in cuts]
-    for timer in timers:
-        timer.daemon = True
-        timer.start()
-    return timers
