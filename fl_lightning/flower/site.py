@@ -70,6 +70,7 @@ def _supervise(arguments: argparse.Namespace, folder: Path, address: str, key: P
     port = _free_port()
     environment = {"FLWR_HOME": str(folder / "flwr"), "PYTHONUNBUFFERED": "1"}
     trouble = folder / "trouble"
+    trouble.unlink(missing_ok=True)
     node = supernode_command(address, arguments.ca or "", str(key), port, str(secret), str(trouble))
     worker = [
         *(sys.executable, "-m", "fl_lightning.flower.worker", "--name", arguments.name, "--data", str(data)),
