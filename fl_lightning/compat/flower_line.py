@@ -83,9 +83,10 @@ class Trouble:
         with self._lock:
             now, words = time.monotonic(), in_words(error)
             self._since = now if self._since is None else self._since
-            if words != self._told and now - self._since >= _QUIET:
+            kind = words.partition(" (")[0]  # a broken line has many errors
+            if kind != self._told and now - self._since >= _QUIET:
                 self._tell(f"{words} It is tried again until it works.")
-                self._told = words
+                self._told = kind
 
     def worked(self) -> None:
         """Note that an attempt worked."""
@@ -200,7 +201,10 @@ def noticing(step: Callable[..., Any], calls: tuple[str, ...]) -> Callable[..., 
         step: a step of the SuperNode's main loop.
         calls: the arguments that speak with the SuperLink.
     """
+    from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
     from flwr.supercore.run import RunNotRunningException
+
+    passing = (RunNotRunningException, ObjectUnavailableError)  # of which Flower tries the second again
 
     def stepped(**given: Any) -> Any:
         errors: list[BaseException] = []
@@ -209,7 +213,7 @@ def noticing(step: Callable[..., Any], calls: tuple[str, ...]) -> Callable[..., 
             def ask(*arguments: Any) -> Any:
                 try:
                     return call(*arguments)
-                except RunNotRunningException:
+                except passing:
                     raise
                 except Exception as error:
                     errors.append(error)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -267,7 +270,11 @@ def run_supernode(trouble: str) -> None:
     loop._pull_and_store_message = dropping_incomplete(loop._pull_and_store_message)
     flower_line.last(Path(trouble))
     answer_unread()
-    flower_supernode()
+    try:
+        flower_supernode()
+    except Exception:
+        traceback.print_exc()
+    os._exit(1)  # its main loop has ended, but a thread of its Runtime API keeps the process
 
 
 def supernode_command(address: str, certificate: str, key: str, port: int, secret: str, trouble: str) -> list[str]:
@@ -281,8 +288,6 @@ def supernode_command(address: str, certificate: str, key: str, port: int, secre
         secret: the file of the secret that allows the worker to take tasks.
         trouble: the file in which it tells what is wrong with the line.
     """
-    import sys
-
     start = (
         "from fl_lightning.utilities.allocator import return_freed_memory; return_freed_memory(); "
         f"from fl_lightning.compat.flower_site import run_supernode; run_supernode({trouble!r})"

@@ -217,15 +217,21 @@ def test_a_request_is_written_a_little_at_a_time(monkeypatch):
 
 
 def test_a_supernode_that_drops_a_message_ends():
+    from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
+
     def step(**given: Any) -> str:
-        with contextlib.suppress(ValueError):  # Flower logs it
+        with contextlib.suppress(ValueError, ObjectUnavailableError):  # Flower logs it
             given["pull_object"](1)
         return "done"
 
     def broken(number: int) -> None:
         raise ValueError("gone")
 
+    def late(number: int) -> None:
+        raise ObjectUnavailableError("1")
+
     assert noticing(step, ("pull_object",))(pull_object=lambda number: b"") == "done"
+    assert noticing(step, ("pull_object",))(pull_object=late) == "done"
     with pytest.raises(LostError, match="A message was lost: gone"):
         noticing(step, ("pull_object",))(pull_object=broken)
 

@@ -143,7 +143,7 @@ def test_trouble_is_told_if_it_lasts_and_so_is_its_end(tmp_path, monkeypatch):
     clock[0] = 51
     trouble.failed(httpx.ConnectError("refused"))
     assert said() == "The server does not answer (ConnectError: refused). It is tried again until it works."
-    trouble.failed(httpx.ConnectError("refused"))
+    trouble.failed(httpx.ReadError("EOF"))
     assert not said()
     trouble.failed(answered(502))
     assert said().startswith("A proxy answers instead of the server, with status 502.")
