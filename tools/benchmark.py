@@ -174,7 +174,7 @@ def main() -> None:
         nargs="*",
         default=[],
         metavar="SECONDS@START",
-        help="with --link: cuts of every line; START counts from when the model begins to travel to the site",
+        help="with --link: cuts of every line; START is in seconds since the model began to travel, or down, train or up",
     )
     parser.add_argument("--epochs", type=int, default=1, help="with --link: local epochs")
     parser.add_argument("--alone", action="store_true", help="without the bare app beside 'flower'")

@@ -19,8 +19,6 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 from relay import Relay, cuts_of, rate_of
 
-MODEL = 1e6
-"""The bytes that a line has carried to a site when a model begins to travel."""
 LIFE = 6 * 3600
 """The seconds after which a fit counts as hung."""
 
@@ -64,14 +62,24 @@ def prepared(folder: Path, hidden: list[int], rounds: int, sites: int) -> Federa
     return federation
 
 
-def cut(relay: Relay, cuts: list[str], say: Callable[[str], None]) -> None:
-    """Cut a line at times that count from when a model begins to travel to its site."""
-    while relay.bytes["down"] < MODEL:
-        time.sleep(0.1)
+def cut(relay: Relay, cuts: list[str], size: float, say: Callable[[str], None]) -> None:
+    """Cut a line, at times that count from when a model begins to travel, or when so much of the first model has travelled.
+
+    Args:
+        relay: the line.
+        cuts: such as '60@30', '60@down', '60@train' and '600@up', in this order.
+        size: the model's bytes.
+        say: prints a line.
+    """
+    moments = {"down": ("down", size / 3), "train": ("down", size), "up": ("up", size / 3)}
+    _wait(relay, "down", min(1e6, size / 3))
     say("the model begins to travel")
     begun = time.monotonic()
-    for seconds, start in sorted(cuts_of(cuts), key=lambda one: one[1]):
-        time.sleep(max(0.0, begun + start - time.monotonic()))
+    for seconds, start in cuts_of(cuts):
+        if start in moments:
+            _wait(relay, *moments[start])
+        else:
+            time.sleep(max(0.0, begun + float(start) - time.monotonic()))
         down, up = (relay.bytes[way] / 1e6 for way in ("down", "up"))
         say(f"the line is cut for {seconds:g} s, after {down:.1f} MB down and {up:.1f} MB up")
         relay.cut(seconds)
@@ -79,7 +87,12 @@ def cut(relay: Relay, cuts: list[str], say: Callable[[str], None]) -> None:
         say("the line is whole again")
 
 
-def measure(folder: Path, hidden: list[int], args: argparse.Namespace, sites: int) -> None:
+def _wait(relay: Relay, way: str, size: float) -> None:
+    while relay.bytes[way] < size:
+        time.sleep(0.1)
+
+
+def measure(folder: Path, hidden: list[int], megabytes: float, args: argparse.Namespace, sites: int) -> None:
     """Run one fit behind a relay for each site, and print what happens."""
     federation = prepared(folder, hidden, args.rounds or 1, sites)
     more = ("--federation.local.max_epochs", str(args.epochs))
@@ -99,7 +112,7 @@ def measure(folder: Path, hidden: list[int], args: argparse.Namespace, sites: in
             print(f"{time.monotonic() - begun:7.0f} s  {line}", flush=True)
 
         for relay in relays:
-            threading.Thread(target=cut, args=(relay, args.cut, say), daemon=True).start()
+            threading.Thread(target=cut, args=(relay, args.cut, megabytes * 1e6, say), daemon=True).start()
         status = fit.wait(LIFE)
         seconds, moved = time.monotonic() - begun, [relay.bytes for relay in relays]
     if status:
@@ -125,4 +138,4 @@ def line(args: argparse.Namespace, layers: list[tuple[float, list[int]]]) -> Non
             print(f"{sites} sites, {megabytes:g} MB, {args.link} each way{cuts}", flush=True)
             with tempfile.TemporaryDirectory() as place:
                 (Path(place) / "federation").mkdir()
-                measure(Path(place) / "federation", hidden, args, sites)
+                measure(Path(place) / "federation", hidden, megabytes, args, sites)

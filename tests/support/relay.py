@@ -151,6 +151,6 @@ def rate_of(link: str) -> float:
     return float(number) * units[unit]
 
 
-def cuts_of(words: list[str]) -> list[tuple[float, float]]:
-    """Return seconds and moments of cuts such as '60@30': 60 seconds, from the 30th second on."""
-    return [(float(length), float(begin)) for length, _, begin in (word.partition("@") for word in words)]
+def cuts_of(words: list[str]) -> list[tuple[float, str]]:
+    """Return the seconds and the beginnings of cuts such as '60@30'."""
+    return [(float(length), start) for length, _, start in (word.partition("@") for word in words)]
