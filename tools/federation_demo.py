@@ -151,7 +151,7 @@ class Federation:
         self.server = self._start(
             "server", "serve.log", *self.command("serve", "--host", "localhost", "--bind", "127.0.0.1", *ports)
         )
-        wait_for(lambda: listens(self.local_port), 60, "the server")
+        wait_for(lambda: listens(self.local_port), 180, "the server")
 
     def register(self) -> None:
         """Create each site's key at the site, and register its public half with the server."""

@@ -8,9 +8,10 @@ within 30 s. The thread of the heartbeats ends at the first unexpected answer.
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ TOO_LARGE = 413
 """The status of a proxy that limits the size of a request, and the code by which a site tells the server so."""
 _PIECE = 1 << 16
 """The bytes of a request that are written at a time: each of them may take as long as Flower allows for the whole."""
+_UNSENT = 1 << 19
+"""The bytes that the system may hold of a connection. By default it takes a piece at once, and the limit of 30 s for the answer
+would include the time that the piece travels."""
 _BEAT = 10.0
 """The seconds for which a heartbeat waits for each step of its answer; beside a model on a slow line, 5 are too few."""
 _QUIET = 20.0
@@ -173,11 +177,17 @@ def in_pieces(client: type[Any]) -> type[Any]:
 
     class Client(client):  # type: ignore[misc]
         def _send(self, context: Any, *, stream: bool = False) -> Any:
+            context.request.extensions = {**context.request.extensions, "trace": _hold_little}
             if len(context.request.content) > _PIECE:
                 context.request.stream = Pieces(context.request.content)
             return super()._send(context, stream=stream)
 
     return Client
+
+
+def _hold_little(event: str, about: Mapping[str, Any]) -> None:
+    if event == "connection.connect_tcp.complete":
+        about["return_value"].get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT)
 
 
 def surviving(beat: Callable[[], bool]) -> Callable[[], bool]:

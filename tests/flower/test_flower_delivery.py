@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -199,10 +201,15 @@ def test_a_request_is_written_a_little_at_a_time(monkeypatch):
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
     seen: list[Any] = []
+    held: list[int] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
         parts = [bytes(part) for part in request.stream]  # type: ignore[union-attr]
         seen.append((request.headers, parts))
+        with socket.socket() as line:
+            connected = SimpleNamespace(get_extra_info=lambda name: line)
+            request.extensions["trace"]("connection.connect_tcp.complete", {"return_value": connected})
+            held.append(line.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
         return httpx.Response(200, content=PullMessagesResponse().SerializeToString())
 
     client = in_pieces(FleetHttpClient)("https://fed.example.org", verify=False)
@@ -214,6 +221,7 @@ def test_a_request_is_written_a_little_at_a_time(monkeypatch):
     assert int(headers["content-length"]) == sum(map(len, parts))
     assert max(map(len, parts)) == 65536
     assert "transfer-encoding" not in headers
+    assert held[0] <= 2**20  # the system doubles what is set
 
 
 def test_a_supernode_that_drops_a_message_ends():

@@ -36,7 +36,7 @@ def slow(tmp_path):
 def cut_when(relay: Relay, way: str, size: float, seconds: float, alive: Callable[[], bool]) -> None:
     """Cut the line when so many bytes have passed from now on, and return when it is whole."""
     begun = relay.bytes[way]
-    wait_for(lambda: relay.bytes[way] > begun + size or not alive(), 120, f"{size:g} bytes {way}")
+    wait_for(lambda: relay.bytes[way] > begun + size or not alive(), 240, f"{size:g} bytes {way}")
     relay.cut(seconds)
     while relay.is_cut:
         time.sleep(0.1)
