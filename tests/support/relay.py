@@ -108,7 +108,7 @@ class Relay:
             finally:
                 self._writers.discard(far_writer)
                 far_writer.transport.abort()
-        except (OSError, asyncio.IncompleteReadError):
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
             self._writers.discard(writer)
