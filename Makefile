@@ -28,7 +28,7 @@ federation: .venv-flower-$(FLOWER)/installed .venv-flower-$(OTHER)/installed
 	.venv-flower-$(FLOWER)/bin/python tools/federation_demo.py --site_python $(CURDIR)/.venv-flower-$(OTHER)/bin/python
 
 test-flower: .venv-flower-$(FLOWER)/installed # two federations beside each other, because these tests mostly wait
-	.venv-flower-$(FLOWER)/bin/python -m pytest -m flower --numprocesses 2 --dist loadfile tests/flower/test_flower.py tests/flower/test_flower_faults.py tests/flower/test_flower_masks.py tests/flower/test_flower_asynchronous.py tests/flower/test_flower_state.py tests/flower/test_flower_schema.py
+	.venv-flower-$(FLOWER)/bin/python -m pytest -m flower --numprocesses 2 --dist loadfile tests/flower/test_flower.py tests/flower/test_flower_faults.py tests/flower/test_flower_masks.py tests/flower/test_flower_asynchronous.py tests/flower/test_flower_state.py tests/flower/test_flower_delivery.py tests/flower/test_flower_schema.py
 
 .venv-third-party/installed: pyproject.toml # an environment of its own: these packages bring many others
 	$(PYTHON) -m venv .venv-third-party

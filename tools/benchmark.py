@@ -9,6 +9,7 @@
     python tools/benchmark.py robust --models 1000    # a median of models that do not fit into memory
     python tools/benchmark.py allocator               # what keeping freed memory saves
     python tools/benchmark.py flower --sites 3        # over the network, in an environment with the extra 'flower'
+    python tools/benchmark.py flower --link 10mbit --cut 60@30 --megabytes 20   # over a slow line that breaks
     python tools/benchmark.py gpu                     # S with 1,000 clients, W and L on a GPU, and what a step asks of it
     python tools/benchmark.py published --peers PYTHON --data mnist/raw   # settings with published figures: docs/published.md
     python tools/benchmark.py stragglers              # FedProx's curves, beside its algorithm in NumPy
@@ -165,10 +166,23 @@ def main() -> None:
     parser.add_argument(
         "--megabytes", type=float, nargs="*", default=[100.0], help="the models of 'flower', beside a small one"
     )
+    parser.add_argument(
+        "--link", help="of 'flower': the speed of each site's line each way, such as 10mbit, instead of the table"
+    )
+    parser.add_argument(
+        "--cut",
+        nargs="*",
+        default=[],
+        metavar="SECONDS@START",
+        help="with --link: cuts of every line; START is in seconds since the model began to travel, or down, train or up",
+    )
+    parser.add_argument("--epochs", type=int, default=1, help="with --link: local epochs")
     parser.add_argument("--alone", action="store_true", help="without the bare app beside 'flower'")
     parser.add_argument("--data", help="of 'published': the folder with MNIST's four idx files")
     parser.add_argument("--only", nargs="+", help="of 'published': lr-mnist, cnn-cifar10 or lr-ratings")
-    parser.add_argument("--rounds", type=int, help="of 'published' and 'stragglers', instead of the published number")
+    parser.add_argument(
+        "--rounds", type=int, help="of 'published' and 'stragglers', instead of the published number; with --link"
+    )
     parser.add_argument("--settings", type=json.loads, default={}, help="of 'one': a workload's settings in JSON")
     args = parser.parse_args()
     keep_freed_memory()

@@ -19,6 +19,7 @@ from typing import Any
 
 import lightning as L
 import yaml
+from benchmark_line import line
 from federation_demo import CONFIG, Federation, digits, free_ports, listens, wait_for
 
 from fl_lightning.flower.processes import end_with_parent
@@ -264,6 +265,9 @@ def flower(args: argparse.Namespace) -> None:
 
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     print(f"flwr {flwr.__version__}, loopback, TLS and keys")
+    if args.link:
+        line(args, [(size, hidden_of(size)) for size in args.megabytes])
+        return
     for sites in args.sites:
         small: dict[str, dict[str, float]] = {}
         for hidden, rounds in ((SMALL, 12), *((hidden_of(size), 3) for size in args.megabytes)):

@@ -151,7 +151,7 @@ class Federation:
         self.server = self._start(
             "server", "serve.log", *self.command("serve", "--host", "localhost", "--bind", "127.0.0.1", *ports)
         )
-        wait_for(lambda: listens(self.local_port), 60, "the server")
+        wait_for(lambda: listens(self.local_port), 180, "the server")
 
     def register(self) -> None:
         """Create each site's key at the site, and register its public half with the server."""
@@ -161,15 +161,15 @@ class Federation:
             shutil.copy(self.folder / "server" / "fed" / "ca.crt", self.folder / name)
             self.call("server", "register", f"{name}.pub")
 
-    def site_command(self, name: str) -> list[str]:
-        """Return the command of a site."""
-        address = ("--server", f"https://localhost:{self.port}", "--ca", "ca.crt")
+    def site_command(self, name: str, port: int | None = None) -> list[str]:
+        """Return the command of a site, which connects to the server's port or to another one."""
+        address = ("--server", f"https://localhost:{port or self.port}", "--ca", "ca.crt")
         command = self.command("site", "--name", name, *address, "--key", f"{name}.key", "--data", "data.yaml")
         return [self.site_python, *command[1:]]
 
-    def start_site(self, name: str) -> None:
-        """Start a site."""
-        self.sites[name] = self._start(name, "site.log", *self.site_command(name))
+    def start_site(self, name: str, port: int | None = None) -> None:
+        """Start a site; see :meth:`site_command`."""
+        self.sites[name] = self._start(name, "site.log", *self.site_command(name, port))
 
     def start_fit(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start the server's fit, for which only its test set matters."""

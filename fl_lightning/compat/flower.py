@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from fl_lightning.compat.flower_delivery import BEATS, kind_of
 from fl_lightning.compat.flower_objects import array_of, receive, send
 from fl_lightning.compat.flower_records import as_parts, as_record
 from fl_lightning.compat.flower_runtime import acquired, heartbeat, patient, runtime
@@ -28,7 +29,6 @@ LOST = 4
 """The code of a reply whose contents are missing."""
 _FAREWELL = 1.5
 """The seconds for which the end of a run waits for the SuperLink, twice."""
-_TYPE = "train"
 _STUB = b"""[project]
 name = "fl-lightning"
 version = "0.1.0"
@@ -78,12 +78,14 @@ class Node:
         name: the registered name.
         online: whether its SuperNode is connected.
         key: the public key.
+        heard: when it gave its last sign of life, in seconds since the epoch.
     """
 
     node_id: int
     name: str
     online: bool
     key: bytes
+    heard: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class ControlLink:
         from flwr.proto.control_pb2 import ListNodesRequest
 
         found = self.client.ListNodes(ListNodesRequest()).nodes_info
-        return [Node(n.node_id, n.name, n.status == ONLINE, n.public_key) for n in found if n.status != "unregistered"]
+        return [_described(node) for node in found if node.status != "unregistered"]
 
     def stop_runs(self) -> None:
         """Stop all runs that have not finished: a server that was killed leaves one."""
@@ -172,6 +174,11 @@ class ControlLink:
     def close(self) -> None:
         """Close the connection."""
         self.client.close()
+
+
+def _described(node: Any) -> Node:
+    heard = node.online_until - BEATS * node.heartbeat_interval
+    return Node(node.node_id, node.name, node.status == ONLINE, node.public_key, heard)
 
 
 def _flower_key(public_key: bytes) -> bytes:
@@ -216,6 +223,7 @@ class ServerLink:
         self._grid = HttpGrid(address, False, certificate, token=token)
         self._recovered = False
         self._grid._retry_invoker = patient(patience, self._note)
+        self.control.client._retry_invoker = patient(patience)
         self._heartbeat = heartbeat(self._grid._runtime_client)
         given = self._grid._runtime_client.PullTaskInput(PullTaskInputRequest())
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = given.task_id, given.run.run_id, given.context.node_id
@@ -235,13 +243,9 @@ class ServerLink:
         finally:
             client.close()
 
-    def registered(self) -> set[int]:
-        """Return the node ids of the sites that are registered and not revoked."""
-        return {node.node_id for node in self.control.nodes()}
-
     def nodes(self) -> list[Node]:
-        """Return all sites."""
-        return [Node(n.node_id, n.name, n.status == ONLINE, n.public_key) for n in self._grid.get_nodes()]
+        """Return the sites that are registered and not revoked."""
+        return self.control.nodes()
 
     def _note(self, state: Any) -> None:
         if state.tries > 1:
@@ -255,14 +259,24 @@ class ServerLink:
         found, self._recovered = self._recovered, False
         return found
 
-    def push(self, node_id: int, parts: Mapping[str, bytes | bytearray], group: str, seconds: float) -> str | None:
-        """Send named bytes to a site, and return the id of the order; None if the SuperLink refuses it."""
+    def push(
+        self, node_id: int, parts: Mapping[str, bytes | bytearray], group: str, seconds: float, patience: float
+    ) -> str | None:
+        """Send named bytes to a site, and return the id of the order; None if the SuperLink refuses it.
+
+        Args:
+            node_id: the site.
+            parts: the bytes by name.
+            group: the round, for logs.
+            seconds: the seconds for which the order is good.
+            patience: the seconds without a sign of life from the site after which the order has failed.
+        """
         from flwr.app import Message
         from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
         def pushed() -> str | None:
             message = Message(
-                as_record(parts, self._array), dst_node_id=node_id, message_type=_TYPE, group_id=group, ttl=seconds
+                as_record(parts, self._array), dst_node_id=node_id, message_type=kind_of(patience), group_id=group, ttl=seconds
             )
             return send(self._grid._runtime_client, message, self._grid.node, self.run_id)
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+from fl_lightning.compat import flower_line
 from fl_lightning.compat.flower import prepare_environment
+from fl_lightning.compat.flower_delivery import HEARTBEAT
 from fl_lightning.compat.flower_memory import free_what_is_done
 from fl_lightning.compat.flower_objects import receive, send
 from fl_lightning.compat.flower_records import as_parts, as_record
@@ -17,8 +23,6 @@ from fl_lightning.compat.flower_runtime import acquired, heartbeat, runtime
 
 NOT_ACTIVATED = b"[code: 2004]"
 """What a SuperNode logs if the server refuses to activate it, as long as it counts another one with its key as online."""
-HEARTBEAT = 15
-"""The seconds after which a SuperNode must have given a sign of life, twice in a row; with Flower's 30, a crash shows later."""
 
 
 @dataclass(frozen=True)
@@ -160,12 +164,13 @@ class RunWatch:
         import httpx
         from flwr.proto.node_pb2 import Node as NodeProto
         from flwr.proto.run_pb2 import GetRunRequest
+        from flwr.supercore.error import FlowerError
 
         node = NodeProto(node_id=task.context.node_id)
         try:
             self._client.GetRun(GetRunRequest(node=node, run_id=task.context.run_id))
         except httpx.HTTPStatusError as error:
-            return error.response.status_code == 403
+            return error.response.status_code == 403 and FlowerError.from_json(error.response.text) is not None
         except httpx.HTTPError:
             return False
         return False
@@ -249,8 +254,12 @@ def answer_unread() -> None:
     state._on_task_tokens_expired = answering_unread(state._on_task_tokens_expired)
 
 
-def run_supernode() -> None:
-    """Run Flower's SuperNode with the arguments of this process, in place of ``flower-supernode``."""
+def run_supernode(trouble: str) -> None:
+    """Run Flower's SuperNode with the arguments of this process, in place of ``flower-supernode``.
+
+    Args:
+        trouble: the file in which it tells the site's staff what is wrong with the line.
+    """
     prepare_environment()
     free_what_is_done()
     from flwr.supernode.cli.flower_supernode import flower_supernode
@@ -261,11 +270,16 @@ def run_supernode() -> None:
         changed: Any = import_module(module)
         changed.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT
     loop._pull_and_store_message = dropping_incomplete(loop._pull_and_store_message)
+    flower_line.last(Path(trouble))
     answer_unread()
-    flower_supernode()
+    try:
+        flower_supernode()
+    except Exception:
+        traceback.print_exc()
+    os._exit(1)  # its main loop has ended, but a thread of its Runtime API keeps the process
 
 
-def supernode_command(address: str, certificate: str, key: str, port: int, secret: str) -> list[str]:
+def supernode_command(address: str, certificate: str, key: str, port: int, secret: str, trouble: str) -> list[str]:
     """Return the command of a site's SuperNode, which runs nothing by itself.
 
     Args:
@@ -274,12 +288,11 @@ def supernode_command(address: str, certificate: str, key: str, port: int, secre
         key: the file of the private key.
         port: the port on loopback at which the worker finds it.
         secret: the file of the secret that allows the worker to take tasks.
+        trouble: the file in which it tells what is wrong with the line.
     """
-    import sys
-
     start = (
         "from fl_lightning.utilities.allocator import return_freed_memory; return_freed_memory(); "
-        "from fl_lightning.compat.flower_site import run_supernode; run_supernode()"
+        f"from fl_lightning.compat.flower_site import run_supernode; run_supernode({trouble!r})"
     )
     roots = ["--root-certificates", certificate] if certificate else []
     return [

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.compat.flower import TESTED, installed_version, minor_version, prepare_environment
+from fl_lightning.compat.flower_delivery import keep_orders
 from fl_lightning.compat.flower_memory import free_what_is_done
 from fl_lightning.errors import ConfigurationError
 
@@ -50,6 +51,7 @@ def superlink_app(files: Mapping[str, str], host: str, port: int) -> Any:
         ),
         *("--ssl-keyfile", files["key"], "--database", files["database"], "--superexec-auth-secret-file", files["secret"]),
     ]
+    keep_orders()
     metadata: Any = RuntimeVersionMetadata
     metadata.check_compatibility = accepting(metadata.check_compatibility)
     # ``auto_vacuum`` comes first: it has no effect on a database that has pages.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from fl_lightning.errors import ClientError, WireError
 from fl_lightning.flower import envelope
+from fl_lightning.flower.request import Request
 from fl_lightning.flower.site_record import whole_digest
 from fl_lightning.flower.transport import Answer, Content, LateParts, Transport
 from fl_lightning.flower.validation import conforms
@@ -20,6 +21,8 @@ from fl_lightning.wire import to_bytes
 
 _FAREWELL = 20.0
 """The seconds for which sites may confirm the end of the last round."""
+_MOST_LOST = 20
+"""How often a request that the transport loses is sent again before its site counts as failed."""
 _MOST_COUNTS = 20
 """The largest number of counts, each of an option, in a site's reply."""
 
@@ -36,27 +39,6 @@ class SiteError(ClientError):
     def __init__(self, who: str, cause: str, attempts: int = 1) -> None:
         super().__init__(f"{who}: {cause}")
         self.cause, self.attempts = cause, attempts
-
-
-@dataclass
-class _Request:
-    """Hold a request so that it can be sent again as it was.
-
-    Attributes:
-        order: the orders, as an envelope.
-        model: the model to which they refer.
-        sends: whether the model goes with them.
-        base: the version of the model with which the sent one shares tensors; 0 for none.
-        size: the bytes that were sent.
-        numbered: whether the model's version is a number of this process, and not of one before it.
-    """
-
-    order: Content
-    model: ServerModel
-    sends: bool
-    base: int = 0
-    size: int = 0
-    numbered: bool = True
 
 
 class Exchange:
@@ -88,7 +70,7 @@ class Exchange:
         self._settlements: dict[int, list[RoundCommit]] = defaultdict(list)
         self._trained: dict[int, int] = {}  # the rounds of the tasks that no settlement covers yet, by client
         self._open: dict[int, Mapping[int, int]] = {}  # the tasks that outlast a round, as _trained, by that round
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, Request] = {}
         self._counts: dict[str, dict[int, int]] = {}
         self._notes: dict[int, Note] = {}
 
@@ -147,7 +129,7 @@ class Exchange:
             notes=[self._notes.pop(client)] if client in self._notes else [],
         )
         known = self._has.get(client, 0)
-        self._requests[client] = _Request(content, model, bool(orders) and known != model.version, known)
+        self._requests[client] = Request(content, model, bool(orders) and known != model.version, known)
         self._dispatch(client)
 
     def note(self, task: ClientTask) -> None:
@@ -175,7 +157,7 @@ class Exchange:
             self.send(client, [task], model)
             self._requests[client].numbered = False  # the model is older than others with smaller numbers
             return
-        self._requests[client] = _Request(asked, replace(model, version=version), True, numbered=False)
+        self._requests[client] = Request(asked, replace(model, version=version), True, numbered=False)
         self._dispatch(client)
 
     def _dispatch(self, client: int) -> None:
@@ -201,12 +183,24 @@ class Exchange:
     # ---------------------------------------------------------------- answers
 
     def answers(self) -> Iterator[Answer]:
-        """Yield answers until no request is under way. The model as bytes is dropped, and made again if it is sent again."""
+        """Yield answers until no request is under way; what the transport has lost is asked for again.
+
+        The model as bytes is dropped, and made again if it is sent again.
+        """
         self._encoded = {}
         for answer in self._transport.answers():
             self._encoded = {}
-            yield answer
+            if answer.lost and self._requests[answer.client].lost < _MOST_LOST:
+                self._ask_again(answer.client)
+            else:
+                yield answer
             del answer  # it may hold a model
+
+    def _ask_again(self, client: int) -> None:
+        """Send a request again without the model: a site that has done the work does not need it; another asks for it."""
+        request = self._requests[client]
+        request.lost, request.sends = request.lost + 1, False
+        self._dispatch(client)
 
     def forget(self) -> None:
         """Ignore the answers to requests that are under way."""

@@ -11,23 +11,32 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.compat.flower import ControlLink, Reply, ServerLink
+from fl_lightning.compat.flower_line import TOO_LARGE
 from fl_lightning.errors import ConfigurationError, RankError, require
 from fl_lightning.flower.remote_sites import RemoteSites
 from fl_lightning.flower.requirements import require_flower
 from fl_lightning.flower.server_folder import ServerFolder, refuse_answer
+from fl_lightning.flower.silence import SilenceWatch
 from fl_lightning.flower.transport import Answer, Parts, Transport
 from fl_lightning.messages import ClientInfo
 from fl_lightning.utilities.allocator import share_heaps
 from fl_lightning.utilities.folder_lock import lock_folder
 
-_DAY = 24 * 3600.0
+_MONTH = 30 * 24 * 3600.0
+"""The seconds for which an order without a deadline is good."""
+_NIGHT, _SHORT = 12 * 3600.0, 300.0
+"""The seconds of silence after which a site has failed, if that ends the run, and if the round continues without it."""
+_LOOK = 5.0
+"""The seconds between two looks at which sites are silent."""
 _OFFLINE, _REVOKED = 5, "it was revoked"
+_LOST = (3, 4)
 _CAUSES = {
     2: "its worker ended with an error",
-    3: "the order was not delivered in time",
-    4: "its reply was lost",
-    _OFFLINE: "it is offline",
+    3: "the order was lost on its way",
+    4: "its reply was lost on its way",
     8: "its worker died",
+    TOO_LARGE: "a proxy between it and the server refuses the size of its reply (status 413), which travels in pieces of 5 MB. "
+    "There, allow 16 MB: for nginx, 'client_max_body_size 16m;'",
 }
 
 
@@ -39,8 +48,7 @@ class FlowerPool(RemoteSites):
 
     Args:
         folder: the folder of ``fl-lightning serve``.
-        wait: the seconds to wait for the registered sites to be online, >= 0; at the start, and with
-            ``federation.faults.retries`` for a site that is restarted in a round.
+        wait: the seconds to wait for the registered sites to be online at the start, >= 0.
         grace: the seconds beyond ``federation.faults.deadline`` after which a silent site has failed, > 0.
         min_sites: the number of sites that must be online after ``wait`` for the fit to start, >= 1; None for all. The others
             are left out of rounds until they are online, so ``federation.faults.policy`` must be ``skip``.
@@ -50,6 +58,8 @@ class FlowerPool(RemoteSites):
             for any.
         max_share: the largest share of a round's change that one site may have, in (0, 1]; its numbers of examples and steps
             and its losses are its own claims.
+        timeout: the seconds without any sign of life after which a site that has an order has failed, >= 30. None for 12 hours,
+            or for 5 minutes with ``federation.faults.policy: skip``.
     """
 
     def __init__(
@@ -61,10 +71,12 @@ class FlowerPool(RemoteSites):
         model: dict[str, Any] | None = None,
         max_examples: int | dict[str, int] | None = None,
         max_share: float = 1.0,
+        timeout: float | None = None,
     ) -> None:
         super().__init__(grace, min_sites, model, max_examples, max_share)
         require(wait >= 0, "federation.pool.wait", "0 seconds or above", wait)
-        self.folder, self.wait = folder, wait
+        require(timeout is None or timeout >= 30, "federation.pool.timeout", "30 seconds or above, or null", timeout)
+        self.folder, self.wait, self.timeout = folder, wait, timeout
 
     def _connect(self, settings: Any) -> tuple[Transport, Sequence[str]]:
         require_flower()
@@ -78,7 +90,8 @@ class FlowerPool(RemoteSites):
             held.enter_context(lock_folder(folder.path / "fit", "fit", "federation.pool.folder"))
             nodes = self._wait(address, certificate, names)
             link = _link(lambda: ServerLink(address, certificate, folder.secret), folder)
-            return FlowerTransport(link, [nodes.get(name) for name in names], held.pop_all(), self.wait), names
+            patience = self.timeout or (_SHORT if settings.faults.skips else _NIGHT)
+            return FlowerTransport(link, [nodes.get(name) for name in names], held.pop_all(), patience), names
 
     def _recall(self, name: str) -> ClientInfo | None:
         return ServerFolder(Path(self.folder)).description(name)
@@ -153,39 +166,38 @@ class FlowerTransport:
         link: the connection to the SuperLink.
         nodes: the node id of each client; None if it was revoked.
         held: what to release when the transport is closed.
-        wait: the seconds for which an order waits for a site that is offline.
+        patience: the seconds without a sign of life after which a site that has an order has failed.
     """
 
-    def __init__(self, link: ServerLink, nodes: Sequence[int | None], held: ExitStack | None = None, wait: float = 0.0) -> None:
-        self._link, self._nodes, self._held, self._wait = link, list(nodes), held or ExitStack(), wait
-        self._later: dict[_Order, float] = {}  # orders to sites that are offline, and until when they wait
-        self._looked = 0.0
-        self._down: set[int] = set()  # clients whose site was offline when it was last heard of
+    def __init__(
+        self, link: ServerLink, nodes: Sequence[int | None], held: ExitStack | None = None, patience: float = _NIGHT
+    ) -> None:
+        self._link, self._nodes, self._held, self._patience = link, list(nodes), held or ExitStack(), patience
+        self._silence, self._looked = SilenceWatch(patience), time.monotonic()
         self._waiting: dict[str, _Order] = {}  # by the message's id; an order that was sent again has several
         self._refused: list[int] = []
 
     def absent(self) -> dict[int, str]:
         """See :meth:`Transport.absent`."""
-        nodes = self._guarded(self._link.nodes)
-        online, registered = {node.node_id for node in nodes if node.online}, self._guarded(self._link.registered)
-        gone = {k: _CAUSES[_OFFLINE] for k, node in enumerate(self._nodes) if node not in online}
-        return gone | {k: _REVOKED for k, node in enumerate(self._nodes) if node not in registered}
+        online = {node.node_id: node.online for node in self._guarded(self._link.nodes)}
+        return {
+            client: _REVOKED if node not in online else "it is offline"
+            for client, node in enumerate(self._nodes)
+            if not online.get(node or 0)
+        }
 
     def send(self, client: int, parts: Parts, round_idx: int, seconds: float | None) -> None:
         """See :meth:`Transport.send`."""
-        end = time.monotonic() + (_DAY if seconds is None else seconds)
-        order = _Order(client, parts, round_idx, end)
-        if client in self._down or not self._push(order):
-            if self._nodes[client] is None:
-                self._refused.append(client)
-            else:
-                self._later[order] = time.monotonic() + self._wait
+        order = _Order(client, parts, round_idx, time.monotonic() + (_MONTH if seconds is None else seconds))
+        if not self._push(order):
+            self._refused.append(client)
 
     def _push(self, order: _Order) -> bool:
         node, seconds = self._nodes[order.client], max(0.0, order.end - time.monotonic())
         if node is None:
             return False
-        message = self._guarded(lambda: self._link.push(node, order.parts, str(order.round_idx), seconds))
+        group = str(order.round_idx)
+        message = self._guarded(lambda: self._link.push(node, order.parts, group, seconds, self._patience))
         if message is not None:
             self._waiting[message] = order
         return message is not None
@@ -193,10 +205,9 @@ class FlowerTransport:
     def answers(self) -> Iterator[Answer]:
         """See :meth:`Transport.answers`."""
         pause = 0.05
-        while self._waiting or self._refused or self._later:
+        while self._waiting or self._refused:
             while self._refused:
                 yield Answer(self._refused.pop(), None, "the server's SuperLink refused the order")
-            yield from self._still_offline()
             replies, any_came = iter(self._link.pull([*self._waiting]) if self._waiting else ()), False
             while self._waiting:  # one after another: each may hold a model
                 reply = self._guarded(functools.partial(next, replies, None))
@@ -215,9 +226,17 @@ class FlowerTransport:
                     yield Answer(order.client, None, "no answer within its deadline")
             if self._waiting and self._link.recovered():
                 self._send_again()
+            self._look(now)
             pause = 0.05 if any_came else min(0.5, pause * 1.3)
-            if (self._waiting or self._later) and not any_came:
+            if self._waiting and not any_came:
                 time.sleep(pause)
+
+    def _look(self, now: float) -> None:
+        """Tell now and then which sites with an order are silent."""
+        if self._waiting and now >= self._looked + _LOOK:
+            self._looked = now
+            asked = {self._nodes[order.client] for order in self._waiting.values()}
+            self._silence.look([node for node in self._guarded(self._link.nodes) if node.node_id in asked])
 
     def _answered(self, reply: Reply) -> Answer | None:
         """Return what a reply answers; None if its order was sent again, and the other one has been or will be answered."""
@@ -225,28 +244,16 @@ class FlowerTransport:
         if order is None or (reply.content is None and order in self._waiting.values()):
             return None
         self._drop(order)
-        return Answer(order.client, reply.content, "" if reply.content is not None else self._cause(order, reply))
+        if reply.content is not None:
+            return Answer(order.client, reply.content)
+        revoked = reply.error in (_OFFLINE, *_LOST) and self.absent().get(order.client) == _REVOKED
+        return Answer(
+            order.client, None, _REVOKED if revoked else self._cause(reply), lost=not revoked and reply.error in _LOST
+        )
 
-    def _still_offline(self) -> Iterator[Answer]:
-        """Send the orders to sites that are back, and yield an answer for each whose time is over."""
-        now = time.monotonic()
-        if not self._later or now < self._looked + 1:
-            return
-        self._looked, absent = now, self.absent()
-        for order, until in list(self._later.items()):
-            cause = absent.get(order.client)
-            if cause is None and self._push(order):
-                self._down.discard(order.client)
-                del self._later[order]
-            elif cause == _REVOKED or now > until:
-                del self._later[order]
-                yield Answer(order.client, None, cause or "the server's SuperLink refused the order")
-
-    def _cause(self, order: _Order, reply: Reply) -> str:
+    def _cause(self, reply: Reply) -> str:
         if reply.error == _OFFLINE:
-            self._down.add(order.client)  # the SuperLink would take further orders, and answer each with the same error
-        if reply.error == _OFFLINE and self._nodes[order.client] not in self._guarded(self._link.registered):
-            return _REVOKED
+            return f"it has given no sign of life for {self._patience:g} s ('federation.pool.timeout')"
         return _CAUSES.get(reply.error, f"error {reply.error} of Flower")
 
     def _drop(self, order: _Order) -> None:
@@ -274,7 +281,6 @@ class FlowerTransport:
         """See :meth:`Transport.forget`."""
         self._waiting.clear()
         self._refused.clear()
-        self._later.clear()
 
     def close(self, completed: bool) -> None:
         """See :meth:`Transport.close`."""

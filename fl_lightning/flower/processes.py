@@ -56,6 +56,7 @@ class Child:
         last: the exit status after which it is not started again, and all children end; None for no such status.
         explain: returns in words why the process may have ended; empty if it does not know. It may take seconds.
         alive: the file by which the process gives signs of life; None if it gives none.
+        tells: the file in which the process leaves a line for the staff; None if it leaves none.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Child:
     last: int | None = None
     explain: Callable[[], str] | None = None
     alive: Path | None = None
+    tells: Path | None = None
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     failures: int = 0
@@ -135,8 +137,16 @@ class Supervisor:
             self._end()
         return self._failed
 
+    def _pass_on(self, child: Child) -> None:
+        """Print what a child has left for the staff, once."""
+        if child.tells is not None and child.tells.exists():
+            line = child.tells.read_text(encoding="utf-8")
+            child.tells.unlink()
+            self._say(line)
+
     def _look_after(self, child: Child) -> None:
         now = time.monotonic()
+        self._pass_on(child)
         if child.process is None:
             if now >= child.next_start:
                 child.start()

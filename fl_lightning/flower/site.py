@@ -69,7 +69,9 @@ def _supervise(arguments: argparse.Namespace, folder: Path, address: str, key: P
     write_private(secret, secrets.token_bytes(32))
     port = _free_port()
     environment = {"FLWR_HOME": str(folder / "flwr"), "PYTHONUNBUFFERED": "1"}
-    node = supernode_command(address, arguments.ca or "", str(key), port, str(secret))
+    trouble = folder / "trouble"
+    trouble.unlink(missing_ok=True)
+    node = supernode_command(address, arguments.ca or "", str(key), port, str(secret), str(trouble))
     worker = [
         *(sys.executable, "-m", "fl_lightning.flower.worker", "--name", arguments.name, "--data", str(data)),
         *("--folder", str(folder), "--address", f"127.0.0.1:{port}", "--secret", str(secret)),
@@ -78,7 +80,7 @@ def _supervise(arguments: argparse.Namespace, folder: Path, address: str, key: P
     log = folder / "supernode.log"
     say(f"Site {arguments.name} connects to {address}; its folder is {folder}.")
     children = [
-        Child("SuperNode", lambda: node, environment, str(log), explain=lambda: _cause(arguments, log)),
+        Child("SuperNode", lambda: node, environment, str(log), explain=lambda: _cause(arguments, log), tells=trouble),
         Child("worker", lambda: worker, environment, last=UNUSABLE, alive=folder / ALIVE),
     ]
     supervisor = Supervisor(children, say)

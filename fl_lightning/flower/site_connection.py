@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import email.utils
 import http.client
+import re
 import socket
 import ssl
 import time
@@ -13,11 +15,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
 import fl_lightning
 from fl_lightning.compat.flower import FLEET, installed_version
+from fl_lightning.compat.flower_line import TOO_LARGE, fix_of
 from fl_lightning.errors import FederationError
 from fl_lightning.flower.addresses import address_of
 from fl_lightning.flower.front import VERSION
@@ -27,6 +30,8 @@ from fl_lightning.flower.words import minor
 _CLOCK = 120.0
 """The largest difference of clocks in seconds; Flower refuses signatures that are older than 300 s."""
 
+_PIECE = 5_300_000
+"""The largest request in bytes."""
 _PATIENCE = 10.0
 """The seconds for which a connection may take."""
 
@@ -43,6 +48,7 @@ class _Server:
     port: int
     ca: str | None
     proxy: tuple[str, int] | None = None
+    login: dict[str, str] = field(default_factory=dict)
     certificate: dict[str, Any] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
 
@@ -51,7 +57,7 @@ class _Server:
         if self.proxy is None:
             return socket.create_connection((self.host, self.port), timeout=_PATIENCE)
         tunnel = http.client.HTTPConnection(*self.proxy, timeout=_PATIENCE)
-        tunnel.set_tunnel(self.host, self.port)
+        tunnel.set_tunnel(self.host, self.port, self.login)
         tunnel.connect()
         found, tunnel.sock = tunnel.sock, None
         return found
@@ -68,6 +74,7 @@ def connection_tests(arguments: argparse.Namespace) -> list[tuple[str, Callable[
         ("certificate", lambda: _certificate(server)),
         ("clock", lambda: _clock(server)),
         ("versions", lambda: _versions(server)),
+        ("size of requests", lambda: _takes_pieces(server)),
         ("registration", lambda: _registered(arguments)),
     ]
 
@@ -97,6 +104,9 @@ def _proxy(server: _Server) -> str:
     parts = urlsplit(address if "://" in address else f"http://{address}")
     assert parts.hostname  # checked before
     server.proxy = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+    if parts.username:
+        words = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        server.login = {"Proxy-Authorization": f"Basic {base64.b64encode(words.encode()).decode()}"}
     return f"{server.proxy[0]}:{server.proxy[1]} (HTTPS_PROXY)"
 
 
@@ -115,7 +125,9 @@ def _connects(server: _Server) -> str:
         server.connect().close()
     except (OSError, http.client.HTTPException) as error:
         through = "" if server.proxy is None else f" through the proxy {server.proxy[0]}:{server.proxy[1]}"
-        remedy = "Ask for the firewall, or the server." if server.proxy is None else "Ask for the proxy, or set NO_PROXY."
+        refused = re.search(r"Tunnel connection failed: (\d+)", str(error))
+        remedy = "Ask for the proxy, or set NO_PROXY." if refused is None else fix_of(int(refused[1]))
+        remedy = remedy if server.proxy is not None else "Ask for the firewall, or the server."
         raise FailedTest(f"{server.host}:{server.port} does not answer{through} ({error}). {remedy}") from error
     return f"{server.host}:{server.port} answers"
 
@@ -155,6 +167,21 @@ def _versions(server: _Server) -> str:
     if minor(there) != minor(here):
         raise FailedTest(f"The server has fl_lightning {there[:40]}, but this site {here}. Install {minor(there)[:40]} here.")
     return f"fl_lightning {here} here and {there} at the server, Flower {flower}"
+
+
+def _takes_pieces(server: _Server) -> str:
+    """Ask whether a request of the size of a piece may come, without sending it."""
+    context = ssl.create_default_context(cafile=server.ca)
+    with server.connect() as plain, context.wrap_socket(plain, server_hostname=server.host) as tls:
+        asked = (
+            f"POST {FLEET}push-object HTTP/1.1\r\nHost: {server.host}\r\nContent-Length: {_PIECE}\r\n"
+            "Expect: 100-continue\r\nConnection: close\r\n\r\n"
+        )
+        tls.sendall(asked.encode())
+        status = tls.recv(64).decode("latin-1").split(" ")[1:2]
+    if status == [str(TOO_LARGE)]:
+        raise FailedTest(f"A proxy in front of the server answers with status {TOO_LARGE}. {fix_of(TOO_LARGE)}")
+    return f"{_PIECE / 1e6:.1f} MB may come"
 
 
 def _clock(server: _Server) -> str:

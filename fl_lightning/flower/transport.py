@@ -41,11 +41,13 @@ class Answer:
         client: the client's id.
         content: the reply; None if no usable reply came.
         cause: why no usable reply came, in words.
+        lost: whether the transport lost the request or the reply, so that the site has not failed.
     """
 
     client: int
     content: Content | None
     cause: str = ""
+    lost: bool = False
 
 
 class Transport(Protocol):

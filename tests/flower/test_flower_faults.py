@@ -31,8 +31,8 @@ def test_a_worker_dies_and_the_order_is_repeated(federation):
 
 
 def test_a_site_that_restarts_trains_the_round(federation):
-    """The order waits for it, since the SuperLink refuses a site until it has given up the killed one."""
-    arguments = ("--federation.strategy", "Scaffold", "--federation.faults.retries", "1")
+    """The SuperLink refuses it until it has given up the killed one, and then delivers the order again."""
+    arguments = ("--federation.strategy", "Scaffold")
     fit = in_a_round(federation, "site restarts", *arguments)
     federation.sites["hospital_b"].kill()
     federation.sites["hospital_b"].wait(10)

@@ -92,7 +92,7 @@ def test_a_site_without_the_key_of_another_refuses_the_round(three):
 
 def test_sites_that_are_killed_leave_the_bits_of_the_others(ten):
     """Of ten, one in its training, which the sum lacks, and in the next run one after its masked update, which it has."""
-    skip = (*MASKED, "--federation.faults.policy", "skip")
+    skip = (*MASKED, "--federation.faults.policy", "skip", "--federation.pool.timeout", "30")
     fit = training(ten, "killed", *TWO, *LONG, *skip)
     kill(ten, "hospital_j")
     assert same_as_without_masks(ten, "killed", fit, *TWO, *LONG, sites=9)

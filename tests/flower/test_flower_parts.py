@@ -13,18 +13,17 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.compat.flower import Node, Reply
+from fl_lightning.compat.flower import Node
 from fl_lightning.compat.flower_superlink import accepting
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower import processes, requirements
 from fl_lightning.flower.addresses import address_of
 from fl_lightning.flower.certificates import create_certificates
 from fl_lightning.flower.front import OnlyFleet
-from fl_lightning.flower.pool import FlowerPool, FlowerTransport
+from fl_lightning.flower.pool import FlowerPool
 from fl_lightning.flower.processes import Child, Supervisor
 from fl_lightning.flower.requirements import require_flower
 from fl_lightning.flower.server_folder import ServerFolder
-from fl_lightning.flower.transport import Answer
 from fl_lightning.messages import ClientInfo
 
 
@@ -102,127 +101,6 @@ def test_a_fit_waits_for_all_sites_or_for_enough(monkeypatch):
     with pytest.raises(ConfigurationError, match=r"These sites were revoked: b\..*set 'federation.pool.min_sites'"):
         waits(FlowerPool(wait=0), names, online, monkeypatch)
     assert waits(FlowerPool(wait=60, min_sites=2), names, online, monkeypatch) == {"a": 10, "c": 11}
-
-
-def test_the_transport_names_sites_that_are_offline_or_revoked():
-    nodes = [Node(10, "a", True, b""), Node(11, "b", False, b"")]
-    link: Any = SimpleNamespace(nodes=lambda: nodes, registered=lambda: {10, 11})
-    transport = FlowerTransport(link, [10, 11, None, 12])
-    assert transport.absent() == {1: "it is offline", 2: "it was revoked", 3: "it was revoked"}
-    transport.send(2, {}, 0, None)
-    assert list(transport.answers()) == [Answer(2, None, "the server's SuperLink refused the order")]
-
-
-def test_a_site_that_is_revoked_in_a_round_is_not_called_offline():
-    link = Link([[Reply("10-1", None, 5), Reply("11-2", None, 5), Reply("12-3", None, 8)]])
-    transport = FlowerTransport(link, [10, 11, 12])  # type: ignore[arg-type]
-    for client in range(3):
-        transport.send(client, {}, 0, None)
-    causes = ["it is offline", "it was revoked", "its worker died"]
-    assert list(transport.answers()) == [Answer(client, None, cause) for client, cause in enumerate(causes)]
-
-
-class Link:
-    """A SuperLink that dies once, and answers only what was pushed afterwards."""
-
-    def __init__(self, replies: list[list[Reply]]) -> None:
-        self.replies, self.pushed, self.died = replies, [], True
-
-    def push(self, node: int, parts: Any, group: str, seconds: float) -> str:
-        self.pushed.append((node, parts, group))
-        return f"{node}-{len(self.pushed)}"
-
-    def pull(self, orders: Any) -> list[Reply]:
-        self.asked = sorted(orders)
-        return self.replies.pop(0)
-
-    def registered(self) -> set[int]:
-        return {10, 12}
-
-    def recovered(self) -> bool:
-        died, self.died = self.died, False
-        return died
-
-
-def test_orders_without_an_answer_are_sent_again_when_the_superlink_is_back(capsys):
-    link = Link(
-        [
-            [Reply("11-2", b"early")],
-            [Reply("10-1", None, 4)],  # the error of an order that has been sent again
-            [Reply("10-4", b"ten"), Reply("12-3", b"twelve"), Reply("12-5", b"twelve")],
-        ]
-    )
-    transport = FlowerTransport(link, [10, 11, 12])  # type: ignore[arg-type]
-    for client in range(3):
-        transport.send(client, {"order": b"%d" % client}, 7, None)
-    answers = transport.answers()
-    assert next(answers) == Answer(1, b"early")
-    assert list(answers) == [Answer(0, b"ten"), Answer(2, b"twelve")]
-    assert link.pushed[3:] == [(10, {"order": b"0"}, "7"), (12, {"order": b"2"}, "7")]
-    assert link.asked == ["10-4", "12-3", "12-5"]
-    assert capsys.readouterr().out == "The SuperLink is back. Orders without an answer are sent again.\n"
-
-
-def test_an_order_that_was_sent_again_ends_at_its_deadline_once():
-    link = Link([[], []])
-    transport = FlowerTransport(link, [10])  # type: ignore[arg-type]
-    transport.send(0, {}, 0, 0.04)
-    assert list(transport.answers()) == [Answer(0, None, "no answer within its deadline")]
-    assert len(link.pushed) == 2
-
-
-class RestartingLink(Link):
-    """A SuperLink that gives up the killed site 10, and has it back after some looks."""
-
-    def __init__(self, looks: int, back: bool = True) -> None:
-        super().__init__([[Reply("10-1", None, 5)], [Reply("10-2", b"trained")]])
-        self.died, self.looks, self.back = False, looks, back
-
-    def nodes(self) -> list[Node]:
-        self.looks -= 1
-        return [Node(10, "a", self.back and self.looks < 0, b"")]
-
-    def registered(self) -> set[int]:
-        return {10} if self.back or self.looks >= 0 else set()
-
-
-def repeated(link: Link, wait: float, monkeypatch: Any) -> list[Answer]:
-    """Return the answers to an order, which is repeated after the first failure, as by ``federation.faults.retries``."""
-    clock = iter(range(1000))
-    monkeypatch.setattr(
-        "fl_lightning.flower.pool.time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda seconds: 0)
-    )
-    transport, found = FlowerTransport(link, [10], wait=wait), []  # type: ignore[arg-type]
-    transport.send(0, {"order": b"1"}, 3, None)
-    for answer in transport.answers():
-        found.append(answer)
-        if len(found) == 1:
-            transport.send(0, {"order": b"1"}, 3, None)
-    return found
-
-
-def test_a_repeated_order_waits_for_its_site(monkeypatch):
-    link = RestartingLink(looks=3)
-    offline = Answer(0, None, "it is offline")
-    assert repeated(link, 100.0, monkeypatch) == [offline, Answer(0, b"trained")]
-    assert link.pushed == [(10, {"order": b"1"}, "3")] * 2
-    assert repeated(RestartingLink(looks=500), 20.0, monkeypatch) == [offline] * 2
-
-
-def test_an_order_waits_no_longer_for_a_site_that_is_revoked(monkeypatch):
-    causes = [answer.cause for answer in repeated(RestartingLink(looks=2, back=False), 500.0, monkeypatch)]
-    assert causes == ["it is offline", "it was revoked"]
-
-
-def test_an_order_that_the_superlink_refuses_waits_as_well(monkeypatch):
-    class Refusing(RestartingLink):
-        def push(self, node: int, parts: Any, group: str, seconds: float) -> Any:
-            super().push(node, parts, group, seconds)
-            return None if len(self.pushed) == 2 else f"{node}-{min(2, len(self.pushed))}"
-
-    link = Refusing(looks=-1)
-    assert [answer.content for answer in repeated(link, 100.0, monkeypatch)] == [None, b"trained"]
-    assert len(link.pushed) == 3
 
 
 def test_a_folder_remembers_what_sites_told(tmp_path):
@@ -375,3 +253,13 @@ def test_a_child_that_ends_without_an_error_is_explained():
     supervisor.stop()
     thread.join(20)
     assert said[:2] == ["The SuperNode ended with status 0; it starts again in 1 s.", "The cause may be this. clock: An hour."]
+
+
+def test_what_a_child_leaves_for_the_staff_is_said_once(tmp_path):
+    said, left = list[str](), tmp_path / "trouble"
+    supervisor = Supervisor([], said.append)
+    child = Child("SuperNode", lambda: [], tells=left, next_start=float("inf"))
+    left.write_text("The server does not answer.")
+    for _ in range(2):
+        supervisor._look_after(child)
+    assert said == ["The server does not answer."]

@@ -277,7 +277,7 @@ def test_an_order_whose_contents_were_lost_is_pushed_again(monkeypatch):
             return super().PushObject(request)
 
     link, store = linked(Dying(), monkeypatch)
-    assert link.push(3, {"order": b"content"}, "0", 60.0) == "m"
+    assert link.push(3, {"order": b"content"}, "0", 60.0, 60.0) == "m"
     assert store.trees[0] != store.trees[-1] == store.tree.object_id
     assert as_parts(receive(store, store.tree, None, 7).content) == {"order": b"content"}
 
@@ -301,10 +301,10 @@ def test_a_model_is_cut_once_for_all_sites(monkeypatch):
     link, store = linked(Runtime(), monkeypatch)
     model = bytearray(3_000_000)
     for site in (3, 4):
-        link.push(site, {"order": bytes([site]), "model": model}, "0", 60.0)
+        link.push(site, {"order": bytes([site]), "model": model}, "0", 60.0, 60.0)
         assert as_parts(receive(store, store.tree, None, 7).content) == {"order": bytes([site]), "model": model}
     assert len(cut) == 1
-    link.push(3, {"order": b"5", "model": bytearray(model)}, "1", 60.0)
+    link.push(3, {"order": b"5", "model": bytearray(model)}, "1", 60.0, 60.0)
     assert len(cut) == 2
 
 

@@ -11,6 +11,7 @@ from email.utils import formatdate
 from typing import Any
 
 import pytest
+from relay import Relay
 
 import fl_lightning
 from fl_lightning.flower import site_check, site_connection
@@ -30,7 +31,7 @@ class Server:
         self.ca, self.headers = folder.files["ca"], {"date": formatdate(usegmt=True), VERSION: fl_lightning.__version__}
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.port = int(self.listening.getsockname()[1])
-        self._context = context
+        self._context, self.limit = context, 2**30
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
@@ -38,52 +39,16 @@ class Server:
             try:
                 connection, _ = self.listening.accept()
                 with self._context.wrap_socket(connection, server_side=True) as tls:
-                    if tls.recv(4096):
+                    if asked := tls.recv(4096).decode():
+                        length = int(asked.lower().split("content-length: ")[1].split()[0])
+                        status = "400 Bad Request" if length <= self.limit else "413 Request Entity Too Large"
                         lines = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
-                        tls.sendall(f"HTTP/1.1 400 Bad Request\r\n{lines}\r\n".encode())
+                        tls.sendall(f"HTTP/1.1 {status}\r\n{lines}\r\n".encode())
             except ssl.SSLError:
                 continue  # a client that only looks whether the port answers
             except OSError:
                 if self.listening.fileno() < 0:
                     return
-
-
-class Proxy:
-    """Connect to what a client names, like an HTTP proxy, or refuse it; in a thread."""
-
-    def __init__(self, allows: bool) -> None:
-        self.listening, self.allows, self.asked = socket.create_server(("127.0.0.1", 0)), allows, list[str]()
-        self.address = f"http://127.0.0.1:{self.listening.getsockname()[1]}"
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self.listening.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._tunnel, args=(connection,), daemon=True).start()
-
-    def _tunnel(self, connection: socket.socket) -> None:
-        target = connection.recv(4096).split()[1].decode()
-        self.asked.append(target)
-        if not self.allows:
-            connection.sendall(b"HTTP/1.1 403 Forbidden\r\n\r\n")
-            connection.close()
-            return
-        server = socket.create_connection(("127.0.0.1", int(target.rpartition(":")[2])))
-        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-        threading.Thread(target=_copy, args=(server, connection), daemon=True).start()
-        _copy(connection, server)
-
-
-def _copy(one: socket.socket, other: socket.socket) -> None:
-    try:
-        while content := one.recv(65536):
-            other.sendall(content)
-        other.shutdown(socket.SHUT_WR)
-    except OSError:
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +91,17 @@ def test_all_tests_pass(server, capsys):
     passed, lines = said(server, capsys)
     assert passed, lines
     names = [line.partition(":")[0].removeprefix("ok").strip() for line in lines]
-    assert names == ["proxy", "name resolution", "port", "certificate", "clock", "versions", "registration", "data"]
+    assert names == [
+        "proxy",
+        "name resolution",
+        "port",
+        "certificate",
+        "clock",
+        "versions",
+        "size of requests",
+        "registration",
+        "data",
+    ]
     assert "certificate 824 more days, CA 3649 more days" in lines[3]
 
 
@@ -180,23 +155,41 @@ def test_a_port_that_does_not_answer_is_told(server, capsys):
 
 def test_the_proxy_of_the_environment_is_used(server, capsys, monkeypatch):
     """Flower uses it, so the tests do; it looks up the server's name."""
-    proxy = Proxy(allows=True)
-    monkeypatch.setenv("HTTPS_PROXY", proxy.address)
-    passed, lines = said(server, capsys)
+    with Relay(server.port, connect=True) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://us%40er:word@127.0.0.1:{proxy.port}")
+        passed, lines = said(server, capsys)
     assert passed, lines
-    assert "127.0.0.1:" in lines[0]
+    assert f"127.0.0.1:{proxy.port} (HTTPS_PROXY)" in lines[0]
+    assert "word" not in "".join(lines)
     assert "the proxy looks up localhost" in lines[1]
-    assert set(proxy.asked) == {f"localhost:{server.port}"}
+    assert {one.split()[1] for one in proxy.asked} == {f"localhost:{server.port}"}
+    assert all("Proxy-Authorization: Basic dXNAZXI6d29yZA==" in one for one in proxy.asked)
     monkeypatch.setenv("NO_PROXY", "localhost")
     assert "none for localhost (NO_PROXY)" in said(server, capsys)[1][0]
 
 
-def test_a_proxy_that_refuses_is_told(server, capsys, monkeypatch):
-    proxy = Proxy(allows=False)
-    monkeypatch.setenv("HTTPS_PROXY", proxy.address)
+@pytest.mark.parametrize(
+    ("status", "fix"),
+    [
+        (403, "It forbids the server's address or port. Ask for permission"),
+        (407, "It asks for a login. Set HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT"),
+        (502, "It does not reach the server. Start 'fl-lightning serve' there"),
+        (499, "Ask its administrators."),
+    ],
+)
+def test_a_proxy_that_refuses_is_told_with_the_fix(status, fix, server, capsys, monkeypatch):
+    with Relay(server.port, connect=True, status=status) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.port}")
+        told = failure(server, capsys)
+    assert f"FAILED  port: localhost:{server.port} does not answer through the proxy 127.0.0.1:{proxy.port} (" in told
+    assert fix in told
+
+
+def test_a_proxy_that_limits_requests_is_told_with_the_fix(server, capsys):
+    server.limit = 1_000_000
     told = failure(server, capsys)
-    assert "FAILED  port" in told
-    assert "through the proxy 127.0.0.1:" in told
+    assert told.startswith("FAILED  size of requests: A proxy in front of the server answers with status 413. It limits ")
+    assert "for nginx, 'client_max_body_size 16m;'." in told
 
 
 def test_loopback_is_never_asked_through_a_proxy(monkeypatch):

@@ -37,6 +37,7 @@ from fl_lightning.flower.site import main as site
 from fl_lightning.flower.site_data import SiteData
 from fl_lightning.flower.site_settings import read_settings
 from fl_lightning.flower.site_state import SiteStore
+from fl_lightning.settings.faults import Faults
 from fl_lightning.utilities.folder_lock import lock_folder
 
 RSA = "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAAAgQDBYO8TUv1fXcPbFUs5NV9GSSYwQpzvaKhc4v3DfUlXfQ=="
@@ -293,6 +294,10 @@ def test_an_address_of_another_machine_is_refused():
         listen("192.0.2.1", 0)
 
 
+PLAIN = SimpleNamespace(faults=Faults())
+"""The settings of a fit, as far as a connection needs them."""
+
+
 def test_one_server_one_fit_and_one_site_use_a_folder(monkeypatch, capsys):
     """A second site gave the first's worker a wrong secret, a second fit ended the first, a second server took its place."""
     create_key(Path("a.key"))
@@ -305,7 +310,7 @@ def test_one_server_one_fit_and_one_site_use_a_folder(monkeypatch, capsys):
     with lock_folder(Path("fed")):
         assert "Another server is using 'fed' (process" in refused(capsys, serve, "serve", "--host", "h", "--port", "0")
     with lock_folder(Path("fed/fit")), pytest.raises(ConfigurationError, match=r"Another fit is using 'fed/fit' \(process"):
-        FlowerPool("fed")._connect(None)
+        FlowerPool("fed")._connect(PLAIN)
     with lock_folder(Path("site_a")):
         words = ["site", "--name", "a", "--server", "h", "--key", "a.key", "--data", "data.yaml"]
         said = refused(capsys, site, *words)
@@ -322,12 +327,12 @@ def test_a_fit_releases_the_folder(monkeypatch):
     folder.number("a")
     monkeypatch.setattr("fl_lightning.flower.pool.ControlLink", Link)
     monkeypatch.setattr("fl_lightning.flower.pool.ServerLink", lambda *_: SimpleNamespace(close=lambda completed: None))
-    transport, names = FlowerPool("fed")._connect(None)
+    transport, names = FlowerPool("fed")._connect(PLAIN)
     assert names == ["a"]
     with pytest.raises(ConfigurationError, match="Another fit"):
-        FlowerPool("fed")._connect(None)
+        FlowerPool("fed")._connect(PLAIN)
     transport.close(True)
-    FlowerPool("fed")._connect(None)[0].close(True)
+    FlowerPool("fed")._connect(PLAIN)[0].close(True)
 
 
 @pytest.mark.parametrize("wrong", ["socks5://127.0.0.1:9", "foo://x"])
@@ -448,7 +453,7 @@ def test_a_fit_without_registered_sites_is_refused(monkeypatch):
     folder = ServerFolder(Path("fed"))
     folder.prepare("h", 1, 2)
     with pytest.raises(ConfigurationError, match=r"No site is registered. Run 'fl-lightning register NAME.pub' for each."):
-        FlowerPool("fed")._connect(None)
+        FlowerPool("fed")._connect(PLAIN)
 
 
 @pytest.mark.parametrize("form", [["--print", "systemd"], ["--print=systemd"], ["--check", "--print", "systemd"]])

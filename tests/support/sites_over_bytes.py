@@ -44,6 +44,9 @@ TOLD: dict[str, ClientInfo] = {}
 HOOK: dict[str, Callable[[str, Parts, Callable[[], bytes]], bytes | None]] = {}
 """A function between the transport and a site, by the test that sets it."""
 
+LOST = b"lost"
+"""What a hook returns if the transport loses the order or its reply."""
+
 CHOOSE: dict[str, Callable[[Sequence[int]], int]] = {}
 """A function that chooses which of the clients with tasks answers next, by the test that sets it."""
 
@@ -73,6 +76,9 @@ class BytesTransport:
                 return SERVERS[name].answer(parts)
 
             content = HOOK["hook"](name, parts, ask) if HOOK else ask()
+            if content == LOST:
+                yield Answer(client, None, "its reply was lost on its way", lost=True)
+                continue
             yield Answer(client, content, "" if content is not None else "no answer within its deadline")
 
     def forget(self) -> None:

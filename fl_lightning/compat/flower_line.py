@@ -1,0 +1,294 @@
+"""Keep a SuperNode at work over a line that is slow, that breaks, or that a proxy watches.
+
+Flower 1.41 retries what a broken connection stopped, but not every kind: an error whose text has 'ssl' in it, a connection that
+a proxy refuses, and a proxy's own error page end the transfer, and the message is lost. A piece of 5 MB must be written
+within 30 s. The thread of the heartbeats ends at the first unexpected answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+TOO_LARGE = 413
+"""The status of a proxy that limits the size of a request, and the code by which a site tells the server so."""
+_PIECE = 1 << 16
+"""The bytes of a request that are written at a time: each of them may take as long as Flower allows for the whole."""
+_UNSENT = 1 << 19
+"""The bytes that the system may hold of a connection. By default it takes a piece at once, and the limit of 30 s for the answer
+would include the time that the piece travels."""
+_BEAT = 10.0
+"""The seconds for which a heartbeat waits for each step of its answer; beside a model on a slow line, 5 are too few."""
+_QUIET = 20.0
+"""The seconds of trouble after which a site's staff hears of it."""
+_FIXES = {
+    403: "It forbids the server's address or port. Ask for permission, or let the server use port 443 (fl-lightning serve "
+    "--port 443).",
+    407: "It asks for a login. Set HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT, or ask for access without one.",
+    TOO_LARGE: "It limits the size of requests, but a model travels in pieces of 5 MB. Let it take 16 MB: for nginx, "
+    "'client_max_body_size 16m;'.",
+    **dict.fromkeys(
+        (502, 503, 504),
+        "It does not reach the server. Start 'fl-lightning serve' there, or let the proxy wait longer: for nginx, "
+        "'proxy_read_timeout 300s;'.",
+    ),
+}
+
+
+def fix_of(status: int) -> str:
+    """Return what to do about a proxy that answers with a status."""
+    return _FIXES.get(status, "Ask its administrators.")
+
+
+def in_words(error: BaseException) -> str:
+    """Return what is wrong with the line, and the fix."""
+    import httpx
+
+    status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else 0
+    if isinstance(error, httpx.ProxyError):
+        status = next((number for number in _FIXES if str(error).startswith(str(number))), 0)
+        return f"The proxy of HTTPS_PROXY refuses the connection ({error}). {fix_of(status)}"
+    if status:
+        return f"A proxy answers instead of the server, with status {status}. {fix_of(status)}"
+    return f"The server does not answer ({type(error).__name__}{f': {error}' if str(error) else ''})."
+
+
+def is_of_the_line(error: BaseException) -> bool:
+    """Return whether an error may pass by itself: of the connection, or of a proxy, but not one that the SuperLink answers."""
+    import httpx
+    from flwr.supercore.error import FlowerError
+
+    if isinstance(error, httpx.HTTPStatusError):
+        status = error.response.status_code
+        return status >= 500 or (status not in (401, TOO_LARGE) and FlowerError.from_json(error.response.text) is None)
+    return isinstance(error, httpx.TransportError) and "certificate verify failed" not in str(error).lower()
+
+
+class Trouble:
+    """Tell the site's staff what is wrong with the line, in a file that the parent process reads.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self._since: float | None = None
+        self._told = ""
+
+    def failed(self, error: BaseException) -> None:
+        """Note an attempt that failed; tell it if trouble lasts."""
+        with self._lock:
+            now, words = time.monotonic(), in_words(error)
+            self._since = now if self._since is None else self._since
+            kind = words.partition(" (")[0]  # a broken line has many errors
+            if kind != self._told and now - self._since >= _QUIET:
+                self._tell(f"{words} It is tried again until it works.")
+                self._told = kind
+
+    def worked(self) -> None:
+        """Note that an attempt worked."""
+        with self._lock:
+            if self._told and self._since is not None:
+                self._tell(f"The server answers again, after {time.monotonic() - self._since:.0f} s.")
+            self._since, self._told = None, ""
+
+    def tell(self, line: str) -> None:
+        """Tell something else."""
+        with self._lock:
+            self._tell(line)
+
+    def _tell(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk
+            new = self._path.with_suffix(".new")
+            new.write_text(line, encoding="utf-8")
+            new.replace(self._path)
+
+
+class LostError(Exception):
+    """A message could not be sent or received, so that only another SuperNode of the site gets it again."""
+
+
+def last(path: Path) -> None:
+    """Change the SuperNode of this process.
+
+    Args:
+        path: the file for the staff.
+    """
+    trouble = Trouble(path)
+    line: Any = import_module("flwr.supernode.fleet_http_connection")
+    client: Any = import_module("flwr.supernode.fleet_http_client")
+    loop: Any = import_module("flwr.supernode.start_client_internal")
+    made = line.make_simple_http_retry_invoker
+    line.make_simple_http_retry_invoker = lambda: retrying(made(), trouble)
+    line.FleetHttpClient = in_pieces(line.FleetHttpClient)
+    sender = line.HeartbeatSender
+    line.HeartbeatSender = lambda beat: sender(surviving(beat))
+    client.HEARTBEAT_CALL_TIMEOUT = _BEAT
+    loop._pull_and_store_message = noticing(loop._pull_and_store_message, ("pull_object", "confirm_message_received"))
+    loop._push_messages = telling_refusals(loop._push_messages, trouble)
+
+
+def retrying(invoker: Any, trouble: Trouble) -> Any:
+    """Let a retry policy of Flower give up nothing that may pass by itself.
+
+    Args:
+        invoker: its policy for HTTP.
+        trouble: tells of it.
+    """
+    import httpx
+
+    gives_up, backed_off, succeeded = invoker.should_giveup, invoker.on_backoff, invoker.on_success
+
+    def failed(state: Any) -> None:
+        trouble.failed(state.exception)
+        backed_off(state)
+
+    def worked(state: Any) -> None:
+        trouble.worked()
+        succeeded(state)
+
+    invoker.recoverable_exceptions = (httpx.TransportError, httpx.HTTPStatusError)
+    invoker.should_giveup = lambda error: not is_of_the_line(error) and gives_up(error)
+    invoker.on_backoff, invoker.on_success = failed, worked
+    return invoker
+
+
+def in_pieces(client: type[Any]) -> type[Any]:
+    """Return a client that writes requests a little at a time, so that its time limit is one on silence.
+
+    Args:
+        client: ``FleetHttpClient``.
+    """
+    import httpx
+
+    class Pieces(httpx.SyncByteStream):
+        def __init__(self, content: bytes) -> None:
+            self._view = memoryview(content)
+
+        def __iter__(self) -> Iterator[Any]:
+            return (self._view[start : start + _PIECE] for start in range(0, len(self._view), _PIECE))
+
+    class Client(client):  # type: ignore[misc]
+        def _send(self, context: Any, *, stream: bool = False) -> Any:
+            context.request.extensions = {**context.request.extensions, "trace": _hold_little}
+            if len(context.request.content) > _PIECE:
+                context.request.stream = Pieces(context.request.content)
+            return super()._send(context, stream=stream)
+
+    return Client
+
+
+def _hold_little(event: str, about: Mapping[str, Any]) -> None:
+    if event == "connection.connect_tcp.complete":
+        about["return_value"].get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT)
+
+
+def surviving(beat: Callable[[], bool]) -> Callable[[], bool]:
+    """Return a heartbeat that counts any error as a failed attempt."""
+
+    def beats() -> bool:
+        try:
+            return beat()
+        except Exception:
+            return False
+
+    return beats
+
+
+def noticing(step: Callable[..., Any], calls: tuple[str, ...]) -> Callable[..., Any]:
+    """Let the SuperNode end if it had to drop a message: the SuperLink delivers it to the next one.
+
+    Flower logs the error and forgets the message, for which the server would wait.
+
+    Args:
+        step: a step of the SuperNode's main loop.
+        calls: the arguments that speak with the SuperLink.
+    """
+    from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
+    from flwr.supercore.run import RunNotRunningException
+
+    passing = (RunNotRunningException, ObjectUnavailableError)  # of which Flower tries the second again
+
+    def stepped(**given: Any) -> Any:
+        errors: list[BaseException] = []
+
+        def noting(call: Callable[..., Any]) -> Callable[..., Any]:
+            def ask(*arguments: Any) -> Any:
+                try:
+                    return call(*arguments)
+                except passing:
+                    raise
+                except Exception as error:
+                    errors.append(error)
+                    raise
+
+            return ask
+
+        done = step(**{name: noting(value) if name in calls else value for name, value in given.items()})
+        if errors:
+            raise LostError(f"A message was lost: {errors[0]}") from errors[0]
+        return done
+
+    return stepped
+
+
+def telling_refusals(push: Callable[..., Any], trouble: Trouble) -> Callable[..., Any]:
+    """Let a reply that a proxy finds too large end with an error that the server understands.
+
+    Args:
+        push: the SuperNode's ``_push_messages``.
+        trouble: tells the staff.
+    """
+    import httpx
+
+    noted = noticing(push, ("send", "push_object"))
+
+    def pushed(*, send: Callable[..., Any], push_object: Callable[..., Any], **given: Any) -> Any:
+        sent: list[Any] = []
+
+        def sending(message: Any, *more: Any) -> Any:
+            sent.append(message)
+            return send(message, *more)
+
+        try:
+            return noted(send=sending, push_object=push_object, **given)
+        except LostError as error:
+            cause = error.__cause__
+            if not isinstance(cause, httpx.HTTPStatusError) or cause.response.status_code != TOO_LARGE:
+                raise
+            trouble.tell(in_words(cause))
+            _refuse(sent[-1], send, push_object)
+
+    return pushed
+
+
+def _refuse(reply: Any, send: Callable[..., Any], push_object: Callable[..., Any]) -> None:
+    """Send an error in place of a reply."""
+    from flwr.app import Error
+    from flwr.app.message.message import make_message
+    from flwr.app.metadata import Metadata
+    from flwr.supercore.inflatable.inflatable_object import get_object_tree
+
+    about = reply.metadata
+    metadata = Metadata(
+        run_id=about.run_id,
+        message_id="",
+        src_node_id=about.src_node_id,
+        dst_node_id=about.dst_node_id,
+        reply_to_message_id=about.reply_to_message_id,
+        group_id=about.group_id,
+        created_at=about.created_at,
+        ttl=about.ttl,
+        message_type=about.message_type,
+    )
+    message = make_message(metadata, error=Error(TOO_LARGE, "too large for a proxy"))
+    metadata.__dict__["_message_id"] = message.object_id
+    _, session = send(message, get_object_tree(message), 0.0)
+    push_object(about.run_id, session, message.object_id, message.deflate())

@@ -1,0 +1,141 @@
+"""How orders and replies travel through a SuperLink, and what happens to those that are lost or late."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fl_lightning.compat.flower import Node, Reply
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.flower.pool import FlowerPool, FlowerTransport
+from fl_lightning.flower.server_folder import ServerFolder
+from fl_lightning.flower.silence import SilenceWatch
+from fl_lightning.flower.transport import Answer
+from fl_lightning.settings.faults import Faults
+
+
+def test_the_transport_names_sites_that_are_offline_or_revoked():
+    nodes = [Node(10, "a", True, b""), Node(11, "b", False, b"")]
+    link: Any = SimpleNamespace(nodes=lambda: nodes)
+    transport = FlowerTransport(link, [10, 11, None, 12])
+    assert transport.absent() == {1: "it is offline", 2: "it was revoked", 3: "it was revoked"}
+    transport.send(2, {}, 0, None)
+    assert list(transport.answers()) == [Answer(2, None, "the server's SuperLink refused the order")]
+
+
+def test_a_site_that_is_revoked_in_a_round_is_not_called_silent():
+    link = Link([[Reply("10-1", None, 5), Reply("11-2", None, 5), Reply("11-3", None, 3), Reply("12-4", None, 8)]])
+    transport = FlowerTransport(link, [10, 11, 11, 12], patience=90)  # type: ignore[arg-type]
+    for client in range(4):
+        transport.send(client, {}, 0, None)
+    silent = "it has given no sign of life for 90 s ('federation.pool.timeout')"
+    causes = [silent, "it was revoked", "it was revoked", "its worker died"]
+    assert list(transport.answers()) == [Answer(client, None, cause) for client, cause in enumerate(causes)]
+
+
+class Link:
+    """A SuperLink that dies once, and answers only what was pushed afterwards."""
+
+    def __init__(self, replies: list[list[Reply]]) -> None:
+        self.replies, self.pushed, self.died = replies, [], True
+        self.patience: set[float] = set()
+
+    def push(self, node: int, parts: Any, group: str, seconds: float, patience: float) -> str:
+        self.pushed.append((node, parts, group))
+        self.patience.add(patience)
+        return f"{node}-{len(self.pushed)}"
+
+    def pull(self, orders: Any) -> list[Reply]:
+        self.asked = sorted(orders)
+        return self.replies.pop(0)
+
+    def nodes(self) -> list[Node]:
+        return [Node(10, "ten", True, b""), Node(12, "twelve", True, b"")]
+
+    def recovered(self) -> bool:
+        died, self.died = self.died, False
+        return died
+
+
+def test_orders_without_an_answer_are_sent_again_when_the_superlink_is_back(capsys):
+    link = Link(
+        [
+            [Reply("11-2", b"early")],
+            [Reply("10-1", None, 4)],  # the error of an order that has been sent again
+            [Reply("10-4", b"ten"), Reply("12-3", b"twelve"), Reply("12-5", b"twelve")],
+        ]
+    )
+    transport = FlowerTransport(link, [10, 11, 12])  # type: ignore[arg-type]
+    for client in range(3):
+        transport.send(client, {"order": b"%d" % client}, 7, None)
+    answers = transport.answers()
+    assert next(answers) == Answer(1, b"early")
+    assert list(answers) == [Answer(0, b"ten"), Answer(2, b"twelve")]
+    assert link.pushed[3:] == [(10, {"order": b"0"}, "7"), (12, {"order": b"2"}, "7")]
+    assert link.asked == ["10-4", "12-3", "12-5"]
+    assert capsys.readouterr().out == "The SuperLink is back. Orders without an answer are sent again.\n"
+
+
+def test_an_order_that_was_sent_again_ends_at_its_deadline_once():
+    link = Link([[], []])
+    transport = FlowerTransport(link, [10])  # type: ignore[arg-type]
+    transport.send(0, {}, 0, 0.04)
+    assert list(transport.answers()) == [Answer(0, None, "no answer within its deadline")]
+    assert len(link.pushed) == 2
+
+
+def test_what_is_lost_on_its_way_is_no_failure_of_the_site():
+    link = Link([[Reply("10-1", None, 3), Reply("12-2", None, 4)]])
+    transport = FlowerTransport(link, [10, 12])  # type: ignore[arg-type]
+    for client in range(2):
+        transport.send(client, {}, 0, None)
+    told = ["the order was lost on its way", "its reply was lost on its way"]
+    assert list(transport.answers()) == [Answer(client, None, cause, lost=True) for client, cause in enumerate(told)]
+
+
+def test_the_server_says_that_a_proxy_refuses_a_reply():
+    link = Link([[Reply("10-1", None, 413)]])
+    transport = FlowerTransport(link, [10])  # type: ignore[arg-type]
+    transport.send(0, {}, 0, None)
+    (answer,) = transport.answers()
+    assert not answer.lost
+    assert re.search("a proxy .* refuses the size of its reply .*413.* 'client_max_body_size 16m;'", answer.cause)
+
+
+@pytest.mark.parametrize(("policy", "given", "patience"), [("fatal", None, 43200), ("skip", None, 300), ("skip", 90, 90)])
+def test_how_long_a_site_may_be_silent(policy, given, patience, tmp_path, monkeypatch):
+    pool, link = FlowerPool(str(tmp_path), timeout=given), Link([[]])
+    monkeypatch.setattr("fl_lightning.flower.pool.require_flower", lambda: None)
+    monkeypatch.setattr("fl_lightning.flower.pool.ServerLink", lambda *_: link)
+    monkeypatch.setattr(FlowerPool, "_wait", lambda *_: {"a": 10})
+    monkeypatch.setattr(ServerFolder, "local_address", "")
+    monkeypatch.setattr(ServerFolder, "certificate", b"")
+    monkeypatch.setattr(ServerFolder, "secret", b"")
+    ServerFolder(tmp_path).number("a")
+    transport, _ = pool._connect(SimpleNamespace(faults=Faults(policy)))
+    transport.send(0, {}, 0, None)
+    assert link.patience == {patience}
+
+
+def test_a_timeout_below_two_heartbeats_is_refused():
+    with pytest.raises(ConfigurationError, match=r"'federation.pool.timeout' .*30 seconds or above, or null.*5"):
+        FlowerPool(timeout=5)
+
+
+def test_a_silent_site_is_named_now_and_then_until_it_is_back(monkeypatch):
+    clock, said = [10_000.0], list[str]()
+    monkeypatch.setattr("fl_lightning.flower.silence.time", SimpleNamespace(time=lambda: clock[0]))
+    watch = SilenceWatch(43200, said.append)
+    for now in range(0, 3 * 3600, 5):
+        clock[0] = 10_000.0 + now
+        watch.look([Node(1, "north", True, b"", clock[0] - 4), Node(2, "south", False, b"", 10_000.0)])
+    spans = [
+        re.search(r"^Site south .* since [-0-9]+ [:0-9]+ \((.*)\)\. Its order waits until [-0-9]+ [:0-9]+\.$", s) for s in said
+    ]
+    assert [span and span[1] for span in spans] == ["60 s", "3 min", "9 min", "27 min", "81 min", "2.4 h"]
+    watch.look([Node(2, "south", True, b"", clock[0])])
+    watch.look([Node(2, "south", True, b"", clock[0])])
+    assert said[6:] == ["Site south is back after 3.0 h."]
