@@ -35,8 +35,8 @@ class SilenceWatch:
                 self._next[node.name] = silent + min(2 * silent, _HOUR)
                 self._heard[node.name] = node.heard
                 self._say(
-                    f"Site {node.name} has given no sign of life since {_clock(node.heard)} ({_span(silent)}). Its order waits "
-                    f"until {_clock(node.heard + self._patience)}."
+                    f"Site {node.name} has given no sign of life since {_at(node.heard)} ({_span(silent)}). Its order waits "
+                    f"until {_at(node.heard + self._patience)}."
                 )
             elif silent < _FIRST and node.name in self._heard:
                 since = self._heard.pop(node.name)
@@ -44,7 +44,7 @@ class SilenceWatch:
                 self._say(f"Site {node.name} is back after {_span(now - since)}.")
 
 
-def _clock(moment: float) -> str:
+def _at(moment: float) -> str:
     return datetime.fromtimestamp(moment).strftime("%Y-%m-%d %H:%M:%S")
 
 

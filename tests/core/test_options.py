@@ -101,6 +101,7 @@ OTHER_MEANINGS = {
     ),
     "flower/accepted_classes.py": "partialwork",  # the names of all public classes that a site may build
     "flower/site_connection.py": "clock",  # that of the machine
+    "compat/flower_delivery.py": "node_availability",  # a function of Flower
 }
 
 
