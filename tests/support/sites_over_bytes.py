@@ -129,6 +129,7 @@ def prepare(folder: Path, monkeypatch: Any, policy: dict[str, Any] | None = None
     REGISTERED[:] = NAMES
     ABSENT.clear()
     TOLD.clear()
+    LINES.clear()
     draw = np.random.default_rng(3)
     labels = draw.integers(0, 3, 148)
     features = draw.normal(size=(148, 6)) + labels[:, None]
