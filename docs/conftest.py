@@ -41,6 +41,7 @@ ELSEWHERE = {
 """Commands that are not run here, by their first word or subcommand, with the reason."""
 NEEDS = {
     "photos": "your own images",
+    "domains_images": "the images that tools/three_domains.py writes",
     "data/table": "your own tables",
     "data/cells": "your own images",
     "FlowerPool": "sites: tests/flower/test_flower.py runs it",
