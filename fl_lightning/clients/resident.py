@@ -107,7 +107,8 @@ class ResidentModel:
             own: the tensors that a client holds; see :meth:`load`.
         """
         self._content = None
-        self._wake()
+        if self._resting:
+            self._wake()
         state.copy_from(self.server.tensors, self.server.layout)
         if model is not None:
             state.load(model)

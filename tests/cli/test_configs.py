@@ -366,7 +366,7 @@ def test_sections_of_subcommands_have_no_base(wrong):
         ("--config class.yaml", "'class.yaml', line 3: "),
         ("--config class.yaml", "Did you mean CrossEntropy?"),
         ("--config item.yaml", "'item.yaml', line 3: "),
-        ("--config item.yaml", "Did you mean Quantize? Known: ClientPrivacy, ClipUpdate, Quantize, TopK;"),
+        ("--config item.yaml", "Did you mean Quantize? Known: ClientPrivacy, ClipUpdate, HalfPrecision, Quantize, TopK;"),
         ("--config value.yaml", "'value.yaml', line 2: "),
         ("--config value.yaml", "'trainer.max_epochs' must be a whole number, but is 'x'."),
         ("--config value.yaml --trainer.max_epochs y", "error: 'value.yaml', line 2: "),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import io
 import random
 import re
 import subprocess
@@ -273,7 +274,13 @@ def test_looking_ahead_changes_nothing_and_leaves_the_weights_out(tmp_path, monk
     module.bulk = torch.nn.Parameter(torch.zeros(1_000_000), requires_grad=False)
     finals, sizes = [], []
     save = torch.save
-    monkeypatch.setattr(torch, "save", lambda what, file, *a, **k: (save(what, file, *a, **k), sizes.append(file.tell())))
+
+    def measured(what, file, *more, **settings):
+        content = io.BytesIO()
+        save(what, content, *more, **settings)
+        sizes.append(file.write(content.getvalue()))
+
+    monkeypatch.setattr(torch, "save", measured)
     for callbacks in ([], [every_round(tmp_path)]):
         torch.manual_seed(3)
         mine = Plain(momentum=0.9)
