@@ -67,11 +67,13 @@ def hooks_of(owner: nn.Module | nn.Parameter) -> list[Hooks | None]:
     A parameter has two, for hooks before and after its gradient is accumulated, each None before the first hook.
     """
     names = _MODULE_HOOKS if isinstance(owner, nn.Module) else _GRADIENT_HOOKS
-    try:
-        return [private.read(owner) for private, _ in names]
-    except AttributeError:
-        pass
     found: list[Hooks | None] = []
+    try:
+        for private, _ in names:  # no comprehension, whose call counts: a client's turn looks at each of its parts
+            found.append(private.read(owner))
+        return found
+    except AttributeError:
+        found.clear()
     for private, register in names:
         own: Any = private.get(MISSING, owner)
         found.append(_register_of(owner, register) if own is MISSING else own)
