@@ -155,7 +155,7 @@ class EvalOrder:
 
 @dataclass(frozen=True, slots=True)
 class EvalReport:
-    """Report the result of an :class:`EvalOrder`.
+    """Return a client's result of an :class:`EvalOrder` to the server.
 
     Attributes:
         client: the client's id, from 0.

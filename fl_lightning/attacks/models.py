@@ -118,7 +118,7 @@ class ALIE(ModelAttack):
     one honest client, the attack sends that client's change; in a round with none, the attacker's own.
 
     Args:
-        z: the shift; null for the paper's: with m clients, f of them attackers, and s = floor(m / 2 + 1) - f clients whom they
+        z: the shift; null for the paper's: with m clients, f of them attackers, and s = floor(m / 2 + 1) - f clients that they
             must win over, the largest z >= 0 with P(Z < z) at most (m - f - s) / (m - f) and 1 - 1 / (2 (m - f)).
     """
 

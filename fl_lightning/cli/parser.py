@@ -56,7 +56,7 @@ class FederationParser(Completable, LightningArgumentParser):
     def parse_path(self, path: Any, *others: Any, **settings: Any) -> Namespace:
         """Parse as jsonargparse does, without what a file holds for others.
 
-        That is its ``base``, which :meth:`parse_args` has handled, and where a fit starts, for a command that is none.
+        That is its ``base``, which :meth:`parse_args` has handled, and where a fit starts, if the command does not train.
         """
         self._is_expanded = Path(path).is_file()  # neither a URL nor a pipe
         try:

@@ -1,7 +1,7 @@
 """Send and receive Flower's messages a piece at a time, in place of Flower's own functions, which hold a model several times.
 
 Flower makes a tree of objects of a message: a large content is an ``Array`` with a piece of 5 MB in each of its children. Its
-functions keep all pieces that they send, and join what they receive three times.
+functions keep all pieces that they send, and join what they receive three times. Upstream: flower#2515.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Use Flower as a transport at a site: take messages from its SuperNode, and ask the server whether a run goes on."""
+"""Use Flower as a transport at a site: take messages from its SuperNode, and ask the server whether a run is active."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _task_input(client: Any) -> tuple[Any, Any]:
 
 
 class RunWatch:
-    """Ask the server whether a run still goes on: a SuperNode does not ask while its worker is busy.
+    """Ask the server whether a run is still active: a SuperNode does not ask while its worker is busy.
 
     Args:
         address: the server's public address, host and port.

@@ -1,4 +1,7 @@
-"""Run Flower's SuperLink with a database that shrinks, and for sites whose Flower has another tested version."""
+"""Run Flower's SuperLink with a database that shrinks, and for sites whose Flower has another tested version.
+
+Upstream: flower#7193 (peers of another minor version are refused); for the database we know of no issue.
+"""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Loop:
     ) -> Iterator[ChainRun]:
         """Yield chains as they end, and begin others at the start and whenever one has ended, on a pool that lasts.
 
-        Chains that are under way when the reader stops go on, and end in a later call with the same ``running``.
+        Chains that are under way when the reader stops continue, and end in a later call with the same ``running``.
 
         Args:
             running: the chains under way, with their tasks, by the client that trains; changed here.

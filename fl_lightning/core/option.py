@@ -46,7 +46,7 @@ class OptionSettings:
             its hooks also add up whole numbers of clients (``ServerHooks.add_up``).
         protects: whether it protects clients, so that a training without a federation warns that it does not.
         own_pace: whether clients train at a pace of their own, so that the number of rounds does not tell how often.
-        secret_cohorts: whether nobody may foresee which clients are drawn, so that they are not drawn from the seed.
+        secret_cohorts: whether the choice of clients must be unpredictable, so that they are not drawn from the seed.
         on_resume: what a resumed run may change.
     """
 

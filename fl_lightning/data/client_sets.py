@@ -254,8 +254,8 @@ class ClientSets(LightningDataModule):
         """
         if self._own_loaders is None:
             return None
-        nobody = torch.zeros(0, dtype=torch.int64)
-        splits = ClientSplits(self.partition, self._parts.get("validation"), self._parts.get("test"), nobody)
+        none = torch.zeros(0, dtype=torch.int64)
+        splits = ClientSplits(self.partition, self._parts.get("validation"), self._parts.get("test"), none)
         return OwnLoaders(splits, self._own_loaders, self.train_dataloader())
 
     # ---------------------------------------------------------------- what a federation reads

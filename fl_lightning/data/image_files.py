@@ -124,7 +124,7 @@ def find_images(root: Path | Mapping[str, Path], classes: tuple[str, ...] = ()) 
     unknown = [name for name in there if name not in names]
     if unknown:
         raise DataError(
-            f"'{root}' has a folder of the class '{unknown[0]}', which is none of "
+            f"'{root}' has a folder of the class '{unknown[0]}', which is not one of "
             f"'data.datamodule.classes' or of the schema's classes: {', '.join(names[:20])}. Remove the folder, or add the "
             "class."
         )

@@ -105,7 +105,7 @@ def _coded(reader: FieldReader, field: Field) -> list[str]:
 
 
 def _numeric(reader: FieldReader, field: Field) -> list[str]:
-    """Return sentences about numbers: what is none, what is out of range, and suspected commas and units."""
+    """Return sentences about numbers: what is not a number, what is out of range, and suspected commas and units."""
     counts, said = _counts(reader, field)
     numbers = {text: number_in(text, reader.decimal) for text in counts}
     wrong = [text for text, value in numbers.items() if value is None]

@@ -78,7 +78,7 @@ def _are_finite(values: np.ndarray[Any, Any], cells: Any) -> bool:
 
 
 def _one_by_one(source: SourceTable, name: str, cells: Any, decimal: str) -> np.ndarray[Any, Any]:
-    """Read numbers as Python does, which accepts more forms than Arrow, up to the first that is none."""
+    """Read numbers as Python does, which accepts more forms than Arrow, up to the first that is not a number."""
     found = np.full(len(cells), np.nan)
     for row, cell in enumerate(cells.to_pylist()):
         value = None if cell is None else number_in(str(cell), decimal)

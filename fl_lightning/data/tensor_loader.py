@@ -15,7 +15,7 @@ _GATHERED_AT_ONCE = 2**22
 
 
 def beside(indices: Tensor, device: torch.device) -> Tensor:
-    """Return indices on the device of the tensors that they index; a GPU copies them while the processor goes on."""
+    """Return indices on the device of the tensors that they index; a GPU copies them while the processor continues."""
     if indices.device == device or device.type != "cuda":
         return indices.to(device)
     return indices.pin_memory().to(device, non_blocking=True)

@@ -26,7 +26,7 @@ class Model:
     Attributes:
         name: its name.
         tensors: its parameters and buffers by name; empty if the model is at its client, or there is none.
-        client: the client whose own model it is; None for a model of nobody's own.
+        client: the client whose own model it is; None if it is not a client's own.
         reason: why the model has no figures; empty if it has.
     """
 

@@ -191,7 +191,7 @@ class RemotePool:
                 if result is not None:
                     yield result
                 del result  # both hold a model
-        except GeneratorExit:  # the other tasks go on
+        except GeneratorExit:  # the other tasks continue
             raise
         except BaseException:
             self._exchange.forget()

@@ -155,7 +155,7 @@ class RemoteSites(RemoteClients):
         """Return what each site that is online tells about its data, compared with the names of the server's set."""
         asked: dict[str, Any] = {**here, **more}
         online = [client for client in range(len(names)) if client not in absent]
-        quiet = {"statistics": False, "histograms": False}  # of held-out sites, whose sums nobody may use
+        quiet = {"statistics": False, "histograms": False}  # of held-out sites, whose sums must not be used
         requests = {
             k: envelope.request("describe", client=self._numbers[k], **(asked if k < self._trained else asked | quiet))
             for k in online

@@ -34,7 +34,7 @@ def main(command: str, arguments: Sequence[str]) -> None:
     """Run one of the commands.
 
     Raises:
-        ConfigurationError: if the arguments do not fit, or the folder is none of a site.
+        ConfigurationError: if the arguments do not fit, or the folder is not a site's.
     """
     parser = ArgumentParser(prog=f"fl-lightning site {command}", description=_TEXTS[command])
     if command == "budget":

@@ -38,7 +38,7 @@ class SiteStore:
         # A worker that is killed while it writes leaves such a file; a folder has only one worker.
         for left in self._folder.glob(PARTIAL.format(name="*", process="*")):
             left.unlink()
-        for reply in self._folder.parent.glob("*/reply-*"):  # nobody repeats an order of another federation's fit
+        for reply in self._folder.parent.glob("*/reply-*"):  # an order of another federation's fit is never repeated
             if reply.parent != self._folder:
                 reply.unlink()
         self._written: Content | None = None

@@ -21,7 +21,7 @@ from fl_lightning.utilities.allocator import share_heaps
 
 _PAUSE = 0.05
 _LOOK = 2.0
-"""The seconds between two looks at whether the run still goes on."""
+"""The seconds between two checks that the run is still active."""
 
 
 def main() -> None:

@@ -97,7 +97,7 @@ def readable(choice: str) -> str:
 
 
 def as_number(choice: str) -> float:
-    """Return a choice as a number; NaN if it is none."""
+    """Return a choice as a number; NaN if it is not a number."""
     try:
         found = float(choice)
     except ValueError:

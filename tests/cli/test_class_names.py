@@ -137,7 +137,7 @@ def test_the_order_is_the_settings_and_numbers_are_names_too():
 
 
 def test_classes_that_are_missing_or_wrong_are_named():
-    with pytest.raises(DataError, match=r"line 3: .* has the class 'x', which is none of 'data.datamodule.classes' \(a, b\)"):
+    with pytest.raises(DataError, match=r"line 3: .* has the class 'x', which is not one of 'data.datamodule.classes' \(a, b\)"):
         table(write("own.csv", *"bxb"), classes=["a", "b"])
     with pytest.raises(DataError, match=r"has the class 'a', which does not occur in the training data. Name all classes in"):
         table(write("own.csv", *"bcb"), test_path=write("test.csv", *"ab"))
@@ -197,7 +197,7 @@ def test_folders_of_images_may_lack_a_class_that_the_setting_names():
     data.setup("fit")
     assert data.train_dataloader().dataset.tensors[1].bincount().tolist() == [0, 2, 3]
     assert data.val_dataloader().tensors[1].tolist() == [0, 1, 2]
-    with pytest.raises(DataError, match=r"the class 'c', which is none of 'data.datamodule.classes'"):
+    with pytest.raises(DataError, match=r"the class 'c', which is not one of 'data.datamodule.classes'"):
         ImageFolderDataModule(train, classes=["a", "b"]).setup("fit")
 
 

@@ -72,7 +72,7 @@ def test_the_classes_of_folders_are_those_of_a_schema_in_its_order(by_class, tmp
     assert data.compare_with_schema() == [f"'{by_class}' has 21 images: 8 of 'emu', 7 of 'dog', 6 of 'cat', 0 of 'fox'."]
     assert set_up(root=str(by_class)).compare_with_schema() == []
     paint(by_class / "gnu", 2)
-    with pytest.raises(DataError, match=r"has a folder of the class 'gnu', which is none of .* the schema's classes: emu, "):
+    with pytest.raises(DataError, match=r"has a folder of the class 'gnu', which is not one of .* the schema's classes: emu, "):
         set_up(root=str(by_class), schema=schema)
 
 

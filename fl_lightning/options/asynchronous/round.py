@@ -64,7 +64,7 @@ class AsynchronousRound(FederationRound):
         return super()._task(replace(task, round_idx=start, progress=place))
 
     def result(self) -> RoundResult:
-        """Return the result of the round, and go on to the tasks after it."""
+        """Return the result of the round, and continue with the tasks after it."""
         result = super().result()
         self.in_progress.follow(self._events.queue, self.round_idx, self._server)
         return result

@@ -181,7 +181,7 @@ def solved_noise(option: PrivateOption, context: ServerContext, rounds: int, fir
         spending: everything that the run has released before.
 
     Raises:
-        ConfigurationError: if there is none.
+        ConfigurationError: if no noise reaches the target.
     """
     assert option.target_epsilon is not None
     released = [each for _, each in spending.parts] + [option.whole_run(context, max(1, rounds), first)]

@@ -81,7 +81,7 @@ class RoundDescription:
         """Read a description from plain values.
 
         Raises:
-            ProtocolError: if it is none.
+            ProtocolError: if it is not a valid description.
         """
         try:
             grids = {str(name): _grid(one) for name, one in values["grids"].items()}

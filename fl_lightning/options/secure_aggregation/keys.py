@@ -133,7 +133,7 @@ class SecretKey:
         """Return the secret, 32 bytes, that this key and another's public one give (X25519); derive keys from it.
 
         Raises:
-            ProtocolError: if the public key is none.
+            ProtocolError: if the public key is invalid.
         """
         try:
             return bytes(self._key.exchange(_x25519().X25519PublicKey.from_public_bytes(public)))

@@ -209,7 +209,7 @@ class MaskedRound:
             yield from (draw.sample(holders, least) for _ in range(_TRIES))
 
     def _require(self, clients: Collection[int], what: str) -> None:
-        """Refuse to go on with fewer clients than it takes to remove the masks of each of them."""
+        """Refuse to continue with fewer clients than are needed to remove the masks of each of them."""
         cohort, given = self.description.clients, set(clients)
         for client in given or cohort:
             around = {client, *self.description.neighbours(client)}
