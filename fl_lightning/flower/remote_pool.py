@@ -23,8 +23,8 @@ from fl_lightning.utilities.collectives import Collectives
 UNKNOWN = "the server does not know its data yet; it takes part after the next start of the fit"
 """The cause by which a site is left out that was never online when a fit started."""
 _REMEDY = (
-    "When the site is back, resume with --ckpt_path last; or set 'federation.faults.policy' to 'skip', which continues without "
-    "such a site."
+    "When the site can answer again, resume with --ckpt_path last; or set 'federation.faults.policy' to 'skip', which "
+    "continues without such a site."
 )
 
 
