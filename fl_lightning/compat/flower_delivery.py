@@ -2,8 +2,8 @@
 
 Flower 1.41 answers an order with an error as soon as its site has missed two heartbeats, deletes a reply whose contents pause
 for three minutes, hands out a reply before its contents are there, and delivers each order once, so that a SuperNode that
-starts again never gets what the one before it had. Upstream: flower#4968 (errors for sites that are offline), #7602 (limits of a
-push), and the open #7244 (delivery that survives a crash).
+starts again never gets what the one before it had. Upstream: flower#4968 (errors for sites that are offline), #7602 (limits of
+a push), and the open #7244 (delivery that survives a crash).
 """
 
 from __future__ import annotations

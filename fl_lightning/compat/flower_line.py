@@ -2,8 +2,8 @@
 
 Flower 1.41 retries what a broken connection stopped, but not every kind: an error whose text has 'ssl' in it, a connection that
 a proxy refuses, and a proxy's own error page end the transfer, and the message is lost. A piece of 5 MB must be written
-within 30 s. The thread of the heartbeats ends at the first unexpected answer. Upstream: flower#4512 (what is retried); the other
-points have no issue that we know of.
+within 30 s. The thread of the heartbeats ends at the first unexpected answer. Upstream: flower#4512 (what is retried); for the
+others we know of no issue.
 """
 
 from __future__ import annotations

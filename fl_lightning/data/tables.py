@@ -281,7 +281,9 @@ class TableDataModule(InMemoryDataModule):
     def _unknown(self) -> str:
         """Return what a class of a row is not, and what to do about it."""
         if self.classes:
-            return f"is not one of 'data.datamodule.classes' ({', '.join(self.classes[:20])}). Correct the cell, or add the class."
+            return (
+                f"is not one of 'data.datamodule.classes' ({', '.join(self.classes[:20])}). Correct the cell, or add the class."
+            )
         return (
             "does not occur in the training data. Name all classes in 'data.datamodule.classes', or remove the row from "
             "'data.datamodule.test_path'."

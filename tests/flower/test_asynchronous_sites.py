@@ -207,7 +207,7 @@ def test_the_policy_fatal_ends_the_run_with_its_error(tmp_path, monkeypatch, cap
     arrive(0, 1)
     with pytest.raises(SystemExit):
         federate(asynchronous(1, 4))
-    assert "Site south (client 1): no answer within its deadline. When the site can answer again, resume" in capsys.readouterr().err
+    assert "Site south (client 1): no answer within its deadline. When the site can answer again" in capsys.readouterr().err
 
 
 def test_a_site_that_is_away_gets_no_task_until_it_is_back(tmp_path, monkeypatch):

@@ -81,7 +81,7 @@ def test_a_site_whose_replies_are_always_lost_fails_in_the_end(tmp_path, monkeyp
     with pytest.raises(SystemExit):
         federate(configuration())
     assert len(asked) == 4
-    assert "Site south (client 1): its reply was lost on its way. When the site can answer again, resume" in capsys.readouterr().err
+    assert "Site south (client 1): its reply was lost on its way. When the site can answer again" in capsys.readouterr().err
 
 
 def test_an_order_tells_the_superlink_for_how_long_its_site_may_be_offline():

@@ -310,7 +310,7 @@ def test_a_lost_site_ends_the_fit_with_the_ways_to_continue(tmp_path, monkeypatc
     with pytest.raises(SystemExit):
         federate(configuration())
     said = capsys.readouterr().err
-    assert "Site south (client 1): no answer within its deadline. When the site can answer again, resume with --ckpt_path last;" in said
+    assert "Site south (client 1): no answer within its deadline. When the site can answer again, resume with" in said
     assert "or set 'federation.faults.policy' to 'skip'" in said
 
 

@@ -64,9 +64,15 @@ def begun(turns: InTurn, lines: list[Line]) -> list[asyncio.Task[None]]:
     return [asyncio.create_task(turns(line.scope, line.receive, line.send)) for line in lines]
 
 
+def release(lines: list[Line]) -> None:
+    for line in lines:
+        line.body_comes.set()
+        line.reply_goes.set()
+
+
 @pytest.mark.parametrize("path", [PUSH, PULL])
 def test_few_are_handled_at_a_time(path):
-    """A reply that a slow line has not read yet holds up nobody."""
+    """A reply that a slow line has not read yet does not hold up others."""
 
     async def test() -> None:
         app = App()
@@ -89,7 +95,7 @@ def test_few_are_handled_at_a_time(path):
     run(test)
 
 
-def test_few_bodies_are_read_at_a_time_and_slow_ones_hold_up_nobody():
+def test_few_bodies_are_read_at_a_time_and_slow_ones_do_not_count():
     async def test() -> None:
         app = App()
         app.goes_on.set()
@@ -100,9 +106,7 @@ def test_few_bodies_are_read_at_a_time_and_slow_ones_hold_up_nobody():
         while not all(line.read == 2 for line in lines):  # after the time for which a place is lent
             await asyncio.sleep(0.01)
         assert not app.seen
-        for line in lines:
-            line.body_comes.set()
-            line.reply_goes.set()
+        release(lines)
         await asyncio.gather(*tasks)
         assert len(app.seen) == 5
 
@@ -116,9 +120,7 @@ def test_bodies_that_wait_to_be_handled_hold_up_others():
         app = App()
         lines = [Line() for _ in range(5)]
         tasks = begun(InTurn(app, handled=1, arriving=2, lent=0.02), lines)
-        for line in lines:
-            line.body_comes.set()
-            line.reply_goes.set()
+        release(lines)
         await asyncio.sleep(0.1)
         assert [line.read for line in lines] == [2, 2, 2, 0, 0]  # one is handled, two wait
         app.goes_on.set()
