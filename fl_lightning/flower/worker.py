@@ -19,7 +19,9 @@ from fl_lightning.flower import envelope
 from fl_lightning.flower.processes import ALIVE, UNUSABLE, give_signs_of_life
 from fl_lightning.utilities.allocator import share_heaps
 
-_PAUSE = 0.05
+_PAUSES = (0.03, 1.0)
+"""The shortest and the longest pause in seconds before the SuperNode is asked for a message again, each of which takes a few ms
+of both processes: a tenth of the time since the last message."""
 _LOOK = 2.0
 """The seconds between two checks that the run is still active."""
 
@@ -44,7 +46,6 @@ def main() -> None:
     from fl_lightning.flower.site_data import SiteData
     from fl_lightning.flower.site_server import SiteServer
     from fl_lightning.flower.site_settings import read_settings, read_site
-    from fl_lightning.functional.recycling import release_unused_memory
 
     folder = Path(arguments.folder)
     try:
@@ -63,8 +64,21 @@ def main() -> None:
     say(f"{known} Waiting for the server.")
     link = SiteLink(arguments.address, Path(arguments.secret).read_bytes())
     roots = Path(arguments.ca).read_bytes() if arguments.ca else None
-    watch = RunWatch(arguments.server, roots, Path(arguments.key).read_bytes())
-    parent = os.getppid()
+    _work(link, server, RunWatch(arguments.server, roots, Path(arguments.key).read_bytes()), say)
+
+
+def _work(link: Any, server: Any, watch: Any, say: Callable[[str], None]) -> None:
+    """Answer messages until the parent process ends.
+
+    Args:
+        link: the link to the SuperNode.
+        server: answers requests.
+        watch: tells whether a run is active.
+        say: prints a line.
+    """
+    from fl_lightning.functional.recycling import release_unused_memory  # with torch, which comes after 'share_heaps'
+
+    parent, last = os.getppid(), time.monotonic()
     while os.getppid() == parent:
         task, answered = None, False
         try:
@@ -82,7 +96,9 @@ def main() -> None:
                 sys.exit(1)  # a SuperNode waits for ever for a worker that lives and does not answer
             time.sleep(1)  # it may be starting again
         if task is None:
-            time.sleep(_PAUSE)
+            time.sleep(min(max((time.monotonic() - last) / 10, _PAUSES[0]), _PAUSES[1]))
+        else:
+            last = time.monotonic()
 
 
 @contextmanager
