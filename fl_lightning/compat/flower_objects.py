@@ -14,6 +14,9 @@ from typing import Any
 
 _AT_ONCE = 2
 """The pieces that are under way, and in memory, at a time."""
+_WAIT: dict[str, Any] = {"initial_backoff": 0.05, "backoff_cap": 1.0, "max_tries_per_object": None, "max_time": None}
+"""How to wait for a piece that has not arrived. A site's worker gets an order as soon as its SuperNode knows of it, so it waits
+in each exchange: with Flower's settings for a second or more, and on a slow line for two hours at most."""
 
 
 @functools.cache
@@ -83,7 +86,7 @@ def receive(client: Any, tree: Any, node: Any, run_id: int) -> Any:
     one = make_pull_object_fn_protobuf(client.PullObject, node, run_id)
 
     def pull(names: list[str]) -> dict[str, bytes]:
-        found: dict[str, bytes] = pull_objects(names, one, max_concurrent_pulls=_AT_ONCE)
+        found: dict[str, bytes] = pull_objects(names, one, max_concurrent_pulls=_AT_ONCE, **_WAIT)
         return found
 
     nodes = {part.object_id: part for part in flower.iterate_object_tree(tree)}
