@@ -5,7 +5,10 @@ Upstream: flower#7193 (peers of another minor version are refused); for the data
 
 from __future__ import annotations
 
+import functools
 import sqlite3
+import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +22,10 @@ from fl_lightning.errors import ConfigurationError
 _PRAGMAS = {"auto_vacuum": "INCREMENTAL", "secure_delete": "ON", "busy_timeout": "120000", "cache_size": "-4000"}
 """What SQLite deletes would otherwise stay in the file, which would never shrink. Flower's wait of 5 s is too short while
 large models are written: sites would get errors. Each of up to 15 connections has a cache, of 64 MB in Flower."""
+
+_SELDOM = 1.0
+"""The seconds between two looks for tasks whose process has died. Flower looks in most requests, and writes each time: so
+requests wait for each other, and with three sites the SuperLink takes four fifths of a core."""
 
 
 def superlink_app(files: Mapping[str, str], host: str, port: int) -> Any:
@@ -55,6 +62,7 @@ def superlink_app(files: Mapping[str, str], host: str, port: int) -> Any:
         *("--ssl-keyfile", files["key"], "--database", files["database"], "--superexec-auth-secret-file", files["secret"]),
     ]
     keep_orders()
+    write_seldom()
     metadata: Any = RuntimeVersionMetadata
     metadata.check_compatibility = accepting(metadata.check_compatibility)
     # ``auto_vacuum`` comes first: it has no effect on a database that has pages.
@@ -62,6 +70,38 @@ def superlink_app(files: Mapping[str, str], host: str, port: int) -> Any:
     with patch.object(sys, "argv", arguments):
         config = _parse_superlink_lifespan_config()
     return create_app(config, SuperLinkLifespan)
+
+
+@functools.cache
+def write_seldom() -> None:
+    """Let the SuperLink of this process write less in each request."""
+    from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+    from flwr.supercore.corestate.sql_corestate import SqlCoreState
+
+    core: Any = SqlCoreState
+    core._cleanup_expired_task_tokens = seldom(core._cleanup_expired_task_tokens)
+    state: Any = SqlLinkState
+    state.store_traffic = lambda *_, **__: None  # the bytes of each run, which are not read
+
+
+def seldom(clean: Callable[[Any], None], pause: float = _SELDOM) -> Callable[[Any], None]:
+    """Return a clean-up that does nothing until a pause is over.
+
+    Args:
+        clean: the clean-up, a method.
+        pause: the seconds, >= 0.
+    """
+    lock, after = threading.Lock(), 0.0
+
+    def cleaned(state: Any) -> None:
+        nonlocal after
+        with lock:
+            if time.monotonic() < after:
+                return
+            after = time.monotonic() + pause
+        clean(state)
+
+    return cleaned
 
 
 def _require_known(database: Path) -> None:
