@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fl_lightning.compat.flower import Node
-from fl_lightning.compat.flower_superlink import accepting
+from fl_lightning.compat.flower_superlink import accepting, seldom
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower import processes, requirements
 from fl_lightning.flower.addresses import address_of
@@ -73,6 +73,16 @@ def test_the_front_refuses_bodies_of_unknown_or_absurd_length_and_other_protocol
     assert status("/v1/fleet/push-object", length=str(64 * 2**20 + 1)) == 413
     assert status("/v1/fleet/push-object", length=None) == 413
     assert status("/v1/fleet/push-object", kind="websocket") == 1000
+
+
+@pytest.mark.parametrize(("pause", "cleaned"), [(0, 2), (1000, 1)])
+def test_a_clean_up_waits_until_its_pause_is_over(pause, cleaned):
+    """For all states of the process together."""
+    calls: list[str] = []
+    clean = seldom(calls.append, pause)
+    clean("one")
+    clean("another")
+    assert calls == ["one", "another"][:cleaned]
 
 
 def test_numbers_are_never_given_again(tmp_path):
