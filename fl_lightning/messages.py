@@ -155,7 +155,7 @@ class EvalOrder:
 
 @dataclass(frozen=True, slots=True)
 class EvalReport:
-    """Return a client's result of an :class:`EvalOrder` to the server.
+    """Hold a client's result of an :class:`EvalOrder`.
 
     Attributes:
         client: the client's id, from 0.

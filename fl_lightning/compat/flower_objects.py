@@ -14,9 +14,11 @@ from typing import Any
 
 _AT_ONCE = 2
 """The pieces that are under way, and in memory, at a time."""
-_WAIT: dict[str, Any] = {"initial_backoff": 0.05, "backoff_cap": 1.0, "max_tries_per_object": None, "max_time": None}
+_WAIT: dict[str, Any] = {"initial_backoff": 0.05, "backoff_cap": 1.0, "max_tries_per_object": None}
 """How to wait for a piece that has not arrived. A site's worker gets an order as soon as its SuperNode knows of it, so it waits
-in each exchange: with Flower's settings for a second or more, and on a slow line for two hours at most."""
+in each exchange, with Flower's settings for a second or more."""
+_LIMIT = 7200.0
+"""The seconds for which Flower waits for a piece. A server asks for what has arrived; a worker waits as long as it takes."""
 
 
 @functools.cache
@@ -71,8 +73,15 @@ def send(client: Any, message: Any, node: Any, run_id: int) -> str | None:
     return next(iter(told.message_ids), None) or None
 
 
-def receive(client: Any, tree: Any, node: Any, run_id: int) -> Any:
+def receive(client: Any, tree: Any, node: Any, run_id: int, limit: float | None = _LIMIT) -> Any:
     """Receive the message that a tree of objects describes; its arrays are each one ``bytearray``.
+
+    Args:
+        client: the client of a Runtime API.
+        tree: the tree.
+        node: who receives it.
+        run_id: the run.
+        limit: the seconds for which an object that has not arrived is waited for; None for no limit.
 
     Raises:
         ObjectPullError: if an object is missing.
@@ -86,7 +95,7 @@ def receive(client: Any, tree: Any, node: Any, run_id: int) -> Any:
     one = make_pull_object_fn_protobuf(client.PullObject, node, run_id)
 
     def pull(names: list[str]) -> dict[str, bytes]:
-        found: dict[str, bytes] = pull_objects(names, one, max_concurrent_pulls=_AT_ONCE, **_WAIT)
+        found: dict[str, bytes] = pull_objects(names, one, max_concurrent_pulls=_AT_ONCE, max_time=limit, **_WAIT)
         return found
 
     nodes = {part.object_id: part for part in flower.iterate_object_tree(tree)}

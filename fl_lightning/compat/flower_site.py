@@ -110,7 +110,7 @@ def _task_input(client: Any) -> tuple[Any, Any]:
     if not found.messages_list:
         raise RuntimeError("The SuperNode has no message for its task.")
     tree = found.message_object_trees[0]
-    message = receive(client, tree, _node(context), context.run_id)
+    message = receive(client, tree, _node(context), context.run_id, limit=None)
     message.metadata.__dict__["_message_id"] = tree.object_id
     return message, context
 
