@@ -171,6 +171,31 @@ def test_a_message_with_a_missing_piece_is_not_confirmed(monkeypatch):
     assert not store.confirmed
 
 
+@pytest.mark.parametrize("limit", [0.0, None])
+def test_a_worker_waits_for_a_piece_as_long_as_it_takes(limit, monkeypatch):
+    """Where others give up, here at once, it has the message when a later request finds it."""
+    from flwr.app import Message
+    from flwr.proto.message_pb2 import PullObjectResponse
+    from flwr.proto.node_pb2 import Node
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+
+    class Late(Runtime):
+        asked = 0
+
+        def PullObject(self, request: Any) -> Any:  # noqa: N802
+            self.asked += 1
+            return super().PullObject(request) if self.asked > 2 else PullObjectResponse(object_found=True)
+
+    be_a_fit(monkeypatch)
+    store = Late()
+    send(store, Message(as_record({"order": b"content"}), dst_node_id=3, message_type="train"), Node(node_id=1), 7)
+    if limit is None:
+        assert as_parts(receive(store, store.tree, Node(node_id=1), 7, limit).content) == {"order": b"content"}
+    else:
+        with pytest.raises(ObjectPullError):
+            receive(store, store.tree, Node(node_id=1), 7, limit)
+
+
 @pytest.mark.parametrize("strange", ["text", "two arrays", "metrics"])
 def test_other_records_are_refused(strange):
     from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
