@@ -295,6 +295,7 @@ class ServerLink:
         """Yield the replies that have arrived; each is fetched when it is asked for."""
         from flwr.proto.runtime_pb2 import PullAppMessagesRequest
         from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+        from google.protobuf.message import DecodeError
 
         client = self._grid._runtime_client
         self._newest = None  # it holds a model
@@ -305,6 +306,15 @@ class ServerLink:
                 message = receive(client, tree, self._grid.node, self.run_id)
             except ObjectPullError:
                 yield Reply(order, None, LOST)
+                continue
+            except (
+                ValueError,
+                TypeError,
+                LookupError,
+                AttributeError,
+                DecodeError,
+            ):  # not of the link: httpx has its own errors
+                yield Reply(order, b"")
                 continue
             if message.has_error():
                 yield Reply(order, None, message.error.code)

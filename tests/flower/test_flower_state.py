@@ -319,6 +319,17 @@ def test_a_reply_that_is_not_named_bytes_is_the_sites_own_error(strange, monkeyp
     assert list(link.pull(["strange", "good"])) == [Reply("strange", b""), Reply("good", b"content")]
 
 
+@pytest.mark.parametrize(
+    "content", [b"", b"junk", b"Message  3\x00\xff\xff\xff", b"Array  2\x00{}", b"Strange  1\x00a", b"RecordDict  2\x00[]"]
+)
+def test_objects_that_are_no_message_are_the_sites_own_error(content, monkeypatch):
+    link, store = linked(Runtime(), monkeypatch)
+    reply(store, "strange", as_record({"reply": b"content"}))
+    store.objects[store.replies[0][1].object_id] = content
+    reply(store, "good", as_record({"reply": b"content"}))
+    assert list(link.pull(["strange", "good"])) == [Reply("strange", b""), Reply("good", b"content")]
+
+
 def test_a_model_is_cut_once_for_all_sites(monkeypatch):
     """Both get the same pieces; another model with the same bytes is cut again."""
     cut = []
