@@ -47,7 +47,7 @@ class Message:
         return math.ceil(self.count * self.bits / 8) + self.overhead
 
     def numbers(self) -> Tensor | None:
-        """Return the changes that are sent in :attr:`dtype`, shape (s,); None for the model's own type."""
+        """Return the changes that are sent in ``dtype``, shape (s,); None for the model's own type."""
         if self.dtype is None:
             return None
         return (self.change if self.positions is None else self.change[self.positions]).to(self.dtype)
