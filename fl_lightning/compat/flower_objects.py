@@ -1,7 +1,9 @@
 """Send and receive Flower's messages a piece at a time, in place of Flower's own functions, which hold a model several times.
 
 Flower makes a tree of objects of a message: a large content is an ``Array`` with a piece of 5 MB in each of its children. Its
-functions keep all pieces that they send, and join what they receive three times. Upstream: flower#2515.
+functions keep all pieces that they send, and join what they receive three times. Upstream: flower#2515. A message without an
+array is a single object here, which Flower's message in its protocol's form fills: each object takes requests of server and
+site to the SuperLink, which are most of a round's time if the model is small.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from typing import Any
 
 _AT_ONCE = 2
 """The pieces that are under way, and in memory, at a time."""
-_WAIT: dict[str, Any] = {"initial_backoff": 0.05, "backoff_cap": 1.0, "max_tries_per_object": None}
-"""How to wait for a piece that has not arrived. A site's worker gets an order as soon as its SuperNode knows of it, so it waits
-in each exchange, with Flower's settings for a second or more."""
+WAIT: dict[str, Any] = {"initial_backoff": 0.05, "backoff_cap": 1.0, "max_tries_per_object": None}
+"""How to wait for a piece that has not arrived. A SuperNode gets an order as soon as the SuperLink knows of it, and its worker
+as soon as the SuperNode does, so both wait in many exchanges, with Flower's settings for a second or more."""
 _LIMIT = 7200.0
 """The seconds for which Flower waits for a piece. A server asks for what has arrived; a worker waits as long as it takes."""
 
@@ -58,19 +60,39 @@ def send(client: Any, message: Any, node: Any, run_id: int) -> str | None:
     from flwr.app.message.message import remove_content_from_message
     from flwr.common.serde import message_to_proto
     from flwr.proto.runtime_pb2 import PushAppMessagesRequest
-    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, no_object_id_recompute
+    from flwr.supercore.inflatable.inflatable_object import no_object_id_recompute
     from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
 
     with no_object_id_recompute():
-        message.metadata.__dict__["_message_id"] = message.object_id
-        objects, tree = get_all_nested_objects(message), get_object_tree(message)
+        tree, objects = _nested(message) if message.content.array_records else _whole(message)
+        message.metadata.__dict__["_message_id"] = tree.object_id
         bare = message_to_proto(remove_content_from_message(message))
         told = client.PushMessages(PushAppMessagesRequest(messages_list=[bare], message_object_trees=[tree]))
         push = make_push_object_fn_protobuf(client.PushObject, node, run_id, told.session_id)
         wanted = set(told.objects_to_push)
         with ThreadPoolExecutor(_AT_ONCE) as threads:  # children first
-            list(threads.map(lambda name: push(name, objects[name].deflate()), [name for name in objects if name in wanted]))
+            list(threads.map(lambda name: push(name, objects[name]()), [name for name in objects if name in wanted]))
     return next(iter(told.message_ids), None) or None
+
+
+def _nested(message: Any) -> tuple[Any, dict[str, Callable[[], bytes]]]:
+    """Return a message's tree as Flower makes it, and what makes each object."""
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+
+    return get_object_tree(message), {name: one.deflate for name, one in get_all_nested_objects(message).items()}
+
+
+def _whole(message: Any) -> tuple[Any, dict[str, Callable[[], bytes]]]:
+    """Return the tree of a message as one object, and what makes the object."""
+    from flwr.common.serde import message_to_proto
+    from flwr.proto.message_pb2 import ObjectTree
+    from flwr.supercore.constant import HEAD_BODY_DIVIDER, HEAD_VALUE_DIVIDER
+    from flwr.supercore.inflatable.inflatable_object import get_object_id
+
+    body = message_to_proto(message).SerializeToString(deterministic=True)
+    content = HEAD_VALUE_DIVIDER.join(("Message", "", str(len(body)))).encode() + HEAD_BODY_DIVIDER + body
+    name = get_object_id(content)
+    return ObjectTree(object_id=name), {name: lambda: content}
 
 
 def receive(client: Any, tree: Any, node: Any, run_id: int, limit: float | None = _LIMIT) -> Any:
@@ -86,17 +108,32 @@ def receive(client: Any, tree: Any, node: Any, run_id: int, limit: float | None 
     Raises:
         ObjectPullError: if an object is missing.
     """
-    from flwr.app.message.arraychunk import ArrayChunk
-    from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-    from flwr.supercore.inflatable import inflatable_object as flower
+    from flwr.common.serde import message_from_proto
+    from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, Message
     from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
+    from flwr.supercore.inflatable.inflatable_utils import pull_objects
 
     one = make_pull_object_fn_protobuf(client.PullObject, node, run_id)
 
     def pull(names: list[str]) -> dict[str, bytes]:
-        found: dict[str, bytes] = pull_objects(names, one, max_concurrent_pulls=_AT_ONCE, max_time=limit, **_WAIT)
+        found: dict[str, bytes] = pull_objects(names, one, max_concurrent_pulls=_AT_ONCE, max_time=limit, **WAIT)
         return found
+
+    def confirm() -> None:
+        client.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=node, run_id=run_id, message_object_id=tree.object_id))
+
+    if tree.children:
+        return _read(tree, pull, confirm)
+    content = pull([tree.object_id])[tree.object_id]
+    confirm()
+    return message_from_proto(Message.FromString(_body(content)))  # an error of Flower has this form too
+
+
+def _read(tree: Any, pull: Callable[[list[str]], dict[str, bytes]], confirm: Callable[[], None]) -> Any:
+    """Return the message of a tree as Flower makes it."""
+    from flwr.app.message.arraychunk import ArrayChunk
+    from flwr.supercore.inflatable import inflatable_object as flower
+    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
     nodes = {part.object_id: part for part in flower.iterate_object_tree(tree)}
     contents = pull([name for name, part in nodes.items() if part.children])
@@ -106,7 +143,7 @@ def receive(client: Any, tree: Any, node: Any, run_id: int, limit: float | None 
     records = [json.loads(_body(contents[name])) for name, kind in kinds.items() if kind == "RecordDict"]
     arrays = {name: json.loads(_body(contents[name])) for name, kind in kinds.items() if kind == "ArrayRecord"}
     contents |= pull([name for name, part in nodes.items() if not part.children and name not in pieces])
-    client.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=node, run_id=run_id, message_object_id=tree.object_id))
+    confirm()
     contents |= dict.fromkeys(pieces, ArrayChunk(memoryview(b"")).deflate())  # Flower checks that they are there
     message: Any = inflate_object_from_contents(tree.object_id, contents)
     for record in records:

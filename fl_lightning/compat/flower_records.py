@@ -14,9 +14,8 @@ _SMALL = 1 << 20
 def as_record(parts: Mapping[str, bytes | bytearray], array: Callable[[bytes | bytearray], Any] = array_of) -> Any:
     """Return named bytes as a record of Flower, one within it for each.
 
-    Every object of a record takes requests of server and site to the SuperLink, which are most of a round's time if the model
-    is small: so a small content is one object. A large one is an array, which is four or more, because Flower cuts arrays into
-    pieces of 5 MB. Of either kind, the SuperLink gets equal objects once.
+    A large content is an array, which Flower cuts into pieces of 5 MB; the SuperLink gets equal pieces once. A small one needs
+    no object of its own: see :func:`~fl_lightning.compat.flower_objects.send`.
 
     Args:
         parts: the bytes by name.

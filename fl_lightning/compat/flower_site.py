@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -17,7 +18,7 @@ from fl_lightning.compat import flower_line
 from fl_lightning.compat.flower import prepare_environment
 from fl_lightning.compat.flower_delivery import HEARTBEAT
 from fl_lightning.compat.flower_memory import free_what_is_done
-from fl_lightning.compat.flower_objects import receive, send
+from fl_lightning.compat.flower_objects import WAIT, receive, send
 from fl_lightning.compat.flower_records import as_parts, as_record
 from fl_lightning.compat.flower_runtime import acquired, heartbeat, runtime
 
@@ -266,6 +267,7 @@ def run_supernode(trouble: str) -> None:
 
     loop: Any = import_module("flwr.supernode.start_client_internal")
     loop.time = Pauses()
+    loop.pull_objects = functools.partial(loop.pull_objects, **WAIT)
     for module in ("flwr.supernode.fleet_http_connection", "flwr.supercore.heartbeat"):
         changed: Any = import_module(module)
         changed.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT

@@ -52,19 +52,19 @@ def be_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 20, (1 << 20) + 1, 11_000_000])
-def test_a_content_comes_back_from_a_message_as_flower_sends_it(size, monkeypatch):
-    """Small contents are one object each, beside the message and its record; large ones go in pieces of 5 MB."""
+def test_a_message_with_small_contents_is_one_object(size, monkeypatch):
+    """A large content goes in pieces of 5 MB, beside its array, its record, and the message, its record and the other one."""
     from flwr.app import Message
-    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+    from flwr.proto.node_pb2 import Node
 
     be_a_fit(monkeypatch)
-    parts = {"order": b"content", "model": bytes(k % 251 for k in range(size))}
-    message = Message(as_record(parts), dst_node_id=3, message_type="train")
-    sent = {name: one.deflate() for name, one in get_all_nested_objects(message).items()}
-    assert len(sent) == (4 if size <= 1 << 20 else 3 + 2 + -(-size // 5_242_880))
-    got: Any = inflate_object_from_contents(message.object_id, sent)
+    parts, store = {"order": b"content", "model": bytes(k % 251 for k in range(size))}, Runtime()
+    send(store, Message(as_record(parts), dst_node_id=3, message_type="train"), Node(node_id=1), 7)
+    assert len(store.objects) == (1 if size <= 1 << 20 else 3 + 2 + -(-size // 5_242_880))
+    got = receive(store, store.tree, Node(node_id=1), 7)
     assert as_parts(got.content) == parts
+    assert got.metadata.dst_node_id == 3
+    assert store.confirmed == [store.tree.object_id]
 
 
 class Runtime:
@@ -122,7 +122,7 @@ def reply(store: Runtime, order: str, content: Any) -> None:
     from flwr.common.serde import message_to_proto
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
-    message = Message(content, dst_node_id=1, message_type="train")
+    message = Message(content, reply_to=Message(RecordDict(), dst_node_id=1, message_type="train"))
     vars(message.metadata).update(_message_id=message.object_id, _reply_to_message_id=order)
     store.objects |= {name: one.deflate() for name, one in get_all_nested_objects(message).items()}
     about = message_to_proto(Message(RecordDict(), dst_node_id=1, message_type="train"))
@@ -134,15 +134,22 @@ def reply(store: Runtime, order: str, content: Any) -> None:
 def test_pieces_are_those_that_flower_makes_and_reads(model, monkeypatch):
     """Sent by us and read by Flower; sent by Flower and read by us. Of zeros, two pieces are equal."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+    from flwr.common.serde import message_from_proto
+    from flwr.proto.message_pb2 import Message as ProtoMessage
     from flwr.proto.node_pb2 import Node
-    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_body, get_object_tree
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
     be_a_fit(monkeypatch)
     parts = {"order": b"content", "model": model}
     ours = Runtime()
     assert send(ours, Message(as_record(parts), dst_node_id=3, message_type="train"), Node(node_id=1), 7) == "m"
-    read: Any = inflate_object_from_contents(ours.tree.object_id, dict(ours.objects))
+    read: Any
+    if len(model) > 1 << 20:
+        read = inflate_object_from_contents(ours.tree.object_id, dict(ours.objects))
+    else:  # one object, in the protocol's form
+        (content,) = ours.objects.values()
+        read = message_from_proto(ProtoMessage.FromString(get_object_body(content, Message)))
     assert as_parts(read.content) == parts
 
     large = ArrayRecord({"bytes": Array("uint8", (len(model),), "bytes", model)})
@@ -319,13 +326,25 @@ def test_a_reply_that_is_not_named_bytes_is_the_sites_own_error(strange, monkeyp
     assert list(link.pull(["strange", "good"])) == [Reply("strange", b""), Reply("good", b"content")]
 
 
+def test_an_error_that_flower_replies_is_told(monkeypatch):
+    from flwr.app import Error
+
+    link, store = linked(Runtime(), monkeypatch)
+    reply(store, "failed", Error(code=2, reason="the worker died"))
+    assert list(link.pull(["failed"])) == [Reply("failed", None, 2)]
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"junk", b"Message  3\x00\xff\xff\xff", b"Array  2\x00{}", b"Strange  1\x00a", b"RecordDict  2\x00[]"]
 )
-def test_objects_that_are_no_message_are_the_sites_own_error(content, monkeypatch):
+@pytest.mark.parametrize("children", [True, False])
+def test_objects_that_are_no_message_are_the_sites_own_error(children, content, monkeypatch):
     link, store = linked(Runtime(), monkeypatch)
     reply(store, "strange", as_record({"reply": b"content"}))
-    store.objects[store.replies[0][1].object_id] = content
+    tree = store.replies[0][1]
+    store.objects[tree.object_id] = content
+    if not children:
+        del tree.children[:]
     reply(store, "good", as_record({"reply": b"content"}))
     assert list(link.pull(["strange", "good"])) == [Reply("strange", b""), Reply("good", b"content")]
 
