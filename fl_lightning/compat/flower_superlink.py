@@ -14,7 +14,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.compat.flower import TESTED, installed_version, minor_version, prepare_environment
+from fl_lightning.compat.flower import TESTED, installed_version, minor_version
+from fl_lightning.compat.flower_control import prepare_environment
 from fl_lightning.compat.flower_delivery import keep_orders
 from fl_lightning.compat.flower_memory import free_what_is_done
 from fl_lightning.errors import ConfigurationError

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.compat.flower import ControlLink, Reply, ServerLink
+from fl_lightning.compat.flower import Reply, ServerLink
+from fl_lightning.compat.flower_control import ControlLink
 from fl_lightning.compat.flower_line import TOO_LARGE
 from fl_lightning.errors import ConfigurationError, RankError, require
 from fl_lightning.flower.remote_sites import RemoteSites

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import fl_lightning
-from fl_lightning.compat.flower import ControlLink
+from fl_lightning.compat.flower_control import ControlLink
 from fl_lightning.compat.flower_superlink import superlink_app
 from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.flower.certificates import answering

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from fl_lightning.compat.flower_site import NOT_ACTIVATED, supernode_command
+from fl_lightning.compat.flower_supernode import NOT_ACTIVATED, supernode_command
 from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.flower.addresses import address_of
 from fl_lightning.flower.keys import create_key, read_private_key, require_certificate

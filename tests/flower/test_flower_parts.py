@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.compat.flower import Node
+from fl_lightning.compat.flower_control import Node
 from fl_lightning.compat.flower_superlink import accepting, seldom
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower import processes, requirements

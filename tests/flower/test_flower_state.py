@@ -226,7 +226,7 @@ def test_a_message_of_a_run_that_ends_while_it_arrives_is_dropped(step, monkeypa
     from flwr.supernode.servicer.runtime.runtime_handlers import acquire_task
     from flwr.supernode.start_client_internal import _pull_and_store_message
 
-    from fl_lightning.compat.flower_site import dropping_incomplete
+    from fl_lightning.compat.flower_supernode import dropping_incomplete
 
     store = InMemoryObjectStore()
     state = InMemoryNodeState(store)
@@ -268,7 +268,7 @@ def test_a_message_is_answered_if_its_worker_dies(taken, monkeypatch):
     from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
     from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-    from fl_lightning.compat.flower_site import answering_unread
+    from fl_lightning.compat.flower_supernode import answering_unread
 
     be_a_fit(monkeypatch)
     monkeypatch.setattr(

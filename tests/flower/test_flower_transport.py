@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.compat.flower import Node, Reply
+from fl_lightning.compat.flower import Reply
+from fl_lightning.compat.flower_control import Node
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.pool import FlowerPool, FlowerTransport
 from fl_lightning.flower.server_folder import ServerFolder

@@ -197,7 +197,7 @@ def test_loopback_is_never_asked_through_a_proxy(monkeypatch):
     import os
     from urllib.request import proxy_bypass_environment
 
-    from fl_lightning.compat.flower import prepare_environment
+    from fl_lightning.compat.flower_control import prepare_environment
 
     monkeypatch.setenv("NO_PROXY", "intranet")
     monkeypatch.setenv("no_proxy", "intranet")

@@ -22,7 +22,8 @@ import torch
 import yaml
 from command_line import ROOT
 
-from fl_lightning.compat.flower import TESTED, Node
+from fl_lightning.compat.flower import TESTED
+from fl_lightning.compat.flower_control import Node
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.flower import requirements, site_check
 from fl_lightning.flower.certificates import answering

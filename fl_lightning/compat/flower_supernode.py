@@ -1,0 +1,148 @@
+"""Run Flower's SuperNode with what a site needs of it, and let it answer for a worker that died."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.compat import flower_line
+from fl_lightning.compat.flower_control import prepare_environment
+from fl_lightning.compat.flower_delivery import HEARTBEAT
+from fl_lightning.compat.flower_memory import free_what_is_done
+from fl_lightning.compat.flower_objects import WAIT
+
+NOT_ACTIVATED = b"[code: 2004]"
+"""What a SuperNode logs if the server refuses to activate it, as long as it counts another one with its key as online."""
+
+
+class Pauses:
+    """Stand in for the module ``time`` in the main loop of Flower's SuperNode, which asks for the next message every 3 s.
+
+    The pauses grow with the time since the last message: a fifth of it, from 0.1 s to Flower's own. So short rounds are not
+    held up, and a SuperNode without work costs the server no more than Flower's.
+    """
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep for at most as long as Flower would."""
+        if seconds < 1:  # it waits for the worker
+            self._since = time.monotonic()
+            time.sleep(min(seconds, 0.05))
+        else:
+            time.sleep(min(seconds, max(0.1, (time.monotonic() - self._since) / 5)))
+
+
+def dropping_incomplete(pull: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the SuperNode drop a message whose run ends while its contents arrive, as it drops one whose connection breaks.
+
+    Flower leaves such a message and its task: the worker takes the task and waits for the contents forever, and so
+    does the SuperNode for the worker. ``RunNotRunningException`` is no ``Exception`` there, so its clean-up misses it.
+
+    Args:
+        pull: the SuperNode's ``_pull_and_store_message``.
+    """
+    from flwr.supercore.run import RunNotRunningException
+
+    def failing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(*arguments: Any) -> Any:
+            try:
+                return call(*arguments)
+            except RunNotRunningException as error:
+                raise RuntimeError("the run has ended") from error
+
+        return ask
+
+    def pulled(**given: Any) -> Any:
+        ends = ("pull_object", "confirm_message_received")
+        return pull(**{name: failing(value) if name in ends else value for name, value in given.items()})
+
+    return pulled
+
+
+def answering_unread(expired: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Let the SuperNode answer a message whose worker died after it took the task and before it took the message.
+
+    Flower answers with an error only for messages that were taken: the server would wait for the others forever.
+
+    Args:
+        expired: the node state's ``_on_task_tokens_expired``, which it calls with its store of tasks locked.
+    """
+    from flwr.common.constant import Status
+
+    def handled(state: Any, tasks: Any) -> None:
+        for run in {task.run_id for task in tasks}:
+            waiting = sum(one.run_id == run and one.status.status == Status.PENDING for one in state.task_store.values())
+            with state.lock_msg_store:
+                entries = [entry for entry in state.msg_store.values() if entry.message.metadata.run_id == run]
+            unread = [entry for entry in entries if not (entry.is_retrieved or entry.message.metadata.reply_to_message_id)]
+            for entry in unread[: max(0, len(unread) - waiting)]:  # for the later ones, tasks wait
+                entry.is_retrieved = True
+                state.record_message_processing_start(entry.message.metadata.message_id)
+        expired(state, tasks)
+
+    return handled
+
+
+def answer_unread() -> None:
+    """Let the state of SuperNodes in this process use :func:`answering_unread`."""
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+    state: Any = InMemoryNodeState
+    state._on_task_tokens_expired = answering_unread(state._on_task_tokens_expired)
+
+
+def run_supernode(trouble: str) -> None:
+    """Run Flower's SuperNode with the arguments of this process, in place of ``flower-supernode``.
+
+    Args:
+        trouble: the file in which it tells the site's staff what is wrong with the line.
+    """
+    prepare_environment()
+    free_what_is_done()
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+
+    loop: Any = import_module("flwr.supernode.start_client_internal")
+    loop.time = Pauses()
+    loop.pull_objects = functools.partial(loop.pull_objects, **WAIT)
+    for module in ("flwr.supernode.fleet_http_connection", "flwr.supercore.heartbeat"):
+        changed: Any = import_module(module)
+        changed.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT
+    loop._pull_and_store_message = dropping_incomplete(loop._pull_and_store_message)
+    flower_line.last(Path(trouble))
+    answer_unread()
+    try:
+        flower_supernode()
+    except Exception:
+        traceback.print_exc()
+    os._exit(1)  # its main loop has ended, but a thread of its Runtime API keeps the process
+
+
+def supernode_command(address: str, certificate: str, key: str, port: int, secret: str, trouble: str) -> list[str]:
+    """Return the command of a site's SuperNode, which runs nothing by itself.
+
+    Args:
+        address: the server's public address, host and port.
+        certificate: the file of the CA's certificate; empty for the system's.
+        key: the file of the private key.
+        port: the port on loopback at which the worker finds it.
+        secret: the file of the secret that allows the worker to take tasks.
+        trouble: the file in which it tells what is wrong with the line.
+    """
+    start = (
+        "from fl_lightning.utilities.allocator import return_freed_memory; return_freed_memory(); "
+        f"from fl_lightning.compat.flower_supernode import run_supernode; run_supernode({trouble!r})"
+    )
+    roots = ["--root-certificates", certificate] if certificate else []
+    return [
+        *(sys.executable, "-c", start, "--superlink", address, *roots, "--auth-supernode-private-key", key),
+        *("--host", "127.0.0.1", "--port", str(port), "--isolation", "process", "--superexec-auth-secret-file", secret),
+    ]
