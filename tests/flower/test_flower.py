@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 
 import flower_processes
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -84,6 +86,33 @@ ALGORITHMS = {
 def test_the_bits_of_the_simulation(name, federation):
     """Fits one after another in one process, as in a notebook; most other tests start a process for each."""
     assert as_simulated(federation, name, "--trainer.max_epochs", "2", *ALGORITHMS[name])
+
+
+def test_the_evaluation_of_the_simulation(federation):
+    """Of the global model and of a file of weights: the same rows, and the accuracies worked out by hand."""
+    assert as_simulated(federation, "evaluated", "--trainer.max_epochs", "1")
+    server = federation.folder / "server"
+    trained = weights(server / "evaluated")
+    torch.save({name: -tensor for name, tensor in trained.items()}, server / "foreign.pt")
+    accuracy = ("--metrics+", "torchmetrics.classification.MulticlassAccuracy", "--metrics.num_classes", "10")
+    more = ("--part", "training", *accuracy, "--metrics.average", "micro", "--resamples", "30", "--checkpoints")
+    found = {}
+    with contextlib.chdir(server):
+        for folder, where in (("evaluated", ELSEWHERE), ("simulated evaluated", ())):
+            given = ("evaluate", "--config", "config.yaml", "--trainer.default_root_dir", folder, *where, *more)
+            main([*given, f"{folder}/checkpoints/last.ckpt", "foreign.pt"])
+            found[folder] = list(csv.DictReader(Path(folder, "evaluation/evaluation.csv").read_text().splitlines()))
+    assert found["evaluated"] == found["simulated evaluated"]
+    assert len(found["evaluated"]) == 2 * 4
+    for row in found["evaluated"]:
+        names = federation.names if row["site"] == "all" else [row["site"]]
+        rows = np.concatenate([np.loadtxt(federation.folder / name / "own.csv", delimiter=",", skiprows=1) for name in names])
+        first, first_bias, last, last_bias = (
+            (1 if row["model"] == "global" else -1) * tensor.numpy() for name, tensor in trained.items() if "network" in name
+        )
+        scores = np.maximum(rows[:, :-1] @ first.T + first_bias, 0) @ last.T + last_bias
+        assert int(row["n"]) == len(rows)
+        assert float(row["value"]) == pytest.approx(np.mean(scores.argmax(1) == rows[:, -1]), abs=1e-6)
 
 
 def test_only_the_sites_paths_are_reachable_from_outside(federation):
