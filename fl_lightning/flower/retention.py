@@ -15,20 +15,30 @@ _PAGES = 2000
 """The pages of 4 kB that one transaction returns: the SuperLink cannot write meanwhile, and sites wait for its answer."""
 
 
-def sweep(database: Path) -> None:
-    """Return the pages of deleted messages to the file system, and empty the write-ahead log, in which copies of them lie.
+def sweep(database: Path, unused: int | None = None) -> int:
+    """Empty the write-ahead log, in which copies of deleted messages lie, and return unused pages to the file system.
 
-    The SuperLink deletes a message when the fit has it, and SQLite overwrites what is deleted (``secure_delete``).
+    The SuperLink deletes a message when the fit has it, and SQLite overwrites what is deleted (``secure_delete``). While
+    messages come and go, the next ones take the pages of the last ones, so only a federation at rest returns them.
+
+    Args:
+        database: the SuperLink's database.
+        unused: the pages that were unused at the sweep before; if there are now more or fewer, none is returned. None: all are.
+
+    Returns:
+        The pages that were unused when the sweep began.
     """
     with closing(sqlite3.connect(database, timeout=_PATIENCE)) as connection:
         if not connection.execute("PRAGMA auto_vacuum").fetchone()[0]:  # a database of an earlier version
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("VACUUM")
         connection.execute("PRAGMA secure_delete = ON")
-        while _free_pages(connection):
+        found = _free_pages(connection)
+        while unused in (None, found) and _free_pages(connection):
             connection.executescript(f"PRAGMA incremental_vacuum({_PAGES});")  # ``execute`` would stop after the first page
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # without keeping writers waiting
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return found
 
 
 def _free_pages(connection: sqlite3.Connection) -> int:
@@ -44,6 +54,7 @@ class Sweeper:
 
     def __init__(self, database: Path) -> None:
         self._database, self._end = database, threading.Event()
+        self._unused: int | None = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -54,7 +65,7 @@ class Sweeper:
     def _try(self) -> None:
         try:
             if self._database.exists():
-                sweep(self._database)
+                self._unused = sweep(self._database, self._unused)
         except sqlite3.OperationalError:  # the SuperLink writes now; the next sweep comes soon
             return
 
@@ -62,4 +73,5 @@ class Sweeper:
         """Stop, after a last sweep."""
         self._end.set()
         self._thread.join(10)
+        self._unused = None
         self._try()

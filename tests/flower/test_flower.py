@@ -198,7 +198,8 @@ def test_nothing_of_an_update_stays_on_a_disk(federation):
 
     assert found(federation.folder / "server" / "swept") == ["best.ckpt", "last.ckpt"]  # where it belongs
     wait_for(lambda: not found(federation.folder / "server" / "fed"), 30, "the server to forget")
-    assert (federation.folder / "server" / "fed" / "state.db").stat().st_size < 2**20
+    database = federation.folder / "server" / "fed" / "state.db"
+    wait_for(lambda: database.stat().st_size < 2**20, 30, "the database to shrink")
     for name in federation.names:
         assert not found(federation.folder / name)
 

@@ -46,6 +46,23 @@ def test_a_sweep_leaves_nothing_of_deleted_updates(database: tuple[Path, sqlite3
     assert path.stat().st_size < before / 100
 
 
+def test_pages_of_deleted_updates_stay_while_they_are_in_use_again(database: tuple[Path, sqlite3.Connection]) -> None:
+    """The log is emptied all the same; at rest, the second sweep finds as many unused pages as the first, and returns them."""
+    path, connection = database
+    before = path.stat().st_size
+    unused = sweep(path, 0)
+    assert _found(path.parent) == 0
+    assert path.stat().st_size == before
+    connection.execute("INSERT INTO messages VALUES (?)", (_UPDATE,))
+    connection.commit()
+    assert sweep(path, unused) < unused
+    connection.execute("DELETE FROM messages")
+    connection.commit()
+    assert sweep(path, sweep(path, 0)) == unused
+    assert _found(path.parent) == 0
+    assert path.stat().st_size < before / 100
+
+
 def test_a_sweep_takes_many_short_transactions(database: tuple[Path, sqlite3.Connection], monkeypatch) -> None:
     """A long one would keep the SuperLink from writing, which then refuses what sites ask for."""
     path, connection = database
