@@ -11,8 +11,8 @@ _PERIOD = 5.0
 """The seconds between two sweeps."""
 _PATIENCE = 1.0
 """The seconds for which a sweep waits for the SuperLink to end a transaction."""
-_PAGES = 2000
-"""The pages of 4 kB that one transaction returns: the SuperLink cannot write meanwhile, and sites wait for its answer."""
+_PAGES = 500
+"""The pages of 16 kB that one transaction returns: the SuperLink cannot write meanwhile, and sites wait for its answer."""
 
 
 def sweep(database: Path, unused: int | None = None) -> int:
