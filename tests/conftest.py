@@ -14,15 +14,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it: also for
 import pytest
 
 LONGEST = (
-    "study_choices",
+    "masked_sites",
     "sites",
     "processes",
+    "asynchronous_sites",
+    "study_choices",
     "hostile_sites",
     "fitted_configs",
     "compare",
+    "masked_statistics",
     "cli",
     "studies_of_the_docs",
     "resume",
+    "target_epsilon",
     "second_passes",
     "wandb_page",
     "reported_modules",
