@@ -178,13 +178,7 @@ class ServerLink:
             except ObjectPullError:
                 yield Reply(order, None, LOST)
                 continue
-            except (
-                ValueError,
-                TypeError,
-                LookupError,
-                AttributeError,
-                DecodeError,
-            ):  # not of the link: httpx has its own errors
+            except (ValueError, TypeError, LookupError, AttributeError, DecodeError):  # the link's errors are those of httpx
                 yield Reply(order, b"")
                 continue
             if message.has_error():

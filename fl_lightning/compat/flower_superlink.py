@@ -28,10 +28,10 @@ _PRAGMAS = {
     "busy_timeout": "120000",
     "cache_size": "-4000",
 }
-"""What SQLite deletes would otherwise stay in the file, which would never shrink. A piece of a model takes a quarter of the
-time in pages of 16 kB and without a checkpoint in its request: the sweeper makes them, and 256 MB of pages at most wait for it.
-Flower's wait of 5 s is too short while large models are written: sites would get errors. Each of up to 15 connections has a
-cache, of 64 MB in Flower."""
+"""What SQLite deletes would otherwise stay in the file, which would never shrink. With pages of 16 kB, and with checkpoints by
+the sweeper instead of in a request, a piece of a model takes a fifth of the time in its requests, and half of it in all. Up to
+256 MB of pages wait for a checkpoint. Flower's wait of 5 s is too short while large models are written: sites would get errors.
+Each of up to 15 connections has a cache, of 64 MB in Flower."""
 
 _SELDOM = 1.0
 """The seconds between two looks for tasks whose process has died. Flower looks in most requests, and writes each time: so

@@ -28,9 +28,8 @@ LONG = ("--federation.local.max_epochs", "150", "--federation.local.engine", "fa
 @pytest.fixture(scope="module")
 def running(tmp_path_factory) -> Iterator[Federation]:
     federation = Federation(tmp_path_factory.mktemp("federation"), life=240)
-    federation.prepare(
-        *digits(600), test=100, data=DATA + "  max_epochs: 1000000\n  evaluations: [training]\n  min_examples: 1\n"
-    )
+    policy = "  max_epochs: 1000000\n  evaluations: [training]\n  min_examples: 1\n"
+    federation.prepare(*digits(600), test=100, data=DATA + policy)
     try:
         federation.serve()
         federation.register()
