@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,19 @@ from typing import Any
 HEADER, BLOCK = 7, 32 * 1024
 
 
-def records(path: Path) -> Iterator[Any]:
+def records(path: Path) -> list[Any]:
+    """The records of a finished run, which W&B's own process may still be writing when ``wandb.finish`` returns."""
+    deadline = time.monotonic() + 20
+    while not _ends(found := list(_read(path))) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+def _ends(found: list[Any]) -> bool:
+    return bool(found) and found[-1].WhichOneof("record_type") == "exit"
+
+
+def _read(path: Path) -> Iterator[Any]:
     from wandb.proto import wandb_internal_pb2
 
     data = path.read_bytes()
@@ -23,6 +36,8 @@ def records(path: Path) -> Iterator[Any]:
         kind = data[position + 6]
         parts.append(data[position + HEADER : position + HEADER + length])
         position += HEADER + length
+        if position > len(data):  # written in part
+            return
         if kind in (1, 4):  # a whole record, or the last part of one
             record = wandb_internal_pb2.Record()
             record.ParseFromString(b"".join(parts))
