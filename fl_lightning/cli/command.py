@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -96,6 +97,7 @@ def _run(arguments: list[str]) -> None:
         return
     _refuse_unknown(arguments)
     _see_this_folder()
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large tensors in huge pages: torch reads it at its first tensor
     if arguments[:1] in (["export"], ["schema"]):
         import_module(f"fl_lightning.cli.commands.{arguments[0]}").main(arguments[1:])
         return

@@ -138,7 +138,7 @@ def supernode_command(address: str, certificate: str, key: str, port: int, secre
         trouble: the file in which it tells what is wrong with the line.
     """
     start = (
-        "from fl_lightning.utilities.allocator import return_freed_memory; return_freed_memory(); "
+        "from fl_lightning.utilities.allocator import reuse_pieces; reuse_pieces(); "
         f"from fl_lightning.compat.flower_supernode import run_supernode; run_supernode({trouble!r})"
     )
     roots = ["--root-certificates", certificate] if certificate else []

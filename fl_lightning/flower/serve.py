@@ -25,7 +25,7 @@ from fl_lightning.flower.requirements import require_flower, require_name
 from fl_lightning.flower.retention import Sweeper
 from fl_lightning.flower.server_folder import ServerFolder, refuse_answer
 from fl_lightning.flower.turns import InTurn
-from fl_lightning.utilities.allocator import return_freed_memory
+from fl_lightning.utilities.allocator import reuse_pieces
 from fl_lightning.utilities.argument_parser import ArgumentParser
 from fl_lightning.utilities.folder_lock import lock_folder
 
@@ -72,7 +72,7 @@ def serve(arguments: argparse.Namespace) -> None:
 def _serve(arguments: argparse.Namespace, folder: ServerFolder) -> None:
     import uvicorn
 
-    return_freed_memory()
+    reuse_pieces()
     listening = [_listen(arguments.bind, arguments.port), _listen("127.0.0.1", arguments.local_port)]
     port, local_port = (one.getsockname()[1] for one in listening)
     for made in folder.prepare(arguments.host, port, local_port):

@@ -130,15 +130,16 @@ def test_freed_memory_is_kept():
     assert kept > 150
 
 
-RETURNED = """
-import threading
-from fl_lightning.utilities.allocator import return_freed_memory
+PIECES = """
+import threading, time
+from fl_lightning.utilities.allocator import reuse_pieces
 def mebibytes():
     lines = open("/proc/self/status").read().splitlines()
     return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) // 1024
-def kept():
+def faults():
+    return int(open("/proc/self/stat").read().rsplit(")", 1)[1].split()[7])
+def kept(pause):
     before = mebibytes()
-    del (first := [bytearray(b"1") * 30_000_000])[:]  # from now on, glibc keeps blocks up to this size
     live = []
     def pass_on():
         pieces = []
@@ -149,18 +150,24 @@ def kept():
     threads = [threading.Thread(target=pass_on) for _ in range(4)]
     for thread in threads: thread.start()
     for thread in threads: thread.join()
+    time.sleep(pause)
     return mebibytes() - before
-without = kept()
-assert return_freed_memory()
-print(without, kept())
+def passed_on():
+    before = faults()
+    for _ in range(20):
+        bytearray(b"1") * 5_000_000
+    return faults() - before
+assert reuse_pieces(4.0)
+print(passed_on(), kept(0), kept(9))
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
-def test_pieces_that_threads_pass_on_are_returned():
-    without, kept = map(int, python(RETURNED).split())
-    assert without > 100
-    assert kept < 20
+def test_pieces_reuse_memory_which_is_returned_now_and_then():
+    faults, at_once, later = map(int, python(PIECES).split())
+    assert faults < 3 * 1300  # the pages of few of the 20 pieces
+    assert at_once > 40
+    assert later < 20
 
 
 def test_the_users_own_allocator_settings_win(monkeypatch):
