@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import functools
 import json
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from threading import Event
 from typing import Any
 
 _AT_ONCE = 2
-"""The pieces that are under way, and in memory, at a time."""
+"""The pieces that are under way at a time, of which a receiver holds one more."""
 WAIT: dict[str, Any] = {"initial_backoff": 0.05, "backoff_cap": 1.0, "max_tries_per_object": None}
 """How to wait for a piece that has not arrived. A SuperNode gets an order as soon as the SuperLink knows of it, and its worker
 as soon as the SuperNode does, so both wait in many exchanges, with Flower's settings for a second or more."""
@@ -111,13 +114,21 @@ def receive(client: Any, tree: Any, node: Any, run_id: int, limit: float | None 
     from flwr.common.serde import message_from_proto
     from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, Message
     from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-    from flwr.supercore.inflatable.inflatable_utils import pull_objects
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, pull_objects
 
-    one = make_pull_object_fn_protobuf(client.PullObject, node, run_id)
+    ask, failed = make_pull_object_fn_protobuf(client.PullObject, node, run_id), Event()
+
+    def one(name: str) -> bytes:
+        if failed.is_set():  # nobody waits for it any more
+            raise ObjectPullError(name, "another object failed")
+        return bytes(ask(name))
 
     def pull(names: list[str]) -> dict[str, bytes]:
-        found: dict[str, bytes] = pull_objects(names, one, max_concurrent_pulls=_AT_ONCE, max_time=limit, **WAIT)
-        return found
+        try:
+            return dict(pull_objects(names, one, max_concurrent_pulls=_AT_ONCE, max_time=limit, **WAIT))
+        except BaseException:
+            failed.set()
+            raise
 
     def confirm() -> None:
         client.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=node, run_id=run_id, message_object_id=tree.object_id))
@@ -164,12 +175,13 @@ def _pieces(content: bytes) -> list[str]:
 
 def _joined(names: list[str], pull: Callable[[list[str]], dict[str, bytes]]) -> bytearray:
     """Return the contents of pieces as one, of which a few are in memory twice."""
-    whole = bytearray()
-    for start in range(0, len(names), _AT_ONCE):
-        some = names[start : start + _AT_ONCE]
-        found = pull(some)
-        for name in some:
-            whole += memoryview(found[name])[_start_of_body(found[name]) :]
+    whole, rest = bytearray(), iter(names)
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        coming = deque(threads.submit(pull, [name]) for name in islice(rest, _AT_ONCE))
+        for name in names:
+            piece = coming.popleft().result()[name]
+            coming.extend(threads.submit(pull, [following]) for following in islice(rest, 1))
+            whole += memoryview(piece)[_start_of_body(piece) :]
     return whole
 
 

@@ -96,7 +96,7 @@ def _work(link: Any, server: Any, watch: Any, say: Callable[[str], None]) -> Non
                 sys.exit(1)  # a SuperNode waits for ever for a worker that lives and does not answer
             time.sleep(1)  # it may be starting again
         if task is None:
-            time.sleep(min(max((time.monotonic() - last) / 10, _PAUSES[0]), _PAUSES[1]))
+            time.sleep(min(max((time.monotonic() - last) / 40, _PAUSES[0]), _PAUSES[1]))
         else:
             last = time.monotonic()
 

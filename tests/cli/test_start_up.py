@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -168,6 +169,30 @@ def test_pieces_reuse_memory_which_is_returned_now_and_then():
     assert faults < 3 * 1300  # the pages of few of the 20 pieces
     assert at_once > 40
     assert later < 20
+
+
+HUGE = """
+import sys
+from fl_lightning.cli.command import main
+sys.argv = ["fl-lightning", "fit", "--config", "adafed_mnist", "--print_config"]
+sys.stdout = open("/dev/null", "w")
+try:
+    main()
+except SystemExit:
+    pass
+import torch
+tensor = torch.ones(2**26, dtype=torch.uint8)
+rollup = open("/proc/self/smaps_rollup").read().splitlines()
+print(next(line for line in rollup if line.startswith("AnonHugePages")).split()[1], file=sys.__stdout__)
+"""
+PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(not PAGES.exists() or "[madvise]" not in PAGES.read_text(), reason="huge pages are off, or for all")
+def test_large_tensors_are_in_huge_pages_unless_the_user_decides(monkeypatch):
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+    assert int(python(HUGE)) > 60 * 1024
+    assert int(python(HUGE, THP_MEM_ALLOC_ENABLE="0")) < 10 * 1024
 
 
 def test_the_users_own_allocator_settings_win(monkeypatch):
