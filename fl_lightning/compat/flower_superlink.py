@@ -15,23 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.compat.flower import TESTED, installed_version, minor_version
+from fl_lightning.compat.flower_contents import contents_of, keep_contents_in_files
 from fl_lightning.compat.flower_control import prepare_environment
 from fl_lightning.compat.flower_delivery import keep_orders
 from fl_lightning.compat.flower_memory import free_what_is_done
 from fl_lightning.errors import ConfigurationError
 
 _PRAGMAS = {
-    "page_size": "16384",
     "auto_vacuum": "INCREMENTAL",
     "secure_delete": "ON",
-    "wal_autocheckpoint": "16384",
     "busy_timeout": "120000",
     "cache_size": "-4000",
 }
-"""What SQLite deletes would otherwise stay in the file, which would never shrink. With pages of 16 kB, and with checkpoints by
-the sweeper instead of in a request, a piece of a model takes a fifth of the time in its requests, and half of it in all. Up to
-256 MB of pages wait for a checkpoint. Flower's wait of 5 s is too short while large models are written: sites would get errors.
-Each of up to 15 connections has a cache, of 64 MB in Flower."""
+"""What SQLite deletes would otherwise stay in the file, which would never shrink. Flower's wait of 5 s for another writer is
+too short on a busy machine: sites would get errors. Each of up to 15 connections has a cache, of 64 MB in Flower."""
 
 _SELDOM = 1.0
 """The seconds between two looks for tasks whose process has died. Flower looks in most requests, and writes each time: so
@@ -72,10 +69,11 @@ def superlink_app(files: Mapping[str, str], host: str, port: int) -> Any:
         *("--ssl-keyfile", files["key"], "--database", files["database"], "--superexec-auth-secret-file", files["secret"]),
     ]
     keep_orders()
+    keep_contents_in_files(contents_of(Path(files["database"])))
     write_seldom()
     metadata: Any = RuntimeVersionMetadata
     metadata.check_compatibility = accepting(metadata.check_compatibility)
-    # ``page_size`` and ``auto_vacuum`` come first: they have no effect on a database that has pages.
+    # ``auto_vacuum`` comes first: it has no effect on a database that has pages.
     sql_mixin.SQLITE_PRAGMAS = tuple((_PRAGMAS | dict(sql_mixin.SQLITE_PRAGMAS) | _PRAGMAS).items())
     with patch.object(sys, "argv", arguments):
         config = _parse_superlink_lifespan_config()

@@ -4,45 +4,54 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from contextlib import closing
+import time
+from contextlib import closing, suppress
 from pathlib import Path
 
 _PERIOD = 5.0
 """The seconds between two sweeps."""
 _PATIENCE = 1.0
 """The seconds for which a sweep waits for the SuperLink to end a transaction."""
-_PAGES = 500
-"""The pages of 16 kB that one transaction returns: the SuperLink cannot write meanwhile, and sites wait for its answer."""
+_ID = 64
+"""The length of an object's id."""
+_WRITTEN = 3600.0
+"""The seconds after which nobody writes a file any more; a server that was killed has left it."""
+_PAGES = 2000
+"""The pages of 4 kB that one transaction returns: the SuperLink cannot write meanwhile, and sites wait for its answer."""
 
 
-def sweep(database: Path, unused: int | None = None) -> int:
+def sweep(database: Path) -> None:
     """Empty the write-ahead log, in which copies of deleted messages lie, and return unused pages to the file system.
 
-    The SuperLink deletes a message when the fit has it, and SQLite overwrites what is deleted (``secure_delete``). While
-    messages come and go, the next ones take the pages of the last ones, so only a federation at rest returns them.
-
-    Args:
-        database: the SuperLink's database.
-        unused: the pages that were unused at the sweep before; if there are now more or fewer, none is returned. None: all are.
-
-    Returns:
-        The pages that were unused when the sweep began.
+    The SuperLink deletes a message when the fit has it, and SQLite overwrites what is deleted (``secure_delete``).
     """
     with closing(sqlite3.connect(database, timeout=_PATIENCE)) as connection:
         if not connection.execute("PRAGMA auto_vacuum").fetchone()[0]:  # a database of an earlier version
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("VACUUM")
         connection.execute("PRAGMA secure_delete = ON")
-        found = _free_pages(connection)
-        while unused in (None, found) and _free_pages(connection):
+        while connection.execute("PRAGMA freelist_count").fetchone()[0]:
             connection.executescript(f"PRAGMA incremental_vacuum({_PAGES});")  # ``execute`` would stop after the first page
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # without keeping writers waiting
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        return found
 
 
-def _free_pages(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA freelist_count").fetchone()[0])
+def drop_unnamed(database: Path, folder: Path) -> None:
+    """Delete the files of objects that a database no longer has; the SuperLink cannot store an object meanwhile.
+
+    Args:
+        database: the SuperLink's database.
+        folder: the files, each with its object's id as its name, or another name while it is written.
+    """
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    with closing(sqlite3.connect(database, timeout=_PATIENCE)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        named = {name for (name,) in connection.execute("SELECT object_id FROM objects")}
+        for file in folder.iterdir():
+            with suppress(FileNotFoundError):  # a file whose object was refused
+                if file.name not in named and (len(file.name) == _ID or file.stat().st_mtime < time.time() - _WRITTEN):
+                    file.unlink()
 
 
 class Sweeper:
@@ -50,11 +59,11 @@ class Sweeper:
 
     Args:
         database: its file.
+        contents: the folder with the contents of its objects.
     """
 
-    def __init__(self, database: Path) -> None:
-        self._database, self._end = database, threading.Event()
-        self._unused: int | None = 0
+    def __init__(self, database: Path, contents: Path) -> None:
+        self._database, self._contents, self._end = database, contents, threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -65,7 +74,8 @@ class Sweeper:
     def _try(self) -> None:
         try:
             if self._database.exists():
-                self._unused = sweep(self._database, self._unused)
+                drop_unnamed(self._database, self._contents)
+                sweep(self._database)
         except sqlite3.OperationalError:  # the SuperLink writes now; the next sweep comes soon
             return
 
@@ -73,5 +83,4 @@ class Sweeper:
         """Stop, after a last sweep."""
         self._end.set()
         self._thread.join(10)
-        self._unused = None
         self._try()

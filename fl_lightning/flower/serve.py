@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import fl_lightning
+from fl_lightning.compat.flower_contents import contents_of
 from fl_lightning.compat.flower_control import ControlLink
 from fl_lightning.compat.flower_superlink import superlink_app
 from fl_lightning.errors import ConfigurationError, FederationError
@@ -96,7 +97,8 @@ def _serve(arguments: argparse.Namespace, folder: ServerFolder) -> None:
         f"  fl-lightning fit --config ... --federation.pool FlowerPool --federation.pool.folder {where}",
         flush=True,
     )
-    with closing(Sweeper(Path(folder.files["database"]))):
+    database = Path(folder.files["database"])
+    with closing(Sweeper(database, contents_of(database))):
         uvicorn.Server(config).run(sockets=listening)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fl_lightning.compat.flower import TESTED, Reply, ServerLink, installed_version
+from fl_lightning.compat.flower_contents import LARGE, getting, putting
 from fl_lightning.compat.flower_objects import array_of, receive, send
 from fl_lightning.compat.flower_records import as_parts, as_record
 from fl_lightning.compat.flower_runtime import patient
@@ -395,3 +396,63 @@ def test_a_superlink_that_was_lost_and_found_is_noticed_once():
     assert not link.recovered()
     assert policy.invoke(call) == "answer"
     assert not link.recovered()
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Return an object store, and a piece of a model with its id, which is registered."""
+    from flwr.app.message.arraychunk import ArrayChunk
+    from flwr.proto.message_pb2 import ObjectTree
+    from flwr.supercore.inflatable.inflatable_object import get_object_id
+    from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+
+    found = SqlObjectStore(str(tmp_path / "state.db"))
+    found.initialize()
+    content = ArrayChunk(memoryview(bytes(LARGE))).deflate()
+    name = get_object_id(content)
+    found.preregister(7, ObjectTree(object_id=name))
+    (tmp_path / "contents").mkdir()
+    kept = SimpleNamespace(
+        put=putting(SqlObjectStore.put, tmp_path / "contents"), get=getting(SqlObjectStore.get, tmp_path / "contents")
+    )
+    return found, kept, content, name
+
+
+def test_a_large_content_is_in_a_file(store, tmp_path):
+    found, kept, content, name = store
+    assert kept.get(found, name) == b""  # known, but not there
+    kept.put(found, name, content)
+    assert kept.get(found, name) == content
+    assert (tmp_path / "contents" / name).read_bytes() == content
+    assert len(found.get(name)) < 100
+    kept.put(found, name, content)
+    assert [file.name for file in (tmp_path / "contents").iterdir()] == [name]
+    for spoil in (lambda file: file.write_bytes(content[:-1]), lambda file: file.unlink()):
+        spoil(tmp_path / "contents" / name)
+        assert kept.get(found, name) is None
+
+
+def test_a_content_that_is_refused_leaves_no_file(store, tmp_path):
+    from flwr.supercore.object_store import NoObjectInStoreError
+
+    found, kept, content, name = store
+    with pytest.raises(ValueError, match="does not match content hash"):
+        kept.put(found, name, content + b"more")
+    found.delete(name)
+    with pytest.raises(NoObjectInStoreError):
+        kept.put(found, name, content)
+    assert not [*(tmp_path / "contents").iterdir()]
+    assert kept.get(found, name) is None
+
+
+def test_a_small_content_is_in_the_database(store, tmp_path):
+    from flwr.app.message.arraychunk import ArrayChunk
+    from flwr.proto.message_pb2 import ObjectTree
+    from flwr.supercore.inflatable.inflatable_object import get_object_id
+
+    found, kept, _, _ = store
+    content = ArrayChunk(memoryview(b"few")).deflate()
+    found.preregister(7, ObjectTree(object_id=get_object_id(content)))
+    kept.put(found, get_object_id(content), content)
+    assert kept.get(found, get_object_id(content)) == content
+    assert not [*(tmp_path / "contents").iterdir()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.flower.retention import Sweeper, sweep
+from fl_lightning.flower.retention import Sweeper, drop_unnamed, sweep
 from fl_lightning.flower.site_state import SiteStore
 
 _UPDATE = b"an update of site a " * 10_000
@@ -42,23 +43,6 @@ def test_a_sweep_leaves_nothing_of_deleted_updates(database: tuple[Path, sqlite3
     assert before > 20 * len(_UPDATE)
     assert _found(path.parent) > 0  # in the write-ahead log, although SQLite has overwritten the pages
     sweep(path)
-    assert _found(path.parent) == 0
-    assert path.stat().st_size < before / 100
-
-
-def test_pages_of_deleted_updates_stay_while_they_are_in_use_again(database: tuple[Path, sqlite3.Connection]) -> None:
-    """The log is emptied all the same; at rest, the second sweep finds as many unused pages as the first, and returns them."""
-    path, connection = database
-    before = path.stat().st_size
-    unused = sweep(path, 0)
-    assert _found(path.parent) == 0
-    assert path.stat().st_size == before
-    connection.execute("INSERT INTO messages VALUES (?)", (_UPDATE,))
-    connection.commit()
-    assert sweep(path, unused) < unused
-    connection.execute("DELETE FROM messages")
-    connection.commit()
-    assert sweep(path, sweep(path, 0)) == unused
     assert _found(path.parent) == 0
     assert path.stat().st_size < before / 100
 
@@ -104,7 +88,7 @@ def test_a_sweeper_waits_while_the_superlink_writes_and_sweeps_at_the_end(
     monkeypatch.setattr("fl_lightning.flower.retention._PERIOD", 0.05)
     monkeypatch.setattr("fl_lightning.flower.retention._PATIENCE", 0.05)
     connection.execute("BEGIN IMMEDIATE")
-    with closing(Sweeper(path)) as sweeper:
+    with closing(Sweeper(path, path.parent / "contents")) as sweeper:
         sweeper._thread.join(0.5)
         assert sweeper._thread.is_alive()  # although each sweep has failed so far
         assert _found(path.parent) > 0
@@ -113,7 +97,7 @@ def test_a_sweeper_waits_while_the_superlink_writes_and_sweeps_at_the_end(
 
 
 def test_a_sweeper_waits_for_the_database(tmp_path: Path) -> None:
-    with closing(Sweeper(tmp_path / "state.db")):
+    with closing(Sweeper(tmp_path / "state.db", tmp_path / "contents")):
         pass
     assert not (tmp_path / "state.db").exists()
 
@@ -144,3 +128,34 @@ def test_the_replies_of_a_federation_go_when_the_site_works_for_another(tmp_path
     SiteStore(tmp_path, "b" * 32)
     assert not [*tmp_path.rglob("reply-*")]
     assert SiteStore(tmp_path, "a" * 32).load() is not None  # what a resumed fit needs stays
+
+
+def test_files_of_deleted_objects_are_deleted(database: tuple[Path, sqlite3.Connection]) -> None:
+    path, connection = database
+    folder, kept, gone, half = path.parent / "contents", "a" * 64, "b" * 64, "being_written"
+    drop_unnamed(path, folder)  # there is none
+    folder.mkdir()
+    for name in (kept, gone, half):
+        (folder / name).write_bytes(b"content")
+    connection.execute("CREATE TABLE objects (object_id TEXT)")
+    connection.execute("INSERT INTO objects VALUES (?)", (kept,))
+    connection.commit()
+    drop_unnamed(path, folder)
+    assert {file.name for file in folder.iterdir()} == {kept, half}
+    os.utime(folder / half, (1.0, 1.0))
+    drop_unnamed(path, folder)
+    assert {file.name for file in folder.iterdir()} == {kept}
+
+
+def test_no_file_is_deleted_while_an_object_is_stored(database: tuple[Path, sqlite3.Connection], monkeypatch) -> None:
+    path, connection = database
+    monkeypatch.setattr("fl_lightning.flower.retention._PATIENCE", 0.05)
+    connection.execute("CREATE TABLE objects (object_id TEXT)")
+    connection.commit()
+    (path.parent / "contents").mkdir()
+    file = path.parent / "contents" / ("a" * 64)
+    file.write_bytes(b"content")
+    connection.execute("BEGIN IMMEDIATE")
+    with pytest.raises(sqlite3.OperationalError):
+        drop_unnamed(path, file.parent)
+    assert file.exists()
