@@ -39,7 +39,7 @@ class InTurn:
         await self._arriving.acquire()
         arriving = _Turn(self._arriving)
         try:
-            body = [await self._body(receive, arriving)]
+            body = [await self._arrived(receive, arriving)]
             await self._handled.acquire()
         finally:
             arriving.end()
@@ -57,7 +57,7 @@ class InTurn:
         finally:
             turn.end()
 
-    async def _body(self, receive: Any, turn: _Turn) -> dict[str, Any]:
+    async def _arrived(self, receive: Any, turn: _Turn) -> dict[str, Any]:
         """Return the whole body as one message; its turn ends before if the line is slow."""
         timer = asyncio.get_running_loop().call_later(self._lent, turn.end)
         try:
