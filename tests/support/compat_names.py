@@ -45,7 +45,7 @@ def defined(tree: ast.AST) -> set[str]:
     """The private names that a file defines itself."""
     found = set[str]()
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found.add(node.id)
