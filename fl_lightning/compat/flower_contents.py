@@ -58,7 +58,7 @@ def putting(put: Callable[..., None], folder: Path) -> Callable[..., None]:
             validate_object_content(content=object_content)
         number, written = tempfile.mkstemp(dir=folder)
         try:
-            with os.fdopen(number, "wb", buffering=0) as file:
+            with os.fdopen(number, "wb") as file:
                 file.write(object_content)
             with store.session():  # nothing deletes files during a transaction
                 unchecked = SimpleNamespace(session=store.session, verify=False)

@@ -18,9 +18,6 @@ HEARTBEAT = 15
 """The seconds after which a SuperNode must have given a sign of life, twice in a row; with Flower's 30, a crash shows later."""
 BEATS = 2
 """The heartbeats without which Flower calls a site offline."""
-HELD = 3.0
-"""The seconds for which the server holds a SuperNode's request for a message: the pause of Flower's SuperNode, whose requests
-are valid for 10 s. Upstream: we know of no issue."""
 _KIND = "train"
 _FOR_EVER = 10 * 365 * 24 * 3600
 """The seconds for which a reply may pause on its way; the silence of its site ends it earlier."""

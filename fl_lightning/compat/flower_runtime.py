@@ -71,25 +71,3 @@ def heartbeat(client: Any) -> Any:
     sender = HeartbeatSender(beat)
     sender.start()
     return sender
-
-
-def asking(request: bytes) -> int | None:
-    """Return the node that asks for its messages in a request; None if the request is not readable."""
-    from flwr.proto.fleet_pb2 import PullMessagesRequest
-    from google.protobuf.message import DecodeError
-
-    try:
-        return int(PullMessagesRequest.FromString(request).node.node_id)
-    except DecodeError:
-        return None
-
-
-def receiving(request: bytes) -> set[int]:
-    """Return the nodes to which a request sends messages; none if the request is not readable."""
-    from flwr.proto.runtime_pb2 import PushAppMessagesRequest
-    from google.protobuf.message import DecodeError
-
-    try:
-        return {int(one.metadata.dst_node_id) for one in PushAppMessagesRequest.FromString(request).messages_list}
-    except DecodeError:
-        return set()

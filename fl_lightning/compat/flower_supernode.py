@@ -14,7 +14,7 @@ from typing import Any
 
 from fl_lightning.compat import flower_line
 from fl_lightning.compat.flower_control import prepare_environment
-from fl_lightning.compat.flower_delivery import HEARTBEAT, HELD
+from fl_lightning.compat.flower_delivery import HEARTBEAT
 from fl_lightning.compat.flower_memory import free_what_is_done
 from fl_lightning.compat.flower_objects import WAIT
 
@@ -25,23 +25,20 @@ NOT_ACTIVATED = b"[code: 2004]"
 class Pauses:
     """Stand in for the module ``time`` in the main loop of Flower's SuperNode, which asks for the next message every 3 s.
 
-    The server answers when there is a message, or after 3 s (``flower/waiting.py``). Before its first message, a SuperNode
-    pauses: for a fifth of the time for which it has waited, from 0.1 s to Flower's pause. So short rounds are not held up, and
-    a SuperNode without work costs the server no more than Flower's.
+    The pauses grow with the time since the last message: a fifth of it, from 0.1 s to Flower's own. So short rounds are not
+    held up, and a SuperNode without work costs the server no more than Flower's.
     """
 
     def __init__(self) -> None:
-        self._since = self._last = time.monotonic()
+        self._since = time.monotonic()
 
     def sleep(self, seconds: float) -> None:
         """Sleep for at most as long as Flower would."""
-        now = time.monotonic()
         if seconds < 1:  # it waits for the worker
-            self._since = now
+            self._since = time.monotonic()
             time.sleep(min(seconds, 0.05))
-        elif now - self._last < HELD / 2:  # the server has not held its request
-            time.sleep(min(seconds, max(0.1, (now - self._since) / 5)))
-        self._last = time.monotonic()
+        else:
+            time.sleep(min(seconds, max(0.1, (time.monotonic() - self._since) / 5)))
 
 
 def dropping_incomplete(pull: Callable[..., Any]) -> Callable[..., Any]:

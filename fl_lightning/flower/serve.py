@@ -26,7 +26,6 @@ from fl_lightning.flower.requirements import require_flower, require_name
 from fl_lightning.flower.retention import Sweeper
 from fl_lightning.flower.server_folder import ServerFolder, refuse_answer
 from fl_lightning.flower.turns import InTurn
-from fl_lightning.flower.waiting import Held
 from fl_lightning.utilities.allocator import reuse_pieces
 from fl_lightning.utilities.argument_parser import ArgumentParser
 from fl_lightning.utilities.folder_lock import lock_folder
@@ -80,7 +79,7 @@ def _serve(arguments: argparse.Namespace, folder: ServerFolder) -> None:
     for made in folder.prepare(arguments.host, port, local_port):
         print(f"Created: {made}")
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    superlink = InTurn(Held(superlink_app(folder.files, "127.0.0.1", local_port)))
+    superlink = InTurn(superlink_app(folder.files, "127.0.0.1", local_port))
     app = OnlyFleet(superlink, port, fl_lightning.__version__)
     config = uvicorn.Config(
         app,

@@ -39,7 +39,7 @@ class InTurn:
         await self._arriving.acquire()
         arriving = _Turn(self._arriving)
         try:
-            body = [await self._arrived(receive, arriving)]
+            body = [await self._whole(receive, arriving)]
             await self._handled.acquire()
         finally:
             arriving.end()
@@ -57,11 +57,18 @@ class InTurn:
         finally:
             turn.end()
 
-    async def _arrived(self, receive: Any, turn: _Turn) -> dict[str, Any]:
+    async def _whole(self, receive: Any, turn: _Turn) -> dict[str, Any]:
         """Return the whole body as one message; its turn ends before if the line is slow."""
         timer = asyncio.get_running_loop().call_later(self._lent, turn.end)
+        parts = list[bytes]()
         try:
-            return await whole_body(receive)
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":  # the line is broken
+                    return dict(message)
+                parts.append(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return {"type": "http.request", "body": b"".join(parts), "more_body": False}
         finally:
             timer.cancel()
 
@@ -77,15 +84,3 @@ class _Turn:
         if self._places is not None:
             self._places.release()
             self._places = None
-
-
-async def whole_body(receive: Any) -> dict[str, Any]:
-    """Return the whole body of a request as one message, or the message that its line is broken."""
-    parts = list[bytes]()
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            return dict(message)
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return {"type": "http.request", "body": b"".join(parts), "more_body": False}
