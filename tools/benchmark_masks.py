@@ -34,7 +34,7 @@ from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalTraini
 from fl_lightning.functional.sums import Grid, Sums
 from fl_lightning.functional.words import add_words, from_words, to_words
 from fl_lightning.options.secure_aggregation.client import MaskingClient
-from fl_lightning.options.secure_aggregation.description import RoundDescription
+from fl_lightning.options.secure_aggregation.description import RoundDescription, RoundTerms
 from fl_lightning.options.secure_aggregation.keys import KeyRing, key_from, openssh
 from fl_lightning.options.secure_aggregation.messages import announcement_in, packed, packed_announcement, unpacked
 from fl_lightning.options.secure_aggregation.server import MaskedRound
@@ -167,13 +167,13 @@ class Cohort:
 
     def _answer(self, client: int, request: Mapping[str, Any]) -> Mapping[str, Any]:
         if request["step"] == "keys":
-            seen = RoundDescription.read(request["description"])
-            self.clients[client] = MaskingClient(client, seen.terms, self.rings[client], lambda _: secrets.token_bytes(32))
+            seen = RoundTerms.read_terms(request["terms"])
+            self.clients[client] = MaskingClient(client, seen, self.rings[client], lambda _: secrets.token_bytes(32))
             return {"keys": packed_announcement(self.clients[client].announce())}
         masking = self.clients[client]
         if request["step"] == "shares":
             announced = {k: announcement_in(one) for k, one in unpacked(request["announced"]).items()}
-            return {"sealed": packed(masking.share(RoundDescription.read(request["description"]), announced))}
+            return {"sealed": packed(masking.share(announced))}
         if request["step"] == "list":
             return {"signature": masking.agree(request["delivered"]).hex()}
         seeds, keys = masking.open(unpacked(request["signatures"]))
@@ -187,7 +187,7 @@ class Cohort:
         total = layout.zeros()
         for client, note in server.notes().items():
             with self.timed("client: open shares"):
-                self.clients[client].receive(unpacked(note["sealed"]))
+                self.clients[client].receive(RoundDescription.read(note["description"]), unpacked(note["sealed"]))
             if client >= number - lost:
                 continue
             with self.timed("client: words"):

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 import sites_over_bytes
 import torch
 import yaml
-from masked_sites import SECURE, SKIP, Cheat, Killed, first_order, losing_each_step_once, note_with, prepare, step_of
+from masked_sites import FIRST, SECURE, SKIP, Cheat, Killed, first_order, losing_each_step_once, note_with, prepare, step_of
 from sites_over_bytes import (
     ABSENT,
     HOOK,
@@ -73,15 +74,15 @@ def test_masked_sites_give_the_bits_of_the_simulation_without_masks(name, tmp_pa
 
 PLAIN: dict[tuple[str, bool, int], Any] = {}
 """Runs without masks, by strategy, whether the update was delivered, and the round: several losses have the same."""
-LOSSES = [("keys", False), ("shares", False), ("update", False), ("list", False), ("open", False), ("update", True)]
+LOSSES = [(step, False) for step in ("keys", "shares", "update", "list", "open")] + [("update", True), ("open", True)]
 
 
 @pytest.mark.parametrize(("step", "after"), LOSSES)
 @pytest.mark.parametrize("strategy", ["FedAvg", "Scaffold"])
 def test_a_site_that_dies_leaves_the_bits_of_the_others(strategy, step, after, tmp_path, monkeypatch):
-    """Of four, one dies before its keys, shares, update, or signature, or after its masked update, and stays away."""
+    """Of four, one dies before its keys, shares, update, or signature, after its masked update, or between two rounds."""
     prepare(tmp_path, monkeypatch, 4, secure_aggregation="allowed")
-    in_round = 1 if step == "keys" else 2
+    in_round = 1 if step in FIRST else 2
     HOOK["hook"] = Killed(tmp_path, "site2", step, after, in_round)
     masked = federate(configuration(strategy=strategy, **SECURE, **SKIP), "masked")
     lost = (strategy, step in ("list", "open") or after, in_round)
@@ -99,7 +100,7 @@ def test_ten_sites_may_lose_three_in_one_round(tmp_path, monkeypatch):
     lost = {"site2": ("shares", False), "site5": ("update", False), "site7": ("update", True)}
 
     def killing(masked: bool) -> Any:
-        each = {name: Killed(tmp_path, name, step if masked else "plain", after) for name, (step, after) in lost.items()}
+        each = {name: Killed(tmp_path, name, step if masked else "plain", after, 1) for name, (step, after) in lost.items()}
         return lambda name, parts, ask: each[name](name, parts, ask) if name in each else ask()
 
     HOOK["hook"] = killing(masked=True)
@@ -125,7 +126,7 @@ def test_three_sites_can_lose_none_and_nothing_is_opened(step, tmp_path, monkeyp
     """The run ends with a message; only in the last step have shares left, of a sum over all three."""
     prepare(tmp_path, monkeypatch, 3)
     opened = []
-    in_round = 1 if step == "keys" else 2
+    in_round = 1 if step in FIRST else 2
     killed = Killed(tmp_path, "site1", step, in_round=in_round)
 
     def hook(name: str, parts: Any, ask: Any) -> bytes | None:
@@ -140,25 +141,64 @@ def test_three_sites_can_lose_none_and_nothing_is_opened(step, tmp_path, monkeyp
     assert bool(opened) == (step == "open")
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-def test_keys_are_announced_with_the_last_step_of_the_round_before(restarted, tmp_path, monkeypatch):
-    """A site that was started again has none of them, so that all announce new ones, and no site is lost."""
-    prepare(tmp_path, monkeypatch, 3)
-    steps = []
+def steps_of_site1(folder: Path, restarted: int | None) -> list[str]:
+    """Note the steps that site1 is asked for, and start it again before its training of a round."""
+    steps: list[str] = []
 
     def hook(name: str, parts: Any, ask: Any) -> bytes | None:
-        if name == "site1":
-            steps.append(step_of(parts)[0])
-            if restarted and steps.count("shares") == 2 and steps[-1] == "shares":
-                start_site(tmp_path, name)
+        if name == "site1" and (step := step_of(parts)[0]):
+            steps.append(step)
+            if step == "update" and steps.count("update") - 1 == restarted:
+                start_site(folder, name)
         return ask()  # type: ignore[no-any-return]
 
     HOOK["hook"] = hook
+    return steps
+
+
+REST = ["update", "list", "open"]
+"""The steps of a round whose keys and shares were exchanged in the one before."""
+
+
+def test_a_round_takes_three_exchanges(tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch, 3)
+    steps = steps_of_site1(tmp_path, None)
     masked = federate(configuration(strategy="FedAvg", **SECURE))
     assert same_bits(masked, simulate(configuration(strategy="FedAvg")))
-    rest = ["shares", "update", "list", "open"]
-    again = ["shares", "keys"] if restarted else []
-    assert [step for step in steps if step] == ["keys", *rest, *again, *rest, *rest]
+    assert steps == [*FIRST, *REST, *REST, *REST]
+
+
+def test_a_site_that_was_started_again_is_lost_for_a_round(tmp_path, monkeypatch):
+    """It has no keys. In the next round, all announce new ones."""
+    prepare(tmp_path, monkeypatch, 4, secure_aggregation="allowed")
+    steps = steps_of_site1(tmp_path, 1)
+    masked = federate(configuration(strategy="FedAvg", **SECURE, **SKIP), "masked")
+    assert steps == [*FIRST, *REST, "update", *FIRST, *REST]
+    lost = []
+
+    def losing(name: str, parts: Any, ask: Any) -> bytes | None:
+        lost.extend([name] if name == "site1" and step_of(parts) == ("update", 1) else [])
+        return None if name == "site1" and step_of(parts) == ("update", 1) else ask()  # type: ignore[no-any-return]
+
+    HOOK["hook"] = losing
+    for name in REGISTERED:
+        (tmp_path / name / "state" / "record.json").unlink()
+    assert same_bits(masked, federate(configuration(strategy="FedAvg", **SKIP), "plain"))
+    assert lost
+
+
+def test_three_sites_of_which_one_was_started_again_resume(tmp_path, monkeypatch):
+    """None of three may be lost, so that the run ends; what the site says tells how to go on."""
+    prepare(tmp_path, monkeypatch, 3)
+    steps = steps_of_site1(tmp_path, 1)
+    config = configuration(strategy="FedAvg", **SECURE)
+    with pytest.raises(SystemExit):
+        federate(config)
+    told = "site1: Refused: This client has no keys for the round; it may have been started again meanwhile. All clients"
+    assert [line for line in LINES if line.startswith(told)]
+    resumed = federate(config, "real", "--ckpt_path", "last")
+    assert same_bits(resumed, simulate(configuration(strategy="FedAvg")))
+    assert steps == [*FIRST, *REST, "update", *FIRST, *REST, *REST]
 
 
 def test_a_run_goes_on_after_a_crash_of_the_server(tmp_path, monkeypatch):
@@ -292,19 +332,19 @@ ATTACKS: dict[str, tuple[Any, str]] = {
     ),
     "another session": (other_session, "The session that this site got differs from the one that all sites"),
     "an invented site": (
-        note_with("keys", description=lambda d: {**d, "cohort": [*d["cohort"], [3, "invented"]]}),
+        note_with("keys", terms=lambda d: {**d, "cohort": [*d["cohort"], [3, "invented"]]}),
         "The round has sites whose public keys this site does not have ('policy.peers'): 'invented'",
     ),
     "an exchanged name": (
-        note_with("keys", description=lambda d: {**d, "cohort": [[0, "site1"], [1, "site0"], [2, "site2"]]}),
+        note_with("keys", terms=lambda d: {**d, "cohort": [[0, "site1"], [1, "site0"], [2, "site2"]]}),
         "The round under masks calls this site by another name",
     ),
     "a sum of two": (
-        note_with("keys", description=lambda d: {**d, "cohort": [[0, "site0"], [1, "site1"]]}),
+        note_with("keys", terms=lambda d: {**d, "cohort": [[0, "site0"], [1, "site1"]]}),
         "The round has 2 sites, but must have 100 at most, and at least this site's 'policy.min_cohort' of 3",
     ),
     "another federation": (
-        note_with("keys", description=lambda d: {**d, "federation": "f" * 32}),
+        note_with("keys", terms=lambda d: {**d, "federation": "f" * 32}),
         "The federation that this site got differs from the one that all sites",
     ),
     "a list of two": (
@@ -315,7 +355,7 @@ ATTACKS: dict[str, tuple[Any, str]] = {
     "an odd list": (note_with("list", delivered=lambda d: "all"), "The list of survivors cannot be read"),
     "an unknown step": (note_with("open", step=lambda d: "keys and all"), "A round under masks has no such step"),
     "no description": (
-        note_with("keys", description=lambda d: None),
+        note_with("keys", terms=lambda d: None),
         "The description of the round under masks cannot be read",
     ),
     "a share that is none": (
@@ -323,7 +363,7 @@ ATTACKS: dict[str, tuple[Any, str]] = {
         "A message of the round under masks cannot",
     ),
     "keys of other terms": (
-        note_with("shares", description=lambda d: {**d, "threshold": 0.9}),
+        note_with("update", description=lambda d: {**d, "threshold": 0.9}),
         "The round under masks is not the one for which this client has announced keys",
     ),
     "a short key": (note_with("shares", announced=lambda d: {**d, "1": "00"}), "An announcement of keys is too short"),

@@ -108,8 +108,8 @@ def test_bytes_are_those_of_masked_words_keys_and_shares():
     """A word for each of the p parameters, two for the weight, the loss and its examples, 8 bytes each.
 
     Up: three keys and a signature, two sealed shares for each other, a signature of the list, and a share about each client.
-    Down: the others' keys, their shares, and the signatures of the list. Keys are those of the next round; in the first
-    round, also its own.
+    Down: the others' keys, their shares, and the signatures of the list. Keys, and shares up, are those of the next round; in
+    the first round, also its own.
     """
     updates = Updates()
     module = Plain()
@@ -117,10 +117,11 @@ def test_bytes_are_those_of_masked_words_keys_and_shares():
     parameters = sum(p.numel() for p in module.parameters())
     announcement, sealed, signature, share = 3 * 32 + 96, 2 * 33 + 16, 96, 33
     up = 8 * (parameters + 2 + 4) + announcement + 2 * sealed + signature + 3 * share
-    assert {u.bytes_up for u in updates.rounds[0]} == {up + announcement}
+    assert {u.bytes_up for u in updates.rounds[0]} == {up + announcement + 2 * sealed}
     assert {u.bytes_up for u in updates.rounds[1]} == {up}
     down = 4 * parameters + 2 * (announcement + sealed + signature)
-    assert {u.bytes_down for one in updates.rounds for u in one} == {down}
+    assert {u.bytes_down for u in updates.rounds[0]} == {down + 2 * announcement}
+    assert {u.bytes_down for u in updates.rounds[1]} == {down}
 
 
 class NoWeight(FedAvg):

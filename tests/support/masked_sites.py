@@ -63,10 +63,14 @@ def step_of(parts: Any) -> tuple[str, int]:
     return "", -1
 
 
-class Killed:
-    """A site dies in the second round: when it is asked for a step, before or after it has done it.
+FIRST = ("keys", "shares")
+"""The steps of the first round alone."""
 
-    Later keys are announced with the step ``open``, so that a site can only be asked for its keys in the first round.
+
+class Killed:
+    """A site dies in a round: when it is asked for a step, before or after it has done it.
+
+    Later keys and shares travel with the steps ``list`` and ``open``, so that it is asked for them in the first round alone.
     """
 
     def __init__(self, folder: Path, name: str, step: str, after: bool = False, in_round: int = 2) -> None:
@@ -79,7 +83,7 @@ class Killed:
         if self.dead:
             return None
         step, _ = step_of(parts)
-        self.rounds += step == {"plain": "update", "keys": "keys"}.get(self.step, "shares")
+        self.rounds += step == (self.step if self.step in FIRST else "update")
         if self.rounds == self.in_round and step == ("update" if self.step == "plain" else self.step):
             self.dead = True
             reply = ask() if self.after else None
@@ -124,12 +128,13 @@ def first_order(asked: Any) -> Any:
 
 def note_with(at: str, **changes: Any) -> Any:
     def change(asked: Any, parts: Any) -> Any:
-        order = first_order(asked)
-        if not isinstance(order, Note) or order.content["step"] != at:
+        kind = "notes" if asked.get("notes") else "orders"  # what comes with an order to train, or is a request by itself
+        note = next(iter(asked[kind]), None)
+        if not isinstance(note, Note) or note.content["step"] != at:
             return None
-        content = dict(order.content)
+        content = dict(note.content)
         for name, value in changes.items():
             content[name] = value(content[name])
-        return {**asked, "orders": [replace(order, content=content)]}, parts
+        return {**asked, kind: [replace(note, content=content)]}, parts
 
     return change

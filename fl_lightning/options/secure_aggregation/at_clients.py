@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -23,6 +25,7 @@ from fl_lightning.options.secure_aggregation.checks import require_grids, requir
 from fl_lightning.options.secure_aggregation.client import MaskingClient
 from fl_lightning.options.secure_aggregation.description import (
     RoundDescription,
+    RoundTerms,
     digest_of_model,
     digest_of_sums,
     digest_of_task,
@@ -47,6 +50,7 @@ from fl_lightning.types import ClientUpdate, RoundStart, Snapshot
 LOSS, EXAMPLES = "figure: loss", "figure: examples"
 """The sums of the training losses, weighted by examples, and of the examples behind them."""
 _LARGEST = 2.0**40
+_Known = TypeVar("_Known")
 
 
 class MasksAtClients(ClientHooks):
@@ -62,9 +66,9 @@ class MasksAtClients(ClientHooks):
         if self._place is not None:
             folder = self._place.folder
             self._lists = {False: SignedLists(folder), True: SignedLists(folder, "signed_sums.json")}
-        self._clients: dict[int, MaskingClient] = {}
+        self._clients: dict[int, MaskingClient] = {}  # those that have sent shares
         self._announced: dict[int, MaskingClient] = {}  # those that have announced keys, and no shares
-        self._described: tuple[Any, RoundDescription] | None = None
+        self._known: dict[Callable[[Any], Any], tuple[Any, Any]] = {}  # what was read last, by its reader
         self._identity: KeyRing | None = None
         self._editor: UpdateEditor | None = None
         self._strategy: RunningStrategy | None = None
@@ -83,55 +87,60 @@ class MasksAtClients(ClientHooks):
         """
         step = content.get("step")
         if step == KEYS:
-            return {"keys": self._keys(client, self._described_to(client, content).terms)}
+            return {"keys": self._keys(client, self._checked(client, self._read(RoundTerms.read_terms, content.get("terms"))))}
         if step == SHARES:
-            return self._shares(client, self._described_to(client, content), content.get("announced"))
-        masking = self._of(client)
+            return {"sealed": self._shares(client, content.get("announced"))}
+        masking = _of(client, self._clients)
         if step == UPDATE:
-            masking.receive(unpacked(content.get("sealed")))
-            return {WORDS: self._summand(masking)} if masking.description.is_before else {}
+            description = self._read(RoundDescription.read, content.get("description"))
+            self._checked(client, description)
+            masking.receive(description, unpacked(content.get("sealed")))
+            return {WORDS: self._summand(masking)} if description.is_before else {}
         if step == LIST:
-            return {"signature": self._signed(masking, content.get("delivered")).hex()}
+            signature = self._signed(masking, content.get("delivered")).hex()
+            ahead = {"keys": self._keys(client, masking.description.following)} if content.get("ahead") is True else {}
+            return {"signature": signature, **ahead}
         if step == OPEN:
             seeds, keys = masking.open(unpacked(content.get("signatures")))
-            ahead = {"keys": self._keys(client, masking.description.next_terms())} if content.get("ahead") is True else {}
-            return {"seeds": packed(seeds), "secrets": packed(keys), **ahead}
+            return {"seeds": packed(seeds), "secrets": packed(keys), **self._shares_ahead(client, content.get("announced"))}
         raise ProtocolError("A round under masks has no such step.")
 
-    def _read(self, values: Any) -> RoundDescription:
-        if self._described is None or self._described[0] != values:  # all clients of a simulation get the same
-            self._described = values, RoundDescription.read(values)
-        return self._described[1]
+    def _read(self, read: Callable[[Any], _Known], values: Any) -> _Known:
+        known = self._known.get(read)
+        if known is None or known[0] != values:  # all clients of a simulation get the same
+            self._known[read] = known = values, read(values)
+        return known[1]
 
-    def _of(self, client: int) -> MaskingClient:
-        if client not in self._clients:
-            raise ProtocolError("This client has no keys for the round. It may have been started again meanwhile.")
-        return self._clients[client]
-
-    def _described_to(self, client: int, content: Mapping[str, Any]) -> RoundDescription:
-        """Return the description in a request, and refuse a round in which this client does not take part."""
-        description = self._read(content.get("description"))
-        if client not in dict(description.cohort):
+    def _checked(self, client: int, terms: RoundTerms) -> RoundTerms:
+        """Return the terms of a round, and refuse one in which this client does not take part."""
+        if client not in dict(terms.cohort):
             raise ProtocolError("The round under masks is for other clients.")
         if self._place is not None:
-            require_round(description, client, self._place)
-            self._lists[description.is_before].require_cohort(description)
-        self._identity = self._simulated(description) if self._place is None else self._of_site(self._place)
-        return description
+            require_round(terms, client, self._place)
+            self._lists[terms.is_before].require_cohort(terms)
+        self._identity = self._simulated(terms) if self._place is None else self._of_site(self._place)
+        return terms
 
-    def _keys(self, client: int, terms: bytes) -> str:
+    def _keys(self, client: int, terms: RoundTerms) -> str:
         """Return new keys of a client, which wait for the round that they are for."""
         assert self._identity is not None
-        self._announced[client] = MaskingClient(client, terms, self._identity, lambda what: self._drawn(terms, client, what))
+        draw = functools.partial(self._drawn, terms.terms, client)
+        self._announced[client] = MaskingClient(client, terms, self._identity, draw)
         return packed_announcement(self._announced[client].announce())
 
-    def _shares(self, client: int, description: RoundDescription, announced: Any) -> Mapping[str, Any]:
-        """Return a client's shares; nothing if it has been started again since it announced its keys."""
-        if client not in self._announced:
-            return {}
-        self._clients[client] = masking = self._announced.pop(client)
+    def _shares(self, client: int, announced: Any) -> dict[str, str]:
+        """Return the shares of a client that has announced its keys."""
+        masking = _of(client, self._announced)
         peers = {other: announcement_in(one) for other, one in unpacked(announced).items()}
-        return {"sealed": packed(masking.share(description, peers))}
+        sealed = masking.share(peers)
+        self._clients[client] = self._announced.pop(client)
+        return packed(sealed)
+
+    def _shares_ahead(self, client: int, announced: Any) -> dict[str, Any]:
+        """Return a client's shares for the next round; none if a peer's keys are wrong, which must not harm this round."""
+        with suppress(ProtocolError):
+            return {} if announced is None else {"sealed": self._shares(client, announced)}
+        return {}
 
     def _of_site(self, place: SitePlace) -> KeyRing:
         if self._identity is None:
@@ -140,11 +149,11 @@ class MasksAtClients(ClientHooks):
             self._identity = KeyRing(load_ssh_private_key(place.key, None), place.peers)
         return self._identity
 
-    def _simulated(self, description: RoundDescription) -> KeyRing:
+    def _simulated(self, terms: RoundTerms) -> KeyRing:
         """Return the keys of simulated clients: one process has them all, so that they may be one client's as well."""
-        if self._identity is None or not {name for _, name in description.cohort} <= set(self._identity.peers):
+        if self._identity is None or not {name for _, name in terms.cohort} <= set(self._identity.peers):
             key = key_from(self._hashed("identity"))
-            self._identity = KeyRing(key, dict.fromkeys((name for _, name in description.cohort), openssh(key)))
+            self._identity = KeyRing(key, dict.fromkeys((name for _, name in terms.cohort), openssh(key)))
         return self._identity
 
     def _drawn(self, terms: bytes, client: int, what: str) -> bytes:
@@ -194,7 +203,7 @@ class MasksAtClients(ClientHooks):
         Raises:
             ProtocolError: if the order is not what the round describes, or a number is outside the range of the sums.
         """
-        masking, context, place = self._of(update.client), self._context, self._place
+        masking, context, place = _of(update.client, self._clients), self._context, self._place
         description = masking.description
         if place is not None:
             self._require_order(task, description)
@@ -251,3 +260,12 @@ class MasksAtClients(ClientHooks):
             found.start_round(RoundStart(description.round_idx, description.clients, self._context.num_clients, state, size))
             self._strategy = found
         return self._strategy
+
+
+def _of(client: int, known: Mapping[int, MaskingClient]) -> MaskingClient:
+    if client not in known:
+        raise ProtocolError(
+            "This client has no keys for the round; it may have been started again meanwhile. All clients announce new ones in "
+            "the next round, or when the run is resumed (--ckpt_path last)."
+        )
+    return known[client]

@@ -26,7 +26,7 @@ from fl_lightning.options.secure_aggregation.description import (
 )
 from fl_lightning.options.secure_aggregation.messages import WORDS
 from fl_lightning.options.secure_aggregation.opened import OpenedSums
-from fl_lightning.options.secure_aggregation.server import Ask, KeysAhead, MaskedRound
+from fl_lightning.options.secure_aggregation.server import Ask, MaskedRound, SharesAhead
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.round_result import Aggregate, RoundResult
 from fl_lightning.server.round_sums import RoundSums
@@ -49,10 +49,10 @@ class MasksAtServer(ServerHooks):
     def __init__(self, setting: str, threshold: float) -> None:
         self._setting, self._threshold = setting, threshold
         self._sums: MaskedSums | None = None
-        self._ahead: KeysAhead | None = None
+        self._ahead: SharesAhead | None = None
 
     def add_up(self, federation: Federation, what: str, size: int) -> list[int]:
-        """Return the totals of whole numbers over all clients, who announce keys for round 0 with the last step."""
+        """Return the totals of whole numbers over all clients, who exchange shares for round 0 as well."""
         federation.publish()  # sites know the session by it
         everyone = range(federation.data.num_clients)
         description = RoundDescription(
@@ -93,10 +93,10 @@ class MaskedSums(RoundSums):
         federation: the parts of the federation.
         setting: the name of the option.
         threshold: the share of the cohort that must deliver.
-        ahead: the keys that clients have announced in the round before.
+        ahead: the keys and shares that clients have exchanged in the round before.
     """
 
-    def __init__(self, federation: Federation, setting: str, threshold: float, ahead: KeysAhead | None) -> None:
+    def __init__(self, federation: Federation, setting: str, threshold: float, ahead: SharesAhead | None) -> None:
         super().__init__(federation)
         self._federation, self._setting, self._threshold, self._ahead = federation, setting, threshold, ahead
         self._ask = asking(federation, setting)
@@ -122,8 +122,8 @@ class MaskedSums(RoundSums):
         pool.tell([Note(self._setting, client, note) for client, note in self._round.notes().items()])
 
     @property
-    def ahead(self) -> KeysAhead | None:
-        """Return the keys that clients have announced for the next round."""
+    def ahead(self) -> SharesAhead | None:
+        """Return the keys and shares that clients have exchanged for the next round."""
         return None if self._round is None else self._round.ahead
 
     def _described(self, round_idx: int, plan: RoundPlan, tasks: Sequence[ClientTask]) -> RoundDescription:

@@ -8,7 +8,7 @@ from typing import Any
 from fl_lightning.core.hooks import SitePlace
 from fl_lightning.errors import ProtocolError
 from fl_lightning.functional.sums import Grid, Sums
-from fl_lightning.options.secure_aggregation.description import COMPLETE, RoundDescription
+from fl_lightning.options.secure_aggregation.description import COMPLETE, RoundTerms
 
 _UNLIKE = 2.0**24
 """How much larger than this site's weight another one's may be; 25 bits of its own numbers are left then."""
@@ -16,15 +16,15 @@ _STEPS = 2.0**10
 """The least steps of a grid that a site's largest number takes."""
 
 
-def require_round(description: RoundDescription, client: int, place: SitePlace) -> None:
+def require_round(terms: RoundTerms, client: int, place: SitePlace) -> None:
     """Refuse a round that does not meet this site's policy.
 
     Raises:
         ProtocolError: naming what does not fit.
     """
-    require_same("federation", description.federation, place.federation)
-    require_same("settings", description.contract, place.contract)
-    names = dict(description.cohort)
+    require_same("federation", terms.federation, place.federation)
+    require_same("settings", terms.contract, place.contract)
+    names = dict(terms.cohort)
     if names[client] != place.name:
         raise ProtocolError("The round under masks calls this site by another name.")
     unknown = sorted(set(names.values()) - {*place.peers, place.name})

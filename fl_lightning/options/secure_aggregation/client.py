@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_lightning.errors import ProtocolError
 from fl_lightning.functional.secret_sharing import PRIME, SHARE_BYTES, split_secret
-from fl_lightning.options.secure_aggregation.description import RoundDescription
+from fl_lightning.options.secure_aggregation.description import RoundDescription, RoundTerms
 from fl_lightning.options.secure_aggregation.keys import (
     Identity,
     SecretKey,
@@ -53,16 +53,18 @@ class MaskingClient:
 
     Args:
         client: its id.
-        terms: the digest of what is known of the round beforehand.
+        terms: what is known of the round beforehand.
         identity: signs for it, and checks its peers' signatures.
         draw: returns 32 secret random bytes for a purpose.
     """
 
     description: RoundDescription
-    """What it knows of the round, once it has shared its secrets."""
+    """What it knows of the round, once it has been asked for its masked update."""
 
-    def __init__(self, client: int, terms: bytes, identity: Identity, draw: Callable[[str], bytes]) -> None:
+    def __init__(self, client: int, terms: RoundTerms, identity: Identity, draw: Callable[[str], bytes]) -> None:
         self.client, self._terms, self._identity, self._draw = client, terms, identity, draw
+        self._names = dict(terms.cohort)
+        self._neighbours, self._least = terms.neighbours(client), terms.least(client)
         self._step = 0
         self._sealing, self._secret, self._seed = SecretKey(draw("sealing")), draw("masking"), draw("seed")
         self._masking: SecretKey | None = SecretKey(self._secret)
@@ -80,7 +82,7 @@ class MaskingClient:
         others = set(self._neighbours) & set(clients)
         if len(others) + 1 < self._least:
             raise ProtocolError(
-                f"{self.description.title}: {len(others) + 1} of {len(self._neighbours) + 1} clients {what}, but "
+                f"{self._terms.title}: {len(others) + 1} of {len(self._neighbours) + 1} clients {what}, but "
                 f"removing the masks takes {self._least} or more."
             )
 
@@ -90,26 +92,21 @@ class MaskingClient:
         """Return the keys of the round, which may not have begun (AdvertiseKeys)."""
         self._take(0, "keys")
         assert self._masking is not None
-        bare = Announcement(self._sealing.public, self._masking.public, commitment(self._seed, self._terms), b"")
-        signature = self._identity.sign("keys", bare.content(self.client, self._terms))
+        bare = Announcement(self._sealing.public, self._masking.public, commitment(self._seed, self._terms.terms), b"")
+        signature = self._identity.sign("keys", bare.content(self.client, self._terms.terms))
         return Announcement(bare.sealing, bare.masking, bare.seed, signature)
 
-    def share(self, description: RoundDescription, announced: Mapping[int, Announcement]) -> dict[int, bytes]:
+    def share(self, announced: Mapping[int, Announcement]) -> dict[int, bytes]:
         """Return the shares of this client's secrets, sealed for each neighbour that has announced keys (ShareKeys).
 
         Raises:
-            ProtocolError: if the keys are of another round, a signature is wrong, a key appears twice, or too few have
-                announced keys.
+            ProtocolError: if a signature is wrong, a key appears twice, or too few have announced keys.
         """
         self._take(1, "shares")
-        if description.terms != self._terms:
-            raise ProtocolError("The round under masks is not the one for which this client has announced keys.")
-        self.description, self._names = description, dict(description.cohort)
-        self._neighbours, self._least = description.neighbours(self.client), description.least(self.client)
         peers = {other: announced[other] for other in self._neighbours if other in announced}
         self._enough(peers, "have announced keys")
         for other, one in peers.items():
-            self._identity.check(self._names[other], "keys", one.content(other, self._terms), one.signature)
+            self._identity.check(self._names[other], "keys", one.content(other, self._terms.terms), one.signature)
         keys = [key for one in peers.values() for key in (one.sealing, one.masking)]
         if len(set(keys)) < len(keys):
             raise ProtocolError("Two clients of a round under masks have announced the same key.")
@@ -133,7 +130,7 @@ class MaskingClient:
         return {holder: share.to_bytes(SHARE_BYTES, "big") for holder, share in shares.items()}
 
     def _context(self, sender: int, receiver: int) -> bytes:
-        return self.description.digest + sender.to_bytes(8, "big") + receiver.to_bytes(8, "big")
+        return self._terms.terms + sender.to_bytes(8, "big") + receiver.to_bytes(8, "big")
 
     def _key(self, other: int, sender: int, receiver: int) -> bytes:
         if other not in self._agreed:
@@ -142,13 +139,17 @@ class MaskingClient:
 
     # ---------------------------------------------------------------- the masked update
 
-    def receive(self, sealed: Mapping[int, bytes]) -> None:
-        """Take the shares of the neighbours that take part.
+    def receive(self, description: RoundDescription, sealed: Mapping[int, bytes]) -> None:
+        """Take the description of the round, and the shares of the neighbours that take part.
 
         Raises:
-            ProtocolError: if one was changed, comes from somebody else, or if there are too few.
+            ProtocolError: if the round is another one, or if a share was changed, comes from somebody else, or there are too
+                few.
         """
+        if description.terms != self._terms.terms:
+            raise ProtocolError("The round under masks is not the one for which this client has announced keys.")
         self._take(2, "masked update")
+        self.description = description
         if not set(sealed) <= set(self._peers):
             raise ProtocolError("Shares come from a client that has announced no keys.")
         self._enough(sealed, "have sent shares")

@@ -6,7 +6,8 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -28,8 +29,8 @@ _PER_DOUBLING = 8
 
 
 @dataclass(frozen=True)
-class RoundDescription:
-    """Describe a round under masks. Shares, masks and lists depend on its digest, keys on its terms.
+class RoundTerms:
+    """Say what is known of a round under masks before it begins. Keys are signed, and shares sealed, for these terms alone.
 
     Attributes:
         federation: the id of the federation; empty in a simulation.
@@ -38,11 +39,6 @@ class RoundDescription:
         round_idx: the communication round, from 0; :data:`BEFORE` for whole numbers before it.
         cohort: the ids and names of the clients that exchange keys, ascending.
         threshold: the least share of a client's neighbours, itself included, that must help to remove its masks.
-        model: the digest of the global model and of all that comes with it, but the limits of updates; for whole numbers
-            :func:`digest_of_sums`.
-        work: the digest of what each client is asked to do; empty if the clients have different tasks.
-        sizes: the length of each sum, by name.
-        grids: the grids of those that have one, by name.
     """
 
     federation: str
@@ -51,68 +47,44 @@ class RoundDescription:
     round_idx: int
     cohort: tuple[tuple[int, str], ...]
     threshold: float
-    model: str
-    work: str
-    sizes: Mapping[str, int]
-    grids: Mapping[str, Grid]
-
-    @cached_property
-    def digest(self) -> bytes:
-        """Return the digest of the whole description, 32 bytes."""
-        return _hashed(self.plain())
 
     @cached_property
     def terms(self) -> bytes:
-        """Return the digest of what is known of the round before it begins, 32 bytes; keys are signed with it."""
-        known = (self.federation, self.contract, self.session, self.round_idx, self.cohort, self.threshold)
-        return _hashed(["terms", *known])
+        """Return the digest of the terms, 32 bytes."""
+        return _hashed(["terms", *self.plain_terms().values()])
 
-    def next_terms(self) -> bytes:
+    @cached_property
+    def following(self) -> RoundTerms:
         """Return the terms of the next round, if it has the same cohort."""
-        return replace(self, round_idx=self.round_idx + 1).terms
+        return RoundTerms(**{**self.plain_terms(), "round_idx": self.round_idx + 1})
 
-    def plain(self) -> dict[str, Any]:
-        """Return the description as plain values, for the way to a site."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}  # 'asdict' copies each name of a cohort
-        return {**values, "sizes": dict(self.sizes), "grids": {name: asdict(grid) for name, grid in self.grids.items()}}
+    def plain_terms(self) -> dict[str, Any]:
+        """Return the terms as plain values, for the way to a site."""
+        return {field.name: getattr(self, field.name) for field in fields(RoundTerms)}  # 'asdict' copies each name
 
     @classmethod
-    def read(cls, values: Any) -> RoundDescription:
-        """Read a description from plain values.
+    def read_terms(cls, values: Any) -> RoundTerms:
+        """Read terms from plain values, which may be of a whole description.
 
         Raises:
-            ProtocolError: if it is not a valid description.
+            ProtocolError: if they are not valid.
         """
-        try:
-            grids = {str(name): _grid(one) for name, one in values["grids"].items()}
+        with _reading():
             cohort = tuple((int(client), str(name)) for client, name in values["cohort"])
-            sizes = {str(name): int(size) for name, size in values["sizes"].items()}
-            plain = {
-                name: values[name] for name in ("federation", "contract", "session", "round_idx", "threshold", "model", "work")
-            }
-            found = cls(**plain, cohort=cohort, sizes=sizes, grids=grids)
+            plain = {name: values[name] for name in ("federation", "contract", "session", "round_idx", "threshold")}
+            found = RoundTerms(**plain, cohort=cohort)
             sound = len({k for k, _ in cohort}) == len({name for _, name in cohort}) == len(cohort)
             sound &= all(0 <= client < _MOST_CLIENTS for client, _ in cohort)  # a share for the id -1 would be the secret
             sound &= type(found.round_idx) is int and found.round_idx >= BEFORE  # NaN is not below any round
-            sound &= not (found.is_before and grids)
-            sound &= all(isinstance(plain[name], str) for name in ("federation", "contract", "session", "model", "work"))
-            sound &= all(size >= 0 for size in sizes.values()) and 0 < found.threshold <= 1
-            sound &= all(_is_sound(grid) and sum(n for n, _ in grid.pieces) == sizes[name] for name, grid in grids.items())
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise ProtocolError("The description of the round under masks cannot be read.") from error
-        if not sound:
-            raise ProtocolError("The description of the round under masks contradicts itself.")
+            sound &= all(isinstance(plain[name], str) for name in ("federation", "contract", "session"))
+            sound &= 0 < found.threshold <= 1
+        _require(sound)
         return found
 
     @property
     def clients(self) -> tuple[int, ...]:
         """Return the ids of the clients that exchange keys, ascending."""
         return tuple(client for client, _ in self.cohort)
-
-    @cached_property
-    def layout(self) -> WordLayout:
-        """Return how the sums are written as words."""
-        return (WholeLayout if self.is_before else WordLayout)(self.sizes, self.grids)
 
     @property
     def is_before(self) -> bool:
@@ -129,7 +101,7 @@ class RoundDescription:
         if len(self.cohort) <= COMPLETE:
             return {client: tuple(other for other in self.clients if other != client) for client in self.clients}
         ring = [*self.clients]
-        random.Random(self.digest).shuffle(ring)  # the server cannot choose the neighbours
+        random.Random(self.terms).shuffle(ring)  # the server cannot choose the neighbours
         reach = _PER_DOUBLING * (len(ring) - 1).bit_length() // 2
         steps = [step for step in range(-reach, reach + 1) if step]
         places = enumerate(ring)
@@ -142,6 +114,70 @@ class RoundDescription:
     def least(self, client: int) -> int:
         """Return how many of a client's neighbours and itself must help: a share, and more than two thirds in any case."""
         return least_of(len(self.neighbours(client)) + 1, self.threshold)
+
+
+@dataclass(frozen=True)
+class RoundDescription(RoundTerms):
+    """Describe a round under masks. Masks and lists of survivors depend on its digest.
+
+    Attributes:
+        model: the digest of the global model and of all that comes with it, but the limits of updates; for whole numbers
+            :func:`digest_of_sums`.
+        work: the digest of what each client is asked to do; empty if the clients have different tasks.
+        sizes: the length of each sum, by name.
+        grids: the grids of those that have one, by name.
+    """
+
+    model: str
+    work: str
+    sizes: Mapping[str, int]
+    grids: Mapping[str, Grid]
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Return the digest of the whole description, 32 bytes."""
+        return _hashed(self.plain())
+
+    def plain(self) -> dict[str, Any]:
+        """Return the description as plain values, for the way to a site."""
+        grids = {name: asdict(grid) for name, grid in self.grids.items()}
+        return {**self.plain_terms(), "model": self.model, "work": self.work, "sizes": dict(self.sizes), "grids": grids}
+
+    @classmethod
+    def read(cls, values: Any) -> RoundDescription:
+        """Read a description from plain values.
+
+        Raises:
+            ProtocolError: if it is not a valid description.
+        """
+        terms = cls.read_terms(values)
+        with _reading():
+            grids = {str(name): _grid(one) for name, one in values["grids"].items()}
+            sizes = {str(name): int(size) for name, size in values["sizes"].items()}
+            model, work = values["model"], values["work"]
+            sound = isinstance(model, str) and isinstance(work, str)
+            sound &= not (terms.is_before and grids) and all(size >= 0 for size in sizes.values())
+            sound &= all(_is_sound(grid) and sum(n for n, _ in grid.pieces) == sizes[name] for name, grid in grids.items())
+        _require(sound)
+        return cls(**terms.plain_terms(), model=model, work=work, sizes=sizes, grids=grids)
+
+    @cached_property
+    def layout(self) -> WordLayout:
+        """Return how the sums are written as words."""
+        return (WholeLayout if self.is_before else WordLayout)(self.sizes, self.grids)
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ProtocolError("The description of the round under masks cannot be read.") from error
+
+
+def _require(sound: bool) -> None:
+    if not sound:
+        raise ProtocolError("The description of the round under masks contradicts itself.")
 
 
 def _hashed(values: Any) -> bytes:

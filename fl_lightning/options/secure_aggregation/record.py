@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.errors import ProtocolError
-from fl_lightning.options.secure_aggregation.description import BEFORE, RoundDescription
+from fl_lightning.options.secure_aggregation.description import BEFORE, RoundDescription, RoundTerms
 from fl_lightning.utilities.atomic_file import write_whole
 
 
@@ -28,14 +28,14 @@ class SignedLists:
         empty: dict[str, dict[str, Any]] = {"models": {}, "federations": {}}
         return json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else empty
 
-    def require_cohort(self, description: RoundDescription) -> None:
+    def require_cohort(self, terms: RoundTerms) -> None:
         """Refuse another cohort than this federation's first one: two sums could differ in one site.
 
         Raises:
             ProtocolError: naming what has changed.
         """
-        known = self._read()["federations"].get(description.federation)
-        if known is not None and known["cohort"] != _digest(description.cohort):
+        known = self._read()["federations"].get(terms.federation)
+        if known is not None and known["cohort"] != _digest(terms.cohort):
             raise ProtocolError(
                 "The sites of the round are others than before in this federation, so the difference of two sums could show "
                 "one site's update. Let every round have all sites ('federation.clients_per_round': 1.0), and begin a new "

@@ -38,16 +38,18 @@ _TRIES = 200
 """How many choices of shares to try before giving up on a secret of which some shares are wrong."""
 
 
-class KeysAhead(NamedTuple):
-    """Keys that clients have announced for the next round together with the last step of a round.
+class SharesAhead(NamedTuple):
+    """Keys and shares of all clients for the next round, exchanged in the last two steps of a round.
 
     Attributes:
-        terms: the terms of the round that they are for.
+        terms: the digest of the terms that they are for.
         announced: the keys by client.
+        sealed: the shares by sender, for each receiver.
     """
 
     terms: bytes
     announced: Mapping[int, Announcement]
+    sealed: Mapping[int, Mapping[int, bytes]]
 
 
 class MaskedRound:
@@ -56,63 +58,64 @@ class MaskedRound:
     Args:
         description: what all of them must see alike.
         ask: asks clients.
-        ahead: the keys that clients have announced already.
-        looks_ahead: whether clients announce keys for the next round with the last step of this one.
+        ahead: the keys and shares that clients have exchanged already.
+        looks_ahead: whether clients exchange those of the next round in the last two steps of this one.
     """
 
     def __init__(
-        self, description: RoundDescription, ask: Ask, ahead: KeysAhead | None = None, looks_ahead: bool = False
+        self, description: RoundDescription, ask: Ask, ahead: SharesAhead | None = None, looks_ahead: bool = False
     ) -> None:
         self.description, self._ask, self._looks_ahead = description, ask, looks_ahead
-        self._known = ahead.announced if ahead is not None and ahead.terms == description.terms else {}
-        self.ahead: KeysAhead | None = None
-        self._announced: dict[int, Announcement] = {}
-        self._sealed: dict[int, dict[int, bytes]] = {}  # by sender, for each receiver
+        self._given = ahead if ahead is not None and ahead.terms == description.terms else None
+        self.ahead: SharesAhead | None = None
+        self._announced: Mapping[int, Announcement] = {}
+        self._sealed: Mapping[int, Mapping[int, bytes]] = {}  # by sender, for each receiver
         self._honest = set[int]()
         self.bytes_up, self.bytes_down = Counter[int](), Counter[int]()
 
     # ---------------------------------------------------------------- before the training
 
     def begin(self) -> None:
-        """Collect the clients' keys, unless they are known already, and shares.
+        """Collect the clients' keys and shares, unless they are known already.
 
         Raises:
             ClientError: if too few answer.
         """
-        replies = self._shares()
-        if self._known and not all(replies.values()):  # a client was started again, and has none of its keys
-            self._known = {}
-            replies = self._shares()
-        sealed = _read(replies, lambda found: unpacked(found["sealed"]))
-        # The peers that one leaves out would not sign a list of survivors with its name.
-        peers = {client: self._peers(client) for client in sealed}
-        self._sealed = {client: shares for client, shares in sealed.items() if shares.keys() >= set(peers[client])}
+        if self._given is not None:
+            self._announced, self._sealed = self._given.announced, self._given.sealed
+            return
+        terms = self.description.plain_terms()
+        replies = self._asked({client: {"step": KEYS, "terms": terms} for client in self.description.clients})
+        self._announced = _read_keys(replies)
+        self._require(self._announced, "have announced keys")
+        announced = self._to_each(self._announced)
+        sent = self._asked({client: {"step": SHARES, "announced": found} for client, found in announced.items()})
+        self._sealed = self._whole_shares(sent, self._announced)
         self._require(self._sealed, "have sent shares")
 
-    def _peers(self, client: int) -> list[int]:
-        return [other for other in self.description.neighbours(client) if other in self._announced]
+    def _to_each(self, announced: Mapping[int, Announcement]) -> dict[int, dict[str, str]]:
+        """Return what each client that has announced keys is told of those of its neighbours."""
+        texts = {client: packed_announcement(one) for client, one in announced.items()}
+        around = self.description.neighbours
+        return {client: {str(peer): texts[peer] for peer in around(client) if peer in texts} for client in texts}
 
-    def _shares(self) -> Mapping[int, Mapping[str, Any]]:
-        """Return the clients' answers when they are asked for shares, for which they get the others' keys."""
-        plain = self.description.plain()
-        unknown = [client for client in self.description.clients if client not in self._known]
-        replies = self._asked({client: {"step": KEYS, "description": plain} for client in unknown}) if unknown else {}
-        self._announced = {**self._known, **_read_keys(replies)}
-        self._require(self._announced, "have announced keys")
-        texts = {client: packed_announcement(one) for client, one in self._announced.items()}
-        announced = {client: {str(peer): texts[peer] for peer in self._peers(client)} for client in texts}
-        return self._asked(
-            {client: {"step": SHARES, "description": plain, "announced": found} for client, found in announced.items()}
-        )
+    def _whole_shares(self, replies: Mapping[int, Any], announced: Collection[int]) -> dict[int, dict[int, bytes]]:
+        """Return the shares of the clients that have sent one to each neighbour.
+
+        The neighbours that one leaves out would not sign a list of survivors with its name.
+        """
+        found = _read(replies, lambda reply: unpacked(reply["sealed"]))
+        around = {client: set(self.description.neighbours(client)) & set(announced) for client in found}
+        return {client: shares for client, shares in found.items() if shares.keys() >= around[client]}
 
     def notes(self) -> dict[int, dict[str, Any]]:
         """Return what each client that takes part must know before it masks its update."""
-        found = {}
+        found, plain = {}, self.description.plain()
         for client in self._sealed:
             senders = [other for other in self.description.neighbours(client) if other in self._sealed]
             shares = {other: self._sealed[other][client] for other in senders if client in self._sealed[other]}
             self.bytes_down[client] += sum(map(len, shares.values()))
-            found[client] = {"step": UPDATE, "sealed": packed(shares)}
+            found[client] = {"step": UPDATE, "description": plain, "sealed": packed(shares)}
         return found
 
     # ---------------------------------------------------------------- after the training
@@ -145,16 +148,19 @@ class MaskedRound:
         """
         self._require(delivered, "delivered")
         named = sorted(delivered)
-        replies = self._asked({client: {"step": LIST, "delivered": named} for client in named})
+        ahead = self._looks_ahead
+        replies = self._asked({client: {"step": LIST, "delivered": named, "ahead": ahead} for client in named})
         signatures = _read(replies, lambda found: bytes.fromhex(found["signature"]))
         self._require(signatures, "have signed the list of survivors")
-        requests = {}
+        requests, keys = {}, _read_keys(replies)
+        told = self._to_each(keys) if keys.keys() == set(self.description.clients) else {}
         for client in signatures:
             own = {other: signatures[other] for other in self.description.neighbours(client) if other in signatures}
-            requests[client] = {"step": OPEN, "signatures": packed(own), "ahead": self._looks_ahead}
+            requests[client] = {"step": OPEN, "signatures": packed(own), "announced": told.get(client)}
         helped = self._asked(requests)
-        if self._looks_ahead:
-            self.ahead = KeysAhead(self.description.next_terms(), _read_keys(helped))
+        sealed = self._whole_shares(helped, keys)
+        if told and sealed.keys() == keys.keys():  # otherwise all announce new keys, also those who were away
+            self.ahead = SharesAhead(self.description.following.terms, keys, sealed)
         seeds, secrets = (_by_owner(_read(helped, lambda found, w=what: unpacked(found[w]))) for what in ("seeds", "secrets"))  # type: ignore[misc]
         self._remove(words, mine, seeds, secrets, set(delivered))
 
@@ -256,7 +262,7 @@ def _size(message: Mapping[str, Any]) -> int:
     """Return the bytes of keys, shares and signatures in a message."""
     found = 0
     for name, value in message.items():
-        if isinstance(value, Mapping) and name != "description":
+        if isinstance(value, Mapping) and name not in ("description", "terms"):
             found += sum(len(str(text)) // 2 for text in value.values())
         elif name in ("keys", "signature"):
             found += len(str(value)) // 2
