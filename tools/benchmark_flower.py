@@ -141,10 +141,10 @@ PARTS = {
 def ours(folder: Path, hidden: list[int], rounds: int, sites: int) -> tuple[list[float], dict[str, float]]:
     """Return seconds per round and peak memory in GB of a fit over sites."""
     federation = Federation(folder, [f"site_{k}" for k in range(sites)], life=1500)
-    federation.prepare(*digits(100 + 30 * sites), test=100)
+    federation.prepare(*digits(100 + 150 * sites), test=100)  # with so many, no site lacks a class
     config = yaml.safe_load(CONFIG)
     config["model"]["init_args"]["network"]["init_args"]["hidden"] = hidden
-    config["data"]["datamodule"]["init_args"]["batch_size"] = 100
+    config["data"]["datamodule"]["init_args"]["batch_size"] = 150
     clock = {"class_path": "benchmark_flower.RoundClock", "init_args": {"path": "seconds.json"}}
     config["trainer"] |= {"max_epochs": rounds + 2, "callbacks": [clock]}
     (folder / "server" / "config.yaml").write_text(yaml.safe_dump(config))
