@@ -168,6 +168,31 @@ def test_a_round_takes_three_exchanges(tmp_path, monkeypatch):
     assert steps == [*FIRST, *REST, *REST, *REST]
 
 
+@pytest.mark.parametrize("place", [10, -10, None], ids=["another key", "a wrong signature", "no key"])
+def test_wrong_keys_for_the_next_round_do_not_harm_this_one(place, tmp_path, monkeypatch):
+    """The others send no shares for them, and the sum is opened; in the next round, all announce new keys."""
+    prepare(tmp_path, monkeypatch, 3)
+    noted = steps_of_site1(tmp_path, None)
+    note = HOOK["hook"]
+
+    def hook(name: str, parts: Any, ask: Any) -> bytes | None:
+        reply = note(name, parts, ask)
+        if name != "site1" or step_of(parts)[0] != "list" or noted.count("list") > 1:
+            return reply  # type: ignore[no-any-return]
+        found = dict(envelope.opened(reply, ("reply",)))
+        keys = bytearray.fromhex(found["replies"][0].content["keys"])
+        if place is not None:
+            keys[place] ^= 1
+        told = {**found["replies"][0].content, "keys": "" if place is None else keys.hex()}
+        found["replies"] = [replace(found["replies"][0], content=told)]
+        return envelope.reply(**{what: value for what, value in found.items() if what not in ("kind", "version")})
+
+    HOOK["hook"] = hook
+    masked = federate(configuration(strategy="FedAvg", **SECURE))
+    assert same_bits(masked, simulate(configuration(strategy="FedAvg")))
+    assert noted == [*FIRST, *REST, *FIRST, *REST, *REST]
+
+
 def test_a_site_that_was_started_again_is_lost_for_a_round(tmp_path, monkeypatch):
     """It has no keys. In the next round, all announce new ones."""
     prepare(tmp_path, monkeypatch, 4, secure_aggregation="allowed")

@@ -138,8 +138,9 @@ class MasksAtClients(ClientHooks):
 
     def _shares_ahead(self, client: int, announced: Any) -> dict[str, Any]:
         """Return a client's shares for the next round; none if a peer's keys are wrong, which must not harm this round."""
-        with suppress(ProtocolError):
-            return {} if announced is None else {"sealed": self._shares(client, announced)}
+        if announced is not None:
+            with suppress(ProtocolError):
+                return {"sealed": self._shares(client, announced)}
         return {}
 
     def _of_site(self, place: SitePlace) -> KeyRing:

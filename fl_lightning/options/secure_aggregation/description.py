@@ -62,8 +62,8 @@ class RoundTerms:
         """Return the terms as plain values, for the way to a site."""
         return {field.name: getattr(self, field.name) for field in fields(RoundTerms)}  # 'asdict' copies each name
 
-    @classmethod
-    def read_terms(cls, values: Any) -> RoundTerms:
+    @staticmethod
+    def read_terms(values: Any) -> RoundTerms:
         """Read terms from plain values, which may be of a whole description.
 
         Raises:
