@@ -79,7 +79,8 @@ def _serve(arguments: argparse.Namespace, folder: ServerFolder) -> None:
     for made in folder.prepare(arguments.host, port, local_port):
         print(f"Created: {made}")
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    superlink = InTurn(superlink_app(folder.files, "127.0.0.1", local_port))
+    database = Path(folder.files["database"])
+    superlink = InTurn(superlink_app(folder.files, "127.0.0.1", local_port), contents_of(database))
     app = OnlyFleet(superlink, port, fl_lightning.__version__)
     config = uvicorn.Config(
         app,
@@ -96,7 +97,6 @@ def _serve(arguments: argparse.Namespace, folder: ServerFolder) -> None:
         f"  fl-lightning fit --config ... --federation.pool FlowerPool --federation.pool.folder {where}",
         flush=True,
     )
-    database = Path(folder.files["database"])
     with closing(Sweeper(database, contents_of(database))):
         uvicorn.Server(config).run(sockets=listening)
 

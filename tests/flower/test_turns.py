@@ -1,9 +1,11 @@
-"""How many pieces of models a SuperLink has in memory at a time, whatever the number of sites."""
+"""How much of models a SuperLink has in memory at a time, whatever the number of sites."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import resource
+import tracemalloc
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,24 +13,26 @@ import pytest
 from fl_lightning.flower.turns import InTurn
 
 PUSH, PULL = "/v1/fleet/push-object", "/v1/runtime/pull-object"
+PIECE = bytes(range(256)) * 2**13
+"""2 MiB."""
 
 
 class Line:
-    """A request whose body arrives in two parts, the second when it is let go, and whose reply is read when it is."""
+    """A request whose body arrives in parts, the last when it is let go, and whose reply is read when it is."""
 
-    def __init__(self, path: str = PUSH, broken: bool = False) -> None:
+    def __init__(self, path: str = PUSH, parts: Sequence[bytes] = (b"ab", b"cd"), broken: bool = False) -> None:
         self.scope = {"type": "http", "path": path}
         self.body_comes, self.reply_goes = asyncio.Event(), asyncio.Event()
-        self.read, self.sent, self.broken = 0, list[Any](), broken
+        self.parts, self.read, self.sent, self.broken = parts, 0, list[Any](), broken
 
     async def receive(self) -> dict[str, Any]:
         self.read += 1
-        if self.read == 1:
-            return {"type": "http.request", "body": b"ab", "more_body": True}
+        if self.read < len(self.parts):
+            return {"type": "http.request", "body": self.parts[self.read - 1], "more_body": True}
         await self.body_comes.wait()
-        if self.broken or self.read > 2:
+        if self.broken or self.read > len(self.parts):
             return {"type": "http.disconnect"}
-        return {"type": "http.request", "body": b"cd", "more_body": False}
+        return {"type": "http.request", "body": self.parts[-1], "more_body": False}
 
     async def send(self, message: Any) -> None:
         self.sent.append(message)
@@ -36,19 +40,20 @@ class Line:
 
 
 class App:
-    """Handles a request when it is let go."""
+    """Handles a request when it is let go, and replies with what it got."""
 
     def __init__(self) -> None:
-        self.seen, self.now, self.most = list[Any](), 0, 0
+        self.seen, self.now, self.most = 0, 0, 0
         self.goes_on = asyncio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self.seen.append(await receive())
-        self.now += 1
+        body = (await receive()).get("body", b"")
+        self.seen, self.now = self.seen + 1, self.now + 1
         self.most = max(self.most, self.now)
         await self.goes_on.wait()
         self.now -= 1
         await send({"type": "http.response.start"})
+        await send({"type": "http.response.body", "body": body})
 
 
 def run(test: Callable[[], Any]) -> None:
@@ -71,102 +76,139 @@ def release(lines: list[Line]) -> None:
 
 
 @pytest.mark.parametrize("path", [PUSH, PULL])
-def test_few_are_handled_at_a_time(path):
+def test_few_are_handled_at_a_time(path, tmp_path):
     """A reply that a slow line has not read yet does not hold up others."""
 
     async def test() -> None:
         app = App()
         lines = [Line(path) for _ in range(7)]
-        tasks = begun(InTurn(app, handled=2, arriving=9), lines)
+        tasks = begun(InTurn(app, tmp_path, handled=2), lines)
         for line in lines:
             line.body_comes.set()
         await settled()
-        assert app.now == len(app.seen) == 2
+        assert app.now == app.seen == 2
         app.goes_on.set()
         await settled()
-        assert len(app.seen) == 7
+        assert app.seen == 7
         assert app.most == 2
-        assert app.seen[0] == {"type": "http.request", "body": b"abcd", "more_body": False}
         assert not any(task.done() for task in tasks)
-        for line in lines:
-            line.reply_goes.set()
+        release(lines)
         await asyncio.gather(*tasks)
 
     run(test)
 
 
-def test_few_bodies_are_read_at_a_time_and_slow_ones_do_not_count():
+@pytest.mark.parametrize("sizes", [(0,), (1,), (2**17,), (2**17 + 1,), (2**17, 1), (1, 3 * 2**17, 0, 2**20)])
+def test_bodies_pass_unchanged_in_parts_of_which_a_connection_has_one(sizes, tmp_path):
+    async def test() -> None:
+        app, line = App(), Line(parts=[PIECE[:size] for size in sizes])
+        app.goes_on.set()
+        release([line])
+        await InTurn(app, tmp_path)(line.scope, line.receive, line.send)
+        start, *parts, last = line.sent
+        assert start == {"type": "http.response.start"}
+        assert b"".join(part["body"] for part in parts) == b"".join(line.parts)
+        assert all(0 < len(part["body"]) <= 2**17 and part["more_body"] for part in parts)
+        assert last == {"type": "http.response.body", "body": b"", "more_body": False}
+
+    run(test)
+
+
+@pytest.mark.parametrize("where", ["arrives", "waits", "leaves"])
+def test_what_is_not_handled_is_not_in_memory(where, tmp_path):
     async def test() -> None:
         app = App()
-        app.goes_on.set()
-        lines = [Line() for _ in range(5)]
-        tasks = begun(InTurn(app, arriving=2, lent=0.05), lines)
+        lines = [Line(parts=(PIECE, b"")) for _ in range(20)]
+        tasks = begun(InTurn(app, tmp_path, handled=1), lines)
+        if where != "arrives":
+            for line in lines:
+                line.body_comes.set()
+        if where == "leaves":
+            app.goes_on.set()
         await settled()
-        assert [line.read for line in lines] == [2, 2, 0, 0, 0]
-        while not all(line.read == 2 for line in lines):  # after the time for which a place is lent
-            await asyncio.sleep(0.01)
-        assert not app.seen
+        assert app.seen == {"arrives": 0, "waits": 1, "leaves": 20}[where]
+        assert all(line.sent for line in lines) == (where == "leaves")
+        assert tracemalloc.get_traced_memory()[0] - before < (2 if where == "waits" else 1) * len(PIECE) + 20 * 2**18
         release(lines)
+        app.goes_on.set()
         await asyncio.gather(*tasks)
-        assert len(app.seen) == 5
+        assert not list(tmp_path.iterdir())
 
-    run(test)
+    tracemalloc.start(1)
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        run(test)
+    finally:
+        tracemalloc.stop()
 
 
-def test_bodies_that_wait_to_be_handled_hold_up_others():
-    """They are in memory, however long that takes."""
+def test_a_broken_line_and_an_error_give_their_places_back(tmp_path):
+    async def fails(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start"})
+        raise OSError("the disk is full")
 
     async def test() -> None:
         app = App()
-        lines = [Line() for _ in range(5)]
-        tasks = begun(InTurn(app, handled=1, arriving=2, lent=0.02), lines)
-        release(lines)
-        await asyncio.sleep(0.1)
-        assert [line.read for line in lines] == [2, 2, 2, 0, 0]  # one is handled, two wait
         app.goes_on.set()
-        await asyncio.gather(*tasks)
-        assert len(app.seen) == 5
-
-    run(test)
-
-
-def test_a_broken_line_gives_its_place_back():
-    async def test() -> None:
-        app = App()
-        app.goes_on.set()
-        turns = InTurn(app, handled=1, arriving=1)
+        turns = InTurn(app, tmp_path, handled=1)
         for broken in (True, True, False):
             line = Line(broken=broken)
-            line.body_comes.set()
-            line.reply_goes.set()
+            release([line])
             await turns(line.scope, line.receive, line.send)
-        assert [message["type"] for message in app.seen] == ["http.disconnect", "http.disconnect", "http.request"]
+            assert bool(line.sent) == (not broken)
+        assert app.seen == 1
 
-        async def fails(scope: Any, receive: Any, send: Any) -> None:
-            raise OSError("the disk is full")
-
-        turns = InTurn(fails, handled=1, arriving=1)
+        turns = InTurn(fails, tmp_path, handled=1)
         for _ in range(2):
             line = Line()
-            line.body_comes.set()
+            release([line])
             with pytest.raises(OSError, match="the disk is full"):
                 await turns(line.scope, line.receive, line.send)
+            assert not line.sent
 
     run(test)
+
+
+@pytest.mark.parametrize("asked", [PIECE, b""])
+def test_a_full_disk_is_an_error_before_anything_is_sent(asked, tmp_path):
+    """A limit on the size of files stands for it."""
+
+    async def replies(scope: Any, receive: Any, send: Any) -> None:
+        assert not (await receive())["body"]
+        await send({"type": "http.response.start"})
+        await send({"type": "http.response.body", "body": PIECE})
+
+    async def test() -> None:
+        line = Line(parts=(asked,))
+        release([line])
+        with pytest.raises(OSError, match="File too large"):
+            await InTurn(replies, tmp_path)(line.scope, line.receive, line.send)
+        assert not line.sent
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, before[1]))
+    try:
+        run(test)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("scope", [{"type": "http", "path": "/v1/fleet/pull-messages"}, {"type": "lifespan"}])
-def test_other_requests_do_not_wait(scope):
+def test_other_requests_do_not_wait(scope, tmp_path):
     async def test() -> None:
         app = App()
-        turns = InTurn(app, handled=1, arriving=1)
+        turns = InTurn(app, tmp_path, handled=1)
         lines = [Line() for _ in range(3)]
         tasks = begun(turns, lines)
+        for line in lines:
+            line.body_comes.set()
         await settled()
+        assert app.now == 1
         other = Line()
         task = asyncio.create_task(turns(scope, other.receive, other.send))
         await settled()
-        assert app.now == 1
+        assert app.now == 2
         assert other.read == 1
         for waiting in (*tasks, task):
             waiting.cancel()
