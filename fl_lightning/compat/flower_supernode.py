@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -100,11 +101,39 @@ def answer_unread() -> None:
     state._on_task_tokens_expired = answering_unread(state._on_task_tokens_expired)
 
 
-def run_supernode(trouble: str) -> None:
+def telling_of_orders(store: Callable[[Any, Any], Any], path: Path) -> Callable[[Any, Any], Any]:
+    """Let the SuperNode make a file longer with each order, so that the worker need not ask many times a second.
+
+    Args:
+        store: the node state's ``store_message``, which comes after the order's task: who asked in between got a task
+            without a message.
+        path: the file.
+    """
+
+    def stored(state: Any, message: Any) -> Any:
+        name = store(state, message)
+        if not message.metadata.reply_to_message_id:
+            with suppress(OSError), path.open("ab") as file:  # a full disk; the worker also asks by itself now and then
+                file.write(b".")
+        return name
+
+    return stored
+
+
+def tell_of_orders(path: Path) -> None:
+    """Let the state of SuperNodes in this process use :func:`telling_of_orders`."""
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+    state: Any = InMemoryNodeState
+    state.store_message = telling_of_orders(state.store_message, path)
+
+
+def run_supernode(trouble: str, orders: str) -> None:
     """Run Flower's SuperNode with the arguments of this process, in place of ``flower-supernode``.
 
     Args:
         trouble: the file in which it tells the site's staff what is wrong with the line.
+        orders: the file that becomes longer with each order for the worker.
     """
     prepare_environment()
     free_what_is_done()
@@ -119,6 +148,7 @@ def run_supernode(trouble: str) -> None:
     loop._pull_and_store_message = dropping_incomplete(loop._pull_and_store_message)
     flower_line.last(Path(trouble))
     answer_unread()
+    tell_of_orders(Path(orders))
     try:
         flower_supernode()
     except Exception:
@@ -126,7 +156,7 @@ def run_supernode(trouble: str) -> None:
     os._exit(1)  # its main loop has ended, but a thread of its Runtime API keeps the process
 
 
-def supernode_command(address: str, certificate: str, key: str, port: int, secret: str, trouble: str) -> list[str]:
+def supernode_command(address: str, certificate: str, key: str, port: int, secret: str, trouble: str, orders: str) -> list[str]:
     """Return the command of a site's SuperNode, which runs nothing by itself.
 
     Args:
@@ -136,10 +166,11 @@ def supernode_command(address: str, certificate: str, key: str, port: int, secre
         port: the port on loopback at which the worker finds it.
         secret: the file of the secret that allows the worker to take tasks.
         trouble: the file in which it tells what is wrong with the line.
+        orders: the file that becomes longer with each order for the worker.
     """
     start = (
         "from fl_lightning.utilities.allocator import reuse_pieces; reuse_pieces(); "
-        f"from fl_lightning.compat.flower_supernode import run_supernode; run_supernode({trouble!r})"
+        f"from fl_lightning.compat.flower_supernode import run_supernode; run_supernode({trouble!r}, {orders!r})"
     )
     roots = ["--root-certificates", certificate] if certificate else []
     return [

@@ -17,7 +17,7 @@ from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.flower.addresses import address_of
 from fl_lightning.flower.keys import create_key, read_private_key, require_certificate
 from fl_lightning.flower.private_files import write_private
-from fl_lightning.flower.processes import ALIVE, UNUSABLE, Child, Supervisor
+from fl_lightning.flower.processes import ALIVE, ORDERS, UNUSABLE, Child, Supervisor
 from fl_lightning.flower.requirements import require_flower, require_name
 from fl_lightning.utilities.argument_parser import ArgumentParser
 from fl_lightning.utilities.folder_lock import lock_folder
@@ -71,7 +71,7 @@ def _supervise(arguments: argparse.Namespace, folder: Path, address: str, key: P
     environment = {"FLWR_HOME": str(folder / "flwr"), "PYTHONUNBUFFERED": "1"}
     trouble = folder / "trouble"
     trouble.unlink(missing_ok=True)
-    node = supernode_command(address, arguments.ca or "", str(key), port, str(secret), str(trouble))
+    node = supernode_command(address, arguments.ca or "", str(key), port, str(secret), str(trouble), str(folder / ORDERS))
     worker = [
         *(sys.executable, "-m", "fl_lightning.flower.worker", "--name", arguments.name, "--data", str(data)),
         *("--folder", str(folder), "--address", f"127.0.0.1:{port}", "--secret", str(secret)),

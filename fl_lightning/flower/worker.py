@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.flower import envelope
-from fl_lightning.flower.processes import ALIVE, UNUSABLE, give_signs_of_life
+from fl_lightning.flower.processes import ALIVE, ORDERS, UNUSABLE, give_signs_of_life, length, wait_for_change
 from fl_lightning.utilities.allocator import share_heaps
 
-_PAUSES = (0.03, 1.0)
-"""The shortest and the longest pause in seconds before the SuperNode is asked for a message again, each of which takes a few ms
-of both processes: a tenth of the time since the last message."""
+_ASK = 2.0
+"""The seconds after which the SuperNode is asked for a message even if it has told of none."""
 _LOOK = 2.0
 """The seconds between two checks that the run is still active."""
 
@@ -64,10 +63,10 @@ def main() -> None:
     say(f"{known} Waiting for the server.")
     link = SiteLink(arguments.address, Path(arguments.secret).read_bytes())
     roots = Path(arguments.ca).read_bytes() if arguments.ca else None
-    _work(link, server, RunWatch(arguments.server, roots, Path(arguments.key).read_bytes()), say)
+    _work(link, server, RunWatch(arguments.server, roots, Path(arguments.key).read_bytes()), say, folder / ORDERS)
 
 
-def _work(link: Any, server: Any, watch: Any, say: Callable[[str], None]) -> None:
+def _work(link: Any, server: Any, watch: Any, say: Callable[[str], None], orders: Path) -> None:
     """Answer messages until the parent process ends.
 
     Args:
@@ -75,12 +74,13 @@ def _work(link: Any, server: Any, watch: Any, say: Callable[[str], None]) -> Non
         server: answers requests.
         watch: tells whether a run is active.
         say: prints a line.
+        orders: the file that becomes longer with each message.
     """
     from fl_lightning.functional.recycling import release_unused_memory  # with torch, which comes after 'share_heaps'
 
-    parent, last = os.getppid(), time.monotonic()
+    parent = os.getppid()
     while os.getppid() == parent:
-        task, answered = None, False
+        task, answered, known = None, False, length(orders)
         try:
             with link.task() as task:
                 if task is not None:
@@ -96,9 +96,7 @@ def _work(link: Any, server: Any, watch: Any, say: Callable[[str], None]) -> Non
                 sys.exit(1)  # a SuperNode waits for ever for a worker that lives and does not answer
             time.sleep(1)  # it may be starting again
         if task is None:
-            time.sleep(min(max((time.monotonic() - last) / 40, _PAUSES[0]), _PAUSES[1]))
-        else:
-            last = time.monotonic()
+            wait_for_change(orders, known, _ASK)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from fl_lightning.compat.flower_control import Node
 from fl_lightning.compat.flower_superlink import accepting, seldom
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.flower import processes, requirements
+from fl_lightning.flower import processes, requirements, worker
 from fl_lightning.flower.addresses import address_of
 from fl_lightning.flower.certificates import create_certificates
 from fl_lightning.flower.front import OnlyFleet
@@ -273,3 +274,29 @@ def test_what_a_child_leaves_for_the_staff_is_said_once(tmp_path):
     for _ in range(2):
         supervisor._look_after(child)
     assert said == ["The server does not answer."]
+
+
+@pytest.mark.parametrize("seconds", [0, 0.1], ids=["between its question and its wait", "while it waits"])
+def test_a_worker_asks_again_when_it_hears_of_an_order(seconds, tmp_path, monkeypatch):
+    """It is told as soon as its SuperNode has the order, and asks once."""
+    orders, asked, said = tmp_path / "orders", list[bool](), list[str]()
+    monkeypatch.setattr(worker, "_ASK", 1e9)
+    monkeypatch.setattr(worker.os, "getppid", lambda: len(asked) > 1)
+
+    def arrive() -> None:
+        with orders.open("ab") as file:
+            file.write(b".")
+
+    class Link:
+        @contextmanager
+        def task(self) -> Any:
+            asked.append(orders.exists())
+            if seconds:
+                threading.Timer(seconds, arrive).start()
+            else:
+                arrive()
+            yield None
+
+    worker._work(Link(), None, None, said.append, orders)
+    assert asked == [False, True]
+    assert not said

@@ -16,6 +16,7 @@ from fl_lightning.compat.flower_records import as_parts, as_record
 from fl_lightning.compat.flower_runtime import patient
 from fl_lightning.compat.flower_superlink import _require_known
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.flower.processes import length
 
 pytestmark = [
     pytest.mark.flower,
@@ -256,6 +257,36 @@ def test_a_message_of_a_run_that_ends_while_it_arrives_is_dropped(step, monkeypa
     assert got is None
     assert not acquire_task(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]), state).token
     assert len(store) == 0
+
+
+def test_a_worker_hears_of_each_order_once(tmp_path, monkeypatch):
+    """Not of its own replies; a file that cannot be written costs a pause, not the order."""
+    from flwr.app import Message, RecordDict
+    from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+    from fl_lightning.compat.flower_supernode import tell_of_orders
+
+    be_a_fit(monkeypatch)
+    monkeypatch.setattr(InMemoryNodeState, "store_message", InMemoryNodeState.store_message)
+    told = tmp_path / "orders"
+    tell_of_orders(told)
+    state = InMemoryNodeState(InMemoryObjectStore())
+    for number in (1, 2):
+        order = Message(RecordDict(), dst_node_id=3, message_type=f"train.order_{number}")
+        vars(order.metadata)["_message_id"] = order.object_id
+        assert state.store_message(order) == order.object_id
+        assert length(told) == number
+    answer = Message(RecordDict(), reply_to=order)
+    vars(answer.metadata)["_message_id"] = answer.object_id
+    assert state.store_message(answer) == answer.object_id
+    assert length(told) == 2
+
+    told.unlink()
+    told.mkdir()
+    order = Message(RecordDict(), dst_node_id=3, message_type="train.order_3")
+    vars(order.metadata)["_message_id"] = order.object_id
+    assert state.store_message(order) == order.object_id
 
 
 @pytest.mark.parametrize("taken", [True, False], ids=["with the message", "before it took the message"])
