@@ -77,7 +77,10 @@ async def _arrived(file: SpooledTemporaryFile[bytes], receive: Any) -> bool:
 
 
 def _write(file: SpooledTemporaryFile[bytes], message: Any) -> None:
-    file.write(message.get("body", b""))
+    body = message.get("body", b"")
+    if len(body) > _PART:
+        file.rollover()  # else the body would be copied in memory before it is written
+    file.write(body)
     file.flush()  # a full disk is an error here, where nothing has been sent yet
 
 

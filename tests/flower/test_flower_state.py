@@ -272,21 +272,21 @@ def test_a_worker_hears_of_each_order_once(tmp_path, monkeypatch):
     told = tmp_path / "orders"
     tell_of_orders(told)
     state = InMemoryNodeState(InMemoryObjectStore())
-    for number in (1, 2):
-        order = Message(RecordDict(), dst_node_id=3, message_type=f"train.order_{number}")
-        vars(order.metadata)["_message_id"] = order.object_id
-        assert state.store_message(order) == order.object_id
-        assert length(told) == number
-    answer = Message(RecordDict(), reply_to=order)
-    vars(answer.metadata)["_message_id"] = answer.object_id
-    assert state.store_message(answer) == answer.object_id
-    assert length(told) == 2
 
+    def store(message: Message) -> None:
+        vars(message.metadata)["_message_id"] = message.object_id
+        assert state.store_message(message) == message.object_id
+
+    first, second, third = (Message(RecordDict(), dst_node_id=3, message_type=f"train.{name}") for name in "abc")
+    store(first)
+    assert length(told) == 1
+    store(second)
+    assert length(told) == 2
+    store(Message(RecordDict(), reply_to=second))
+    assert length(told) == 2
     told.unlink()
     told.mkdir()
-    order = Message(RecordDict(), dst_node_id=3, message_type="train.order_3")
-    vars(order.metadata)["_message_id"] = order.object_id
-    assert state.store_message(order) == order.object_id
+    store(third)
 
 
 @pytest.mark.parametrize("taken", [True, False], ids=["with the message", "before it took the message"])
