@@ -115,10 +115,15 @@ class ResidentModel:
         if self.server.first:
             state.set_held({**self.server.first, **(own or {})})
 
-    def rest(self) -> None:
-        """Free the memory of the parameters until a model is loaded, where no client trains and maybe none is evaluated."""
+    def rest(self) -> int:
+        """Free the memory of the parameters until a model is loaded, where no client trains and maybe none is evaluated.
+
+        Returns:
+            How many bytes were freed.
+        """
         self._content = None
         self._resting = emptied(self.module.parameters())
+        return sum(size for _, size in self._resting)
 
     def _wake(self) -> None:
         for storage, size in self._resting:

@@ -27,6 +27,9 @@ from fl_lightning.settings.federation import FederationSettings
 from fl_lightning.settings.local_training import resolve_precision
 from fl_lightning.utilities.collectives import Collectives
 
+WORTH_A_COLLECTION = 2**20
+"""The size of a model in bytes from which it is worth a third of a second to look for copies that nobody uses."""
+
 
 class Assembly:
     """Build the parts of a federation on every rank, after a checkpoint has been read.
@@ -93,8 +96,8 @@ class Assembly:
 
     def rest(self) -> None:
         """Free the memory of the copy of the module, which no client here trains, until a model is evaluated in it."""
-        self._clients.resident.rest()
-        gc.collect()  # other copies, which checks have made, refer to themselves
+        if self._clients.resident.rest() >= WORTH_A_COLLECTION:
+            gc.collect()  # other copies, which checks have made, refer to themselves
 
     def view(self) -> ModelState:
         """Return a view of the copy of the module in which this process evaluates models."""
