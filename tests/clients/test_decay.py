@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler, swa_utils
 
 from fl_lightning import FederationCallback, LocalTraining
+from fl_lightning.errors import ConfigurationError
 
 DECAY, ROUNDS, EPOCHS, STEPS = 0.5, 4, 2, 5
 SCHEDULES: dict[str, Callable[[Optimizer], Any]] = {
@@ -97,11 +98,13 @@ def alone(make: Callable[[Optimizer], Any], interval: str) -> list[float]:
     return rates
 
 
-def moved(make: Callable[[Optimizer], Any], interval: str = "step", manual: bool = False, **local: Any) -> list[float]:
+def moved(
+    make: Callable[[Optimizer], Any], interval: str = "step", manual: bool = False, kind: Any = None, **local: Any
+) -> list[float]:
     """The sum of the rates of each round."""
     watch = Moves()
     federate(
-        Constant(make, interval, manual),
+        (kind or Constant)(make, interval, manual),
         ROUNDS,
         watch,
         data=Blobs(n=5 * STEPS),
@@ -136,3 +139,89 @@ def test_decay_multiplies_what_the_schedule_gives(name, interval):
 )
 def test_decay_is_the_same_in_every_engine(name, how):
     assert moved(SCHEDULES[name], **how) == pytest.approx(expected(alone(SCHEDULES[name], "step")), rel=1e-9)
+
+
+class ByFunctions(lr_scheduler.LRScheduler):
+    """Computes the rate by a lambda and by a method, which are attributes and so in what ``state_dict`` returns."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.falling, self.rising = lambda n: 0.9**n, self.warmth
+        super().__init__(optimizer)
+
+    def warmth(self) -> float:
+        return min(1.0, (1 + self.last_epoch) / 15)
+
+    def get_lr(self) -> list[float]:
+        return [base * self.falling(self.last_epoch) * self.rising() for base in self.base_lrs]
+
+
+OWN_SCHEDULES: dict[str, Callable[[Optimizer], Any]] = {
+    "functions": ByFunctions,
+    "functions within another": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.ConstantLR(o, 0.5, 3), ByFunctions(o)], [3]
+    ),
+    "functions in a chain": lambda o: lr_scheduler.ChainedScheduler([ByFunctions(o), lr_scheduler.StepLR(o, 7)]),
+}
+WITHOUT_METRIC = {name: make for name, make in SCHEDULES.items() if name != "ReduceLROnPlateau"} | OWN_SCHEDULES
+
+
+@pytest.mark.parametrize("name", WITHOUT_METRIC)
+def test_clients_keep_schedules_that_manual_optimization_steps(name):
+    make = WITHOUT_METRIC[name]
+    assert moved(make, manual=True) == pytest.approx(expected(alone(make, "step")), rel=1e-9)
+
+
+class Tagged(Constant):
+    """Has an object in a group of its optimizer."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD([{"params": [self.weight], "tag": object()}], lr=0.1)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.make(optimizer), "interval": "step"}}
+
+
+def test_what_groups_have_beside_numbers_is_not_kept():
+    make = OWN_SCHEDULES["functions"]
+    assert moved(make, manual=True, kind=Tagged) == pytest.approx(expected(alone(make, "step")), rel=1e-9)
+
+
+class Switching(ByFunctions):
+    """Goes on by another function in the second turn."""
+
+    def get_lr(self) -> list[float]:
+        if self.last_epoch == 3:
+            self.falling = lambda n: 0.1
+        return super().get_lr()
+
+
+class Followed(ByFunctions):
+    """Has a scheduler that follows, as in many packages."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        super().__init__(optimizer)
+        self.next = lr_scheduler.StepLR(optimizer, 100)
+
+
+class Listed(ByFunctions):
+    """Has functions in a list, from which none can be left out."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.phases = {"all": [abs]}
+        super().__init__(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Switching, r"Switching has exchanged a function \('falling'\), .*\. Choose by a number or a text instead\."),
+        (Followed, r"Followed keeps a StepLR \('next'\) from turn to turn, but .*\. Leave it out of its 'state_dict', or"),
+        (Listed, r"Listed keeps a builtin_function_or_method \('all'\) from turn to turn, but clients store only tensors"),
+    ],
+)
+def test_what_a_schedule_keeps_must_be_storable(make, message):
+    with pytest.raises(ConfigurationError, match=message):
+        moved(make, manual=True)
+
+
+@pytest.mark.parametrize("make", [Switching, Followed, Listed])
+def test_a_schedule_that_is_computed_may_keep_anything(make):
+    assert moved(make) == pytest.approx(expected(alone(make, "step")), rel=1e-9)

@@ -25,12 +25,21 @@ RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
 
 def state_of(optimizers: Sequence[Optimizer], configs: Sequence[Any]) -> State:
     """Return a copy of the schedulers' states and of the settings that they change."""
-    groups = [
+    return copy.deepcopy((states_of(configs), groups_of(optimizers)))
+
+
+def states_of(configs: Sequence[Any]) -> list[Any]:
+    """Return the states of the schedulers, which share their values."""
+    states = [config.scheduler.state_dict() for config in configs]  # with the method that Decay puts into the scheduler
+    return [{k: v for k, v in state.items() if k != "step" or not callable(v)} for state in states]
+
+
+def groups_of(optimizers: Sequence[Optimizer]) -> list[list[dict[str, Any]]]:
+    """Return the settings of each group of each optimizer."""
+    return [
         [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
         for optimizer in optimizers
     ]
-    states = [config.scheduler.state_dict() for config in configs]  # with the method that Decay puts into the scheduler
-    return copy.deepcopy(([{k: v for k, v in state.items() if k != "step" or not callable(v)} for state in states], groups))
 
 
 def restore(state: State, optimizers: Sequence[Optimizer], configs: Sequence[Any]) -> None:

@@ -10,8 +10,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from fl_lightning.clients.training.kept_optimizers import optimizer_state, restore_optimizers
+from fl_lightning.clients.training.kept_schedules import functions_of, kept_state
 from fl_lightning.clients.training.kept_training import ChangedSettings
-from fl_lightning.clients.training.schedules import Decay, ScheduleMover, restore, state_of
+from fl_lightning.clients.training.schedules import Decay, ScheduleMover, restore
 from fl_lightning.clients.training.turn import TurnPlan
 from fl_lightning.messages import ClientTask
 from fl_lightning.rules.sgd import plain
@@ -82,6 +83,7 @@ class TurnProgress:
         if self._is_counted(trainer, module):
             counted = not module.automatic_optimization or batches == math.inf
             step = kept.get("steps", 0) if counted else step
+            self._functions = functions_of(trainer.lr_scheduler_configs)
             if "schedules" in kept:
                 restore(kept["schedules"], trainer.optimizers, trainer.lr_scheduler_configs)
         else:
@@ -144,5 +146,5 @@ class TurnProgress:
             state["steps"] = trainer.global_step
             if configs:
                 with self._decay.lifted():
-                    state["schedules"] = state_of(trainer.optimizers, configs)
+                    state["schedules"] = kept_state(trainer.optimizers, configs, self._functions)
         return state
