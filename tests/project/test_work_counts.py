@@ -6,10 +6,12 @@ from collections import Counter
 from functools import cache
 
 import benchmark_counts
+import lightning
 import pytest
 import torch
 from benchmark_counts import KINDS, PARTS, calls, counts_of_round, operators, work_of
 from benchmark_loop import Plain, quiet
+from packaging.version import Version
 
 from fl_lightning import LeNet
 
@@ -34,6 +36,13 @@ TOGETHER = {
 """The same of ``stacked``, of whose steps each is one of all clients."""
 
 
+COUNTED_WITH = {torch: "2.15", lightning: "2.6.6"}
+counted_here = pytest.mark.skipif(
+    any(Version(package.__version__) < Version(release) for package, release in COUNTED_WITH.items()),
+    reason="older releases of torch and lightning ask for more",
+)
+
+
 @cache
 def by_hand() -> dict[str, dict[str, int]]:
     return work_of("hand")
@@ -48,6 +57,7 @@ def too_much(engine: str, found: dict[str, dict[str, int]], budget: dict[str, di
     ]
 
 
+@counted_here
 @pytest.mark.parametrize("engine", BESIDES_HAND)
 def test_the_budget_beyond_the_loop_by_hand(engine):
     """'python tools/benchmark.py counts' prints all counts. Raise a number only for a reason, and lower it where you can."""
@@ -56,6 +66,7 @@ def test_the_budget_beyond_the_loop_by_hand(engine):
     assert not too_much(engine, more, BESIDES_HAND[engine])
 
 
+@counted_here
 def test_the_budget_of_clients_side_by_side():
     assert not too_much("stacked", work_of("stacked"), TOGETHER)
 
@@ -72,6 +83,7 @@ class Curious(Plain):
         return loss
 
 
+@counted_here
 def test_one_operation_and_one_read_more_in_each_step_are_found():
     clients, steps = 2, 3
     usual, curious = (counts_of_round("fabric", clients, steps, kind(LeNet())) for kind in (Plain, Curious))
