@@ -251,7 +251,7 @@ def test_interrupting_the_fit_stops_the_sites(federation):
     """Within ten seconds where the processors are free; no test asserts that."""
     stopped = [told(federation.folder / name / "site.log", "The server has ended the run.") for name in federation.names]
     endless = ("--federation.local.max_epochs", "100000")
-    fit = in_a_round(federation, "interrupted", *endless, after="Ready as client")
+    fit = in_a_round(federation, "interrupted", *endless, round_idx=0)
     time.sleep(8)  # each site has looked for its order
     fit.send_signal(signal.SIGINT)
     wait_for(lambda: fit.poll() is not None and all(one() for one in stopped), 90, "the fit and the sites to stop")

@@ -21,8 +21,8 @@ MARKS = [
     pytest.mark.skipif(installed_version() not in TESTED, reason="needs flwr of a tested minor version"),
     pytest.mark.skipif(sys.platform != "linux", reason="starts processes that end with their parent"),
 ]
-LONG = ("--federation.local.max_epochs", "150", "--federation.local.engine", "fabric")
-"""A round of several seconds, in which something can be killed."""
+LONG = ("--federation.local.max_epochs", "400", "--federation.local.engine", "fabric")
+"""A round of two seconds or more, in which something can be killed."""
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +101,14 @@ def descendants(pid: int) -> dict[str, int]:
     return found
 
 
-def in_a_round(federation: Federation, name: str, *arguments: str, after: str = "Round 0: trained.") -> subprocess.Popen:
-    """Start a fit, and return while the round after a site's line trains at the last site."""
-    begun = told(federation.folder / federation.names[-1] / "site.log", after)
+def in_a_round(federation: Federation, name: str, *arguments: str, round_idx: int = 1) -> subprocess.Popen:
+    """Start a fit, and return while the last site, which has most rows, trains in a round."""
+    site = federation.folder / federation.names[-1]
+    begun = told(site / f"site_{site.name}" / "audit.jsonl", f'"orders": [{{"train": {{"round": {round_idx},')
+    trained = told(site / "site.log", f"Round {round_idx}: trained.")
     process = start(federation, name, *LONG, *arguments)
-    wait_for(lambda: begun() or process.poll() is not None, federation.life, f"'{after}'")
-    time.sleep(4)
+    wait_for(lambda: begun() or process.poll() is not None, federation.life, f"the training of round {round_idx}")
+    time.sleep(0.3)
+    assert process.poll() is None, "The fit has ended."
+    assert not trained(), "The round is over before anything happened in it. Make 'LONG' longer."
     return process
