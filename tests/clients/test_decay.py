@@ -212,7 +212,10 @@ class Listed(ByFunctions):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (Switching, r"Switching has exchanged a function \('falling'\), .*\. Choose by a number or a text instead\."),
+        (
+            Switching,
+            r"Switching has replaced a function \('falling'\) in training, .*\. Keep a number or a text that says which",
+        ),
         (Followed, r"Followed keeps a StepLR \('next'\) from turn to turn, but .*\. Leave it out of its 'state_dict', or"),
         (Listed, r"Listed keeps a builtin_function_or_method \('all'\) from turn to turn, but clients store only tensors"),
     ],

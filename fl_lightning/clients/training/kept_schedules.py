@@ -40,7 +40,7 @@ def kept_state(optimizers: Sequence[Optimizer], configs: Sequence[Any], function
         functions: what :func:`functions_of` returned at the beginning of the turn.
 
     Raises:
-        ConfigurationError: if a scheduler has exchanged a function, or keeps anything else that cannot be stored.
+        ConfigurationError: if a scheduler has replaced a function, or keeps anything else that cannot be stored.
     """
     states = states_of(configs)
     for state, config, begun in zip(states, configs, functions, strict=True):
@@ -48,8 +48,8 @@ def kept_state(optimizers: Sequence[Optimizer], configs: Sequence[Any], function
         changed = next((place for place in {**begun, **now} if begun.get(place) != now.get(place)), None)
         if changed is not None:
             raise ConfigurationError(
-                f"{name} has exchanged a function ('{changed[-1]}'), which clients cannot store until their next turn. Choose "
-                "by a number or a text instead."
+                f"{name} has replaced a function ('{changed[-1]}') in training, but clients do not store functions until their "
+                "next turn. Keep a number or a text that says which function to use."
             )
         for place, value in _leaves(_without_functions(state)):
             if not (isinstance(value, Tensor | torch.dtype | torch.device) or is_storable(value)):
