@@ -167,9 +167,11 @@ def put_certificate(folder: ServerFolder, *names: str, days: int = 2) -> None:
     authority, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     alternatives = [x509.SubjectAlternativeName([x509.DNSName(name) for name in names])] if names else []
     folder.path.mkdir(exist_ok=True)
-    ca = signed("Root", authority, "Root", authority, x509.BasicConstraints(True, None))
+    identity = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
+    ca = signed("Root", authority, "Root", authority, x509.BasicConstraints(True, None), identity)
     Path(folder.public.ca).write_bytes(ca)
-    Path(folder.public.certificate).write_bytes(signed("server", key, "Root", authority, *alternatives))
+    issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())  # which Python 3.13 wants
+    Path(folder.public.certificate).write_bytes(signed("server", key, "Root", authority, issued_by, *alternatives))
     form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     Path(folder.public.key).write_bytes(key.private_bytes(*form))
 
