@@ -161,14 +161,15 @@ def put_certificate(folder: ServerFolder, *names: str, days: int = 2) -> None:
             whose, who, key.public_key(), x509.random_serial_number(), now - day, now + (days - 1) * day
         )
         for extension in extensions:
-            draft = draft.add_extension(extension, critical=False)
+            draft = draft.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints | x509.KeyUsage))
         return draft.sign(by, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     authority, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     alternatives = [x509.SubjectAlternativeName([x509.DNSName(name) for name in names])] if names else []
     folder.path.mkdir(exist_ok=True)
     identity = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
-    ca = signed("Root", authority, "Root", authority, x509.BasicConstraints(True, None), identity)
+    usage = x509.KeyUsage(False, False, False, False, False, True, False, False, False)  # it signs certificates
+    ca = signed("Root", authority, "Root", authority, x509.BasicConstraints(True, None), identity, usage)
     Path(folder.public.ca).write_bytes(ca)
     issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())  # which Python 3.13 wants
     Path(folder.public.certificate).write_bytes(signed("server", key, "Root", authority, issued_by, *alternatives))
