@@ -45,7 +45,10 @@ _RENAMED = (
 def modules_today() -> Mapping[str, str]:
     """Return the names of modules in Python 3 by those in Python 2."""
     names = _RENAMED.split()
-    return _MODULES.get(dict(zip(names[::2], names[1::2], strict=True)))
+    today = dict(zip(names[::2], names[1::2], strict=True))
+    if sys.version_info >= (3, 13):
+        del today["Tix"]  # Python 3.13 has removed it
+    return _MODULES.get(today)
 
 
 def run_exit_functions() -> None:

@@ -209,9 +209,29 @@ class Listed(ByFunctions):
         super().__init__(optimizer)
 
 
+class Fading:
+    """Remembers how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def next(self, step: int) -> float:
+        self.asked += 1
+        return 1 / self.asked
+
+
+class Asking(ByFunctions):
+    """Has the method of an object that has a state of its own."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        super().__init__(optimizer)
+        self.falling = Fading().next
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (Asking, r"Asking keeps a method \('falling'\) from turn to turn, but clients store only tensors"),
         (
             Switching,
             r"Switching has replaced a function \('falling'\) in training, .*\. Keep a number or a text that says which",
@@ -225,6 +245,6 @@ def test_what_a_schedule_keeps_must_be_storable(make, message):
         moved(make, manual=True)
 
 
-@pytest.mark.parametrize("make", [Switching, Followed, Listed])
+@pytest.mark.parametrize("make", [Asking, Switching, Followed, Listed])
 def test_a_schedule_that_is_computed_may_keep_anything(make):
     assert moved(make) == pytest.approx(expected(alone(make, "step")), rel=1e-9)

@@ -56,7 +56,7 @@ def dashboard(_: Path) -> Any:
 
 
 def names_of_modules(_: Path) -> Any:
-    return {name: today for name, today in python.modules_today().items() if name != "Tix"}  # Python 3.13 has no Tix
+    return dict(python.modules_today())
 
 
 def exit_functions(_: Path) -> Any:
