@@ -18,9 +18,9 @@ from fl_lightning.compat.torchmetrics import state_names, summed_states
 from fl_lightning.errors import ClientError, ConfigurationError, VersionError
 from fl_lightning.functional.bootstrap import percentile_interval, resamples
 from fl_lightning.functional.digest import digest
-from fl_lightning.functional.small_cells import few, few_predicted, told_states
+from fl_lightning.functional.small_cells import curves_among, few, few_predicted, told_states
 from fl_lightning.messages import EvalReport, Question
-from fl_lightning.metrics.one_score import one_score, takes_one_score
+from fl_lightning.metrics.probabilities import as_probabilities
 from fl_lightning.metrics.update import update_metric
 
 SETTING = "metrics"
@@ -44,7 +44,7 @@ class Questions:
     least: int = 1
 
     def answer(
-        self, question: Question, client: int, predictions: Tensor, target: Tensor, persons: Tensor | None
+        self, question: Question, client: int, predictions: Tensor, target: Tensor, persons: Tensor | None, module: object
     ) -> EvalReport:
         """Return the answer.
 
@@ -54,13 +54,13 @@ class Questions:
             predictions: the model's predictions on the client's examples, shape (N, ...).
             target: the true values, shape (N, ...).
             persons: the person of each example, shape (N,); None if each is a person of its own.
+            module: the module, which says whether predictions are logits or probabilities.
 
         Raises:
             ConfigurationError: if the metric cannot compare them.
         """
         metric = self.build(question.metric)
-        if takes_one_score(metric):
-            predictions = one_score(predictions)
+        predictions = as_probabilities(metric, predictions, target, module)
         known = torch.arange(len(target)) if persons is None else persons
         n = torch.unique(known).numel()
         reason = self._too_few(n, target, known)
@@ -73,9 +73,9 @@ class Questions:
         states, pooled = _states_of(metric)
         most = int(torch.bincount(torch.unique(known, return_inverse=True)[1]).max())
         rows = self.least * most if self.least > 1 else 1  # in so many rows there are enough persons, whoever they are
-        if few_predicted(states, rows):
+        if few_predicted(states, rows, _thresholds(metric)):
             return EvalReport(client, math.nan, reason=f"fewer than {self.least} examples are predicted as one class")
-        sums = told_states(states, rows)
+        sums = told_states(states, rows, _thresholds(metric))
         if not (isinstance(value, Tensor) and value.numel() == 1):
             return _curve(client, n, metric, value, sums, pooled)
         interval, why = _interval(metric, question, predictions, target, known)
@@ -115,12 +115,18 @@ def computed(metric: Metric) -> Any:
         warnings.simplefilter("always")
         value = metric.compute()
     if isinstance(value, Tensor) and value.numel() == 1:
-        tables = (getattr(metric, name) for name in state_names(metric))
-        curves = [one[0].sum(-1) for one in tables if isinstance(one, Tensor) and one.dim() >= 3 and one.shape[-2:] == (2, 2)]
-        lacks = any(bool((one == 0).any()) for one in curves)
+        states = {name: getattr(metric, name) for name in state_names(metric)}
+        curves = curves_among(states, _thresholds(metric))
+        lacks = any(bool((states[name][0].sum(-1) == 0).any()) for name in curves)
         if lacks or any(word in str(one.message) for one in told for word in ("meaningless", "undefined")):
             return value.new_full((), math.nan)
     return value
+
+
+def _thresholds(metric: Metric) -> int:
+    """Return the number of a curve's thresholds; 0 if the metric is no curve on a grid."""
+    grid = getattr(metric, "thresholds", None)
+    return len(grid) if isinstance(grid, Tensor) else 0
 
 
 @contextmanager

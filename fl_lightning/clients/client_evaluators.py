@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lightning.pytorch import LightningModule
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -64,10 +65,12 @@ class ClientEvaluators:
         module = self._resident.load(model, self._own(client) if own is None else own)
         return self._evaluations[key].score(module, self._data.client_evaluation_view(client, part))
 
-    def predictions(self, model: Snapshot | None, client: int, part: Part) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return predictions and targets on a part of a client's examples, and the person of each; see :meth:`score`."""
+    def predictions(
+        self, model: Snapshot | None, client: int, part: Part
+    ) -> tuple[Tensor, Tensor, Tensor | None, LightningModule]:
+        """Return predictions and targets on a part of a client's examples, the person of each, and the module; see :meth:`score`."""
         store = StoredPredictions()
         evaluation = ModelEvaluation(store, SETTING, **self._flags)
         module = self._resident.load(model, self._own(client))
         evaluation.score(module, self._data.client_evaluation_view(client, part))
-        return *store.take(), self._data.evaluated_persons(client, part)
+        return *store.take(), self._data.evaluated_persons(client, part), module

@@ -17,6 +17,7 @@ from fl_lightning.compat.lightning_hooks import lean_hooks
 from fl_lightning.compat.torch import without_process_group
 from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.functional.model_parts import copy_of_tensors, restore_tensors
+from fl_lightning.metrics.probabilities import as_probabilities
 from fl_lightning.metrics.update import update_metric
 
 
@@ -132,6 +133,7 @@ class _Scorer(LightningModule):
             )
         compare = getattr(self.module, "predictions_and_target", None)  # the module's own comparison, if it defines one
         predictions, target = (self.module(batch[0]), batch[1]) if compare is None else compare(batch)
+        predictions = as_probabilities(self.metric, predictions, target, self.module)
         update_metric(self.metric, predictions, target, self._setting)
 
     def on_validation_epoch_end(self) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -42,20 +45,31 @@ def _apart(more: tuple[int, int], less: tuple[int, int], least: int) -> bool:
     return all(a == b or a - b >= least for a, b in zip(more, less, strict=True))
 
 
-def told_states(states: dict[str, Tensor], least: int) -> dict[str, Tensor]:
+def curves_among(states: Mapping[str, Any], thresholds: int) -> set[str]:
+    """Return the names of the states that hold the cells of a table for each threshold: ((TN, FP), (FN, TP)).
+
+    Args:
+        states: the states by name, as those of torchmetrics.
+        thresholds: the number of thresholds; 0 if there are none, since tables of several labels have the same shape.
+    """
+    tables = {name for name, one in states.items() if isinstance(one, Tensor) and one.dim() >= 3 and one.shape[-2:] == (2, 2)}
+    return {name for name in tables if thresholds and len(states[name]) == thresholds}
+
+
+def told_states(states: dict[str, Tensor], least: int, thresholds: int = 0) -> dict[str, Tensor]:
     """Return states of counts as float64, with NaN where they tell of fewer than ``least`` rows.
 
-    A state whose last two sizes are 2 and 2 holds the cells of a table for each threshold, as those of torchmetrics' curves
-    do: ((TN, FP), (FN, TP)). In other states, the entries with the same first index stand or fall together.
+    In states that are not curves, the entries with the same first index stand or fall together.
 
     Args:
         states: the states by name; those of another type than whole numbers are sums of numbers.
         least: the fewest rows.
+        thresholds: the number of a curve's thresholds, see :func:`curves_among`.
     """
     found = {name: state.double() for name, state in states.items()}
     if least <= 1:
         return found
-    curves = {name for name, state in states.items() if state.dim() >= 3 and state.shape[-2:] == (2, 2)}
+    curves = curves_among(states, thresholds)
     for name in curves:
         cells = states[name].reshape(len(states[name]), -1, 2, 2)
         hidden = torch.stack([~_told_of_table(cells[:, k], least) for k in range(cells.shape[1])], 1)
@@ -73,18 +87,21 @@ def told_states(states: dict[str, Tensor], least: int) -> dict[str, Tensor]:
     return found
 
 
-def few_predicted(states: dict[str, Tensor], least: int) -> bool:
+def few_predicted(states: dict[str, Tensor], least: int, thresholds: int = 0) -> bool:
     """Return whether few rows are predicted to be of one class, or of the others: a precision is then about these alone.
 
     Args:
-        states: the states of a metric: ``tp``, ``fp``, ``tn`` and ``fn``, or a matrix of true and predicted classes.
+        states: the states of a metric: ``tp``, ``fp``, ``tn`` and ``fn``, or matrices of true and predicted classes.
         least: the fewest rows.
+        thresholds: the number of a curve's thresholds, see :func:`curves_among`.
     """
     if {"tp", "fp", "tn", "fn"} <= states.keys():
         tp, fp, tn, fn = (states[name] for name in ("tp", "fp", "tn", "fn"))
         return bool((few(tp + fp, least) | few(tn + fn, least)).any())
-    tables = [one for one in states.values() if one.dim() == 2 and one.shape[0] == one.shape[1] and not one.is_floating_point()]
-    return any(bool(few(one.sum(0), least).any()) for one in tables)
+    curves = curves_among(states, thresholds)
+    counts = [state for name, state in states.items() if name not in curves and not state.is_floating_point()]
+    tables = [one for one in counts if one.dim() >= 2 and one.shape[-2] == one.shape[-1]]
+    return any(bool(few(one.sum(-2), least).any()) for one in tables)
 
 
 def _told_of_table(cells: Tensor, least: int) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.errors import require
+from fl_lightning.errors import ConfigurationError, require
 
 
 class CalibrationCurve(Metric):
@@ -22,7 +22,7 @@ class CalibrationCurve(Metric):
     """
 
     full_state_update = False
-    takes_one_score = True
+    takes_probabilities = True
     events: Tensor
     others: Tensor
     confidence: Tensor
@@ -36,10 +36,21 @@ class CalibrationCurve(Metric):
         self.add_state("confidence", torch.zeros(bins, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch: probabilities, or logits if some are outside [0, 1], shape (N,); classes 0 and 1, shape (N,)."""
+        """Add a batch.
+
+        Args:
+            preds: the probabilities of class 1, shape (N,).
+            target: the classes, 0 or 1, shape (N,).
+
+        Raises:
+            ConfigurationError: if a number is not a probability: a batch of logits can lie within [0, 1] as well.
+        """
         scores = preds.double()
         if not bool(((scores >= 0) & (scores <= 1)).all()):
-            scores = scores.sigmoid()
+            raise ConfigurationError(
+                f"CalibrationCurve needs probabilities, but got numbers from {float(scores.min()):.3g} to "
+                f"{float(scores.max()):.3g}. Pass `logits.sigmoid()`."
+            )
         edges = torch.linspace(0, 1, self.bins + 1, dtype=torch.float64, device=scores.device)[1:-1].contiguous()
         places = torch.bucketize(scores, edges)
         self.events += torch.bincount(places[target == 1], minlength=self.bins)

@@ -46,6 +46,8 @@ class ClassificationTask(SupervisedTask):
     """
 
     stacked_hooks = ("on_fit_start", "on_train_start", "on_train_epoch_end", "on_fit_end")
+    predictions_are = "logits"
+    """What ``predictions_and_target`` returns, ``"logits"`` or ``"probabilities"``, for metrics that compare probabilities."""
 
     def __init__(
         self,

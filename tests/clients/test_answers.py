@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import replace
 from typing import Any
@@ -13,19 +14,35 @@ import torchmetrics
 from scipy import stats
 from sklearn import calibration
 from sklearn import metrics as sk
+from torch import nn
 from torchmetrics import classification, regression
 
-from fl_lightning import CalibrationCurve
+from fl_lightning import CalibrationCurve, ClassificationTask
 from fl_lightning.clients.answering import Questions, refuse_questions
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.evaluation.matrix import pooled
 from fl_lightning.messages import EvalReport, Question
+from fl_lightning.metrics.probabilities import as_probabilities
 
 
-def ask(metric: Any, predictions: Any, target: Any, least: int = 1, resamples: int = 0, persons: Any = None) -> EvalReport:
+class Saying:
+    def __init__(self, predictions_are: Any) -> None:
+        self.predictions_are = predictions_are
+
+
+def ask(
+    metric: Any,
+    predictions: Any,
+    target: Any,
+    least: int = 1,
+    resamples: int = 0,
+    persons: Any = None,
+    are: Any = "probabilities",
+) -> EvalReport:
     given = None if persons is None else torch.as_tensor(persons)
     questions = Questions(lambda values: metric, least)
-    return questions.answer(Question({}, resamples), 0, torch.as_tensor(predictions), torch.as_tensor(target), given)
+    found = torch.as_tensor(predictions), torch.as_tensor(target)
+    return questions.answer(Question({}, resamples), 0, *found, given, Saying(are))
 
 
 def two_classes(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,8 +77,71 @@ def test_two_logits_are_the_probability_of_class_1():
     scores, labels = two_classes(60)
     logits = torch.stack([torch.zeros(60, dtype=torch.float64), torch.logit(scores)], 1)
     want = ask(classification.BinaryAveragePrecision(), scores, labels).value
-    for given in (logits, logits.softmax(1), scores[:, None]):
-        assert ask(classification.BinaryAveragePrecision(), given, labels).value == pytest.approx(want, abs=1e-6)
+    for given, are in ((logits, "logits"), (logits.softmax(1), "probabilities"), (scores[:, None], "probabilities")):
+        assert ask(classification.BinaryAveragePrecision(), given, labels, are=are).value == pytest.approx(want, abs=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
+def test_small_logits_are_logits_at_every_client(shape):
+    """Those of the second client could be probabilities, of which 0.1 to 0.4 would be class 0."""
+    logits = [torch.tensor([-2.0, -1.0, 3.0, 0.5]), torch.tensor([0.1, 0.3, 0.2, 0.4, 0.3, 0.2])]
+    labels = [torch.tensor([0, 0, 1, 1]), torch.tensor([1, 1, 1, 1, 1, 0])]
+    metric = classification.BinaryAccuracy()
+    found = [ask(metric, one.view(shape), y, resamples=50, are="logits") for one, y in zip(logits, labels, strict=True)]
+    reports = [replace(report, client=k) for k, report in enumerate(found)]
+    assert [one.value for one in reports] == pytest.approx([1.0, 5 / 6])
+    assert reports[1].interval[1] == 1.0
+    assert pooled(metric, reports, ("a", "b")).value == pytest.approx(0.9)
+
+
+def test_scores_of_many_classes_and_labels_are_what_the_module_says():
+    logits, labels = torch.rand(40, 3, dtype=torch.float64, generator=torch.manual_seed(1)), torch.arange(40) % 3
+    want = sk.roc_auc_score(labels, logits.softmax(1), multi_class="ovr")
+    assert want != pytest.approx(sk.roc_auc_score(labels, logits / logits.sum(1, keepdim=True), multi_class="ovr"), abs=1e-3)
+    assert ask(classification.MulticlassAUROC(3), logits, labels, are="logits").value == pytest.approx(want)
+    several = (torch.arange(120).view(40, 3) % 5 < 3).long()
+    exact = sk.accuracy_score(several.flatten(), logits.flatten() > 0)
+    assert ask(classification.MultilabelAccuracy(3), logits, several, are="logits").value == pytest.approx(exact)
+
+
+@pytest.mark.parametrize("name", [one for one in classification.__all__ if one.startswith("Multiclass")])
+def test_every_metric_of_torchmetrics_that_reads_probabilities_gets_them(name):
+    """Found by shifting scores out of [0, 1]: only what takes these for logits has another value."""
+    inside, labels = torch.rand(30, 3, generator=torch.manual_seed(0)), torch.arange(30) % 3
+    kind = getattr(classification, name)
+    known = inspect.signature(kind).parameters
+    more = {one: 0.5 for one in known if one.startswith("min_")} | {"beta": 1.0, "thresholds": 5}
+    metric = kind(num_classes=3, **{one: value for one, value in more.items() if one in known})
+    one, other = (metric(scores, labels) for scores in (inside, inside + 5))
+    same = all(torch.equal(a, b) for a, b in zip(*(x if isinstance(x, tuple) else (x,) for x in (one, other)), strict=True))
+    assert same == (as_probabilities(metric, inside, labels, Saying("logits")) is inside)
+
+
+def test_predictions_of_an_unknown_kind_are_refused():
+    scores, labels = two_classes(20)
+    with pytest.raises(
+        ConfigurationError, match="BinaryAUROC compares probabilities, but Saying does not say whether its pred"
+    ):
+        ask(classification.BinaryAUROC(), scores, labels, are=None)
+    with pytest.raises(
+        ConfigurationError, match=r"Saying says that its predictions are probabilities, but they give .* to 3.7"
+    ):
+        ask(classification.BinaryAUROC(), scores + 2.9, labels)
+    assert ask(classification.BinaryAccuracy(), labels, labels, are=None).value == 1  # classes are no scores
+
+
+class Own(ClassificationTask):
+    def predictions_and_target(self, batch: Any) -> Any:
+        logits, labels = super().predictions_and_target(batch)
+        return logits.softmax(1), labels
+
+
+def test_a_subclass_that_compares_something_else_says_what():
+    network, scores, labels = nn.Linear(2, 2), torch.rand(9, 2), torch.arange(9) % 2
+    known = as_probabilities(classification.BinaryAUROC(), scores, labels, ClassificationTask(network, 2))
+    assert torch.equal(known, scores.softmax(1)[:, 1])
+    with pytest.raises(ConfigurationError, match="Own does not say whether"):
+        as_probabilities(classification.BinaryAUROC(), scores, labels, Own(network, 2))
 
 
 def test_the_same_question_has_the_same_answer_and_other_predictions_other_draws():
@@ -288,6 +368,39 @@ def test_sums_of_another_shape_from_a_site_are_no_figure(sums):
     assert together.reason
 
 
+# ---------------------------------------------------------------- several labels
+
+
+def several_labels(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return probabilities and labels: of label 0, three examples are missed; of label 1, all is right in half of the cases."""
+    labels = torch.stack([torch.arange(n) % 2, torch.arange(n) % 2], 1)
+    scores = labels.double()
+    scores[1:7:2, 0] = 0.0
+    scores[: n // 2, 1] = 1 - scores[: n // 2, 1]
+    return scores, labels
+
+
+def test_the_cells_of_several_labels_are_those_of_torchmetrics_and_small_ones_are_withheld():
+    scores, labels = several_labels(80)
+    metric = classification.MultilabelConfusionMatrix(2)
+    theirs = torch.from_numpy(sk.multilabel_confusion_matrix(labels, scores > 0.5))
+    assert torch.equal(ask(metric, scores, labels).points[0], theirs.double())
+    (told,) = ask(metric, scores, labels, least=10).points
+    assert told[0].isnan().all()  # ((40, 0), (3, 37))
+    assert torch.equal(told[1], theirs[1].double())
+    assert (
+        "predicted as one class" in ask(metric, torch.zeros(80, 2).index_fill(0, torch.arange(3), 1.0), labels, least=10).reason
+    )
+
+
+def test_a_label_without_positives_is_what_torchmetrics_says():
+    scores, labels = several_labels(40)
+    labels[:, 0] = 0
+    report = ask(classification.MultilabelJaccardIndex(2), scores, labels, resamples=20)
+    assert report.value == pytest.approx(sk.jaccard_score(labels, scores > 0.5, average="macro", zero_division=0))
+    assert report.interval is not None
+
+
 # ---------------------------------------------------------------- calibration
 
 
@@ -313,7 +426,9 @@ def test_bins_of_few_persons_are_hidden():
 
 def test_a_calibration_curve_of_logits_and_its_setting():
     scores, labels = two_classes(90)
-    want, got = (ask(CalibrationCurve(4), one, labels).points[0] for one in (scores, torch.logit(scores)))
-    assert got.numpy() == pytest.approx(want.numpy())
+    want = ask(CalibrationCurve(4), scores, labels).points[0]
+    assert ask(CalibrationCurve(4), torch.logit(scores), labels, are="logits").points[0].numpy() == pytest.approx(want.numpy())
+    with pytest.raises(ConfigurationError, match=r"CalibrationCurve needs probabilities, but got numbers from -"):
+        CalibrationCurve(4).update(torch.logit(scores), labels)
     with pytest.raises(ConfigurationError, match=r"'CalibrationCurve.bins' must be from 1 to 1000, but is 0"):
         CalibrationCurve(0)
