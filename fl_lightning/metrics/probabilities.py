@@ -27,7 +27,8 @@ def as_probabilities(metric: Metric, predictions: Tensor, target: Tensor, module
         ConfigurationError: if the module does not say what its predictions are, or they are something else.
     """
     kind = _kind(getattr(metric, "metric", metric))
-    if not kind or not predictions.is_floating_point() or target.is_floating_point():
+    refused = target.is_floating_point() and getattr(metric, "validate_args", False)  # by the metric, with its own words
+    if not kind or refused or not predictions.is_floating_point():
         return predictions
     said, name, measure = _said(module), type(module).__name__, type(metric).__name__
     if said not in ("logits", "probabilities"):

@@ -427,7 +427,9 @@ def test_bins_of_few_persons_are_hidden():
 def test_a_calibration_curve_of_logits_and_its_setting():
     scores, labels = two_classes(90)
     want = ask(CalibrationCurve(4), scores, labels).points[0]
-    assert ask(CalibrationCurve(4), torch.logit(scores), labels, are="logits").points[0].numpy() == pytest.approx(want.numpy())
+    for target in (labels, labels.double()):
+        got = ask(CalibrationCurve(4), torch.logit(scores), target, are="logits").points[0]
+        assert got.numpy() == pytest.approx(want.numpy())
     with pytest.raises(ConfigurationError, match=r"CalibrationCurve needs probabilities, but got numbers from -"):
         CalibrationCurve(4).update(torch.logit(scores), labels)
     with pytest.raises(ConfigurationError, match=r"'CalibrationCurve.bins' must be from 1 to 1000, but is 0"):
