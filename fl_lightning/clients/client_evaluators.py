@@ -68,7 +68,7 @@ class ClientEvaluators:
     def predictions(
         self, model: Snapshot | None, client: int, part: Part
     ) -> tuple[Tensor, Tensor, Tensor | None, LightningModule]:
-        """Return predictions and targets on a part of a client's examples, the person of each, and the module; see :meth:`score`."""
+        """Return predictions, targets and persons of a part of a client's examples, and the module; see :meth:`score`."""
         store = StoredPredictions()
         evaluation = ModelEvaluation(store, SETTING, **self._flags)
         module = self._resident.load(model, self._own(client))
