@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
 from lightning.pytorch.plugins import MixedPrecision
 
 from fl_lightning.compat.torch import outside_autocast
@@ -33,7 +33,7 @@ def outside_precision(trainer: Trainer, default: torch.dtype) -> Iterator[None]:
 
 
 def prepare_trainer(trainer: Trainer, cleanup: ExitStack, make_bar: Callable[[], Any]) -> None:
-    """Adapt the Trainer to rounds: log every round, use no scaler for the server's step, and show a bar of rounds.
+    """Adapt the Trainer to rounds: log and save every round, use no scaler for the server's step, and show a bar of rounds.
 
     Args:
         trainer: the user's Trainer.
@@ -53,6 +53,34 @@ def prepare_trainer(trainer: Trainer, cleanup: ExitStack, make_bar: Callable[[],
             bar.setup(trainer, trainer.lightning_module, "fit")
             cleanup.callback(_put, trainer, [callback], bar)
             cleanup.callback(bar.close)
+        if isinstance(callback, ModelCheckpoint):
+            _let_it_save(callback, cleanup)
+
+
+class _Automatic:
+    """Show a module as one that optimizes automatically."""
+
+    automatic_optimization = True
+
+    def __init__(self, module: LightningModule) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def _let_it_save(callback: ModelCheckpoint, cleanup: ExitStack) -> None:
+    """Let a ModelCheckpoint act on the server's step, which is a manual one, as on a step of automatic optimization.
+
+    After a manual step, it ignores its interval of time, and advises on code that the user's module does not have.
+    """
+    own: Any = callback.on_train_batch_end
+
+    def on_train_batch_end(trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        own(trainer, _Automatic(pl_module), *args)
+
+    vars(callback)["on_train_batch_end"] = on_train_batch_end
+    cleanup.callback(vars(callback).pop, "on_train_batch_end")
 
 
 def _put(trainer: Trainer, new: list[Callback], old: Callback) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -211,6 +212,21 @@ def test_train_steps_of_a_checkpoint_callback_are_rounds(tmp_path):
     whole = run(ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1))
     assert {path.name for path in tmp_path.iterdir()} == {"epoch=1-step=2.ckpt", "epoch=3-step=4.ckpt"}
     assert same_bits(run(ckpt=str(tmp_path / "epoch=1-step=2.ckpt")), whole)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rounds"),
+    [
+        ({"train_time_interval": timedelta(0)}, [1, 2, 3]),
+        ({"train_time_interval": timedelta(days=1)}, []),
+        ({"every_n_train_steps": 2}, [2]),
+    ],
+)
+def test_a_checkpoint_callback_sees_a_round_as_a_step_of_automatic_optimization(tmp_path, settings, rounds, recwarn):
+    """As in plain Lightning, whatever the server's own step needs."""
+    federate(Plain(), 3, ModelCheckpoint(tmp_path, save_top_k=-1, **settings), flags={"enable_checkpointing": True})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"epoch={n - 1}-step={n}.ckpt" for n in rounds]
+    assert not [str(one.message) for one in recwarn if "manual optimization" in str(one.message)]
 
 
 def test_validation_inside_a_round():
