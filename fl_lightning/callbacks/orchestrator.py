@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
@@ -215,7 +216,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
             warn_unprotected(self)
             return
         refuse_second(trainer, FederatedOrchestrator)
-        refuse_tools(trainer, pl_module, remote=self.pool is not None)
+        refuse_tools(trainer, remote=self.pool is not None)
         refuse_client_callbacks(self.local)
         data = federated_data(trainer)
         refuse_outer_flags(trainer)
@@ -235,9 +236,10 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         set_threads(self.local.threads, trainer, self._cleanup)
         build = self.server_optimizer or self.strategy.server_optimizer
         start = Start(self, self._run, trainer, data, build, pl_module)
-        self._takeover = Takeover(pl_module, lambda: self._rounds.run(pl_module), start.server_optimizer, start.load)
-        self._give_attributes = start.give_attributes
-        self._cleanup.callback(delattr, self, "_give_attributes")
+        check = partial(start.untouched.check, trainer)
+        self._takeover = Takeover(pl_module, lambda: self._rounds.run(pl_module), start.server_optimizer, start.load, check)
+        self._start = start
+        self._cleanup.callback(delattr, self, "_start")
         self._cleanup.callback(continue_global_step, trainer)  # callbacks run in reverse order
         self._cleanup.callback(self._takeover.release)
         self._cleanup.callback(release_unused_memory)
@@ -287,7 +289,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self._parameters = set(parameters_of(pl_module))
         with self._takeover.suspended():
             client = client_copy(pl_module)
-            self._give_attributes(client)
+            self._start.give_attributes(client)
             if self._run.schedules:
                 check_schedules(self, trainer, client, federated_data(trainer), self._run.rounds)
         self._run.hold_weights(pl_module)
@@ -311,6 +313,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
             sampler=assembly.sampler(),
             hooks=[*self._run.hooks.values()],
             termination=Termination(trainer, self._cleanup),
+            untouched=self._start.untouched,
         )
 
     def _build_pool(self, assembly: Assembly) -> ClientPool:

@@ -19,8 +19,8 @@ class TransferLearning(Callback):
     trained, sent or averaged, and does not count in ``federation/bytes_down`` and ``bytes_up``; strategies, transforms and
     privacy see only what is trained. Without a federation, in a Trainer of your own, epochs take the place of rounds.
 
-    Lightning's own finetuning callbacks, and any other that changes ``requires_grad`` of the module between rounds, work in
-    the same way.
+    Any other callback that changes ``requires_grad`` of the module between rounds works in the same way, unless it also changes
+    the Trainer's optimizer, which is the server's.
 
     Args:
         parts: names of submodules, as ``module.named_modules()`` gives them, such as ``network.backbone``.

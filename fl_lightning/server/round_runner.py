@@ -27,6 +27,7 @@ from fl_lightning.server.round_result import RoundResult, influences
 from fl_lightning.server.run_state import RunState
 from fl_lightning.server.sampling import ClientSampler, RoundPlan
 from fl_lightning.server.termination import Termination
+from fl_lightning.server.untouched import Untouched
 from fl_lightning.settings.federation import FederationSettings
 from fl_lightning.strategies.base import JointStrategy
 
@@ -41,6 +42,7 @@ class RoundRunner:
         sampler: the sampler that draws the rounds.
         hooks: the hooks of the options in use, in order.
         termination: tells all ranks when one is told to end.
+        untouched: refuses changes of the server's optimizer by anything but its own step.
     """
 
     def __init__(
@@ -52,10 +54,11 @@ class RoundRunner:
         sampler: ClientSampler,
         hooks: Sequence[ServerHooks],
         termination: Termination,
+        untouched: Untouched,
     ) -> None:
         self._settings, self._run, self._federation = settings, run, federation
         self._sampler, self._hooks = sampler, hooks
-        self._termination = termination
+        self._termination, self._untouched = termination, untouched
         self._buffers = RankBuffers(federation.server, federation.comm)
         self._default_dtype = torch.get_default_dtype()
         self.rounds = 0
@@ -66,6 +69,7 @@ class RoundRunner:
         """Run a round, after which the module contains the new global model."""
         trainer, comm = self._federation.trainer, self._federation.comm
         self.rounds += 1
+        self._untouched.check(trainer)
         self._termination.agree(comm, raises=True)
         with outside_precision(trainer, self._default_dtype):
             tasks = self._round(module)
@@ -175,6 +179,7 @@ class RoundRunner:
         optimizer: Any = module.optimizers()
         optimizer.step()
         optimizer.zero_grad()
+        self._untouched.note(self._federation.trainer.optimizers[0])
         server.set_buffers(result.aggregate, result.counters)
         if result.moved:
             server.set_moved(result.moved)

@@ -39,6 +39,7 @@ class Takeover:
         run_round: a function without arguments that replaces ``training_step``.
         configure_optimizers: a function that returns the server's optimizer, called with the original module in place.
         before_load: a function of a checkpoint, called with the original module in place, before the checkpoint is restored.
+        before_step: a function without arguments, called after all callbacks' hooks and before the server's optimizer steps.
 
     Raises:
         ConfigurationError: if ``training_step`` was replaced on the instance, where a client's copy would run the original's.
@@ -50,6 +51,7 @@ class Takeover:
         run_round: Callable[[], None],
         configure_optimizers: Callable[[], Any],
         before_load: Callable[[dict[str, Any]], None],
+        before_step: Callable[[], None],
     ) -> None:
         self._module = module
         self._automatic = module.automatic_optimization
@@ -73,7 +75,7 @@ class Takeover:
             if is_overridden(name, module):
                 replaced[name] = unless_round(getattr(module, name))
         replaced |= {"training_step": training_step, "configure_optimizers": server_optimizer}
-        replaced |= {"on_load_checkpoint": on_load_checkpoint}
+        replaced |= {"on_load_checkpoint": on_load_checkpoint, "on_before_optimizer_step": lambda optimizer: before_step()}
         idle = IdleOptimizers(module, self.suspended)
         for name in ("optimizers", "lr_schedulers"):
             replaced[name] = _in_validation(module, getattr(idle, name), getattr(module, name))

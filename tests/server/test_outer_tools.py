@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from command_line import small
-from federations import Blobs, Consecutive, Plain, blobs, federate, same_bits, trainer, weights
+from federations import Blobs, Consecutive, Plain, blobs, every_round, federate, same_bits, trainer, weights
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     BatchSizeFinder,
+    Callback,
+    EMAWeightAveraging,
     GradientAccumulationScheduler,
     LearningRateFinder,
     ModelCheckpoint,
@@ -19,10 +24,13 @@ from lightning.pytorch.callbacks import (
     OnExceptionCheckpoint,
     StochasticWeightAveraging,
     TQDMProgressBar,
+    WeightAveraging,
 )
 from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.callbacks.throughput_monitor import ThroughputMonitor
 from lightning.pytorch.tuner import Tuner
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import (
@@ -50,7 +58,8 @@ REFUSED = {
     "Milestones is a subclass of LearningRateFinder, which may tune rounds": lambda: Milestones(),
     "GradientAccumulationScheduler would accumulate rounds": lambda: GradientAccumulationScheduler({1: 2}),
     "ModelPruning would prune the server's weights": lambda: ModelPruning("l1_unstructured", amount=0.5),
-    "StochasticWeightAveraging updates BatchNorm's statistics": lambda: StochasticWeightAveraging(0.1),
+    "StochasticWeightAveraging would set the rate of the server's optimizer": lambda: StochasticWeightAveraging(0.1),
+    "BackboneFinetuning would set the rate of the server's optimizer": lambda: BackboneFinetuning(),
     "SpikeDetection would look for the loss of a training step": lambda: SpikeDetection(),
     "ThroughputMonitor would measure batches of examples": lambda: ThroughputMonitor(batch_size_fn=len),
 }
@@ -60,6 +69,122 @@ REFUSED = {
 def test_callbacks_that_act_on_steps(message):
     with pytest.raises(ConfigurationError, match=message):
         federate(Plain(batchnorm=True), 2, REFUSED[message]())
+
+
+class Touching(Callback):
+    """What a user might write for plain training: it acts on the optimizer of the Trainer, here the server's."""
+
+    def __init__(self, hook: str, change: Any) -> None:
+        setattr(self, hook, lambda run, *_: change(run) if run.current_epoch else None)
+
+
+def to(run: Any, name: str, value: Any) -> None:
+    run.optimizers[0].param_groups[0][name] = value
+
+
+def replace(run: Any) -> None:
+    run.optimizers = [torch.optim.SGD(run.lightning_module.parameters(), 1.0)]
+
+
+def schedule(run: Any) -> None:
+    run.lr_scheduler_configs.append(LRSchedulerConfig(StepLR(run.optimizers[0], 9)))
+
+
+CHANGES: dict[str, Any] = {
+    "set 'lr' of the server's optimizer from 1.0 to 0.5": lambda run: to(run, "lr", 0.5),
+    "set 'momentum' of the server's optimizer from 0 to 0.9": lambda run: to(run, "momentum", 0.9),
+    "added a group to the server's optimizer": lambda run: run.optimizers[0].add_param_group({"params": [torch.zeros(1)]}),
+    "replaced the server's optimizer": replace,
+    "added a schedule to the server's optimizer": schedule,
+}
+FROM = (
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_round_start",
+    "on_aggregated",
+    "on_before_optimizer_step",
+    "on_validation_epoch_end",
+)
+
+
+@pytest.mark.parametrize(
+    ("hook", "what"), [*((hook, next(iter(CHANGES))) for hook in FROM), *((FROM[0], what) for what in [*CHANGES][1:])]
+)
+def test_nothing_but_its_own_step_changes_the_servers_optimizer(hook, what):
+    """Before the server steps with it: an average that counts for half would be no error that anybody sees."""
+    module, means = Plain(), []
+
+    class Keep(FederationCallback):
+        def on_round_end(self, run: Any, pl_module: Any, round_idx: int) -> None:
+            means.append(weights(pl_module))
+
+    with pytest.raises(ConfigurationError) as caught:
+        federate(module, 4, Keep(), Touching(hook, CHANGES[what]))
+    message = rf"In round \d, a hook of Plain or a callback of the Trainer \(Keep, Touching\) has {what}\. .*"
+    assert re.fullmatch(message + "'federation.server_optimizer'.*", str(caught.value)), caught.value
+    kept = {name: value for name, value in weights(module).items() if "acc" not in name}
+    assert all(torch.equal(kept[name], means[-1][name]) for name in kept)
+
+
+def test_a_callback_changes_the_servers_optimizer_at_the_start():
+    class Fast(Callback):
+        def on_fit_start(self, run: Any, pl_module: Any) -> None:
+            to(run, "lr", 3.0)
+
+    run = trainer(1, Fast(), FederatedOrchestrator())
+    with pytest.raises(ConfigurationError, match=r"round 0, .*\(Fast\) has set 'lr' of the server's optimizer from 1.0 to 3.0"):
+        run.fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
+
+
+class CountsInItsGroups(torch.optim.SGD):
+    """As schedule-free optimizers do."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for group in self.param_groups:
+            group["k"] = group.get("k", 0) + 1
+            group["lr"] = group["lr"] / 2
+
+
+def test_the_servers_optimizer_may_change_its_own_settings(tmp_path):
+    """Also where a resumed run restores them."""
+
+    def run(rounds: int, **more: Any) -> Any:
+        torch.manual_seed(1)
+        module = Plain()
+        flags = {"enable_checkpointing": True}
+        done = federate(module, rounds, every_round(tmp_path), flags=flags, server_optimizer=halving, **more)
+        return done.optimizers[0].param_groups[0], weights(module)
+
+    def halving(parameters: Any) -> Any:
+        return CountsInItsGroups(parameters, lr=1.0)
+
+    whole = run(3)
+    run(1)
+    resumed = run(3, ckpt_path=str(tmp_path / "last.ckpt"))
+    assert [(group["k"], group["lr"]) for group, _ in (whole, resumed)] == [(3, 0.125)] * 2
+    assert same_bits(whole[1], resumed[1])
+
+
+@pytest.mark.parametrize(
+    ("average", "decay"), [(WeightAveraging, None), (partial(EMAWeightAveraging, decay=0.75), 0.75)], ids=["mean", "ema"]
+)
+def test_averages_of_weights_are_those_of_the_rounds(average, decay):
+    """What is refused above points here: the rounds are those of a run without it, and their average is the result."""
+    found: list[dict[str, Any]] = []
+
+    class Keep(FederationCallback):
+        def on_round_end(self, run: Any, pl_module: Any, round_idx: int) -> None:
+            found.append({name: p.detach().double() for name, p in pl_module.named_parameters()})
+
+    torch.manual_seed(1)
+    module = Plain(batchnorm=True)
+    federate(copy.deepcopy(module), 3, Keep())
+    federate(module, 3, average())
+    for name, parameter in module.named_parameters():
+        one, two, three = (each[name] for each in found)
+        expected = (one + two + three) / 3 if decay is None else decay * (decay * one + 0.25 * two) + 0.25 * three
+        torch.testing.assert_close(parameter.detach().double(), expected, rtol=0, atol=1e-6)
 
 
 AT_CLIENTS = {

@@ -6,6 +6,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
     BaseFinetuning,
     BatchSizeFinder,
     Checkpoint,
@@ -20,7 +21,6 @@ from lightning.pytorch.callbacks.throughput_monitor import ThroughputMonitor
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from fl_lightning.compat.torch import is_batch_norm
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_parts import constant_modules
 from fl_lightning.settings.local_training import LocalTraining
@@ -30,6 +30,10 @@ TUNERS = (BatchSizeFinder, LearningRateFinder)
 _REFUSED = {
     GradientAccumulationScheduler: "would accumulate rounds. Set 'federation.local.accumulate_grad_batches' instead, which "
     "counts the clients' batches.",
+    BackboneFinetuning: "would set the rate of the server's optimizer, and leave that of the clients alone. Use "
+    "TransferLearning, which freezes and thaws; the rate of each part is that of its group in 'configure_optimizers'.",
+    StochasticWeightAveraging: "would set the rate of the server's optimizer, and leave that of the clients alone. Use "
+    "WeightAveraging or EMAWeightAveraging, which average the global model over rounds.",
     ModelPruning: "would prune the server's weights, but the clients' updates would not follow its masks. Prune "
     "after the federation.",
     SpikeDetection: "would look for the loss of a training step, but a round has none. Put it into "
@@ -65,12 +69,11 @@ def refuse_second(trainer: Trainer, kind: Any) -> None:
         )
 
 
-def refuse_tools(trainer: Trainer, module: LightningModule, remote: bool = False) -> None:
+def refuse_tools(trainer: Trainer, remote: bool = False) -> None:
     """Refuse callbacks and flags that act on training steps, of which a round is only one.
 
     Args:
         trainer: the user's Trainer.
-        module: the user's module.
         remote: whether the clients' examples are at sites of their own.
 
     Raises:
@@ -84,12 +87,6 @@ def refuse_tools(trainer: Trainer, module: LightningModule, remote: bool = False
                 raise ConfigurationError(f"The callback {name} {reason}")
         if isinstance(callback, TUNERS):
             _refuse_tuner(callback, trainer.world_size, remote)
-        norms = any(is_batch_norm(part) for part in module.modules())
-        if isinstance(callback, StochasticWeightAveraging) and norms:
-            raise ConfigurationError(
-                f"The callback {name} updates BatchNorm's statistics in an extra pass over the training data, which for a "
-                "federation would be one more round. Use a network without BatchNorm (GroupNorm), or remove the callback."
-            )
     if trainer.val_check_interval not in (1, 1.0, None):
         raise ConfigurationError(
             f"'trainer.val_check_interval' is {trainer.val_check_interval}, but a federation validates between rounds, not "

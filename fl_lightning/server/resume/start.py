@@ -17,6 +17,7 @@ from fl_lightning.errors import CheckpointError
 from fl_lightning.server.resume.changes import Change, in_words
 from fl_lightning.server.resume.fingerprint import fingerprint
 from fl_lightning.server.run_state import RunState
+from fl_lightning.server.untouched import Untouched
 from fl_lightning.settings.federation import FederationSettings
 
 _SERVER = "federation.server_optimizer"
@@ -32,6 +33,9 @@ class Start:
         data: the data, set up for a fit.
         build: a function that builds the server's optimizer from the module's parameters.
         module: the user's module, of which no method may be replaced when the methods below are called.
+
+    Attributes:
+        untouched: the settings that the server's optimizer had at the start or in the checkpoint.
     """
 
     def __init__(
@@ -46,6 +50,8 @@ class Start:
         self._owner, self._run, self._trainer, self._data = owner, run, trainer, data
         self._build, self._module = build, module
         self._attributes: PythonState | None = None
+        self._groups: list[dict[str, Any]] | None = None
+        self.untouched = Untouched()
 
     def server_optimizer(self) -> Optimizer:
         """Return the server's optimizer, which Lightning requests before the first round."""
@@ -53,6 +59,7 @@ class Start:
         optimizer = self._build(self._module.parameters())
         if self._run.fingerprint is None:
             self._record(optimizer)
+        self.untouched.note(optimizer, self._groups)
         return optimizer
 
     def load(self, checkpoint: dict[str, Any]) -> None:
@@ -75,6 +82,7 @@ class Start:
         device = self._trainer.strategy.root_device
         found = self._run.compare(state, device, other_weights(self._module, checkpoint["state_dict"]))
         _renew(checkpoint["optimizer_states"], optimizer, found)
+        self._groups = checkpoint["optimizer_states"][0]["param_groups"]
         if found:
             rank_zero_warn(f"Resumed with changed settings ('federation.resume_changed'): {in_words(found)}.")
         assert self._run.fingerprint is not None
