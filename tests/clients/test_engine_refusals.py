@@ -45,7 +45,7 @@ NOT_BY_FABRIC = {
     "'trainer.max_steps'": ({"on_train_start": lambda self: setattr(self.trainer, "max_steps", 3)}, {}),
     "'trainer.strategy.reduce'": ({"on_train_start": lambda self: self.trainer.strategy.reduce(1)}, {}),
     "StochasticWeightAveraging": ({}, {"progress": "round", "callbacks": [lambda: StochasticWeightAveraging(0.1)]}),
-    "GradientAccumulationScheduler": ({}, {"callbacks": [lambda: GradientAccumulationScheduler({0: 2})]}),
+    "GradientAccumulationScheduler": ({}, {"progress": "round", "callbacks": [lambda: GradientAccumulationScheduler({0: 2})]}),
 }
 
 

@@ -13,8 +13,18 @@ import pytest
 import torch
 from against_hand import Updates
 from federations import SIZES, Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
-from lightning.pytorch.callbacks import BackboneFinetuning, StochasticWeightAveraging
-from plain_training import InOrder, distance_from_plain
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    Callback,
+    EMAWeightAveraging,
+    GradientAccumulationScheduler,
+    LambdaCallback,
+    ModelPruning,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from plain_training import InOrder, distance_from_plain, federated_weights
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
@@ -478,14 +488,69 @@ def test_settings_that_training_changed_are_scaled_once_by_the_decay_of_the_roun
 
 def test_another_kind_of_optimizer_than_in_the_last_turn_is_refused():
     class Switching(Plain):
+        switched = False
+
         def on_train_epoch_end(self) -> None:
-            self.trainer.optimizers = [torch.optim.Adagrad(self.parameters())]
+            self.switched = True
 
         def configure_optimizers(self) -> Any:
-            return torch.optim.Adam(self.parameters())
+            return (torch.optim.Adagrad if self.switched else torch.optim.Adam)(self.parameters())
 
     with pytest.raises(ConfigurationError, match=r"optimizers are of other classes .*Adagrad.* 'kept'"):
         federate(Switching(), 2, local=LocalTraining(optimizer_state="kept"))
+
+
+class ThawsOnce(Plain):
+    """As in Lightning's own finetuning: another group from the second epoch on."""
+
+    def configure_optimizers(self) -> Any:
+        self.net[0].requires_grad_(False)
+        return torch.optim.SGD(self.net[2].parameters(), 0.1)
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.net[0].requires_grad_(True)
+            self.optimizers().add_param_group({"params": list(self.net[0].parameters())})
+
+
+class ReplacesOnce(Plain):
+    def on_train_epoch_end(self) -> None:
+        if self.current_epoch == 1:
+            self.trainer.optimizers = [torch.optim.SGD(self.parameters(), 0.01)]
+
+
+class SchedulesOnce(Plain):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.global_step == 5:
+            schedule = torch.optim.lr_scheduler.StepLR(self.optimizers().optimizer, 1, 0.1)
+            self.trainer.lr_scheduler_configs.append(LRSchedulerConfig(schedule))
+
+
+@pytest.mark.parametrize("state", ["fresh", "kept"])
+@pytest.mark.parametrize(
+    ("make", "engine"),
+    [(ThawsOnce, "trainer"), (ThawsOnce, "fabric"), (ReplacesOnce, "trainer"), (SchedulesOnce, "trainer")],
+)
+def test_other_optimizers_in_the_middle_of_a_training_are_refused(make, engine, state):
+    """The next turn would begin without them; where each turn is a training of its own, it is plain training."""
+    settings: dict[str, Any] = {"engine": engine, "optimizer_state": state, "max_epochs": 1}
+    said = rf"{make.__name__} or a callback .* 'trainer.optimizers' or their schedules .* those of 'configure_optimizers'"
+    with pytest.raises(ConfigurationError, match=said):
+        federated_weights(make, 3, torch.float64, {}, {}, **settings)
+    assert distance_from_plain(make, engine, rounds=1, epochs=3, progress="round", optimizer_state=state) < 1e-12
+
+
+class AddsInEachTurn(Plain):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.net[2].parameters(), 0.1)
+
+    def on_train_start(self) -> None:
+        self.optimizers().add_param_group({"params": list(self.net[0].parameters())})
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_group_that_each_turn_adds_at_its_start_trains_in_each(engine):
+    assert distance_from_plain(AddsInEachTurn, engine, optimizer_state="fresh") < 1e-12
 
 
 # ---------------------------------------------------------------- what training changes in a module
@@ -546,7 +611,48 @@ def test_no_client_finds_what_another_changed(make, engine):
         with pytest.raises(EngineError, match=r"Accumulates sets 'trainer.accumulate_grad_batches'"):
             client_by_client(make, engine=engine)
     else:
-        assert client_by_client(make, engine=engine) < 1e-12
+        assert client_by_client(make, engine=engine, **({"progress": "round"} if make is Accumulates else {})) < 1e-12
+
+
+class Stepped(Plain):
+    """Has a rate that depends on the number of steps, of which each epoch has five."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class AccumulatesLater(Stepped):
+    def on_train_epoch_start(self) -> None:
+        self.trainer.accumulate_grad_batches = 1 + (self.current_epoch > 1)
+
+
+class CutsLater(Stepped):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
+        return -1 if self.current_epoch > 1 and batch_idx == 3 else None
+
+
+class StopsEarly(Stepped):
+    """Its turn ends, not its training: it goes on where the turn was planned to end."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.trainer.should_stop = batch_idx == 2
+
+
+@pytest.mark.parametrize(("make", "engine"), [(AccumulatesLater, "trainer"), (CutsLater, "trainer"), (CutsLater, "fabric")])
+def test_other_numbers_of_steps_than_planned_are_refused(make, engine):
+    """A client's place in the whole training is computed from the planned steps: schedules would have wrong rates."""
+    said = f"{make.__name__} has made 3 steps by the end of epoch 2, where 5 of .* 'federation.local.accumulate_grad_batches'"
+    with pytest.raises(ConfigurationError, match=said):
+        distance_from_plain(make, engine, rounds=4)
+    assert distance_from_plain(make, engine, rounds=1, epochs=4, progress="round") < 1e-12
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_turn_that_is_stopped_in_an_epoch_has_fewer_steps(engine):
+    run = federate(StopsEarly(), 2, local=LocalTraining(engine=engine))
+    assert run.global_step == 2
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -698,20 +804,46 @@ def test_a_callback_that_thaws_layers_once_is_refused_at_the_clients():
         federate(Plain(), 1, local=local)
 
 
-def test_a_callback_that_averages_the_epochs_of_a_training_is_refused_at_the_clients():
-    """Lightning's own would begin anew in each turn, and average a part of them."""
-    average = StochasticWeightAveraging(0.1, swa_epoch_start=1)
-    message = r"contains StochasticWeightAveraging, which averages over the epochs .* averages the global model over rounds"
-    with pytest.raises(ConfigurationError, match=message):
-        federate(Plain(), 1, local=LocalTraining(callbacks=[average]))
+class Shadow(Callback):
+    """A user's own average of the weights."""
+
+    shadow: Any = None
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        now = [parameter.detach().clone() for parameter in pl_module.parameters()]
+        self.shadow = now if self.shadow is None else [(one + other) / 2 for one, other in zip(self.shadow, now, strict=True)]
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        for parameter, average in zip(pl_module.parameters(), self.shadow, strict=True):
+            parameter.data.copy_(average)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"shadow": self.shadow}
 
 
-def test_weights_are_averaged_within_a_turn_that_is_a_training_of_its_own():
+LASTING: dict[str, Any] = {
+    "StochasticWeightAveraging, which averages": lambda: StochasticWeightAveraging(0.1, swa_epoch_start=1),
+    "WeightAveraging, which averages over a training, .* averages the global model over rounds": WeightAveraging,
+    "EMAWeightAveraging, which averages": lambda: EMAWeightAveraging(decay=0.5),
+    "ModelPruning, which prunes anew in every turn": lambda: ModelPruning("l1_unstructured", amount=0.3),
+    "GradientAccumulationScheduler, which changes": lambda: GradientAccumulationScheduler({0: 1, 2: 2}),
+    "Shadow, which keeps a state for the rest of a training .'state_dict'.": Shadow,
+    "LambdaCallback, which keeps a state .* .'on_save_checkpoint'.": lambda: LambdaCallback(on_save_checkpoint=print),
+}
+
+
+@pytest.mark.parametrize("what", LASTING)
+def test_callbacks_that_outlast_a_turn_are_refused_where_trainings_do(what):
+    """They would begin anew in each turn: average, prune or count a part."""
+    said = f"^'federation.local.callbacks' contains {what}.* set 'federation.local.progress' to 'round'"
+    with pytest.raises(ConfigurationError, match=said):
+        federate(Plain(), 1, local=LocalTraining(callbacks=[LASTING[what]()]))
+
+
+@pytest.mark.parametrize("what", LASTING)
+def test_they_act_within_a_turn_that_is_a_training_of_its_own(what):
     """One turn of one client is the same as plain training with the callback."""
-
-    def average() -> StochasticWeightAveraging:
-        return StochasticWeightAveraging(0.1, swa_epoch_start=1)
-
+    average = LASTING[what]
     torch.manual_seed(3)
     module = Plain().double()
     alone = copy.deepcopy(module)

@@ -200,12 +200,14 @@ class ClientSession(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Load the model again before the first epoch, if ``on_train_start`` of the module may have replaced it."""
         if trainer.current_epoch == self._progress.first_epoch:
+            self._progress.note_optimizers(trainer)
             self._arrival.hold("on_train_start", trainer, pl_module, self._prepared, self._client)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the turn after its last epoch, which is not the last one of the whole training."""
         if trainer.current_epoch == self._progress.first_epoch:
             self._size.end_epoch(trainer)
+        self._progress.check_steps(trainer, pl_module)
         if trainer.current_epoch + 1 >= self._progress.last_epoch:
             trainer.should_stop = True
 

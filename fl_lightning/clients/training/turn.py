@@ -65,7 +65,7 @@ class TurnPlan:
         """
         epochs = self.whole_epochs if whole else self.epochs
         limit = math.inf if self.max_steps == -1 else self.max_steps
-        return min(self._steps_per_epoch(batches) * (math.inf if epochs == -1 else epochs), limit)
+        return min(self.steps_per_epoch(batches) * (math.inf if epochs == -1 else epochs), limit)
 
     def first(self, batches: float) -> tuple[int, int]:
         """Return the epoch and the step at which the turn begins, given the number of batches in an epoch."""
@@ -77,9 +77,10 @@ class TurnPlan:
 
     def _epochs(self, batches: float) -> int:
         """Return the number of epochs of a whole turn, which its steps give if there is no other limit."""
-        return self.whole_epochs if self.whole_epochs != -1 else math.ceil(self.max_steps / self._steps_per_epoch(batches))
+        return self.whole_epochs if self.whole_epochs != -1 else math.ceil(self.max_steps / self.steps_per_epoch(batches))
 
-    def _steps_per_epoch(self, batches: float) -> float:
+    def steps_per_epoch(self, batches: float) -> float:
+        """Return the number of optimizer steps in a whole epoch, given its number of batches."""
         return math.ceil(batches / self.accumulate) if batches != math.inf else math.inf
 
     def events(self, batches: int) -> Iterator[tuple[str, int]]:

@@ -14,6 +14,7 @@ from fl_lightning.clients.training.kept_schedules import functions_of, kept_stat
 from fl_lightning.clients.training.kept_training import ChangedSettings
 from fl_lightning.clients.training.schedules import Decay, ScheduleMover, restore
 from fl_lightning.clients.training.turn import TurnPlan
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.messages import ClientTask
 from fl_lightning.rules.sgd import plain
 
@@ -56,6 +57,7 @@ class TurnProgress:
         """
         self._task, self._plan, self._before = task, plan, kept
         self.first_step, self.first_epoch = 0, 0
+        self._begun: list[Any] | None = None
         self.last_epoch = self.last_step = math.inf
 
     def enter(self, trainer: Trainer, module: LightningModule) -> None:
@@ -132,8 +134,47 @@ class TurnProgress:
         if self._limit is not None:
             self._limit(trainer, self.last_epoch, self.last_step)
 
+    def note_optimizers(self, trainer: Trainer) -> None:
+        """Remember what trains, after everything that each turn does at its start."""
+        if self._plan.progress is not None:
+            self._begun = _what_trains(trainer)
+
+    def check_steps(self, trainer: Trainer, module: LightningModule) -> None:
+        """Refuse a whole epoch with another number of steps than planned, from which the place of the next turn is computed.
+
+        Raises:
+            ConfigurationError: naming both numbers.
+        """
+        batches = trainer.num_training_batches
+        counted = not module.automatic_optimization or batches == math.inf
+        cut = trainer.should_stop or trainer.global_step >= self.last_step
+        if self._plan.progress is None or counted or cut:
+            return
+        planned = (trainer.current_epoch + 1 - self.first_epoch) * self._plan.steps_per_epoch(batches)
+        made = trainer.global_step - self.first_step
+        if made != planned:
+            raise ConfigurationError(
+                f"{type(module).__name__} has made {made} steps by the end of epoch {trainer.current_epoch}, where {planned} "
+                "of this turn were planned, so learning rates and 'global_step' of later turns would be wrong. Let no hook set "
+                "'trainer.accumulate_grad_batches' (set 'federation.local.accumulate_grad_batches') or return -1 from "
+                "'on_train_batch_start', and let loaders yield as many batches as their length says, or set "
+                "'federation.local.progress' to 'round'."
+            )
+
     def leave(self, trainer: Trainer, module: LightningModule) -> dict[str, Any]:
-        """Return what cannot be computed before the client's next turn."""
+        """Return what cannot be computed before the client's next turn.
+
+        Raises:
+            ConfigurationError: if training has changed what the optimizers train, which the next turn would not know.
+        """
+        begun, self._begun = self._begun, None  # optimizers would hold their state until the next turn
+        if begun is not None and not _same(begun, _what_trains(trainer)):
+            raise ConfigurationError(
+                f"{type(module).__name__} or a callback of its clients has changed 'trainer.optimizers' or their schedules in "
+                "training (other optimizers, groups or parameters), but a client's next turn begins with those of "
+                "'configure_optimizers'. Give the optimizers all parameters there, of which frozen ones stay as they are, or "
+                "set 'federation.local.progress' to 'round'."
+            )
         state: dict[str, Any] = {}
         if self._keeps_optimizer:
             scaler = getattr(trainer.precision_plugin, "scaler", None)
@@ -148,3 +189,14 @@ class TurnProgress:
                 with self._decay.lifted():
                     state["schedules"] = kept_state(trainer.optimizers, configs, self._functions)
         return state
+
+
+def _what_trains(trainer: Trainer) -> list[Any]:
+    """Return the optimizers of a fit, the parameters in their groups, and their schedulers."""
+    groups = [group["params"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    found = [*trainer.optimizers, *(config.scheduler for config in trainer.lr_scheduler_configs)]
+    return found + [parameter for group in groups for parameter in group]
+
+
+def _same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(mine is its for mine, its in zip(one, other, strict=True))

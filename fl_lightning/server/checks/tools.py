@@ -10,11 +10,14 @@ from lightning.pytorch.callbacks import (
     BaseFinetuning,
     BatchSizeFinder,
     Checkpoint,
+    EarlyStopping,
     GradientAccumulationScheduler,
     LearningRateFinder,
     ModelPruning,
     ProgressBar,
     StochasticWeightAveraging,
+    Timer,
+    WeightAveraging,
 )
 from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.callbacks.throughput_monitor import ThroughputMonitor
@@ -49,6 +52,18 @@ _REFUSED_AT_CLIENTS: dict[type[Callback] | tuple[type[Callback], ...], str] = {
     TUNERS: "would tune each client anew in every turn. Put it among the federation's own callbacks, where it tunes the "
     "centralized module once, before the first round.",
 }
+_REFUSED_WHERE_TURNS_CONTINUE: dict[type[Callback] | tuple[type[Callback], ...], str] = {
+    (StochasticWeightAveraging, WeightAveraging): "averages over a training, of which a client's turn is a part. Put "
+    "WeightAveraging or EMAWeightAveraging among the federation's own callbacks, where it averages the global model over "
+    "rounds",
+    BaseFinetuning: "freezes layers at the start of each turn and thaws them in a single one. Use TransferLearning among the "
+    "federation's own callbacks",
+    ModelPruning: "prunes anew in every turn, and an average of pruned models is not pruned. Prune after the federation",
+    GradientAccumulationScheduler: "changes the number of steps in an epoch, from which a client's place in the whole training "
+    "is computed. Set 'federation.local.accumulate_grad_batches'",
+}
+_ACT_WITHIN_A_TURN = (EarlyStopping, SpikeDetection, Timer)
+"""Callbacks with a state that does not change weights, and whose limits are those of a turn."""
 
 
 def refuse_second(trainer: Trainer, kind: Any) -> None:
@@ -111,17 +126,25 @@ def refuse_client_callbacks(local: LocalTraining) -> None:
         for kind, reason in _REFUSED_AT_CLIENTS.items():
             if isinstance(callback, kind):
                 raise ConfigurationError(f"{contains} {reason}")
-        if isinstance(callback, StochasticWeightAveraging) and local.progress == "run":
-            raise ConfigurationError(
-                f"{contains} averages over the epochs of a training, of which a client's turn is a part. Put it among the "
-                "federation's own callbacks, where it averages the global model over rounds, or set "
-                "'federation.local.progress' to 'round'."
+        if local.progress == "run":
+            reason = _lost_after_a_turn(callback)
+            if reason:
+                raise ConfigurationError(f"{contains} {reason}, or set 'federation.local.progress' to 'round'.")
+
+
+def _lost_after_a_turn(callback: Callback) -> str:
+    """Return what a callback would do wrongly because it begins anew in each turn, and what to do instead; empty if nothing."""
+    for kind, reason in _REFUSED_WHERE_TURNS_CONTINUE.items():
+        if isinstance(callback, kind):
+            return reason
+    for name in ("state_dict", "on_save_checkpoint"):
+        own = name in vars(callback) or getattr(type(callback), name) is not getattr(Callback, name)
+        if own and not isinstance(callback, _ACT_WITHIN_A_TURN):
+            return (
+                f"keeps a state for the rest of a training ('{name}'), but begins anew in every turn of a client. Keep the "
+                "state in the module ('client_state'), remove the method if the callback may begin anew"
             )
-        if isinstance(callback, BaseFinetuning) and local.progress == "run":
-            raise ConfigurationError(
-                f"{contains} freezes layers at the start of each turn and thaws them in a single one. Use TransferLearning "
-                "among the federation's own callbacks, or set 'federation.local.progress' to 'round'."
-            )
+    return ""
 
 
 def _refuse_tuner(callback: Callback, ranks: int, remote: bool) -> None:
