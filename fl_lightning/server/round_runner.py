@@ -176,6 +176,7 @@ class RoundRunner:
             hook.before_step(result)
         release_unused_memory()  # the clients' free memory: with the gradient, this is where a round needs most
         step = set_pseudo_gradient(server.parameters(), result.aggregate)
+        self._untouched.check(self._federation.trainer)  # and again after Lightning's hooks within the step
         optimizer: Any = module.optimizers()
         optimizer.step()
         optimizer.zero_grad()

@@ -97,6 +97,15 @@ CHANGES: dict[str, Any] = {
     "replaced the server's optimizer": replace,
     "added a schedule to the server's optimizer": schedule,
 }
+
+
+class Deaf(torch.optim.SGD):
+    """Does not call its closure, in which Lightning calls hooks."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+
+
 FROM = (
     "on_train_epoch_start",
     "on_train_batch_start",
@@ -118,8 +127,9 @@ def test_nothing_but_its_own_step_changes_the_servers_optimizer(hook, what):
         def on_round_end(self, run: Any, pl_module: Any, round_idx: int) -> None:
             means.append(weights(pl_module))
 
+    optimizer = Deaf if hook == "on_round_start" else torch.optim.SGD
     with pytest.raises(ConfigurationError) as caught:
-        federate(module, 4, Keep(), Touching(hook, CHANGES[what]))
+        federate(module, 4, Keep(), Touching(hook, CHANGES[what]), server_optimizer=partial(optimizer, lr=1.0))
     message = rf"In round \d, a hook of Plain or a callback of the Trainer \(Keep, Touching\) has {what}\. .*"
     assert re.fullmatch(message + "'federation.server_optimizer'.*", str(caught.value)), caught.value
     kept = {name: value for name, value in weights(module).items() if "acc" not in name}

@@ -140,7 +140,7 @@ class TurnProgress:
             self._begun = _what_trains(trainer)
 
     def check_steps(self, trainer: Trainer, module: LightningModule) -> None:
-        """Refuse a whole epoch with another number of steps than planned, from which the place of the next turn is computed.
+        """Refuse an epoch with another number of steps than planned, if schedules or accumulation follow from the plan.
 
         Raises:
             ConfigurationError: naming both numbers.
@@ -148,7 +148,9 @@ class TurnProgress:
         batches = trainer.num_training_batches
         counted = not module.automatic_optimization or batches == math.inf
         cut = trainer.should_stop or trainer.global_step >= self.last_step
-        if self._plan.progress is None or counted or cut:
+        matters = any(config.interval == "step" for config in trainer.lr_scheduler_configs)
+        matters = matters or trainer.accumulate_grad_batches != self._plan.accumulate
+        if self._plan.progress is None or counted or cut or not matters:
             return
         planned = (trainer.current_epoch + 1 - self.first_epoch) * self._plan.steps_per_epoch(batches)
         made = trainer.global_step - self.first_step
