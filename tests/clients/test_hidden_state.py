@@ -16,13 +16,16 @@ from federations import SIZES, Blobs, Consecutive, Plain, every_round, federate,
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     Callback,
+    EarlyStopping,
     EMAWeightAveraging,
     GradientAccumulationScheduler,
     LambdaCallback,
     ModelPruning,
     StochasticWeightAveraging,
+    Timer,
     WeightAveraging,
 )
+from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from plain_training import InOrder, distance_from_plain, federated_weights
 from torch import Tensor, nn
@@ -838,6 +841,17 @@ def test_callbacks_that_outlast_a_turn_are_refused_where_trainings_do(what):
     said = f"^'federation.local.callbacks' contains {what}.* set 'federation.local.progress' to 'round'"
     with pytest.raises(ConfigurationError, match=said):
         federate(Plain(), 1, local=LocalTraining(callbacks=[LASTING[what]()]))
+
+
+@pytest.mark.parametrize("limit", [EarlyStopping("train_loss", patience=9), SpikeDetection(), Timer("00:01:00:00")])
+def test_callbacks_whose_limits_are_those_of_a_turn_are_free(limit):
+    found = []
+    for callbacks in ([], [limit]):
+        torch.manual_seed(3)
+        module = Plain()
+        federate(module, 2, local=LocalTraining(callbacks=callbacks))
+        found.append(weights(module))
+    assert same_bits(*found)
 
 
 @pytest.mark.parametrize("what", LASTING)
