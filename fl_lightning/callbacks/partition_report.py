@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
-from torch.utils.data import Subset
+from torch.utils.data import ConcatDataset, Subset
 
 from fl_lightning.data.class_names import names_of
 from fl_lightning.data.federated import FederatedDataModule
@@ -125,14 +125,13 @@ def summarize(data: FederatedDataModule) -> PartitionSummary:
         return PartitionSummary(names, sizes, None, [], torch.tensor([0]), streams)
     dataset: Any = data.client_datasets.source.dataset
     labels = data.labels if data.labels is not None else labels_at_hand(dataset)
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
     training = division.training
     counts, classes = None, []
     if labels is not None and labels.numel() and 0 <= int(labels.min()) <= int(labels.max()) < _MOST_CLASSES:
         size = int(labels.max()) + 1
         counts = client_label_counts(training.owners(), labels[training.order], len(training), size)
-        known = list(getattr(dataset, "classes", None) or ())
+        changed = isinstance(dataset, Subset | ConcatDataset) and labels_at_hand(dataset) is None  # names inside may not fit
+        known = () if changed else names_of(dataset, "classes") or list(getattr(dataset, "classes", None) or ())
         classes = [str(name) for name in (known if len(known) == size else range(size))]
     parts = {name: getattr(division, name) for name in ("training", "validation", "test")}
     sizes = {name: part.sizes for name, part in parts.items() if part is not None}

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
+from fl_lightning.data.client_part import read_examples
 from fl_lightning.data.example_change import ExampleChange
 from fl_lightning.data.feature_noise import FeatureNoise, scaled_to_one
-from fl_lightning.data.labels import labels_at_hand
+from fl_lightning.data.labels import has_own_labels, labels_at_hand
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.errors import DataError
 
@@ -104,13 +105,24 @@ class _Changed(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Return an example; repeated ones come after the client's own, public ones last."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Return the examples of a batch, which the dataset may read at once."""
+        sources = [self._source(index) for index in indices]
+        examples = read_examples(self._dataset, sources)
+        return [self._changed(*each) for each in zip(indices, sources, examples, strict=True)]
+
+    def _source(self, index: int) -> int:
+        count = len(self._positions)
+        return int(self._own[self._positions[index]] if index < count else self._changes.public[index - count])
+
+    def _changed(self, index: int, source: int, example: Any) -> Any:
         changes = self._changes
         if index >= len(self._positions):
-            inputs, *rest = self._dataset[int(changes.public[index - len(self._positions)])]
+            inputs, *rest = example
             return (scaled_to_one(inputs) if changes.scales and isinstance(inputs, Tensor) else inputs, *rest)
         position = int(self._positions[index])
-        source = int(self._own[position])
-        example = self._dataset[source]
         if not (isinstance(example, list | tuple) and len(example) >= 2):
             settings = ["data.feature_noise", "data.rebalancing", *([changes.change.setting] if changes.change else [])]
             raise DataError(
@@ -136,7 +148,7 @@ class _Changed(Dataset[Any]):
 
 def _target_transform(dataset: Any, index: int) -> Callable[[int], Any]:
     """Return the function by which an example's torchvision dataset changes a stored label before returning it."""
-    while isinstance(dataset, Subset | ConcatDataset):
+    while isinstance(dataset, Subset | ConcatDataset) and not has_own_labels(dataset):
         if isinstance(dataset, Subset):
             dataset, index = dataset.dataset, int(dataset.indices[index])
         else:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
+from fl_lightning.data.client_part import own_attribute
+from fl_lightning.data.labels import has_own_labels
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.errors import DataError, require
 
@@ -51,24 +53,20 @@ def names_of(data: Any, kind: str) -> tuple[str, ...] | None:
     """Return the names that a dataset or loader has for its classes or features; None if it has none.
 
     Args:
-        data: a dataset, also inside Subset and ConcatDataset, or a loader.
+        data: a dataset, also inside a Subset or ConcatDataset that has neither names nor labels of its own, or a loader.
         kind: ``classes`` or ``feature_names``.
     """
-    if isinstance(data, DataLoader):
+    if isinstance(data, DataLoader | TensorLoader):
         return names_of(data.dataset, kind)
-    if isinstance(data, TensorLoader):
-        return data.names.get(kind)
-    if isinstance(data, Subset):
-        return names_of(data.dataset, kind)
-    if isinstance(data, ConcatDataset):
-        found = [names_of(part, kind) for part in data.datasets]
-        return found[0] if found and all(one == found[0] for one in found) else None
-    names = getattr(data, kind, None)
+    names = own_attribute(data, kind)
     if names is None and kind == "classes" and isinstance(features := getattr(data, "features", None), Mapping):
         names = next((one.names for one in features.values() if hasattr(one, "names")), None)  # Hugging Face's ClassLabel
-    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+    if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
+        return tuple(names)
+    if not isinstance(data, Subset | ConcatDataset) or (kind == "classes" and has_own_labels(data)):
         return None
-    return tuple(names)
+    found = [names_of(part, kind) for part in (data.datasets if isinstance(data, ConcatDataset) else [data.dataset])]
+    return found[0] if found and all(one == found[0] for one in found) else None
 
 
 def require_alike(one: str, data: Any, other: str, others: Any) -> None:

@@ -1,9 +1,9 @@
-"""Present some examples of a dataset with the attributes and methods of that dataset."""
+"""Present some examples of a dataset with the attributes and methods of that dataset, and read examples of any dataset."""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ class ClientPart(Subset[Any]):
         """Return the dataset's attribute; of one value per example, those of the part."""
         if name in _OWN or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        dataset, indices = self._of_one_member()
+        dataset, indices = self._holder(name)
         value = getattr(dataset, name)
         if isinstance(dataset, TensorDataset) and name == "tensors":
             return tuple(tensor[torch.as_tensor(indices)] for tensor in value)
@@ -46,7 +46,7 @@ class ClientPart(Subset[Any]):
         if name in _OWN:
             super().__setattr__(name, value)
             return
-        dataset = self._of_one_member()[0]
+        dataset = self._holder(name)[0]
         self._changed.append((dataset, name, getattr(dataset, name, _MISSING)))
         setattr(dataset, name, value)
         if self._tell is not None:
@@ -63,17 +63,62 @@ class ClientPart(Subset[Any]):
             self._tell()
         self._changed.clear()
 
-    def _of_one_member(self) -> tuple[Any, Sequence[int]]:
-        """Return the dataset, and the examples in it: that one of several in which all examples are."""
+    def _holder(self, name: str) -> tuple[Any, Sequence[int]]:
+        """Return the dataset whose attribute it is, and the examples in it: the one of several that has them all, if any."""
         dataset, indices = self.dataset, self.indices
-        while isinstance(dataset, ConcatDataset) and len(indices):
-            ends: list[int] = dataset.cumulative_sizes
-            member = bisect.bisect_right(ends, min(indices))
-            begin = ends[member - 1] if member else 0
-            if max(indices) >= ends[member]:
+        while isinstance(dataset, ConcatDataset) and (type(dataset) is ConcatDataset or not hasattr(dataset, name)):
+            found = _member(dataset, indices)
+            if found is None:
                 break
-            dataset, indices = dataset.datasets[member], [index - begin for index in indices]
+            dataset, indices = found
         return dataset, indices
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Return the examples of a batch."""
+        return list(read_examples(self.dataset, [self.indices[index] for index in indices]))
+
+
+def read_examples(dataset: Any, indices: Sequence[int]) -> Iterator[Any]:
+    """Yield examples as a DataLoader reads them: a batch at once if the dataset, or the one of several that has it, can."""
+    while returns_inside(dataset):
+        if isinstance(dataset, Subset):
+            dataset, indices = dataset.dataset, [dataset.indices[index] for index in indices]
+        elif (found := _member(dataset, indices)) is not None:
+            dataset, indices = found
+        else:
+            break
+    read = getattr(dataset, "__getitems__", None)
+    if callable(read):
+        yield from read(list(indices))
+        return
+    for index in indices:
+        yield dataset[index]
+
+
+def returns_inside(dataset: Any) -> bool:
+    """Return whether a dataset returns the examples of those that it consists of unchanged: a Subset or ConcatDataset."""
+    if not isinstance(dataset, Subset | ConcatDataset):
+        return False
+    kind, bases = type(dataset), (Subset, ConcatDataset, ClientPart)
+    return all(
+        any(getattr(kind, name, None) is getattr(base, name, None) for base in bases)
+        for name in ("__getitem__", "__getitems__", "__len__")
+    )
+
+
+def own_attribute(dataset: Any, name: str) -> Any:
+    """Return an attribute of a dataset itself, None without it: a ClientPart has only those of the dataset inside."""
+    return None if isinstance(dataset, ClientPart) else getattr(dataset, name, None)
+
+
+def _member(dataset: ConcatDataset[Any], indices: Sequence[int]) -> tuple[Any, Sequence[int]] | None:
+    """Return the one of several datasets that has all examples, and their numbers there; None if several have some."""
+    ends: list[int] = dataset.cumulative_sizes
+    if not len(indices):
+        return None
+    member = bisect.bisect_right(ends, min(indices))
+    begin = ends[member - 1] if member else 0
+    return None if max(indices) >= ends[member] else (dataset.datasets[member], [index - begin for index in indices])
 
 
 _MISSING = object()

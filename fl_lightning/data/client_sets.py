@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, TensorDataset, default_collate
 
 from fl_lightning.data.class_names import names_of, require_alike
+from fl_lightning.data.client_part import ClientPart
 from fl_lightning.data.client_sources import Source, dataset_of, is_module, joined, of_client, refuse_hooks, sized
 from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.labels import read_persons
@@ -320,7 +321,10 @@ class ClientSets(LightningDataModule):
         parts = [torch.cat(union)] if all(reads_alike(readers[0], one) for one in readers[1:]) else union
         sets = [
             DataLoader(
-                Subset(loader.dataset, own.tolist()), loader.batch_size, collate_fn=one.collate_fn, num_workers=one.num_workers
+                ClientPart(loader.dataset, own.tolist()),
+                loader.batch_size,
+                collate_fn=one.collate_fn,
+                num_workers=one.num_workers,
             )
             for own, one in zip(parts, readers, strict=False)
         ]

@@ -11,6 +11,7 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
+from fl_lightning.data.class_names import names_of
 from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.errors import ConfigurationError, DataError, add_note
 
@@ -81,10 +82,13 @@ def sized(name: str, dataset: Any) -> Any:
 
 
 def joined(sets: list[Any]) -> Any:
-    """Return datasets as one; tensors of equal shapes are joined, so that batches are indexed at once."""
+    """Return datasets as one; tensors of equal shapes are joined, so that batches are indexed at once, with equal names."""
     if all(type(own) is TensorDataset for own in sets):
         columns = list(zip(*(own.tensors for own in sets), strict=False))
         kinds = {tuple((t.dtype, t.shape[1:]) for t in own.tensors) for own in sets}
         if len(kinds) == 1:
-            return TensorDataset(*(torch.cat(column) for column in columns))
+            whole = TensorDataset(*(torch.cat(column) for column in columns))
+            named = {kind: names_of(ConcatDataset(sets), kind) for kind in ("classes", "feature_names")}
+            vars(whole).update({kind: names for kind, names in named.items() if names})
+            return whole
     return ConcatDataset(sets)

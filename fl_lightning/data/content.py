@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 
+from fl_lightning.data.client_part import ClientPart
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.functional.digest import Digest, digest
 from fl_lightning.functional.partition import Partition
@@ -89,7 +90,7 @@ def _add(dataset: Any, collected: Digest) -> bool:
         return False
     if type(dataset) is TensorDataset:
         return collected.add(dataset.tensors)
-    if type(dataset) is Subset:
+    if type(dataset) in (Subset, ClientPart):
         collected.add(torch.as_tensor(dataset.indices))
         return _add(dataset.dataset, collected)
     if type(dataset) is ConcatDataset:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from tqdm import tqdm  # tqdm.auto warns in a notebook without ipywidgets
 
+from fl_lightning.data.client_part import own_attribute, read_examples, returns_inside
 from fl_lightning.errors import DataError, add_note
 
 _MOST_CLASSES = 1_000_000
@@ -21,8 +22,9 @@ _LONG = 10_000
 def read_labels(dataset: Any, owner_of: Callable[[int], str] | None = None) -> Tensor:
     """Return the class of each example, int64, shape (n,).
 
-    Use ``targets`` or ``labels`` if the dataset has them, or the second tensor of a TensorDataset, also inside Subset and
-    ConcatDataset. Otherwise read every example as (input, label, ...), with a progress bar for large datasets.
+    Use ``targets`` or ``labels`` if the dataset has them, or the second tensor of a TensorDataset, also inside a Subset or
+    ConcatDataset without them. Otherwise read every example as (input, label, ...), with a progress bar for large datasets:
+    also those of a subclass of Subset or ConcatDataset that overrides how examples are read, which may change their labels.
 
     Args:
         dataset: the dataset.
@@ -55,7 +57,7 @@ def read_labels(dataset: Any, owner_of: Callable[[int], str] | None = None) -> T
 
 def _label_of(dataset: Any, index: int, owner_of: Callable[[int], str] | None) -> int:
     try:
-        return int(dataset[index][1])
+        return int(next(read_examples(dataset, [index]))[1])
     except OSError as error:
         add_note(error, f"In example {index}{'' if owner_of is None else owner_of(index)}, whose label is read.")
         raise
@@ -94,13 +96,27 @@ def _without_reading(dataset: Any) -> Tensor | None:
     return _gather(dataset, _own_labels)
 
 
-def _own_labels(dataset: Any) -> Tensor | None:
+def _columns_of_labels(dataset: Any) -> Iterator[Any]:
+    """Yield what a dataset itself, without those inside, has as labels."""
     for name in ("targets", "labels"):
-        values = getattr(dataset, name, None)
+        values = own_attribute(dataset, name)
         try:
             if values is not None and len(values) == len(dataset):
-                return torch.as_tensor(values).cpu()
-        except (TypeError, ValueError, RuntimeError):  # names, dictionaries, or another attribute of that name
+                yield values
+        except TypeError:  # another attribute of that name
+            continue
+
+
+def has_own_labels(dataset: Any) -> bool:
+    """Return whether a dataset has labels of its own, which count instead of those of the datasets inside."""
+    return any(True for _ in _columns_of_labels(dataset))
+
+
+def _own_labels(dataset: Any) -> Tensor | None:
+    for values in _columns_of_labels(dataset):
+        try:
+            return torch.as_tensor(values).cpu()
+        except (TypeError, ValueError, RuntimeError):  # names or dictionaries
             continue
     if type(dataset) is TensorDataset and len(dataset.tensors) > 1:
         return dataset.tensors[1].cpu()
@@ -108,14 +124,15 @@ def _own_labels(dataset: Any) -> Tensor | None:
 
 
 def _gather(dataset: Any, own: Callable[[Any], Tensor | None]) -> Tensor | None:
-    """Return the result of ``own`` for a dataset, or for those that it consists of."""
+    """Return the result of ``own`` for a dataset, or for those that it consists of if it returns their examples unchanged."""
+    found = own(dataset)
+    if found is not None or not returns_inside(dataset):
+        return found
     if isinstance(dataset, Subset):
         inner = _gather(dataset.dataset, own)
         return None if inner is None else inner[torch.as_tensor(dataset.indices)]
-    if isinstance(dataset, ConcatDataset):
-        parts = [_gather(part, own) for part in dataset.datasets]
-        return None if any(part is None for part in parts) else torch.cat([p for p in parts if p is not None])
-    return own(dataset)
+    parts = [_gather(part, own) for part in dataset.datasets]
+    return None if any(part is None for part in parts) else torch.cat([p for p in parts if p is not None])
 
 
 def read_column(dataset: Any, name: str) -> tuple[Tensor, tuple[str, ...]]:
@@ -155,18 +172,23 @@ def read_column(dataset: Any, name: str) -> tuple[Tensor, tuple[str, ...]]:
 
 
 def _column(dataset: Any, name: str) -> Any:
-    """Return a column as an array; look inside datasets that consist of others."""
-    if isinstance(dataset, Subset):
-        inner = _column(dataset.dataset, name)
-        return None if inner is None else inner[np.asarray(dataset.indices)]
-    values = getattr(dataset, name, None)
-    if values is None and name in (getattr(dataset, "column_names", None) or ()):
+    """Return a column as an array; look inside datasets that consist of others and lack it."""
+    values, consists = own_attribute(dataset, name), isinstance(dataset, Subset | ConcatDataset)
+    if values is None and not consists and name in (getattr(dataset, "column_names", None) or ()):
         values = dataset[name][:]
-    if values is None and isinstance(dataset, ConcatDataset):
-        parts = [_column(part, name) for part in dataset.datasets]
-        return None if any(part is None for part in parts) else np.concatenate(parts)
     if values is None or not hasattr(values, "__len__") or len(values) != len(dataset):
-        return None
+        return _inner_column(dataset, name) if consists else None
     column = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     known = getattr(dataset, f"{name}_names", None)
     return np.asarray(known)[column] if known else column
+
+
+def _inner_column(dataset: Any, name: str) -> Any:
+    """Return a column of the datasets inside, whose rows a subclass keeps also if it changes what it returns of them."""
+    if isinstance(dataset, Subset):
+        inner = _column(dataset.dataset, name)
+        found = None if inner is None else inner[np.asarray(dataset.indices)]
+    else:
+        parts = [_column(part, name) for part in dataset.datasets]
+        found = None if any(part is None for part in parts) else np.concatenate(parts)
+    return found if found is None or len(found) == len(dataset) else None

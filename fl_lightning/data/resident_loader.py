@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from fl_lightning.compat.torch import stop_workers
-from fl_lightning.data.client_part import ClientPart
+from fl_lightning.data.client_part import ClientPart, read_examples
 from fl_lightning.errors import DataError
 from fl_lightning.functional.seeding import derive_seed
 
@@ -44,8 +44,7 @@ class _Seeded(Dataset[Any]):
             torch.manual_seed(batch.seed)
             random.seed(batch.seed)
             np.random.seed(batch.seed % 2**32)
-        read = getattr(self.dataset, "__getitems__", None)
-        return list(read(list(batch.indices))) if read else [self.dataset[index] for index in batch.indices]
+        return list(read_examples(self.dataset, batch.indices))
 
 
 class _Requests:

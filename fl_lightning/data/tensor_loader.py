@@ -87,6 +87,7 @@ class TensorLoader:
     def dataset(self) -> Dataset[tuple[Tensor, ...]]:
         """Return the examples one by one, as the dataset of a DataLoader, of which modules read the length."""
         dataset = TensorDataset(*self.tensors)
+        vars(dataset).update(self.names)
         return dataset if self.indices is None else ClientPart(dataset, self.indices.tolist())
 
     @property

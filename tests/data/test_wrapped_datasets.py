@@ -1,0 +1,189 @@
+"""Datasets that consist of others: what they say themselves counts, as for a plain dataset, and batches are read at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+
+from fl_lightning import ClassesPartitioner, ColumnPartitioner, FederatedDataModule, PartitionReport
+from fl_lightning.data.client_part import ClientPart
+from fl_lightning.data.labels import read_labels, read_persons
+
+ROWS = 40
+OWN = {
+    "targets": [k % 10 // 5 for k in range(ROWS)],
+    "classes": ["small", "large"],
+    "persons": [k // 4 for k in range(ROWS)],
+    "domains": ["north" if k < 25 else "south" for k in range(ROWS)],
+}
+"""Two classes of ten digits, each patient with four rows."""
+
+
+class Digits(Dataset[Any]):
+    """Ten classes, and none of the persons and domains above."""
+
+    def __init__(self) -> None:
+        self.inputs = torch.arange(2 * ROWS).reshape(ROWS, 2).float()
+        self.targets = [k % 10 for k in range(ROWS)]
+        self.classes = [f"digit {k}" for k in range(10)]
+        self.persons = list(range(ROWS))
+        self.domains = ["everywhere"] * ROWS
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inputs[index], self.targets[index]
+
+
+class Plain(Digits):
+    """The oracle: a dataset that consists of no other."""
+
+    def __init__(self, **own: Any) -> None:
+        super().__init__()
+        vars(self).update(own)
+
+
+class Part(Subset[Any]):
+    """Other labels, read as they are told."""
+
+    def __getitem__(self, index: Any) -> Any:
+        inputs, label = self.dataset[self.indices[index]]
+        return inputs, label // 5
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+class Joined(ConcatDataset[Any]):
+    def __getitem__(self, index: int) -> Any:
+        inputs, label = super().__getitem__(index)
+        return inputs, label // 5
+
+
+def described(dataset: Any) -> Any:
+    vars(dataset).update(OWN)
+    return dataset
+
+
+def halves() -> list[Subset[Any]]:
+    return [Subset(Digits(), range(25)), Subset(Digits(), range(25, ROWS))]
+
+
+WRAPPED: dict[str, Callable[[], Any]] = {
+    "a subclass of Subset": lambda: described(Part(Digits(), range(ROWS))),
+    "a subclass of ConcatDataset": lambda: described(Joined(halves())),
+    "a Subset with attributes": lambda: described(Subset(Digits(), range(ROWS))),
+    "a Subset of a subclass": lambda: Subset(described(Part(Digits(), range(ROWS))), range(ROWS)),
+    "a ConcatDataset of a subclass": lambda: ConcatDataset([described(Part(Digits(), range(ROWS)))]),
+    "a part of a subclass": lambda: ClientPart(described(Joined(halves())), range(ROWS)),
+}
+
+
+def divided(dataset: Any, partitioner: Any) -> FederatedDataModule:
+    loader = DataLoader(dataset, 5)
+    data = FederatedDataModule.from_loaders(loader, partitioner=partitioner, client_validation=0.2, client_test=0.3)
+    data.setup("fit")
+    return data
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+@pytest.mark.parametrize("partitioner", [ClassesPartitioner(2, 1), ColumnPartitioner("domains")], ids=["labels", "column"])
+def test_a_wrapper_with_labels_and_columns_of_its_own_is_divided_as_a_plain_dataset(kind, partitioner):
+    data, plain = divided(WRAPPED[kind](), partitioner), divided(Plain(**OWN), partitioner)
+    for part in ("training", "validation", "test"):
+        own, expected = getattr(data.splits, part), getattr(plain.splits, part)
+        assert own.names == expected.names
+        assert [indices.tolist() for indices in own] == [indices.tolist() for indices in expected]
+    assert data.label_counts().tolist() == plain.label_counts().tolist()
+    assert data.client_datasets.num_classes() == 2
+    assert PartitionReport().show(data, Path()).columns[-2:] == ["small", "large"]
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_patients_of_a_wrapper_are_in_one_part_also_at_a_client(kind):
+    data = FederatedDataModule.from_clients({"a": WRAPPED[kind](), "b": Plain(**OWN)}, client_test=0.3)
+    data.setup("fit")
+    for client, begin in ((0, 0), (1, ROWS)):
+        trained, tested = (
+            {OWN["persons"][k - begin] for k in part[client].tolist()} for part in (data.splits.training, data.splits.test)
+        )
+        assert len(tested) == 3
+        assert not trained & tested
+
+
+def test_labels_that_change_on_reading_are_read():
+    """Without labels of its own; rows stay the same rows, so their persons are those inside."""
+    for wrapped in (Part(Digits(), range(ROWS)), Joined(halves()), Subset(Joined(halves()), range(ROWS))):
+        assert read_labels(wrapped).tolist() == OWN["targets"]
+        assert read_persons(wrapped).tolist() == list(range(ROWS))
+        data = divided(wrapped, ClassesPartitioner(2, 1))
+        assert PartitionReport().show(data, Path()).columns[-2:] == ["0", "1"]  # the names of ten digits do not fit
+
+
+# ---------------------------------------------------------------- batches
+
+
+class AtOnce(Dataset[Any]):
+    """A file that reads a batch at once; one by one would take hours."""
+
+    def __init__(self, begin: int = 0, rows: int = 12) -> None:
+        self.begin, self.rows = begin, rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("read one by one")
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [(torch.full((2,), float(self.begin + index)), (self.begin + index) % 3) for index in indices]
+
+
+def rows_of(loader: Any) -> list[int]:
+    return sorted(int(row) for inputs, _ in loader for row in inputs[:, 0].round())
+
+
+ONE, TWO = {"a": AtOnce()}, {"a": AtOnce(), "b": AtOnce(100)}
+LOST: dict[str, Callable[[], FederatedDataModule]] = {
+    "one client": lambda: FederatedDataModule.from_clients(ONE, batch_size=5),
+    "two clients": lambda: FederatedDataModule.from_clients(TWO, batch_size=5),
+    "a Subset": lambda: FederatedDataModule.from_clients({"a": Subset(AtOnce(-3, 20), range(3, 15))}, batch_size=5),
+    "nested": lambda: FederatedDataModule.from_clients(
+        {"a": Subset(ConcatDataset([AtOnce(), AtOnce(50)]), range(12))}, batch_size=5
+    ),
+    "noise": lambda: FederatedDataModule.from_clients(ONE, batch_size=5, feature_noise=1e-9),
+    "held out": lambda: FederatedDataModule.from_clients(
+        {**TWO, "c": AtOnce(200)}, batch_size=5, held_out_clients=["c"], feature_noise=1e-9
+    ),
+    "workers": lambda: FederatedDataModule.from_clients(TWO, batch_size=5, num_workers=1),
+    "own sets": lambda: FederatedDataModule.from_clients(TWO, val={"a": AtOnce(30), "b": AtOnce(60)}, batch_size=5),
+}
+
+
+@pytest.mark.parametrize("kind", LOST)
+def test_a_dataset_that_reads_batches_at_once_is_never_read_one_by_one(kind):
+    data = LOST[kind]()
+    data.setup("fit")
+    for client in range(data.num_clients):
+        expected = list(range(100 * client, 100 * client + 12))
+        assert rows_of(data.client(client, 0).train_dataloader()) == expected
+        assert rows_of(data.client_evaluation_view(client, "training").val_dataloader()) == expected
+    if data.unseen is not None:
+        assert rows_of(data.client_evaluation_view(2, "test").val_dataloader()) == list(range(200, 212))
+    if kind == "own sets":
+        assert rows_of(data.client_evaluation_view(1, "validation").val_dataloader()) == list(range(60, 72))
+    if data.num_clients == 1:
+        assert rows_of(data.train_dataloader()) == list(range(12))
+        assert data.label_counts().tolist() == [[4, 4, 4]]
+    data.teardown("fit")
+
+
+def test_batches_over_several_clients_have_the_rows_in_their_order():
+    parts = ConcatDataset([TensorDataset(torch.arange(3)), TensorDataset(torch.arange(10, 14))])
+    assert [int(row) for (row,) in ClientPart(parts, [5, 0, 6, 2]).__getitems__([3, 0, 1])] == [2, 12, 0]
