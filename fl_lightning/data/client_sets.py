@@ -17,12 +17,25 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset,
 
 from fl_lightning.data.class_names import names_of, require_alike
 from fl_lightning.data.client_part import ClientPart
-from fl_lightning.data.client_sources import Source, dataset_of, is_module, joined, of_client, refuse_hooks, sized
+from fl_lightning.data.client_sources import (
+    Source,
+    as_loader,
+    dataset_of,
+    is_module,
+    joined,
+    of_client,
+    refuse_package,
+    said_of_examples,
+    shared_hooks,
+    sized,
+    warn_of_unused,
+)
 from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.labels import read_persons
 from fl_lightning.data.own_loaders import OwnLoaders, is_loader, loader_of_batches, reads_alone, size_of, warn_of_batches
 from fl_lightning.data.readers import OneAfterAnother, Readers, first_loader, reads_alike
 from fl_lightning.data.samplers import is_plain, yields
+from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.errors import ConfigurationError, DataError, require
 from fl_lightning.functional.partition import Partition, offsets
 from fl_lightning.messages import Part
@@ -93,7 +106,21 @@ class ClientSets(LightningDataModule):
             if given is None and not self._of_modules(f"{part}_dataloader"):
                 name = f"{part}_dataloader"
                 vars(self)[name] = getattr(super(), name)  # lets Lightning see that this loader is missing
-        refuse_hooks(self.clients)
+                warn_of_unused(self.clients, name)
+        refuse_package(self.clients)
+        for hook in shared_hooks(self.clients):
+            vars(self)[hook] = self._of_an_image(hook)
+        vars(self).update(said_of_examples(self.clients))
+
+    def _of_an_image(self, hook: str) -> Callable[..., Any]:
+        """Return a transfer hook that all clients share, in the Trainer that runs now."""
+        first = next(iter(self.clients.values()))
+
+        def transfer(*args: Any) -> Any:
+            first.trainer = self.trainer
+            return getattr(first, hook)(*args)
+
+        return transfer
 
     def _of_modules(self, loader: str) -> bool:
         """Return whether every client is a datamodule that provides a loader."""
@@ -119,12 +146,14 @@ class ClientSets(LightningDataModule):
         Raises:
             DataError: if a client's examples cannot be used; it names the client.
         """
+        for source in self.clients.values():
+            if is_module(source):
+                source.trainer = self.trainer
         if self._loader is not None:
             return
         tests = self._of_modules("test_dataloader")
         for name, source in self.clients.items():
             if is_module(source):
-                source.trainer = self.trainer
                 with of_client(name):
                     for needed in ("fit", *(("test",) if tests else ())):
                         source.setup(needed)
@@ -191,12 +220,12 @@ class ClientSets(LightningDataModule):
         """Return each client's own set of a part, of which its loader can yield all examples; empty if clients have none."""
         loader = _LOADERS[part]
         if isinstance(given, Mapping):
-            own = {str(name): one for name, one in given.items()}
+            own = {str(name): as_loader(one) for name, one in given.items()}
         elif given is None and self._of_modules(loader):
             own = {}
             for name, source in self.clients.items():
                 with of_client(name):
-                    own[name] = first_loader(getattr(source, loader)())
+                    own[name] = as_loader(first_loader(getattr(source, loader)()))
         else:
             return []
         sets = []
@@ -225,7 +254,7 @@ class ClientSets(LightningDataModule):
 
     def readers(self) -> Readers:
         """Return what reads each part of each client, after ``setup``."""
-        val = self._val if isinstance(self._val, DataLoader) else None
+        val = as_loader(self._val) if isinstance(self._val, DataLoader | TensorLoader) else None
         return Readers(None if val is None else lambda: val, self._readers)
 
     def _arrange(self, parts: Mapping[Part, list[Any]], first: DataLoader[Any], shuffle: bool) -> None:
@@ -311,7 +340,7 @@ class ClientSets(LightningDataModule):
         return self._server_set(self._test, "test")
 
     def _server_set(self, given: Any, part: Part) -> Any:
-        if isinstance(given, DataLoader):
+        if isinstance(given, DataLoader | TensorLoader):
             return given
         if given is not None and not isinstance(given, Mapping):
             return self._reader(part, given, self.train_dataloader())

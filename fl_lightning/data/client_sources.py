@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 from fl_lightning.data.class_names import names_of
+from fl_lightning.data.images import ImageDataModule
+from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.errors import ConfigurationError, DataError, add_note
 
@@ -24,8 +27,8 @@ OTHER_PACKAGE = (
 """What to do about objects of the other package."""
 
 
-def refuse_hooks(clients: Mapping[str, Source]) -> None:
-    """Refuse data of the other package, and datamodules whose hooks all clients would share.
+def refuse_package(clients: Mapping[str, Source]) -> None:
+    """Refuse data of the other package.
 
     Raises:
         ConfigurationError: naming the client.
@@ -33,12 +36,75 @@ def refuse_hooks(clients: Mapping[str, Source]) -> None:
     for name, source in clients.items():
         if any(kind.__module__.startswith("pytorch_lightning.") for kind in type(source).__mro__):
             raise ConfigurationError(f"The data of client '{name}' are a {type(source).__name__}. {OTHER_PACKAGE}")
+
+
+def shared_hooks(clients: Mapping[str, Source]) -> list[str]:
+    """Return the transfer hooks of the clients' datamodules, which all clients share.
+
+    Raises:
+        ConfigurationError: if it is not known that they are alike; it names the client.
+    """
+    found: list[str] = []
+    for name, source in clients.items():
         hooks = [h for h in TRANSFER_HOOKS if is_module(source) and is_overridden(h, source, LightningDataModule)]
-        if hooks:
+        if hooks and not isinstance(source, ImageDataModule):
             raise ConfigurationError(
                 f"The datamodule of client '{name}' overrides '{hooks[0]}', which all clients would share. Move it to the "
                 "LightningModule, or into the dataset."
             )
+        found = found or hooks
+    if not found:
+        return []
+    first, own = next((name, source) for name, source in clients.items() if isinstance(source, ImageDataModule))
+    for name, source in clients.items():
+        if not own.transfers_like(source):
+            raise ConfigurationError(
+                f"The {type(own).__name__} of client '{first}' and the {type(source).__name__} of client '{name}' scale or "
+                "augment images in different ways, but all clients share one. Give all of them the same 'mean', 'std' (or "
+                "'normalize') and 'augmentation'; for a dataset, do it in the LightningModule."
+            )
+    return found
+
+
+def said_of_examples(clients: Mapping[str, Source]) -> dict[str, Any]:
+    """Return what the clients' datamodules say of their examples, by the attributes that models and reports read.
+
+    Raises:
+        ConfigurationError: if they say different things.
+    """
+    found: dict[str, Any] = {}
+    for name in ("schema", "density_scale"):
+        said = {client: own for client, source in clients.items() if (own := getattr(source, name, None)) is not None}
+        for client, value in said.items():
+            if value != found.setdefault(name, value):
+                raise ConfigurationError(
+                    f"'{name}' of the datamodules of clients '{next(iter(said))}' and '{client}' differs, so the same number "
+                    "would mean different things. Give both the same."
+                )
+    if any(getattr(source, "standardize", False) for source in clients.values()):
+        found["standardize"] = True
+        rank_zero_warn(
+            "Each client's table is scaled by its own rows ('standardize' of its datamodule is true), so the same number means "
+            "different things at different clients. Set it to false, and let the model scale: Standardized uses the rows of "
+            "all clients."
+        )
+    return found
+
+
+def warn_of_unused(clients: Mapping[str, Source], loader: str) -> None:
+    """Warn of clients' own sets that are not used, because other clients lack them."""
+    having = [name for name, own in clients.items() if is_module(own) and is_overridden(loader, own, LightningDataModule)]
+    if having:
+        lacking = next(name for name in clients if name not in having)
+        rank_zero_warn(
+            f"The datamodule of client '{having[0]}' has a '{loader}', but client '{lacking}' has none, so no client's is "
+            "used. Give each client one (tables and folders: 'test_share'), or none of them."
+        )
+
+
+def as_loader(given: Any) -> Any:
+    """Return a loader of tensors as the DataLoader that reads the same batches; anything else unchanged."""
+    return DataLoader(given.dataset, given.batch_size) if isinstance(given, TensorLoader) else given
 
 
 @contextmanager

@@ -118,7 +118,7 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
         if held_out_clients:
             known = "0 with held-out clients, whose examples it would contain"
             require(public_share == 0, "data.public_share", known, public_share)
-            scales = bool(getattr(datamodule, "standardize", False))
+            scales = not isinstance(datamodule, ClientSets) and bool(getattr(datamodule, "standardize", False))
             known = "false with held-out clients, whose rows it would read; let the model scale: Standardized"
             require(not scales, "data.datamodule.standardize", known, scales)
         self.held_out_clients = held_out_clients

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
+from fl_lightning.data.client_holder import ClientHolder
 from fl_lightning.data.client_sets import ClientSets, OwnSets
 from fl_lightning.data.client_sources import OTHER_PACKAGE
 from fl_lightning.data.lazy_clients import LazyClients
@@ -27,6 +28,8 @@ def data_and_partitioner(
         require(not both, f"data.{given}", "null with 'data.clients', whose data are not divided", name)
         datamodule = ClientSets(clients)
         partitioner = OwnSets(datamodule)
+    if isinstance(datamodule, ClientSets):
+        _refuse_federations(datamodule)
     if isinstance(datamodule, LazyClients):
         require(
             partitioner is None, "data.partitioner", "null with LazyClients, whose examples have a client already", partitioner
@@ -36,6 +39,15 @@ def data_and_partitioner(
     if not isinstance(datamodule, LightningDataModule):
         raise ConfigurationError(_not_a_datamodule(datamodule))
     return datamodule, partitioner
+
+
+def _refuse_federations(sets: ClientSets) -> None:
+    for name, source in sets.clients.items():
+        if isinstance(source, LazyClients | ClientHolder):
+            raise ConfigurationError(
+                f"Client '{name}' is a {type(source).__name__}, which holds many clients itself, so it cannot be one of them. "
+                "Give it as 'data.datamodule' or to the Trainer, or give this client a datamodule of its own examples."
+            )
 
 
 def missing(name: str) -> ConfigurationError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.augmentation import augment
 from fl_lightning.data.class_names import names_of
 from fl_lightning.data.feature_noise import scaled_to_one
+from fl_lightning.data.readers import same_function
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.errors import require
 from fl_lightning.utilities.checkpoint_file import LoadsSafely
@@ -126,6 +127,13 @@ class ImageDataModule(LoadsSafely, LightningDataModule):
             images = self.trainer.precision_plugin.convert_input(images)
         return [images, *rest]
 
+    def transfers_like(self, other: Any) -> bool:
+        """Return whether another datamodule scales, augments and normalises images in the same way; False if unknown."""
+        hook = "on_after_batch_transfer"
+        if not isinstance(other, ImageDataModule) or getattr(type(other), hook) is not getattr(type(self), hook):
+            return False
+        return (self.mean, self.std) == (other.mean, other.std) and _same(self.augmentation, other.augmentation)
+
     def _normalized(self, images: Tensor) -> Tensor:
         if self.mean is not None and self.std is not None:
             if self._scale is None or self._scale[0].device != images.device or self._scale[0].dtype != images.dtype:
@@ -168,6 +176,19 @@ class ImageDataModule(LoadsSafely, LightningDataModule):
         """Serve the images again."""
         if self._images is not None:
             (self._train, self._val, self._test), self._images = self._images, None
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two transforms have the same parts and settings; False if that is not known."""
+    if one is other or type(one) is not type(other):
+        return one is other
+    if isinstance(one, nn.Module):
+        return _same(vars(one), vars(other))
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return torch.equal(one, other) if isinstance(one, Tensor) else same_function(one, other)
 
 
 def image_dataset(images: Tensor, labels: Tensor, **columns: Any) -> TensorDataset:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
-import struct
 import sys
 import warnings
 
@@ -12,7 +10,7 @@ import pytest
 import torch
 from federations import trainer
 from PIL import Image
-from small_images import paint, write_cifar
+from small_images import paint, write_torchvision_sets
 from torch import nn
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
@@ -403,28 +401,7 @@ def test_settings_of_images(settings, message):
 
 @pytest.fixture
 def small_sets(tmp_path, monkeypatch):
-    """All sets in the files that torchvision reads, small: only the checksums are not theirs."""
-    for module in ("cifar", "svhn"):
-        monkeypatch.setattr(f"torchvision.datasets.{module}.check_integrity", lambda *args: True)
-    root, rng = tmp_path / "data", np.random.default_rng(0)
-    batches_ = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
-    write_cifar(root / "cifar-10-batches-py", batches_, "labels", ("batches.meta", "label_names"))
-    write_cifar(root / "cifar-100-python", ["train", "test"], "fine_labels", ("meta", "fine_label_names"))
-    raw = root / "FashionMNIST" / "raw"
-    raw.mkdir(parents=True)
-    for part in ("train", "t10k"):
-        images, labels = rng.integers(0, 256, (12, 28, 28), dtype=np.uint8), np.arange(12, dtype=np.uint8) % 10
-        (raw / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, 12, 28, 28) + images.tobytes())
-        (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, 12) + labels.tobytes())
-    from scipy.io import savemat
-
-    for part in ("train", "test"):
-        images = rng.integers(0, 256, (32, 32, 3, 12), dtype=np.uint8)
-        savemat(root / f"{part}_32x32.mat", {"X": images, "y": (np.arange(12) % 10 + 1).reshape(-1, 1)})
-    for name in ("usps.bz2", "usps.t.bz2"):
-        rows = [f"{k % 10 + 1} " + " ".join(f"{i + 1}:{rng.uniform(-1, 1):.6f}" for i in range(256)) for k in range(12)]
-        (root / name).write_bytes(bz2.compress("\n".join(rows).encode()))
-    return str(root)
+    return write_torchvision_sets(tmp_path / "data", monkeypatch)
 
 
 @pytest.mark.parametrize(
