@@ -35,6 +35,7 @@ class Changes:
         repeated: the positions 0 .. n - 1 of examples to append.
         rebalancing: changes the repeated inputs.
         noise: the noise on the client's own inputs.
+        numbers: the numbers by which the noise of each example is drawn, int64, shape (n,), if it is read one by one.
         public: examples of the data set that are appended unchanged, int64.
     """
 
@@ -47,6 +48,7 @@ class Changes:
     repeated: Tensor = NOTHING
     rebalancing: LabelAveraging | None = None
     noise: FeatureNoise | None = None
+    numbers: Tensor = NOTHING
     public: Tensor = NOTHING
 
     @property
@@ -140,7 +142,7 @@ class _Changed(Dataset[Any]):
         if changes.scales and isinstance(inputs, Tensor):
             inputs = scaled_to_one(inputs)
         if changes.noise is not None:
-            inputs = changes.noise.add(inputs, changes.client, source)
+            inputs = changes.noise.add(inputs, changes.client, int(changes.numbers[position]))
         if index >= len(self._own) and changes.augmentation is not None:
             inputs = changes.augmentation(inputs)
         return (inputs, label, *rest)

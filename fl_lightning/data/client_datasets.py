@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -116,12 +117,14 @@ class ClientDatasets:
         return ""
 
     def num_classes(self) -> int:
-        """Return the number of classes, from 0 to the highest label.
+        """Return the number of classes, from 0 to the highest label of the clients that train.
 
         Raises:
             DataError: if the data have only one class, or labels are not numbers of classes.
         """
-        labels = self.all_labels()
+        labels, own = self.all_labels(), self._trained
+        if own is not None:  # in their places, which messages tell
+            labels = torch.full_like(labels, int(labels[own[0]])).scatter(0, own, labels[own])
         refuse_large_labels(labels)
         if int(labels.min()) < 0:
             raise DataError(
@@ -136,6 +139,25 @@ class ClientDatasets:
                 f"more classes, or remove {' and '.join(map(repr, settings))}."
             )
         return classes
+
+    @cached_property
+    def _trained(self) -> Tensor | None:
+        """Return the examples of the clients that train, ascending; None if no client is held out."""
+        parts = (self.splits.training, self.splits.validation, self.splits.test)
+        return None if self.unseen is None else torch.cat([p.order for p in parts if p is not None]).sort().values
+
+    def _examples(self, client: int, part: Part) -> Tensor:
+        """Return a part of a client's examples; of a held-out client, what it is tested on."""
+        first = len(self.splits.training)
+        return self.part(part)[client] if self.unseen is None or client < first else self.unseen[client - first]
+
+    def _noise_of(self, client: int, part: Part) -> dict[str, Any]:
+        """Return the noise of a client, whose draws are those of a run without the held-out clients."""
+        if self._noise is None:
+            return {}
+        own = self._examples(client, part)
+        alone = self._trained is None or client >= len(self.splits.training)
+        return {"noise": self._noise, "numbers": own if alone else torch.searchsorted(self._trained, own)}
 
     def label_counts(self) -> Tensor:
         """Count the training examples of each class at each client, by its own labels, int64, shape (K, C).
@@ -176,7 +198,7 @@ class ClientDatasets:
         true = None if believed is None else self.all_labels()[self.part(part)[client]]
         change = None if part == "test" else self._changed.get(client)
         chosen = None if change is None else change.chosen(self.part(part)[client].numel(), part)
-        return Changes(client, part, true, believed, change, chosen, noise=self._noise)
+        return Changes(client, part, true, believed, change, chosen, **self._noise_of(client, part))
 
     def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
         """Return Poisson-sampled batches of a client's training part, including the public share."""
@@ -283,8 +305,7 @@ class ClientDatasets:
 
     def evaluation_loader(self, client: int, part: Part, batch_size: int) -> Any:
         """Return a part of a client's examples in order, each once."""
-        first, dataset = len(self.splits.training), self._dataset
-        indices = self.part(part)[client] if self.unseen is None or client < first else self.unseen[client - first]
+        dataset, indices = self._dataset, self._examples(client, part)
         changes = self._changes(client, part)
         reader = self._readers.evaluation(client, part, self.source)
         if not changes.none:
@@ -301,7 +322,7 @@ class ClientDatasets:
         parts = []
         for client, own in enumerate(partition):
             shared = public if client == 0 else NOTHING
-            changes = Changes(client, part, noise=self._noise, public=shared)
+            changes = Changes(client, part, public=shared, **self._noise_of(client, part))
             parts.append(changed_dataset(dataset, own, changes))
         return _joined(parts), torch.arange(partition.order.numel() + public.numel())
 

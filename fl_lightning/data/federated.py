@@ -60,7 +60,8 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
             added to every client's training examples (data sharing; survey, section III-C). It does not count in the
             number of examples by which a client is weighed.
         feature_noise: sigma >= 0: client i of N has Gaussian noise of variance sigma * i / N on its inputs, in all its
-            parts (feature skew; FedLoss thesis, 3.2). Images are first scaled to [0, 1].
+            parts (feature skew; FedLoss thesis, 3.2). Images are first scaled to [0, 1]. N are the clients that train; a
+            held-out client has the noise of its place among all.
         rebalancing: makes clients repeat examples of rare classes; off by default.
         memory_limit: the GPU memory in GiB that the training set's tensors may take, so that batches are indexed there. The
             default is half of the free memory; 0 keeps them in the CPU's memory.
@@ -297,12 +298,14 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
         )
         if isinstance(self.datamodule, ClientSets):
             division = self.datamodule.with_own_sets(division, shares)
-        noise = FeatureNoise(self.feature_noise, len(division.training), seed) if self.feature_noise else None
-        possible, readers, unseen = None if among is None else among.numel(), self._readers(), None
+        possible, readers, unseen, held = None if among is None else among.numel(), self._readers(), None, []
         if self.held_out_clients:
             names = division.training.names or tuple(map(str, range(len(division.training))))
-            division, unseen, order = held_out_last(division, chosen(self.held_out_clients, names, seed))
+            held = chosen(self.held_out_clients, names, seed)
+            division, unseen, order = held_out_last(division, held)
             readers = readers.in_order(order)
+        sigma = self.feature_noise
+        noise = FeatureNoise(sigma, len(division.training), seed, tuple(held)) if sigma else None
         return ClientDatasets(division, source, known, noise, self.rebalancing, readers, possible, unseen)
 
     def _readers(self) -> Readers:

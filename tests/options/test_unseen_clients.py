@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 import torch
 from federations import CLASSES, SIZES, Blobs, Consecutive, Plain, blobs, every_round, same_bits, trainer, weights
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 from torchmetrics.functional.classification import multiclass_accuracy
 
 from fl_lightning import (
     AdaFed,
+    Attackers,
+    Availability,
     CheckpointError,
     ClientEvaluation,
     ClientPrivacy,
     ConfigurationError,
+    ExamplePrivacy,
     FedAvg,
     FedDyn,
     FederatedDataModule,
@@ -25,9 +28,12 @@ from fl_lightning import (
     FederationCallback,
     FedLoss,
     IIDPartitioner,
+    LabelAveraging,
     LocalOnly,
     LocalTraining,
+    PartialWork,
     PersonalPart,
+    RandomLabels,
     Scaffold,
     TableDataModule,
 )
@@ -145,11 +151,66 @@ def test_the_model_is_that_of_a_run_without_the_client(strategy):
     assert same_bits(weights(one), weights(other))
 
 
-def test_without_parts_the_model_is_that_of_a_run_without_any_client():
-    few = {name: data for name, data in sites().items() if name not in "bd"}
-    one, _ = fit(data_of(sites(), held_out_clients=["b", "d"]), clients_per_round=0.67)
-    other, _ = fit(data_of(few), clients_per_round=0.67, client_evaluation=ClientEvaluation())
+SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "none": ({}, {}),
+    "feature noise": ({"feature_noise": 0.5}, {}),
+    "rebalancing": ({"rebalancing": LabelAveraging()}, {}),
+    "attackers": ({}, {"attackers": Attackers(wrong_labels={1: 0.5}, clients=0.4, labels=RandomLabels())}),
+    "availability": ({}, {"availability": Availability(drop_out=0.3, slow=0.4, slowness=3)}),
+    "partial work": ({}, {"local": LocalTraining(max_epochs=3, partial_work=PartialWork(0.6))}),
+    "private steps": ({}, {"local": LocalTraining(privacy=ExamplePrivacy(1.0, 1.0, noise_seed=2))}),
+}
+"""Settings of the data and of the federation that draw for each client, or depend on the number of clients."""
+
+
+class Read(Dataset[Any]):
+    """Is read example by example."""
+
+    def __init__(self, of: TensorDataset) -> None:
+        self.of = of
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.of[index]
+
+
+@pytest.mark.parametrize("kind", [TensorDataset, Read])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_without_parts_the_model_is_that_of_a_run_without_any_client(name, kind):
+    of_data, federation = SETTINGS[name]
+    clients = {site: own if kind is TensorDataset else Read(own) for site, own in sites().items()}
+    few = {site: own for site, own in clients.items() if site not in "bd"}
+    one, _ = fit(data_of(clients, held_out_clients=["b", "d"], **of_data), clients_per_round=0.67, **federation)
+    other, _ = fit(data_of(few, **of_data), clients_per_round=0.67, client_evaluation=ClientEvaluation(), **federation)
     assert same_bits(weights(one), weights(other))
+
+
+def test_a_class_that_only_a_held_out_client_has_is_no_class():
+    more = sites(b=(blobs(20, 9)[0], torch.arange(20) % 5))
+    data = data_of(more, held_out_clients=["b"], rebalancing=LabelAveraging())
+    data.setup("fit")
+    assert data.client_datasets.num_classes() == CLASSES
+    rows = torch.stack([torch.bincount(more[name].tensors[1], minlength=CLASSES) for name in "acde"])
+    assert torch.equal(data.label_counts(), rows)
+
+
+@pytest.mark.parametrize("held", [["a"], ["b", "e"]])
+@pytest.mark.parametrize("parts", [{}, {"client_test": 0.4}])
+def test_a_held_out_client_has_the_noise_of_its_place_among_all_clients(held, parts):
+    """Variance sigma * i / N: of all five for those held out, and of the others among themselves."""
+    sigma, zeros = 4.0, {name: (torch.zeros(2000, 4), torch.arange(2000) % 2) for name in "abcde"}
+    data = data_of(sites(**zeros), held_out_clients=held, feature_noise=sigma, **parts)
+    data.setup("fit")
+    trained = [name for name in "abcde" if name not in held]
+    expected = [sigma * (k + 1) / len(trained) for k in range(len(trained))] + [
+        sigma * ("abcde".index(n) + 1) / 5 for n in held
+    ]
+    for client, variance in enumerate(expected):
+        part = "test" if client >= len(trained) or parts else "training"
+        inputs = torch.cat([x for x, _ in data.client_evaluation_view(client, part).val_dataloader()])
+        assert float(inputs.var()) == pytest.approx(variance, rel=0.15)  # six standard deviations of 3200 numbers
 
 
 def test_the_examples_of_a_held_out_client_have_no_influence():
