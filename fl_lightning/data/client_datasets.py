@@ -155,9 +155,10 @@ class ClientDatasets:
         """Return the noise of a client, whose draws are those of a run without the held-out clients."""
         if self._noise is None:
             return {}
-        own = self._examples(client, part)
-        alone = self._trained is None or client >= len(self.splits.training)
-        return {"noise": self._noise, "numbers": own if alone else torch.searchsorted(self._trained, own)}
+        own, trained = self._examples(client, part), self._trained
+        if trained is not None and client < len(self.splits.training):
+            own = torch.searchsorted(trained, own)
+        return {"noise": self._noise, "numbers": own}
 
     def label_counts(self) -> Tensor:
         """Count the training examples of each class at each client, by its own labels, int64, shape (K, C).

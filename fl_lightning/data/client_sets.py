@@ -87,6 +87,8 @@ class ClientSets(LightningDataModule):
             )
         self.clients = {name: clients[by_name[name]] for name in sorted(by_name)}
         self.names = tuple(self.clients)
+        self._modules: dict[str, LightningDataModule] = {name: own for name, own in self.clients.items() if is_module(own)}
+        self.prepare_data_per_node = not self._modules or any(own.prepare_data_per_node for own in self._modules.values())
         self._val, self._test = val, test
         self._own: dict[str, Any] = {"batch_size": batch_size, "num_workers": num_workers, "collate_fn": collate_fn}
         self._shuffle = shuffle
@@ -135,10 +137,9 @@ class ClientSets(LightningDataModule):
 
     def prepare_data(self) -> None:
         """Let the clients' datamodules download."""
-        for name, source in self.clients.items():
-            if is_module(source):
-                with of_client(name):
-                    source.prepare_data()
+        for name, source in self._modules.items():
+            with of_client(name):
+                source.prepare_data()
 
     def setup(self, stage: str) -> None:
         """Set up the clients' datamodules, and arrange all examples, once.
@@ -146,17 +147,15 @@ class ClientSets(LightningDataModule):
         Raises:
             DataError: if a client's examples cannot be used; it names the client.
         """
-        for source in self.clients.values():
-            if is_module(source):
-                source.trainer = self.trainer
+        for source in self._modules.values():
+            source.trainer = self.trainer
         if self._loader is not None:
             return
         tests = self._of_modules("test_dataloader")
-        for name, source in self.clients.items():
-            if is_module(source):
-                with of_client(name):
-                    for needed in ("fit", *(("test",) if tests else ())):
-                        source.setup(needed)
+        for name, source in self._modules.items():
+            with of_client(name):
+                for needed in ("fit", *(("test",) if tests else ())):
+                    source.setup(needed)
         loaders = {name: self._training_loader(name, source) for name, source in self.clients.items()}
         first_name, first = next(iter(loaders.items()))
         given: tuple[tuple[Part, Any], ...] = (("validation", self._val), ("test", self._test))
@@ -361,9 +360,23 @@ class ClientSets(LightningDataModule):
 
     def teardown(self, stage: str) -> None:
         """Let the clients' datamodules clean up."""
-        for source in self.clients.values():
-            if is_module(source):
-                source.teardown(stage)
+        for source in self._modules.values():
+            source.teardown(stage)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Let the clients' datamodules clean up after an error."""
+        for source in self._modules.values():
+            source.on_exception(exception)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the clients' datamodules, by name."""
+        return {name: source.state_dict() for name, source in self._modules.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the states of the clients' datamodules."""
+        for name, source in self._modules.items():
+            if name in state_dict:
+                source.load_state_dict(state_dict[name])
 
 
 class OwnSets(Partitioner):

@@ -158,6 +158,74 @@ def test_a_resumed_run_finds_the_same_clients(tmp_path):
     assert same_bits(weights(module), weights(whole))
 
 
+class Counts(Site):
+    """Remembers what its client has seen, as one that draws new examples in each round."""
+
+    def __init__(self, train: Any) -> None:
+        super().__init__(train)
+        self.seen, self.cleaned = 0, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen, "last": self.own.tensors[1][: self.seen]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.seen = state_dict["seen"]
+        assert torch.equal(state_dict["last"], self.state_dict()["last"])
+
+    def on_exception(self, exception: BaseException) -> None:
+        self.cleaned += 1
+
+
+class Sees(L.Callback):
+    """Lets the clients' datamodules see as many examples in each round as their place says."""
+
+    def __init__(self, sites: Any) -> None:
+        self.sites = sites
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        for place, site in enumerate(self.sites, 1):
+            site.seen += place
+
+
+def divided_among_three() -> tuple[list[Counts], Any]:
+    site = Counts(TensorDataset(*blobs(sum(SIZES), 1)))
+    return [site], FederatedDataModule(site, Consecutive())
+
+
+def clients_of_whom_one_is_a_dataset() -> tuple[list[Counts], Any]:
+    sites = {name: Counts(own) for name, own in shares().items() if name != "c"}
+    return [sites["a"], sites["b"]], FederatedDataModule.from_clients({**sites, "c": shares()["c"]}, batch_size=5)
+
+
+@pytest.mark.parametrize("data", [divided_among_three, clients_of_whom_one_is_a_dataset])
+def test_the_state_of_datamodules_is_in_a_checkpoint_and_restored(data, tmp_path):
+    finals = []
+    for rounds, resumes in ((4, False), (2, False), (4, True)):
+        sites, federated = data()
+        saves = [Sees(sites), every_round(tmp_path)]
+        run = trainer(rounds, FederatedOrchestrator(), *saves, enable_checkpointing=True)
+        run.fit(Plain(), federated, ckpt_path=str(tmp_path / "last.ckpt") if resumes else None)
+        finals.append([site.seen for site in sites])
+    assert finals[2] == finals[0] == [4 * place for place in range(1, len(sites) + 1)]
+    assert finals[1] == [2 * place for place in range(1, len(sites) + 1)]
+
+
+def test_each_clients_datamodule_cleans_up_after_an_error():
+    sites = {name: Counts(own) for name, own in shares().items()}
+    sites["b"].own.tensors[0].fill_(torch.nan)
+    with pytest.raises(ClientError, match="Client b"):
+        fitted(FederatedDataModule.from_clients(sites))
+    assert [site.cleaned for site in sites.values()] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("each", [(True, True, True), (True, False, True), (False, False, False)])
+def test_data_are_prepared_on_every_node_if_a_client_asks_for_it(each):
+    sites = {name: Counts(own) for name, own in shares().items()}
+    for site, per_node in zip(sites.values(), each, strict=True):
+        site.prepare_data_per_node = per_node
+    assert FederatedDataModule.from_clients(sites).prepare_data_per_node == any(each)
+
+
 def test_a_failing_client_is_named():
     broken = shares()
     broken["b"].tensors[0].fill_(torch.nan)
