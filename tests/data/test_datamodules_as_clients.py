@@ -35,6 +35,7 @@ from fl_lightning import (
     RandomCropFlip,
     SimulatedCellsDataModule,
     SimulatedTasksDataModule,
+    Standardized,
     TableDataModule,
     USPSDataModule,
 )
@@ -174,6 +175,7 @@ def test_a_datamodule_as_a_client_trains_as_its_rows_given_as_a_dataset(name, tm
 @pytest.mark.parametrize("name", sorted(MANY))
 def test_a_datamodule_of_many_clients_is_no_client(name):
     source = EVERY[name].__new__(EVERY[name])
+    L.LightningDataModule.__init__(source)
     with pytest.raises(ConfigurationError, match=rf"Client 'oslo' is a {name}, which holds many clients itself.*Give it as"):
         FederatedDataModule.from_clients({"oslo": source})
 
@@ -286,6 +288,35 @@ def test_equal_transforms_of_two_datamodules_are_shared():
     for make in (lambda: RandomCropFlip(2), lambda: v2.Compose([v2.RandomAffine(9), v2.RandomErasing(0.2)])):
         data = FederatedDataModule.from_clients({name: MNISTDataModule(augmentation=make()) for name in "ab"})
         assert callable(vars(data)["on_after_batch_transfer"])
+
+
+FILLED = """\
+fields:
+  - {name: age, type: number, missing: mean}
+  - {name: sex, type: string, constraints: {enum: [f, m]}, missing: most_frequent}
+  - {name: target, type: number}
+target: target
+"""
+
+
+def test_the_schema_of_clients_tables_fills_in_what_is_missing(tmp_path):
+    """As for one table that is divided: an age without a value is the mean, a sex without one the most frequent."""
+    (tmp_path / "schema.yaml").write_text(FILLED)
+    for name, rows in (("a", ("30,f,1", ",m,2", "40,,3", "50,m,1")), ("b", ("60,m,0", "70,m,2", ",,1"))):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,sex,target", *rows]) + "\n")
+    shared: dict[str, Any] = {"schema": str(tmp_path / "schema.yaml"), "standardize": False, "batch_size": 2, "test_share": 0.0}
+    paths = {name: str(tmp_path / f"{name}.csv") for name in "ab"}
+
+    def fit(data: FederatedDataModule) -> Any:
+        torch.manual_seed(3)
+        module = Mean(3)
+        module.net = Standardized(module.net, 3)
+        trainer(1, FederatedOrchestrator()).fit(module, data)
+        return weights(module)
+
+    found = fit(FederatedDataModule.from_clients({name: TableDataModule(path, **shared) for name, path in paths.items()}))
+    assert same_bits(found, fit(FederatedDataModule(TableDataModule(paths, **shared), DomainPartitioner())))
+    assert float(found["net.mean"][0]) == pytest.approx(50)
 
 
 def test_tables_that_scale_themselves_are_refused_beside_noise(tmp_path):
