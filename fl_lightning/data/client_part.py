@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+_INSIDE = ("dataset", "indices", "datasets")
+"""What torch's wrappers consist of, which is no column of the user's."""
 _OWN = ("dataset", "indices", "_changed", "_tell")
 
 
@@ -108,7 +110,8 @@ def returns_inside(dataset: Any) -> bool:
 
 def own_attribute(dataset: Any, name: str) -> Any:
     """Return an attribute of a dataset itself, None without it: a ClientPart has only those of the dataset inside."""
-    return None if isinstance(dataset, ClientPart) else getattr(dataset, name, None)
+    inside = isinstance(dataset, ClientPart) or (isinstance(dataset, Subset | ConcatDataset) and name in _INSIDE)
+    return None if inside else getattr(dataset, name, None)
 
 
 def _member(dataset: ConcatDataset[Any], indices: Sequence[int]) -> tuple[Any, Sequence[int]] | None:

@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 
 from fl_lightning import ClassesPartitioner, ColumnPartitioner, FederatedDataModule, PartitionReport
 from fl_lightning.data.client_part import ClientPart
-from fl_lightning.data.labels import read_labels, read_persons
+from fl_lightning.data.labels import read_column, read_labels, read_persons
 
 ROWS = 40
 OWN = {
@@ -124,6 +124,13 @@ def test_labels_that_change_on_reading_are_read():
         assert read_persons(wrapped).tolist() == list(range(ROWS))
         data = divided(wrapped, ClassesPartitioner(2, 1))
         assert PartitionReport().show(data, Path()).columns[-2:] == ["0", "1"]  # the names of ten digits do not fit
+
+
+@pytest.mark.parametrize("column", ["dataset", "indices"])
+def test_a_column_may_be_called_like_a_part_of_a_wrapper(column):
+    inside = Plain(**{column: OWN["domains"]})
+    assert read_column(Subset(inside, range(ROWS)), column)[1] == ("north", "south")
+    assert read_column(ConcatDataset([Subset(inside, range(30))]), column)[0].tolist() == [0] * 25 + [1] * 5
 
 
 # ---------------------------------------------------------------- batches
