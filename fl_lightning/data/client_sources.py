@@ -14,6 +14,7 @@ from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 from fl_lightning.data.class_names import names_of
 from fl_lightning.data.images import ImageDataModule
+from fl_lightning.data.schema import Schema
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.errors import ConfigurationError, DataError, add_note
@@ -73,15 +74,17 @@ def said_of_examples(clients: Mapping[str, Source]) -> dict[str, Any]:
         ConfigurationError: if they say different things.
     """
     found: dict[str, Any] = {}
+    modules = {name: source for name, source in clients.items() if is_module(source)}
     for name in ("schema", "density_scale"):
-        said = {client: own for client, source in clients.items() if (own := getattr(source, name, None)) is not None}
+        said = {client: getattr(source, name, None) for client, source in modules.items()}
+        said = {client: value for client, value in said.items() if isinstance(value, Schema | int | float)}
         for client, value in said.items():
             if value != found.setdefault(name, value):
                 raise ConfigurationError(
                     f"'{name}' of the datamodules of clients '{next(iter(said))}' and '{client}' differs, so the same number "
                     "would mean different things. Give both the same."
                 )
-    if any(getattr(source, "standardize", False) for source in clients.values()):
+    if any(getattr(source, "standardize", False) is True for source in modules.values()):
         found["standardize"] = True
         rank_zero_warn(
             "Each client's table is scaled by its own rows ('standardize' of its datamodule is true), so the same number means "
