@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
-import numpy as np
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from fl_lightning.data.client_part import own_attribute
@@ -18,32 +18,38 @@ from fl_lightning.errors import DataError, require
 def class_name(cell: object) -> str:
     """Return a class as written, except that 1, 1.0 and 01 are one class."""
     text = str(cell)
-    try:
-        value = float(text)
-    except ValueError:
-        return text
-    if not math.isfinite(value):
-        return text
-    return str(int(value)) if value.is_integer() else repr(value)
+    whole = re.fullmatch(r"(-?)0*([0-9]+?)(?:\.0*)?", text)
+    return text if whole is None else whole[2] if whole[2] == "0" else whole[1] + whole[2]
 
 
 def ordered_classes(names: Sequence[str]) -> tuple[str, ...]:
     """Return each name once, by value if all are numbers, otherwise as text."""
+    values: dict[str, Any] = {name: _value(name) for name in sorted(set(names))}
+    return tuple(values if None in values.values() else sorted(values, key=values.__getitem__))
+
+
+def alike(names: Sequence[str]) -> list[str]:
+    """Return the names that differ from another one only in capital letters, or in how a number is written."""
+    loosely = [name.casefold() if (value := _value(name)) is None else value for name in names]
+    return [name for name, one in zip(names, loosely, strict=True) if loosely.count(one) > 1]
+
+
+def _value(name: str) -> Decimal | None:
+    """Return the number that a name is, exactly; None for any other text."""
     try:
-        numeric = bool(np.isfinite(np.array(names).astype(np.float64)).all())
-    except ValueError:
-        numeric = False
-    key: Any = float if numeric else str
-    return tuple(sorted(set(names), key=key))
+        value = Decimal(name)
+    except InvalidOperation:
+        return None
+    return value if value.is_finite() and "_" not in name else None
 
 
-def given_classes(classes: Sequence[str | int] | None) -> tuple[str, ...]:
+def given_classes(classes: Sequence[str | int] | None, read: Callable[[object], str] = class_name) -> tuple[str, ...]:
     """Return the classes of the setting ``data.datamodule.classes`` as names; none if it is not set.
 
     Raises:
         ConfigurationError: if they are fewer than two, or one occurs twice.
     """
-    names = tuple(class_name(name) for name in classes or ())
+    names = tuple(map(read, classes or ()))
     fits = classes is None or (len(names) >= 2 and len(set(names)) == len(names))
     require(fits, "data.datamodule.classes", "two or more names, each once", classes)
     return names

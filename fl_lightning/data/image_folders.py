@@ -103,7 +103,7 @@ class ImageFolderDataModule(ImageDataModule):
         if self.schema is not None:
             require(classes is None, "data.datamodule.classes", "left out with a 'schema', which has them", classes)
             require(bool(self.schema.classes), "data.datamodule.schema", "a schema whose target has classes", schema)
-        self.seed, self.classes = seed, given_classes(classes) if self.schema is None else self.schema.classes
+        self.seed, self.classes = seed, given_classes(classes, str) if self.schema is None else self.schema.classes
         if not test_share and self._folders()[1:] == (None, None):
             for loader in ("val_dataloader", "test_dataloader", "predict_dataloader"):
                 vars(self)[loader] = getattr(LightningDataModule, loader).__get__(self)  # Lightning sees that it is missing

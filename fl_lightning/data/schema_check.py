@@ -13,7 +13,7 @@ from fl_lightning.data.schema_text import shown
 from fl_lightning.data.table_cells import FieldReader, coder, in_words
 from fl_lightning.data.table_exports import Exports
 from fl_lightning.data.table_rows import further_columns, table_files
-from fl_lightning.data.table_source import arrow, listed, number_in, read_source
+from fl_lightning.data.table_source import as_text, listed, number_in, read_source
 from fl_lightning.errors import DataError, did_you_mean
 
 _FACTORS = {0.01: "scale: 0.01", 0.1: "scale: 0.1", 10.0: "scale: 10", 100.0: "scale: 100"}
@@ -78,8 +78,8 @@ def _fields(reader: FieldReader) -> list[str]:
 
 def _counts(reader: FieldReader, field: Field) -> tuple[dict[str, int], list[str]]:
     """Return how often each text occurs, and a sentence about missing values if there are any."""
-    cells = reader.cells(reader.export.source(field.name))
-    counted = cells.drop_null().cast(arrow().string()).value_counts()
+    cells = reader.cells(field)
+    counted = as_text(cells.drop_null()).value_counts()
     counts = dict(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True))
     if not cells.null_count:
         return counts, []
@@ -94,7 +94,7 @@ def _counts(reader: FieldReader, field: Field) -> tuple[dict[str, int], list[str
 
 
 def _coded(reader: FieldReader, field: Field) -> list[str]:
-    code, wanted = coder(field, reader.export.source(field.name))
+    code, wanted = coder(field, reader.origin(field))
     counts, said = _counts(reader, field)
     codes = {text: code(text) for text in counts}
     unknown = [f"'{shown(text)}' ({counts[text]} times)" for text, found in codes.items() if found is None]

@@ -86,7 +86,7 @@ def _plain(text: str) -> str:
 
 def _column(source: SourceTable, name: str, ranges: bool, is_target: bool, markers: dict[str, None]) -> _Column:
     """Return the proposal for a column, and add the markers of missing values that it has."""
-    cells = source.text(name).fill_null("").to_pylist()
+    cells = source.text(name, days=not is_target).fill_null("").to_pylist()
     own = (*_MARKERS, *_odd_texts([cell for cell in cells if cell not in _MARKERS]))
     known = [cell for cell in cells if cell not in own]
     markers.update(dict.fromkeys(cell for cell in cells if cell in own))
@@ -163,7 +163,7 @@ def _numeric(cells: list[str], ranges: bool, is_target: bool) -> list[str]:
     values = [value for cell in cells if (value := _number(cell)) is not None]
     whole = all(value.is_integer() for value in values)
     if is_target and whole and 2 <= len(values) <= _CATEGORIES:
-        names = ordered_classes([class_name(value) for value in values])
+        names = ordered_classes(list(map(class_name, cells)))
         return ["type: integer # classes; remove 'constraints' to predict a number", _enum(names, "the order of the classes")]
     few = " # few different values: if it is a category, use 'type: string' and 'enum'" if whole and len(values) <= _FEW else ""
     lines = [f"type: {'integer' if whole else 'number'}{few}", 'unit: "" # which?']

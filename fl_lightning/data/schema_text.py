@@ -17,6 +17,8 @@ BYTES = 2**20
 """The size of the largest file."""
 NAME = 100
 """The length of the longest name."""
+ISO = "%Y-%m-%d"
+"""How a schema writes dates."""
 _DEPTH, _NODES, _TEXT = 8, 200_000, 2000
 _TOO_MANY = f"It has more than {_NODES} keys and values. Use a smaller one."
 _LARGEST = 1e30
@@ -175,7 +177,7 @@ def boolean_from(value: Any, where: str) -> bool:
     return bool(found)
 
 
-def parse_date(text: str, form: str = "%Y-%m-%d") -> date:
+def parse_date(text: str, form: str = ISO) -> date:
     """Return a day written as 2024-12-31, or as the form says.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -10,9 +11,9 @@ import numpy as np
 
 from fl_lightning.data.class_names import class_name
 from fl_lightning.data.schema import BOOLEAN_CLASSES, Field, Schema
-from fl_lightning.data.schema_text import boolean_of, parse_date, shown
+from fl_lightning.data.schema_text import ISO, boolean_of, parse_date, shown
 from fl_lightning.data.table_exports import ColumnSource, Export
-from fl_lightning.data.table_source import SourceTable, arrow, listed, number_in
+from fl_lightning.data.table_source import SourceTable, arrow, as_text, listed, number_in
 from fl_lightning.errors import DataError
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -127,8 +128,8 @@ class FieldReader:
         Raises:
             DataError: naming the first cell that does not fit the schema.
         """
-        origin = self.export.source(field.name)
-        cells = self.cells(origin)
+        origin = self.origin(field)
+        cells = self.cells(field)
         if field.enum or field.type in ("boolean", "date", "string"):
             return self._coded(field, origin, cells)
         values = self.scaled(numbers(self.source, origin.column, cells, self.decimal), origin)
@@ -136,17 +137,23 @@ class FieldReader:
             self._require(field, origin, np.isnan(values) | (values == np.round(values)), values, "a whole number")
         return values
 
-    def cells(self, origin: ColumnSource) -> Any:
-        """Return a column with null for missing values, and with the schema's texts."""
-        pa = arrow()
+    def origin(self, field: Field) -> ColumnSource:
+        """Return the column that holds a field; one of the type date or timestamp needs no ``format``."""
+        origin, types = self.export.source(field.name), arrow().types
+        kind = self.source.column(origin.column).type
+        return replace(origin, format=ISO) if types.is_date(kind) or types.is_timestamp(kind) else origin
+
+    def cells(self, field: Field) -> Any:
+        """Return a field's column with null for missing values, and with the schema's texts."""
+        pa, origin = arrow(), self.origin(field)
         markers = [*self.schema.missing_values, *(self.source.form.missing if self.source.form else ()), *origin.missing]
         column = self.source.column(origin.column)
         numbered = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
         if self.source.form is None and not origin.values and numbered:
             numeric = [value for marker in markers if (value := number_in(marker)) is not None]
             wide = column.cast(pa.float64(), safe=False)
-            return _without(wide, pa.array(numeric, pa.float64()))
-        cells = _without(self.source.text(origin.column), pa.array(markers, pa.string()))
+            return _without(column, pa.array(numeric, pa.float64()), wide)
+        cells = _without(self.source.text(origin.column, field.type == "date"), pa.array(markers, pa.string()))
         if origin.values:
             index = pa.compute.index_in(cells, pa.array(list(origin.values), pa.string()))
             mapped = pa.array(list(origin.values.values()), pa.string()).take(index)
@@ -165,7 +172,7 @@ class FieldReader:
         """Return the code of each cell: its number among the categories, 0 or 1, or a number of days."""
         code, wanted = coder(field, origin)
         pa = arrow()
-        known = (cells if pa.types.is_string(cells.type) else cells.cast(pa.string())).dictionary_encode()
+        known = as_text(cells).dictionary_encode()
         texts = known.dictionary.to_pylist()
         codes = [code(text) for text in texts]
         for text, found in zip(texts, codes, strict=True):
@@ -189,7 +196,7 @@ class FieldReader:
         Raises:
             DataError: naming the first cell that does not fit the schema.
         """
-        values, origin = self.values(field), self.export.source(field.name)
+        values, origin = self.values(field), self.origin(field)
         gaps = np.isnan(values)
         if gaps.any() and field.missing == "refuse":
             row = int(gaps.argmax())
@@ -240,12 +247,13 @@ def in_words(field: Field, value: float) -> str:
     return f"{value:g} {field.unit}".rstrip()
 
 
-def _without(cells: Any, markers: Any) -> Any:
-    """Return cells with null in place of the markers of missing values."""
+def _without(cells: Any, markers: Any, compared: Any = None) -> Any:
+    """Return cells with null in place of the markers of missing values, which are looked for in ``compared``."""
     pa = arrow()
     if not len(markers):
         return cells
-    return pa.compute.if_else(pa.compute.is_in(cells, value_set=markers), pa.scalar(None, cells.type), cells)
+    found = pa.compute.is_in(cells if compared is None else compared, value_set=markers)
+    return pa.compute.if_else(found, pa.scalar(None, cells.type), cells)
 
 
 def coder(field: Field, origin: ColumnSource) -> tuple[Callable[[str], float | None], str]:

@@ -8,6 +8,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
@@ -75,15 +76,20 @@ class SourceTable:
         """Return a column as an Arrow array."""
         return self.columns[self.header.index(name)]
 
-    def text(self, name: str) -> Any:
-        """Return a column as an Arrow array of text, null where a Parquet file has no value."""
+    def text(self, name: str, days: bool = False) -> Any:
+        """Return a column as an Arrow array of text, null where a Parquet file has no value.
+
+        Args:
+            name: the column's name.
+            days: whether timestamps become days even if they have a time of day.
+        """
         pa, column = arrow(), self.column(name)
         if self.form is not None:
             return column
-        if pa.types.is_timestamp(column.type) and not len(column) - column.null_count - _midnights(column):
+        if pa.types.is_timestamp(column.type) and (days or _midnights(column) == len(column) - column.null_count):
             column = column.cast(pa.date32())
         try:
-            return pa.compute.utf8_trim_whitespace(column.cast(pa.string()))
+            return pa.compute.utf8_trim_whitespace(as_text(column))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise DataError(
                 f"'{self.path}': the column '{name}' has the type {column.type}, which is not read as text. Save it as text."
@@ -95,6 +101,15 @@ class SourceTable:
             return f"{self.path}, row {row + 1}"
         lines = (line for line, _ in _csv_rows(_decoded(self.path, self.form)[0], self.form))
         return f"{self.path}, line {next(islice(lines, row + 1, None))}"
+
+
+def as_text(column: Any) -> Any:
+    """Return a column as text; floats that are all whole numbers as those, as Arrow writes 1e+16."""
+    pa = arrow()
+    if pa.types.is_floating(column.type):
+        with suppress(pa.ArrowInvalid):  # not all are whole
+            column = column.cast(pa.int64())
+    return column.cast(pa.string())
 
 
 def _midnights(column: Any) -> int:

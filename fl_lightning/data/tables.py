@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.core.resume_rule import ResumeRule
-from fl_lightning.data.class_names import class_name, given_classes, ordered_classes
+from fl_lightning.data.class_names import alike, class_name, given_classes, ordered_classes
 from fl_lightning.data.in_memory import InMemoryDataModule, named_dataset
 from fl_lightning.data.ranges import ranges_of, sentinels, unlike_ranges
 from fl_lightning.data.schema import Schema
@@ -265,11 +265,10 @@ class TableDataModule(InMemoryDataModule):
                 "classification needs two or more. Name all classes in 'data.datamodule.classes', or set "
                 "'data.datamodule.target' to another column."
             )
-        alike = [name for name in known if sum(other.casefold() == name.casefold() for other in known) > 1]
-        if alike and not classes:
+        if (odd := alike(known)) and not classes:
             rank_zero_warn(
-                f"The column '{self.target}' has the classes {', '.join(map(repr, alike))}, which differ only in capital "
-                "letters. If they are the same, write them alike in all files."
+                f"The column '{self.target}' has the classes {', '.join(map(repr, odd))}, which differ only in capital letters "
+                "or in how a number is written. If they are the same, write them alike in all files."
             )
         codes = {name: code for code, name in enumerate(known)}
         for row, name in enumerate(names):

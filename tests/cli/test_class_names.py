@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from federations import Plain, trainer
@@ -136,6 +140,69 @@ def test_the_order_is_the_settings_and_numbers_are_names_too():
     assert data.train_set.tensors[1].tolist() == [1, 2, 1, 0]
 
 
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (["1", "1.0", "01", "001.00", "2"], ["1", "1", "1", "1", "2"]),
+        (["-1", "-01.0", "0", "-0", "-0.0"], ["-1", "-1", "0", "0", "0"]),
+        (["1_1", "11", "2_1", "21"], ["1_1", "11", "2_1", "21"]),
+        (["9007199254740993", "9007199254740992", "9007199254740993.0"], [f"900719925474099{k}" for k in (3, 2, 3)]),
+        (["10" + 40 * "0", "9" * 41], ["10" + 40 * "0", "9" * 41]),
+        (["1e2", "100", "1.50", "1.5", "+1", "1"], ["1e2", "100", "1.50", "1.5", "+1", "1"]),
+        (["\u0661", "1", "Inf", "inf", "True", "true"], ["\u0661", "1", "Inf", "inf", "True", "true"]),
+    ],
+)
+def test_classes_are_as_written_but_1_and_1_0_and_01_are_one(labels, classes):
+    """Without a schema, and as the categories of one; cells without spaces around them, as everywhere."""
+    data = table(write("own.csv", *(f" {label} " for label in labels)), test_share=0.0)
+    assert [data.train_set.classes[code] for code in data.train_set.tensors[1]] == classes
+    enum = sorted(set(classes))
+    fields = [{"name": "age", "type": "number"}, {"name": "outcome", "type": "string", "constraints": {"enum": enum}}]
+    Path("schema.json").write_text(json.dumps({"fields": fields, "target": "outcome"}))
+    described = TableDataModule("own.csv", schema="schema.json", test_share=0.0)
+    with pytest.warns(UserWarning, match="'own.csv' has dose"):
+        described.setup("fit")
+    assert [enum[code] for code in described.train_set.tensors[1]] == classes
+
+
+def test_numbers_are_ordered_by_value_and_equal_ones_as_text():
+    """Text would order 1_1 before 9; floats cannot tell the large ones apart."""
+    assert ordered_classes(["100", "9", "1e2", "-1"]) == ("-1", "9", "100", "1e2")
+    assert ordered_classes(["10000000000000000", "9999999999999999"]) == ("9999999999999999", "10000000000000000")
+    assert ordered_classes(["9", "1_1"]) == ("1_1", "9")
+
+
+def test_a_column_of_whole_floats_has_the_classes_and_persons_of_one_of_whole_numbers():
+    """pandas makes floats of whole numbers with a gap; Arrow writes large ones as 1e+16."""
+    whole = [1, 10**16, 0, -3]
+    rows = {"age": [0.0, 1.0, 2.0, 3.0], "outcome": whole, "person": whole}
+    pd.DataFrame(rows).to_parquet("whole.parquet")
+    floats = np.array([1.0, 1e16, -0.0, -3.0])
+    pd.DataFrame({**rows, "outcome": floats, "person": floats}).to_parquet("floats.parquet")
+    data = table({"a": "whole.parquet", "b": "floats.parquet"}, person_column="person", test_share=0.0)
+    assert data.train_set.classes == ("-3", "0", "1", "10000000000000000")
+    assert data.train_set.tensors[1].tolist() == [2, 3, 1, 0] * 2
+    assert data.train_set.persons[:4].tolist() == data.train_set.persons[4:].tolist()
+
+
+def test_a_large_number_of_a_parquet_column_is_the_category_that_it_is():
+    """As a float, it would be the other one."""
+    pd.DataFrame({"code": [2**53 + 1, 2**53], "n": [1.0, 2.0]}).to_parquet("codes.parquet")
+    fields = [{"name": "code", "type": "integer", "constraints": {"enum": [str(2**53), str(2**53 + 1)]}}]
+    Path("schema.json").write_text(json.dumps({"fields": [*fields, {"name": "n", "type": "number"}]}))
+    data = TableDataModule("codes.parquet", schema="schema.json", test_share=0.0, standardize=False)
+    data.setup("fit")
+    assert data.train_set.tensors[0].tolist() == [[0, 1, 1], [1, 0, 2]]
+
+
+def test_folders_of_classes_are_named_as_they_are_written():
+    for name in ("01", "1_1", "11"):
+        paint(Path("images") / name, 1)
+    data = ImageFolderDataModule("images", classes=["11", "01", "1_1"])
+    data.setup("fit")
+    assert names_of(data.train_dataloader(), "classes") == ("11", "01", "1_1")
+
+
 def test_classes_that_are_missing_or_wrong_are_named():
     with pytest.raises(DataError, match=r"line 3: .* has the class 'x', which is not one of .* \(a, b\)"):
         table(write("own.csv", *"bxb"), classes=["a", "b"])
@@ -154,14 +221,7 @@ def test_classes_that_are_missing_or_wrong_are_named():
 def test_names_are_ordered_once_each(names):
     found = ordered_classes([class_name(name) for name in names])
     assert set(found) == {class_name(name) for name in names}
-    assert list(found) == sorted(found, key=float if all(_number(name) for name in found) else str)
-
-
-def _number(text: str) -> bool:
-    try:
-        return abs(float(text)) < float("inf")
-    except ValueError:
-        return False
+    assert list(found) == sorted(found, key=int if all(re.fullmatch("-?[0-9]+", name) for name in found) else str)
 
 
 def test_tables_of_clients_that_lack_a_class_meet_under_the_setting():

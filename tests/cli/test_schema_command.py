@@ -103,6 +103,13 @@ def test_what_the_author_should_look_at(run):
     Path("x.csv").write_text("a,class\n1,2\n2,10\n3,1\n")
     status, text = run("schema", "--from", "x.csv", "--target", "class")
     assert parse_schema(text).classes == ("1", "2", "10")
+    Path("x.csv").write_text(f"a,class\n1,{2**53 + 1}\n2,{2**53}\n3,01\n4,1.0\n")
+    status, text = run("schema", "--from", "x.csv", "--target", "class")
+    assert parse_schema(text).classes == ("1", str(2**53), str(2**53 + 1))
+    times = pd.to_datetime(["2024-01-31 12:30", None, "2024-02-01 00:15"])
+    pd.DataFrame({"seen": times, "a": [1, 2, 3]}).to_parquet("x.parquet")
+    status, text = run("schema", "--from", "x.parquet")
+    assert [one.type for one in parse_schema(text).fields] == ["date", "integer"]
 
 
 @pytest.mark.parametrize(

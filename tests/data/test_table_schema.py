@@ -134,6 +134,24 @@ def test_dates_are_those_of_pandas():
     assert torch.equal(again.train_set.tensors[0], data.train_set.tensors[0])
 
 
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize("zone", [None, "Asia/Tokyo"])
+@pytest.mark.parametrize("columns", [{}, {"day": {"format": "%d.%m.%Y"}}])
+def test_timestamps_of_parquet_are_dates_as_they_are(unit, zone, columns):
+    """The day is that of the column's own time zone, whatever the form of dates in texts."""
+    times = pd.date_range("1969-12-25 00:30:15", "2030-01-01", freq="1001h").tz_localize(zone).as_unit(unit)
+    pd.DataFrame({"day": times, "n": 1}).to_parquet("x.parquet")
+    schema = small("name: day, type: date, since: 2000-02-29, missing: {constant: 2000-03-01}", "name: n, type: number")
+    data = set_up("x.parquet", schema=schema, columns=columns)
+    days = times.tz_localize(None).normalize()
+    assert data.train_set.tensors[0][:, 0].tolist() == (days - pd.Timestamp("2000-02-29")).days.tolist()
+    assert not [text for text in data.compare_with_schema() if "not a date" in text]
+    frame = pd.DataFrame({"day": [times[0], None], "n": 1})
+    frame.assign(day=frame["day"].dt.date).to_parquet("x.parquet")  # a column of the type date
+    again = set_up("x.parquet", schema=schema, columns=columns)
+    assert again.train_set.tensors[0][:, 0].tolist() == [data.train_set.tensors[0][0, 0], 1]
+
+
 @pytest.mark.parametrize(
     ("missing", "row"),
     [

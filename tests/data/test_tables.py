@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -151,9 +152,11 @@ def test_classes_are_coded_in_sorted_order(labels):
     assert data.train_set.classes == tuple(f"{name:g}" if labels[0] == "10" else str(name) for name in encoder.classes_)
 
 
-def test_classes_that_differ_in_capital_letters_are_named():
-    write("x.csv", "a,kind", "1,benign", "2,BENIGN", "3,malign")
-    with pytest.warns(UserWarning, match="'kind' has the classes 'BENIGN', 'benign', which differ only in capital letters. If"):
+@pytest.mark.parametrize("pair", [("BENIGN", "benign"), ("100", "1e2"), ("1.5", "1.50"), ("+1", "1")])
+def test_classes_that_may_be_the_same_are_named(pair):
+    write("x.csv", "a,kind", f"1,{pair[1]}", f"2,{pair[0]}", "3,7")
+    said = f"'kind' has the classes '{pair[0]}', '{pair[1]}', which differ only in capital letters or in how a number is"
+    with pytest.warns(UserWarning, match=re.escape(said)):
         set_up("x.csv", target="kind", kind="classification", test_share=0.0)
 
 
