@@ -107,6 +107,24 @@ def require(condition: bool, setting: str, wanted: str, came: Any, hint: str = "
         raise ConfigurationError(f"'{setting}' must be {wanted}, but is {came!r}.{' ' if hint else ''}{hint}")
 
 
+def require_texts(setting: str, given: Iterable[Any]) -> None:
+    """Raise a :class:`ConfigurationError` for a name that is no text: YAML reads 010 as 8, no as False and 12:30 as 750.
+
+    Args:
+        setting: the name of the setting, as the user types it.
+        given: the names, such as those of clients, or a mapping from them.
+
+    Raises:
+        ConfigurationError: naming the first one.
+    """
+    for name in given:
+        if not isinstance(name, str):
+            raise ConfigurationError(
+                f"'{setting}' has the name {name!r}, which is no text. Put quotes around it. YAML reads names such as 010, no "
+                "and 12:30 as numbers and truth values."
+            )
+
+
 def share_hint(value: float, counts: bool = False) -> str:
     """Return what to write instead of a share above 1, as a sentence: percent as a share, or a number without its point.
 

@@ -15,7 +15,7 @@ from fl_lightning.cli.messages import explain
 from fl_lightning.cli.own_types import own_types
 from fl_lightning.compat.jsonargparse import Completable, actions_of, reading_utf8, remembering_options, subcommand_parsers
 from fl_lightning.config.arguments import behind_subcommand, config_files, expand, listed
-from fl_lightning.config.files import BASE, without
+from fl_lightning.config.files import BASE, refuse_unclear, without
 
 _OF_FITS = ("ckpt_path", "weights_only")
 """Settings in the ``config.yaml`` of a run that commands such as ``describe`` do not have."""
@@ -31,6 +31,10 @@ class FederationParser(Completable, LightningArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None, **settings: Any) -> Namespace:  # type: ignore[override]
         """Parse as jsonargparse does; configurations may be given by name, and are loaded after their bases."""
         given = sys.argv[1:] if args is None else list(args)
+        for text in given:
+            value = text.partition("=")[2] if text.startswith("-") else text
+            if value.startswith(("{", "[")):
+                refuse_unclear(value, f"'{value}', ")
         nested = subcommand_parsers(self)
         given = listed(given, "checkpoints") if nested is not None and "evaluate" in given else given
         given = expand(given) if nested is None else behind_subcommand(given, nested)

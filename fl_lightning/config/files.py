@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -18,6 +20,8 @@ BASE = "base"
 """The key of a configuration file that names the file or files on which it builds."""
 
 _SUFFIXES = (".yaml", ".yml", ".json")
+_OLD_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+)")
+"""Octal and sexagesimal numbers of YAML 1.1, which are names of clients, codes or times to those who write them."""
 
 
 def folder() -> Path:
@@ -77,12 +81,17 @@ class Entry:
     """Hold a setting as it is written in a file.
 
     Attributes:
-        line: line of its name, from 1.
+        key: YAML node of its name.
         node: YAML node of its value.
     """
 
-    line: int
+    key: Any
     node: Any
+
+    @property
+    def line(self) -> int:
+        """The line of its name, from 1."""
+        return int(self.key.start_mark.line) + 1
 
     @property
     def text(self) -> str | None:
@@ -133,7 +142,7 @@ class ConfigFile:
         if entry is None:
             return []
         is_list = isinstance(entry.node, yaml.SequenceNode)
-        entries = [Entry(entry.line, node) for node in entry.node.value] if is_list else [entry]
+        entries = [Entry(entry.key, node) for node in entry.node.value] if is_list else [entry]
         if not all(each.is_word for each in entries):
             raise ConfigurationError(
                 f"'{self.path}', line {entry.line}: '{BASE}' must name a configuration file, or a list of them. Write "
@@ -162,15 +171,39 @@ def read(path: Path) -> ConfigFile:
             f"The configuration '{path}' {'is empty' if node is None else 'has no settings with names'}. Write settings "
             "such as 'trainer: {max_epochs: 3}'. For a complete example: fl-lightning configs show adafed_mnist."
         )
+    return ConfigFile(path, _settings(node, f"'{path}', "))
+
+
+def refuse_unclear(text: str, where: str = "") -> None:
+    """Refuse YAML that sets something twice, or has a number in a form that no one means; other mistakes are the parser's.
+
+    Args:
+        text: the YAML.
+        where: what comes before the line in messages.
+
+    Raises:
+        ConfigurationError: giving the line.
+    """
+    with suppress(yaml.YAMLError):
+        _settings(yaml.compose(text, LOADER), where)
+
+
+def _settings(node: Any, where: str) -> dict[str, Entry]:
+    """Return all settings below a YAML node, after refusing unclear ones."""
     settings: dict[str, Entry] = {}
     for name, entry in _entries(node):
         if name in settings:
             raise ConfigurationError(
-                f"'{path}', line {entry.line}: '{name}' occurs twice, first in line {settings[name].line}. Merge both, because "
+                f"{where}line {entry.line}: '{name}' occurs twice, first in line {settings[name].line}. Merge both, because "
                 "YAML would drop the first."
             )
+        for one in (entry.key, entry.node):
+            if isinstance(one, yaml.ScalarNode) and one.tag.endswith(":int") and _OLD_NUMBER.fullmatch(one.value):
+                number = yaml.load(one.value, LOADER)
+                fix = f"Put quotes around it{f', or write {number}' if one is entry.node else ''}."
+                raise ConfigurationError(f"{where}line {entry.line}: YAML reads {one.value} as the number {number}. {fix}")
         settings[name] = entry
-    return ConfigFile(path, settings)
+    return settings
 
 
 def _entries(node: Any, prefix: str = "") -> Iterator[tuple[str, Entry]]:
@@ -183,7 +216,7 @@ def _entries(node: Any, prefix: str = "") -> Iterator[tuple[str, Entry]]:
     else:
         return
     for name, key, value in pairs:
-        yield f"{prefix}{name}", Entry(key.start_mark.line + 1, value)
+        yield f"{prefix}{name}", Entry(key, value)
         yield from _entries(value, f"{prefix}{name}.")
 
 

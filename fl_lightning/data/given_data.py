@@ -9,7 +9,7 @@ from fl_lightning.data.client_holder import ClientHolder
 from fl_lightning.data.client_sets import ClientSets, OwnSets
 from fl_lightning.data.client_sources import OTHER_PACKAGE
 from fl_lightning.data.lazy_clients import LazyClients
-from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.errors import ConfigurationError, require, require_texts
 from fl_lightning.partitioners.base import Partitioner
 
 
@@ -26,6 +26,7 @@ def data_and_partitioner(
         both = datamodule is not None or partitioner is not None
         name = type(datamodule or partitioner).__name__
         require(not both, f"data.{given}", "null with 'data.clients', whose data are not divided", name)
+        require_texts("data.clients", clients)
         datamodule = ClientSets(clients)
         partitioner = OwnSets(datamodule)
     if isinstance(datamodule, ClientSets):

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.class_names import given_classes
+from fl_lightning.data.client_paths import client_paths
 from fl_lightning.data.image_files import WHITE, ImageFiles, ImageReader, LazyImages, find_images, for_each, split_folders
 from fl_lightning.data.images import ImageDataModule, image_dataset
 from fl_lightning.data.schema_file import read_schema
@@ -95,6 +96,7 @@ class ImageFolderDataModule(ImageDataModule):
         fits = mean is None or len(mean) == channels
         require(fits, "data.datamodule.mean", f"one number for each of {channels} channels", mean)
         self.root, self.test_root, self.test_share = root, test_root, test_share
+        self._root = client_paths("data.datamodule.root", root)
         self.image_size = image_size
         self.channels = channels
         self.memory_limit, self._reader = memory_limit, ImageReader(channels, image_size, white)
@@ -111,11 +113,8 @@ class ImageFolderDataModule(ImageDataModule):
     def _folders(self) -> tuple[Path | dict[str, Path], Path | None, Path | None]:
         """Return the folders of training, validation and test images."""
         test = Path(self.test_root) if self.test_root else None
-        if isinstance(self.root, str):
-            root: Path | dict[str, Path] = Path(self.root)
-        else:
-            require(bool(self.root), "data.datamodule.root", "a folder, or a folder for each client", self.root)
-            root = {name: Path(own) for name, own in self.root.items()}
+        root = self._root
+        require(bool(root), "data.datamodule.root", "a folder, or a folder for each client", self.root)
         if test is None:
             return split_folders(root) if isinstance(root, Path) else (root, None, None)
         if any(one == test or one in test.parents for one in (root.values() if isinstance(root, dict) else [root])):

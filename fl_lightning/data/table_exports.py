@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from fl_lightning.data.schema import Schema
-from fl_lightning.errors import ConfigurationError, did_you_mean, require
+from fl_lightning.errors import ConfigurationError, did_you_mean, require, require_texts
 
 _NAME = "data.datamodule."
 
@@ -115,6 +115,7 @@ def exports_of(
         ConfigurationError: naming the setting that is wrong.
     """
     clients = {}
+    require_texts(f"{_NAME}exports", exports or ())
     for name, values in (exports or {}).items():
         setting = f"{_NAME}exports.{name}"
         found = _known(values, ("csv", "columns"), setting)
@@ -191,8 +192,8 @@ def _texts(values: Any, setting: str) -> tuple[str, ...]:
 
 
 def _cell(value: Any, setting: str) -> str:
-    """Return a value of YAML as the text of a cell; yes, no and null are not what was written any more."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    """Return a value of YAML as the text of a cell; yes, no, null and 1e3 are not what was written any more."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
         raise ConfigurationError(f"'{setting}' has {value!r}, which YAML does not read as a text. Put quotes around it.")
     return str(value).strip()
 

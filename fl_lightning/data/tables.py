@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.class_names import alike, class_name, given_classes, ordered_classes
+from fl_lightning.data.client_paths import client_paths
 from fl_lightning.data.in_memory import InMemoryDataModule, named_dataset
 from fl_lightning.data.ranges import ranges_of, sentinels, unlike_ranges
 from fl_lightning.data.schema import Schema
@@ -146,6 +147,7 @@ class TableDataModule(InMemoryDataModule):
         _check_columns(target, kind, client_column, person_column)
         require(classes is None or kind == "classification", name + "classes", "null without 'kind: classification'", classes)
         self.path, self.test_path, self.test_share = path, test_path, test_share
+        self._paths = None if path is None else client_paths(name + "path", path)
         self.target, self.client_column, self.kind = target, client_column, kind
         self.classes, self.person_column = given_classes(classes), person_column
         self.standardize = standardize
@@ -179,9 +181,9 @@ class TableDataModule(InMemoryDataModule):
         held = None if self.test_path is None else Path(self.test_path)
         text = self.kind == "classification"
         columns = Columns(self.target, self.client_column, text, self.person_column, self.schema, self._exports)
-        if self.path is None:
+        if self._paths is None:
             return None, self._server_alone(read_table(held or Path(), columns, "data.datamodule.test_path"))
-        path = Path(self.path) if isinstance(self.path, str) else {name: Path(own) for name, own in self.path.items()}
+        path = self._paths
         check_paths(path, held, self.client_column)
         table = read_table(path, columns, "data.datamodule.path")
         self.feature_names = table.names
@@ -213,10 +215,9 @@ class TableDataModule(InMemoryDataModule):
         Raises:
             DataError: if a file cannot be read at all.
         """
-        if self.schema is None or self.path is None:
+        if self.schema is None or self._paths is None:
             return []
-        path = Path(self.path) if isinstance(self.path, str) else {name: Path(own) for name, own in self.path.items()}
-        return compare_files(path, self.schema, self._exports, (self.client_column, self.person_column))
+        return compare_files(self._paths, self.schema, self._exports, (self.client_column, self.person_column))
 
     @staticmethod
     def _warn_of_odd_values(table: Table) -> None:

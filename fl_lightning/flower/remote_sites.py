@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.data.class_names import names_of
 from fl_lightning.data.held_out import chosen
-from fl_lightning.errors import ClientError, ConfigurationError, WireError, require
+from fl_lightning.errors import ClientError, ConfigurationError, WireError, require, require_texts
 from fl_lightning.flower import envelope
 from fl_lightning.flower.checks import (
     digest_of_schema,
@@ -64,6 +64,7 @@ class RemoteSites(RemoteClients):
     ) -> None:
         require(grace > 0, "federation.pool.grace", "above 0 seconds", grace)
         require(min_sites is None or min_sites >= 1, "federation.pool.min_sites", "1 or above, or null", min_sites)
+        require_texts("federation.pool.max_examples", max_examples if isinstance(max_examples, dict) else ())
         limits = max_examples.values() if isinstance(max_examples, dict) else [1 if max_examples is None else max_examples]
         require(all(limit >= 1 for limit in limits), "federation.pool.max_examples", "1 or above, or null", max_examples)
         require(0 < max_share <= 1, "federation.pool.max_share", "above 0 and at most 1", max_share)

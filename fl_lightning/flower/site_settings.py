@@ -14,6 +14,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningDataModule
 
 from fl_lightning.compat.jsonargparse import actions_of, in_words
+from fl_lightning.config.files import refuse_unclear
 from fl_lightning.config.null_settings import refuse_null
 from fl_lightning.config.wrong_value import wrong_value
 from fl_lightning.data.schema import schema_of
@@ -103,7 +104,9 @@ def read_settings(path: Path, schema: Path | None = None) -> SiteSettings:
         raise ConfigurationError(f"'{path}' is empty. Set 'datamodule' in it; see docs/real_federation.md.")
     parser = _parser()
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        refuse_unclear(text)
+        content = yaml.safe_load(text)
         given = content.get("policy") if isinstance(content, dict) else None
         limits = with_preset(given)
         parsed = parser.parse_path(str(path)) if limits is given else parser.parse_object({**content, "policy": limits})

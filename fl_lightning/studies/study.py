@@ -82,7 +82,7 @@ class Study:
         note: str | None = None,
         leave_one_out: bool | list[str] = False,
     ) -> None:
-        self.base = [base] if isinstance(base, str) else list(base)
+        self.base = _paths(base)
         self.seeds = _seeds(seeds)
         require(bool(self.seeds) and min(self.seeds) >= 0, "seeds", "at least 1, or numbers of at least 0", seeds)
         require(len(set(self.seeds)) == len(self.seeds), "seeds", "numbers that differ", seeds)
@@ -100,7 +100,7 @@ class Study:
         self._keep, self._report = keep, report
         names = [axis.name for axis in self.axes]
         report.check(names, [[c.name for c in axis.choices] for axis in self.axes])
-        self.known = RunTable.join(names, [Path(path) for path in ([known] if isinstance(known, str) else known or [])])
+        self.known = RunTable.join(names, list(map(Path, _paths(known or []))))
 
     def _leave_one_out(self, given: bool | list[str]) -> None:
         """Add the axis of the clients that are left out, and have each run evaluate them."""
@@ -301,6 +301,11 @@ class Study:
         count = max(1, cores() // ranks) if self.jobs == "auto" else self.jobs
         # One thread each: their number changes the last bits, so it must not depend on how many runs there are at a time.
         return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} for _ in range(count)]
+
+
+def _paths(given: Any) -> list[str]:
+    """Return one path, or a list of them, as texts."""
+    return list(map(str, given if isinstance(given, list | tuple) else [given]))
 
 
 def _seeds(given: int | list[int] | str) -> list[int]:

@@ -287,6 +287,8 @@ WRONG_FILES = {
     "empty.yaml": "# nothing yet\n",
     "list.yaml": "- 1\n- 2\n",
     "twice.yaml": "trainer:\n  max_epochs: 1\nmodel: x\ntrainer:\n  logger: false\n",
+    "octal.yaml": "data:\n  held_out_clients: [a, 010]\n",
+    "clock.yaml": "data:\n  clients:\n    12:30: {}\n",
     "one.yaml": "base: two.yaml\n",
     "two.yaml": "base: [three]\n",
     "three.yaml": "base: one\n",
@@ -320,6 +322,8 @@ def wrong():
         ("empty.yaml", "The configuration 'empty.yaml' is empty. Write settings such as"),
         ("list.yaml", "The configuration 'list.yaml' has no settings with names"),
         ("twice.yaml", "'twice.yaml', line 4: 'trainer' occurs twice, first in line 1"),
+        ("octal.yaml", "'octal.yaml', line 2: YAML reads 010 as the number 8. Put quotes around it, or write 8."),
+        ("clock.yaml", "'clock.yaml', line 3: YAML reads 12:30 as the number 750. Put quotes around it."),
         ("one", "form a circle: one.yaml -> two.yaml -> three.yaml -> one.yaml. Remove one."),
         ("self", "form a circle: self.yaml -> self.yaml"),
         ("number.yaml", "'number.yaml', line 2: 'base' must name a configuration file, or a list of them"),
@@ -338,6 +342,22 @@ def test_a_wrong_file_ends_in_one_message(given, message, wrong):
         expand(["--config", given])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("{oslo: a.csv, oslo: b.csv}", "line 1: 'oslo' occurs twice, first in line 1. Merge both"),
+        ('{"oslo": "a.csv", "oslo": "b.csv"}', "line 1: 'oslo' occurs twice"),
+        ("{010: a.csv, 8: b.csv}", "line 1: YAML reads 010 as the number 8. Put quotes around it"),
+        ("{8: a.csv}", "'data.datamodule.path' has the name 8, which is no text. Put quotes around it."),
+    ],
+)
+def test_names_of_clients_on_the_command_line(given, message, fl):
+    table = ("--config", f"{ROOT}/configs/data/table.yaml", "--data.datamodule.client_column", "null")
+    status, text = fl("partition", *table, "--data.datamodule.path", given)
+    assert status == 1
+    assert message in text
 
 
 @pytest.mark.parametrize("given", ["adafed_mnist", "fedavg_mnist", f"{ROOT}/configs/fedloss_cifar10.yaml"])

@@ -88,8 +88,8 @@ def test_schemas_that_do_not_fit_the_data(by_class, tmp_path):
 
 def test_a_folder_for_each_client_by_name(by_domain, by_class):
     """The same images as in one folder of domains, under other names."""
-    named = set_up(root={"site 2": str(by_domain / "amazon"), "site 1": str(by_domain / "dslr" / "images")})
-    whole = set_up(root=str(by_domain))
+    named = set_up(root={"site 2": str(by_domain / "amazon"), "site 1": by_domain / "dslr" / "images"})
+    whole = set_up(root=by_domain)
     sets = [data.train_dataloader().dataset for data in (named, whole)]
     assert sets[0].domains_names == ("site 1", "site 2")
     for own, other in ((1, 0), (0, 1)):

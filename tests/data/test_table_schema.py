@@ -359,6 +359,10 @@ def test_cells_that_do_not_fit_their_type(field, cell, message):
             {"columns": {"sex": {"values": {True: "male"}}}},
             "'data.datamodule.columns.sex.values' has True, which YAML does not",
         ),
+        (
+            {"csv": {"missing": [-9.9]}},
+            "'data.datamodule.csv.missing' has -9.9, which YAML does not read as a text. Put quotes",
+        ),
         ({"columns": {"age": "alter"}}, "'data.datamodule.columns.age' must be a mapping, but is 'alter'"),
         ({"csv": {"separator": "::"}}, "'data.datamodule.csv.separator' must be one character"),
         ({"csv": {"decimal": ";"}}, "'data.datamodule.csv.decimal' must be '.' or ','"),

@@ -14,9 +14,19 @@ import torch
 from command_line import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning.pytorch.demos.boring_classes import BoringDataModule
 from sklearn.preprocessing import LabelEncoder, StandardScaler
 
-from fl_lightning import ConfigurationError, DataError, DomainPartitioner, FederatedDataModule, IIDPartitioner, TableDataModule
+from fl_lightning import (
+    ConfigurationError,
+    DataError,
+    DomainPartitioner,
+    FederatedDataModule,
+    IIDPartitioner,
+    ImageFolderDataModule,
+    TableDataModule,
+)
+from fl_lightning.flower.pool import FlowerPool
 
 
 def write(path: Path | str, *lines: str) -> str:
@@ -60,6 +70,8 @@ def test_a_file_for_each_client_by_name(folder, fl):
     named = set_up(paths, test_share=0.0)
     whole = set_up(folder, test_share=0.0)
     assert named.train_set.domains_names == ("ward 0", "ward 1", "ward 2")
+    for path, read in ((Path(folder), whole), ({name: Path(own) for name, own in paths.items()}, named)):
+        assert torch.equal(set_up(path, test_share=0.0).train_set.tensors[0], read.train_set.tensors[0])
     rows = {name: named.train_set.tensors[0][named.train_set.domains == k] for k, name in enumerate(("zoe", "ann", "bob"))}
     for k, name in enumerate(("ann", "bob", "zoe")):
         assert torch.allclose(rows[name], whole.train_set.tensors[0][whole.train_set.domains == k], atol=1e-5)
@@ -75,6 +87,36 @@ data:
     status, text = fl("partition", "--config", str(ROOT / "configs/data/table.yaml"), "--config", "wards.yaml")
     assert status == 0, text
     assert "ward 0" in text
+
+
+NAMES = ["'010'", "'8'", "08", "'no'", "'12:30'", "1e3x", "'1e3'", "'null'", "'~'", "2024-01-01", "'.5'", "'0x10'", "'1_0'"]
+
+
+def test_names_of_clients_are_texts_as_written(folder, fl):
+    paths = ", ".join(f"{name}: clients/ann.csv" for name in NAMES)
+    Path("names.yaml").write_text(f"data: {{datamodule: {{init_args: {{path: {{{paths}}}, client_column: null}}}}}}\n")
+    status, text = fl("partition", "--config", str(ROOT / "configs/data/table.yaml"), "--config", "names.yaml")
+    assert status == 0, text
+    assert f"\n{len(NAMES)} clients, " in text
+    assert {name.strip("'") for name in NAMES} <= {line.split(" ")[0] for line in text.splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("setting", "build"),
+    [
+        ("data.datamodule.path", TableDataModule),
+        ("data.datamodule.exports", lambda given: TableDataModule("x.csv", exports=given)),
+        ("data.datamodule.root", lambda given: ImageFolderDataModule(given, test_share=0.2)),
+        ("data.clients", lambda given: FederatedDataModule(clients=dict.fromkeys(given, BoringDataModule()))),
+        ("federation.pool.max_examples", lambda given: FlowerPool(max_examples=given)),
+    ],
+)
+def test_names_that_yaml_does_not_read_as_texts_are_refused(setting, build):
+    """YAML reads 010, no, null, 12:30, .5 and 1e3 as these: a client would be lost, or have another name."""
+    for name in (8, False, None, 750, 0.5, 1000.0):
+        with pytest.raises(ConfigurationError) as caught:
+            build({"a": 1, name: 2})
+        assert f"'{setting}' has the name {name!r}, which is no text. Put quotes around it." in str(caught.value)
 
 
 def test_wrong_files_for_clients(folder):

@@ -18,7 +18,7 @@ from launching import Launched, finish, launch, start
 from test_client_sets import CONFIG as CLIENTS
 from wandb_file import records
 
-from fl_lightning import ConfigurationError
+from fl_lightning import ConfigurationError, DataError
 from fl_lightning.cli import command
 from fl_lightning.studies import Study
 from fl_lightning.studies.collection import read_run
@@ -290,6 +290,14 @@ def test_settings_that_begin_alike_do_not_displace_each_other(monkeypatch):
         assert (config["trainer"]["max_epochs"], config["trainer"]["precision"]) == (9, "64-true")
         assert (config["trainer"]["limit_val_batches"], config["federation"]["local"]["max_epochs"]) == (1, 3)
     assert {config["federation"]["local"]["lr_decay"] for config in configs} == {0.5, 1.0}
+
+
+def test_paths_of_a_study_may_be_objects(tmp_path):
+    texts, objects = (Study(kind("configs/fedavg_mnist"), folder=kind(tmp_path), seeds=1) for kind in (str, Path))
+    assert objects.base == texts.base == ["configs/fedavg_mnist"]
+    assert objects.folder == tmp_path
+    with pytest.raises(DataError, match=r"Cannot read the run table '.*none.csv'"):
+        Study(ADAFED, known=tmp_path / "none.csv")
 
 
 def test_seeds_share_what_was_parsed(monkeypatch):
