@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,9 +15,8 @@ from fl_lightning.data.table_rows import further_columns, table_files
 from fl_lightning.data.table_source import as_text, listed, number_in, read_source
 from fl_lightning.errors import DataError, did_you_mean
 
-_FACTORS = {0.01: "scale: 0.01", 0.1: "scale: 0.1", 10.0: "scale: 10", 100.0: "scale: 100"}
-_MANY, _NEARLY_ALL = 0.5, 0.95
-"""The share of values out of range from which another unit is suspected, and the share that it must bring into range."""
+_MANY = 0.5
+"""The share of values out of range from which another unit is suspected."""
 _SHOWN = 5
 
 
@@ -126,20 +124,14 @@ def _ranged(field: Field, values: Mapping[str, float], counts: Mapping[str, int]
     weights, found = np.array([counts[text] for text in values]), np.array(list(values.values()))
     if not len(found):
         return []
-    outside = int(weights[~_inside(field, found)].sum())
+    low = -np.inf if field.minimum is None else field.minimum
+    high = np.inf if field.maximum is None else field.maximum
+    outside = int(weights[(found < low) | (found > high)].sum())
     if not outside:
         return []
     sides = (("at least", field.minimum), ("at most", field.maximum))
     limits = [f"{side} {in_words(field, limit)}" for side, limit in sides if limit is not None]
     text = f"{outside} of {int(weights.sum())} values are out of range ({' and '.join(limits)})."
     if field.since is None and outside >= _MANY * weights.sum():
-        for factor, setting in _FACTORS.items():
-            if weights[_inside(field, found * factor)].sum() >= _NEARLY_ALL * weights.sum():
-                return [f"{text} They seem to have another unit: with '{setting}', they would be in range."]
+        text += f" Is it another unit? Then set 'scale' of '{field.name}' to the factor from one to the other."
     return [text]
-
-
-def _inside(field: Field, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    low = -np.inf if field.minimum is None else field.minimum
-    high = np.inf if field.maximum is None else field.maximum
-    return (low <= values) & (values <= high)

@@ -258,6 +258,25 @@ def test_without_pyarrow_the_message_names_the_extra(monkeypatch):
         set_up("x.csv", target="b")
 
 
+# ------------------------------------------------------------------ the comparison with the schema
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "wrong"),
+    [(40, 600, [4.1, 5.2, 9.8]), (20, 400, [1.9, 3.4]), (0.1, 20, [62.0, 88.4, 115.0])],
+    ids=["glucose", "LDL", "creatinine"],
+)
+def test_another_unit_is_asked_about_without_a_factor(low, high, wrong):
+    """In mmol/l or micromol/l instead of mg/dl: the factors are 18.018, 38.67 and 1 / 88.4, which no range tells."""
+    field = f"name: lab, type: number, unit: mg/dl, constraints: {{minimum: {low}, maximum: {high}}}"
+    Path("x.csv").write_text("lab\n" + "\n".join(map(str, wrong)) + "\n")
+    said = TableDataModule("x.csv", schema=small(field)).compare_with_schema()[-1]
+    count = f"{len(wrong)} of {len(wrong)} values are out of range (at least {low:g} mg/dl and at most {high:g} mg/dl)."
+    assert said == f"'x.csv': 'lab': {count} Is it another unit? Then set 'scale' of 'lab' to the factor from one to the other."
+    Path("x.csv").write_text(f"lab\n{wrong[0]}\n" + 2 * f"{low}\n")
+    assert "unit?" not in TableDataModule("x.csv", schema="small.yaml").compare_with_schema()[-1]
+
+
 # ------------------------------------------------------------------ mistakes, each with its message
 
 

@@ -569,8 +569,8 @@ def test_the_check_of_an_export_with_many_mistakes(hospitals, capsys, monkeypatc
         "further columns are ignored: Stage.",
         "'age': 4.8 % of the values are missing, which the schema refuses.",
         "'age': 3 of 20 values are out of range (at least 0 years and at most 120 years).",
-        "'height': 21 of 21 values are out of range (at least 0.3 m and at most 2.5 m). They seem to have another unit: with "
-        "'scale: 0.01', they would be in range.",
+        "'height': 21 of 21 values are out of range (at least 0.3 m and at most 2.5 m). Is it another unit? Then set "
+        "'scale' of 'height' to the factor from one to the other.",
         "'platelets': 20 values are not numbers, such as '0,5'. Cells such as '0,5' seem to have decimal commas: set 'csv: "
         '{decimal: ","}\'.',
         "'sex': 'm' (10 times) is no category of 'sex' in the schema (male, female, diverse).",
