@@ -10,11 +10,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
 from torch.utils.data import ConcatDataset, Subset
 
-from fl_lightning.data.class_names import names_of
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.labels import labels_at_hand
 from fl_lightning.data.remote import RemoteDatasets
-from fl_lightning.data.schema import categories_of, schema_of
+from fl_lightning.data.schema import categories_of, channel_names, schema_of
 from fl_lightning.errors import require
 from fl_lightning.functional.exact_moments import Moments, together
 from fl_lightning.functional.histograms import Cuts, cuts_of, shown_counts, without_few
@@ -155,13 +154,10 @@ def summarize_features(data: FederatedDataModule, min_count: int = 10) -> Featur
     channels = len(whole.counts)
     schema = schema_of(data.datamodule)
     fits = schema is not None and len(schema.feature_names) == channels
-    source = None if data.is_remote else names_of(data.client_datasets.source, "feature_names")
-    known = schema.feature_names if schema is not None and fits else source
-    names = known if known is not None and len(known) == channels else [f"channel {k}" for k in range(channels)]
     shown = [data.client_name(k) for k in clients], [data.num_examples(k) for k in clients]
     cuts = cuts_of(whole, schema.cuts if schema is not None and fits else ())
     bins = [_bins(data, client, cuts, whole, own, min_count) for client, own in enumerate(moments)]
-    return FeatureSummary(names, *shown, moments, cuts, bins, data.is_remote)
+    return FeatureSummary(channel_names(data, channels), *shown, moments, cuts, bins, data.is_remote)
 
 
 def _bins(

@@ -9,6 +9,7 @@ from datetime import date
 from itertools import accumulate
 from typing import Any, Literal
 
+from fl_lightning.data.class_names import names_of
 from fl_lightning.functional.histograms import equal_cuts
 from fl_lightning.functional.noisy_moments import BoundedField
 
@@ -153,6 +154,20 @@ def categories_of(datamodule: Any, channels: int) -> tuple[tuple[int, ...], ...]
     """Return :attr:`Schema.categories` of a datamodule's tables; none if its inputs are not the features of a schema."""
     schema = schema_of(datamodule)
     return () if schema is None or len(schema.feature_names) != channels else schema.categories
+
+
+def channel_names(data: Any, channels: int) -> list[str]:
+    """Return the names of the channels of the clients' inputs, in their order; numbers if they have no names.
+
+    Args:
+        data: the FederatedDataModule, after ``setup('fit')``.
+        channels: the number of channels.
+    """
+    schema, own = schema_of(data.datamodule), "feature_names"
+    known = [schema.feature_names if schema is not None else None, names_of(data.datamodule, own)]
+    known += [] if data.is_remote else [names_of(data.client_datasets.source, own)]
+    named = (list(names) for names in known if names is not None and len(names) == channels)
+    return next(named, [f"channel {k}" for k in range(channels)])
 
 
 def _plain(value: Any) -> Any:

@@ -57,12 +57,13 @@ def without_channels(moments: Moments, hidden: Collection[int]) -> Moments:
     return Moments(*(tuple(n if keep else 0 for n, keep in zip(one, kept, strict=True)) for one in every))
 
 
-def most_frequent(moments: Moments, group: Sequence[int]) -> list[float]:
+def most_frequent(moments: Moments, group: Sequence[int], names: Sequence[str]) -> list[float]:
     """Return what a column's channels are for its most frequent category, the first of equal ones.
 
     Args:
         moments: the moments of all rows.
         group: the channels, one of 0 and 1 for each category; a single one is 1 for the second category.
+        names: the names of all channels, for messages.
 
     Raises:
         DataError: if no category has been counted.
@@ -70,9 +71,8 @@ def most_frequent(moments: Moments, group: Sequence[int]) -> list[float]:
     counts = [number_of_ones(moments, k) for k in group]
     if not any(moments.counts[k] for k in group):
         raise DataError(
-            f"No client tells how many rows each category of the channels {', '.join(map(str, group[:20]))} has, so the most "
-            "frequent one is not known. Choose another 'missing' in the schema of all, or ask the sites for a lower "
-            "'policy.min_count'."
+            f"No client tells how many rows have {', '.join(names[k] for k in group[:20])}, so the most frequent category is "
+            "not known. Choose another 'missing' in the schema of all, or ask the sites for a lower 'policy.min_count'."
         )
     if len(group) == 1:
         return [float(2 * counts[0] > moments.counts[group[0]])]

@@ -67,7 +67,13 @@ class Standardized(nn.Module):
         self._is_measured = False  # reading the buffer would wait for a GPU in each step
         self.register_load_state_dict_post_hook(_note_loaded)  # type: ignore[no-untyped-call]
 
-    def set_moments(self, moments: Moments, filled: Sequence[Sequence[int]] = (), partial: bool = False) -> None:
+    def set_moments(
+        self,
+        moments: Moments,
+        filled: Sequence[Sequence[int]] = (),
+        partial: bool = False,
+        names: Sequence[str] | None = None,
+    ) -> None:
         """Set mean, deviation, and what replaces missing numbers, from the moments of all examples.
 
         Args:
@@ -75,21 +81,23 @@ class Standardized(nn.Module):
             filled: the channels of each column whose missing values become its most frequent category, the first of equal ones:
                 a channel of 0 and 1 for each category, or one alone.
             partial: whether a channel may have no number, because clients do not tell sums over few rows; it is not scaled.
+            names: the names of the channels, for messages; None numbers them.
 
         Raises:
             DataError: if they have another number of channels, or if a channel has no number.
         """
         self.require_channels(moments)
+        names = names or [f"channel {k}" for k in range(self.num_features)]
         if 0 in moments.counts and not partial:
             raise DataError(
-                f"Channel {moments.counts.index(0)} of the inputs has no number at any client. Leave it out of the inputs."
+                f"No client has a number for {names[moments.counts.index(0)]} of the inputs. Leave it out of the inputs."
             )
         deviations = [deviation or 1.0 for deviation in moments.deviations()]
         self.mean.copy_(torch.tensor(moments.means(), dtype=torch.float64))
         self.std.copy_(torch.tensor(deviations, dtype=torch.float64))
         self.fill.copy_(self.mean)
         for group in filled:
-            self.fill[list(group)] = torch.tensor(most_frequent(moments, group))
+            self.fill[list(group)] = torch.tensor(most_frequent(moments, group, names))
         self.measured.fill_(True)
         self._is_measured = True
 

@@ -14,7 +14,7 @@ from fl_lightning.core.capabilities import Capability, Need, Part, check_need
 from fl_lightning.core.hooks import ServerHooks
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.remote import RemoteDatasets
-from fl_lightning.data.schema import schema_of
+from fl_lightning.data.schema import channel_names, schema_of
 from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.functional.exact_moments import Moments, together
 from fl_lightning.models.standardized import Standardized, standardized_parts
@@ -128,13 +128,12 @@ def add_up_inputs(federation: Federation, hooks: Iterable[ServerHooks], part: St
 
 def _set(part: Standardized, whole: Moments, data: FederatedDataModule) -> None:
     """Set the scale, and warn of channels of which no client tells anything."""
-    schema = schema_of(data.datamodule)
-    part.set_moments(
-        whole, () if schema is None else schema.filled, data.is_remote or part.min_count > 1 or part.epsilon is not None
-    )
-    untold = [str(k) for k, count in enumerate(whole.counts) if not count]
+    schema, names = schema_of(data.datamodule), channel_names(data, len(whole.counts))
+    partial = data.is_remote or part.min_count > 1 or part.epsilon is not None
+    part.set_moments(whole, () if schema is None else schema.filled, partial, names)
+    untold = [name for name, count in zip(names, whole.counts, strict=True) if not count]
     if untold:
         rank_zero_warn(
-            f"Channels {', '.join(untold)} of the inputs are not scaled, because no client tells their sums: they would tell "
-            "of few rows, or have no range for noise."
+            f"These inputs are not scaled, because no client tells their sums: {', '.join(untold)}. They would tell of few "
+            "rows, or have no range for noise."
         )

@@ -148,11 +148,11 @@ def test_categories_with_few_rows_do_not_count(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     stages = {"a": ["I"] * 9 + ["II"] * 3 + ["III"] * 4, "b": ["III"] * 4 + ["II"] * 9 + ["I"] * 3}
     smokers = {name: ["yes", "no"] * 8 for name in "ab"}
-    with pytest.warns(UserWarning, match=r"Channels 2 of the inputs are not scaled"):
+    with pytest.warns(UserWarning, match=r"These inputs are not scaled, because no client tells their sums: stage=III\. They"):
         net = categorical(stages | {"c": ["II", "III"] * 2}, smokers | {"c": ["yes"] * 4}, min_count=5)
     assert net.fill.tolist()[:3] == [1, 0, 0]  # 9 and 9 are told, 7 times II and 10 times III are not
     assert (net.mean[2], net.std[2]) == (0, 1)
-    with pytest.raises(DataError, match=r"No client tells how many rows each category of the channels 0, 1, 2 has, so"):
+    with pytest.raises(DataError, match=r"No client tells how many rows have stage=I, stage=II, stage=III, so the most"):
         categorical(stages, smokers, min_count=17)
 
 

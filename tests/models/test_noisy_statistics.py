@@ -141,7 +141,9 @@ def test_simulated_clients_add_the_noise_that_the_seed_draws():
 
 
 def test_columns_without_a_range_are_not_told():
-    with pytest.warns(UserWarning, match=r"Channels 13 of the inputs are not scaled"):
+    with pytest.warns(
+        UserWarning, match=r"These inputs are not scaled, because no client tells their sums: admitted. They would"
+    ):
         found = scale_of(5.0, rows=90)
     assert (found.mean[13], found.std[13]) == (0, 1)
 

@@ -407,7 +407,7 @@ def test_a_channel_without_numbers_is_refused():
     data = Blobs()
     data.train[0][:, 2] = math.nan
     federation = FederatedOrchestrator()
-    with pytest.raises(DataError, match="Channel 2 of the inputs has no number at any client"):
+    with pytest.raises(DataError, match=r"No client has a number for channel 2 of the inputs\. Leave it out"):
         trainer(1, federation).fit(Scaled(), FederatedDataModule(data, Consecutive()))
 
 
