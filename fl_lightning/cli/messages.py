@@ -62,7 +62,8 @@ _NOISE = re.compile(
     r"^\s*(- )?(Does not validate against any of the Union subtypes|Subtypes: .*|Errors:|Given value type: .*|Given value: .*|"
     r"Expected a <class 'NoneType'>.*|Expected a path but .*)$"
 )
-
+_TYPES = (["lightning.LightningModule"], ["lightning.LightningDataModule"], ["torch.nn.Module"])
+"""Types of settings, which the parser takes for the class if a file names none."""
 
 _NO_SECTION = "'{}' must contain settings, but is {}. Leave it out to use its defaults, or set its settings one by one."
 
@@ -115,6 +116,9 @@ def explain(message: str, options: Sequence[str] = (), files: Sequence[str] = ()
     section = re.search(r"""Parser key "([\w.]+)": Unable to load config ['"]([^'"]*)['"]""", message)
     if section and section[1] in _SECTIONS:
         return where(message, files) + _NO_SECTION.format(section[1], section[2])
+    if keys and re.findall(r"class_path '([\w.]+)'", message)[-1:] in _TYPES:
+        fix = f"Write '{keys[-1]}: {{class_path: ..., init_args: ...}}'."
+        return f"{where(message, files)}'{keys[-1]}' has settings, but no class. {fix}"
     wrong, name = wrong_value(message), wrong_name(message)
     if wrong is not None and not (name and _on_class(message, name, keys[-1])):
         return f"{where(message, files)}{wrong} {_help_on(wrong.owner)}"
@@ -215,8 +219,11 @@ def _on_option(name: str, options: Sequence[str]) -> str:
             f" '{flag}' is a setting of the federation's Trainer, not of a client's: set 'trainer.{flag}'. For the settings of "
             "a client, see fl-lightning fit --help."
         )
-    plain = [option for option in options if not option.endswith((".help", "+"))]
-    return did_you_mean(f"--{name}", plain, cutoff=0.7)
+    plain = [option for option in options if not option.endswith((".help", "+")) and option != "--data"]
+    near = did_you_mean(f"--{name}", plain, cutoff=0.7)
+    if not near and name.startswith("data."):
+        return " Write 'data: {datamodule: {class_path: ..., init_args: ...}, partitioner: ...}'."
+    return near
 
 
 def _is_concrete(candidate: object, base: type) -> bool:

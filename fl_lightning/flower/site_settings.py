@@ -153,6 +153,8 @@ def _cause(error: Exception, parser: ArgumentParser) -> str:
     if value is not None:
         return str(value)
     text = in_words(" ".join(str(error).split()) or type(error).__name__)[:600].rstrip(".")
+    if (key := re.match(r"Parser key \"(\w+)\": .*class_path 'lightning\.LightningDataModule'", text)) is not None:
+        return f"'{key[1]}' has settings, but no class. Write '{key[1]}: {{class_path: ..., init_args: ...}}'."
     wrong = re.search(r"[Oo]ption '([\w.]+)'", text)
     near = did_you_mean(wrong[1], [action.dest for action in actions_of(parser)]) if wrong else ""
     return f"{text}.{near}"

@@ -432,6 +432,40 @@ def test_a_wrong_name_gets_the_nearest(arguments, message, wrong, reader, capsys
     assert message in line
 
 
+DATA = "Write 'data: {datamodule: {class_path: ..., init_args: ...}, partitioner: ...}'."
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "model: {hidden: 32}",
+            "line 1: 'model' has settings, but no class. Write 'model: {class_path: ..., init_args: ...}'.",
+        ),
+        ("model: {init_args: {hidden: 32}}", "Write 'model: {class_path: ..., init_args: ...}'."),
+        (
+            "model: {class_path: ClassificationTask, init_args: {network: {hidden: [3]}}}",
+            "Write 'network: {class_path: ..., init",
+        ),
+        ("data: {datamodule: {path: x.csv}}", "Write 'data.datamodule: {class_path: ..., init_args: ...}'."),
+        ("data: {batch_size: 32}", f"line 1: Subcommand 'fit' does not accept option 'data.batch_size'. {DATA}"),
+        ("data: {class_path: TableDataModule}", f"does not accept option 'data.class_path'. {DATA}"),
+        (
+            "data: {class_path: TableDataModule, init_args: {path: x.csv}}",
+            f"does not accept option 'data.init_args.path'. {DATA}",
+        ),
+        ("data: {partitoner: IIDPartitioner}", "Did you mean --data.partitioner?"),
+    ],
+)
+def test_the_sections_of_a_lightning_cli_say_what_to_write(text, message, reader, capsys):
+    """There, 'model' and 'data' have one class, which the file does not name."""
+    Path("own.yaml").write_text(f"{text}\n")
+    with pytest.raises(SystemExit):
+        reader._parser.parse_args(["fit", "--config", "own.yaml"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

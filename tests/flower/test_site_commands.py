@@ -597,6 +597,8 @@ def test_a_process_that_always_crashes_is_started_for_ever(monkeypatch):
         ("client_test: 0.2\n", "the following arguments are required: datamodule."),
         (EMBEDDED + "client_tests: 0.2\n", "Option 'client_tests' is not accepted. Did you mean client_test?"),
         (EMBEDDED + "client_test: many\n", "'client_test' must be a number, but is 'many'."),
+        ("datamodule: {path: own.csv}\n", "'datamodule' has settings, but no class. Write 'datamodule: {class_path: ..., init"),
+        (EMBEDDED + "test: {path: own.csv}\n", "'test' has settings, but no class. Write 'test: {class_path: ..., init_args"),
         (EMBEDDED + "seed: 1\nseed: 2\n", "'seed' occurs twice, first in line "),
         (EMBEDDED + "seed: 010\n", "YAML reads 010 as the number 8. Put quotes around it, or write 8."),
         (EMBEDDED + "device: gpu\n", "'device' must be auto, cpu, cuda or cuda:NUMBER, but is 'gpu'."),
