@@ -183,6 +183,13 @@ def test_hdf5_clients_are_listed_once(tmp_path: Path, monkeypatch: pytest.Monkey
         again = HDF5Clients(str(path), FIELDS)
         again.setup("fit")
         assert again.num_examples().tolist() == SIZES
+    size = path.stat().st_size
+    write_hdf5(path, EACH[::-1])
+    os.utime(path, (2, 2))
+    assert path.stat().st_size == size  # only its time tells that it is another file
+    turned = HDF5Clients(str(path), FIELDS)
+    turned.setup("fit")
+    assert turned.num_examples().tolist() == SIZES[::-1]
     write_hdf5(path, EACH[1:])
     os.utime(path, (1, 1))
     changed = HDF5Clients(str(path), FIELDS)

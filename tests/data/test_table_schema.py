@@ -134,6 +134,16 @@ def test_dates_are_those_of_pandas():
     assert torch.equal(again.train_set.tensors[0], data.train_set.tensors[0])
 
 
+@pytest.mark.parametrize("scale", [0.0254, 0.01, 1 / 88.4, 18.018, -0.5, 3])
+def test_a_unit_is_converted_by_its_factor(scale):
+    """To float32, as the model gets it."""
+    cells = [60.0, 70.5, 0.1, 12345.678]
+    Path("x.csv").write_text("a\n" + "\n".join(map(repr, cells)) + "\n")
+    data = set_up("x.csv", schema=small("name: a, type: number"), columns={"a": {"scale": scale, "offset": 0.25}})
+    expected = [np.float32(cell * scale + 0.25) for cell in cells]
+    assert data.train_set.tensors[0][:, 0].tolist() == pytest.approx(expected, rel=1e-7)
+
+
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 @pytest.mark.parametrize("zone", [None, "Asia/Tokyo"])
 @pytest.mark.parametrize("columns", [{}, {"day": {"format": "%d.%m.%Y"}}])

@@ -82,8 +82,10 @@ class Cohorts(FederationCallback):
 # ---------------------------------------------------------------- what is evaluated
 
 
-def test_held_out_clients_are_evaluated_on_all_their_examples_by_hand(capsys):
-    module, fitted = fit(data_of(sites(), held_out_clients=["b", "d"]))
+@pytest.mark.parametrize("share", [0.0, 0.25])
+def test_held_out_clients_are_evaluated_on_all_their_examples_by_hand(share, capsys):
+    """Without test parts also on those that they would have held back for validation."""
+    module, fitted = fit(data_of(sites(), held_out_clients=["b", "d"], client_validation=share))
     values = torch.tensor([accuracy(module, sites()[name]) for name in "bd"], dtype=torch.float64)
     expected = spread_of_clients(values, torch.tensor([20, 9]), True, "unseen")
     found = {name: float(fitted.callback_metrics[f"federation/{name}"]) for name in expected}
