@@ -108,7 +108,7 @@ def require(condition: bool, setting: str, wanted: str, came: Any, hint: str = "
 
 
 def require_texts(setting: str, given: Iterable[Any]) -> None:
-    """Raise a :class:`ConfigurationError` for a name that is no text: YAML reads 010 as 8, no as False and 12:30 as 750.
+    """Raise a :class:`ConfigurationError` for a name that is not text: YAML reads 010 as 8, no as False and 12:30 as 750.
 
     Args:
         setting: the name of the setting, as the user types it.
@@ -120,8 +120,8 @@ def require_texts(setting: str, given: Iterable[Any]) -> None:
     for name in given:
         if not isinstance(name, str):
             raise ConfigurationError(
-                f"'{setting}' has the name {name!r}, which is no text. Put quotes around it. YAML reads names such as 010, no "
-                "and 12:30 as numbers and truth values."
+                f"'{setting}' has the name {name!r}, which is not text. Put quotes around it: YAML reads names such as 010, "
+                "no and 12:30 as numbers and truth values."
             )
 
 

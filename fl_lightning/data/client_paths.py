@@ -17,7 +17,7 @@ def client_paths(setting: str, given: str | os.PathLike[str] | Mapping[str, str]
         given: its value.
 
     Raises:
-        ConfigurationError: if a client's name is no text.
+        ConfigurationError: if a client's name is not text.
     """
     if not isinstance(given, Mapping):
         return Path(given)

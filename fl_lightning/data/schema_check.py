@@ -126,7 +126,7 @@ def _ranged(field: Field, values: Mapping[str, float], counts: Mapping[str, int]
         return []
     low = -np.inf if field.minimum is None else field.minimum
     high = np.inf if field.maximum is None else field.maximum
-    outside = int(weights[(found < low) | (found > high)].sum())
+    outside = int(weights[~((low <= found) & (found <= high))].sum())
     if not outside:
         return []
     sides = (("at least", field.minimum), ("at most", field.maximum))

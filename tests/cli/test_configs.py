@@ -350,7 +350,7 @@ def test_a_wrong_file_ends_in_one_message(given, message, wrong):
         ("{oslo: a.csv, oslo: b.csv}", "line 1: 'oslo' occurs twice, first in line 1. Merge both"),
         ('{"oslo": "a.csv", "oslo": "b.csv"}', "line 1: 'oslo' occurs twice"),
         ("{010: a.csv, 8: b.csv}", "line 1: YAML reads 010 as the number 8. Put quotes around it"),
-        ("{8: a.csv}", "'data.datamodule.path' has the name 8, which is no text. Put quotes around it."),
+        ("{8: a.csv}", "'data.datamodule.path' has the name 8, which is not text. Put quotes around it"),
     ],
 )
 def test_names_of_clients_on_the_command_line(given, message, fl):

@@ -116,7 +116,7 @@ def test_names_that_yaml_does_not_read_as_texts_are_refused(setting, build):
     for name in (8, False, None, 750, 0.5, 1000.0):
         with pytest.raises(ConfigurationError) as caught:
             build({"a": 1, name: 2})
-        assert f"'{setting}' has the name {name!r}, which is no text. Put quotes around it." in str(caught.value)
+        assert f"'{setting}' has the name {name!r}, which is not text. Put quotes around it" in str(caught.value)
 
 
 def test_wrong_files_for_clients(folder):
