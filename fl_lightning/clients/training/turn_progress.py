@@ -145,12 +145,12 @@ class TurnProgress:
         Raises:
             ConfigurationError: naming both numbers.
         """
+        steps = [config for config in trainer.lr_scheduler_configs if config.interval == "step"]
+        if self._plan.progress is None or not (steps or trainer.accumulate_grad_batches != self._plan.accumulate):
+            return
         batches = trainer.num_training_batches
         counted = not module.automatic_optimization or batches == math.inf
-        cut = trainer.should_stop or trainer.global_step >= self.last_step
-        matters = any(config.interval == "step" for config in trainer.lr_scheduler_configs)
-        matters = matters or trainer.accumulate_grad_batches != self._plan.accumulate
-        if self._plan.progress is None or counted or cut or not matters:
+        if counted or trainer.should_stop or trainer.global_step >= self.last_step:
             return
         planned = (trainer.current_epoch + 1 - self.first_epoch) * self._plan.steps_per_epoch(batches)
         made = trainer.global_step - self.first_step
@@ -195,10 +195,13 @@ class TurnProgress:
 
 def _what_trains(trainer: Trainer) -> list[Any]:
     """Return the optimizers of a fit, the parameters in their groups, and their schedulers."""
-    groups = [group["params"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
-    found = [*trainer.optimizers, *(config.scheduler for config in trainer.lr_scheduler_configs)]
-    return found + [parameter for group in groups for parameter in group]
+    found: list[Any] = [config.scheduler for config in trainer.lr_scheduler_configs]
+    for optimizer in trainer.optimizers:
+        found += [optimizer]
+        for group in optimizer.param_groups:
+            found += group["params"]
+    return found
 
 
 def _same(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(mine is its for mine, its in zip(one, other, strict=True))
+    return [*map(id, one)] == [*map(id, other)]
