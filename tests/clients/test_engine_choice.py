@@ -41,6 +41,17 @@ class Late(Plain):
         return super().training_step(batch, batch_idx)
 
 
+class Careful(Plain):
+    """Would train otherwise if it had no answer."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        try:
+            factor = self.trainer.fit_loop.max_epochs
+        except Exception:
+            factor = 7
+        return factor * super().training_step(batch, batch_idx)
+
+
 def trained(kind: type[Plain], engine: Any, rounds: int = 2) -> tuple[Plain, FederatedOrchestrator]:
     torch.manual_seed(5)
     module = kind()
@@ -48,7 +59,7 @@ def trained(kind: type[Plain], engine: Any, rounds: int = 2) -> tuple[Plain, Fed
     return module, next(callback for callback in run.callbacks if isinstance(callback, FederatedOrchestrator))
 
 
-@pytest.mark.parametrize(("kind", "engine"), [(Plain, "fabric"), (Manual, "trainer"), (Late, "trainer")])
+@pytest.mark.parametrize(("kind", "engine"), [(Plain, "fabric"), (Manual, "trainer"), (Late, "trainer"), (Careful, "trainer")])
 def test_auto_gives_the_bits_of_a_trainer(kind, engine, caplog):
     expected, _ = trained(kind, "trainer")
     with caplog.at_level("INFO"):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from enum import Enum
+from operator import attrgetter
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from federations import Blobs, Plain, every_round, federate, network
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from fl_lightning import AdaFed, LocalTraining
+from fl_lightning import AdaFed, ConfigurationError, LocalTraining
 from fl_lightning.clients.isolation.outer_run import SilentLogger
 
 SEEN: list[Any] = []
@@ -41,6 +45,80 @@ def test_names_and_folders_are_those_of_the_users_logger(engine, kind, tmp_path)
         assert found is saver
         assert (listed, got) == (False, None)  # a schedule that follows val_acc must not step with the server's
     assert run.global_step == 2
+
+
+def public(value: Any) -> list[str]:
+    return [name for name in dir(value) if not name.startswith("_")]
+
+
+def paths(trainer: L.Trainer) -> list[str]:
+    """Every public attribute of a Trainer, with every one of theirs, and of the enumerations in its state."""
+    found = [f"state.{part}.{name}" for part in ("fn", "stage", "status") for name in public(getattr(trainer.state, part))]
+    for name in public(trainer):
+        found += [name, *(f"{name}.{inner}" for inner in public(getattr(trainer, name, None)))]
+    return found
+
+
+def looked_up(engine: str) -> dict[tuple[str, str], Any]:
+    """What clients read of their Trainer in hooks, by hook and path; 'refused' where an engine does not answer."""
+    found: dict[tuple[str, str], Any] = {}
+
+    class Reading(Plain):
+        def look(self, hook: str) -> None:
+            if self.trainer.max_epochs != 2:
+                return  # not a client's
+            found[hook, "is a Trainer"] = isinstance(self.trainer, L.Trainer)
+            PATHS.extend([] if PATHS else paths(self.trainer))
+            for path in PATHS:
+                try:
+                    value = attrgetter(path)(self.trainer)
+                except ConfigurationError as error:
+                    value = re.sub(rf"'trainer\.{path.partition('.')[0]}[\w.]*'", "it", str(error))
+                except Exception as error:
+                    value = type(error).__name__
+                plain = value is None or isinstance(value, bool | int | float | str | Enum)
+                found.setdefault((hook, path), (type(value), value) if plain else "an object")
+
+        def on_fit_start(self) -> None:
+            self.look("on_fit_start")
+
+        def on_train_start(self) -> None:
+            self.look("on_train_start")
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.look(f"training_step {batch_idx}")
+            return super().training_step(batch, batch_idx)
+
+        def on_train_epoch_end(self) -> None:
+            self.look("on_train_epoch_end")
+
+    try:
+        federate(Reading(), 1, local=LocalTraining(engine=engine, max_epochs=2, gradient_clip_val=0.5))  # type: ignore[arg-type]
+    except ConfigurationError:
+        assert engine == "fabric"  # the module went on without an answer, so its turn counts for nothing
+    return found
+
+
+PATHS: list[str] = []
+REFUSAL = (
+    "Reading asks for it, which the engine 'fabric' of local training does not provide. Set "
+    "'federation.local.engine' to 'trainer'."
+)
+
+
+def test_fabric_answers_what_a_trainer_does_or_refuses_by_name():
+    expected, found = looked_up("trainer"), looked_up("fabric")
+    refused = {place for place, value in found.items() if value == (str, REFUSAL)}
+    other = [(place, expected[place], found[place]) for place in found.keys() - refused if found[place] != expected[place]]
+    assert not other
+    answered = {path for _, path in found.keys() - refused}
+    assert answered >= {"state.stage.value", "state.stage.dataloader_prefix", "state.status", "gradient_clip_algorithm.value"}
+    assert {path for _, path in refused} >= {
+        "fit_loop",
+        "strategy.reduce",
+        "precision_plugin.clip_gradients",
+        "save_checkpoint",
+    }
 
 
 def test_a_metric_that_nobody_logged(tmp_path):

@@ -129,7 +129,7 @@ def test_lightning_looks_up_optimizers_under_another_name(without):
 
     module, run = Renamed(), type("Run", (), {})()
     run.optimizers = [torch.optim.SGD(module.parameters(), lr=0.1)]
-    run.strategy = _Strategy(run, torch.device("cpu"))
+    run.strategy = _Strategy(run, "strategy", {})
     module.trainer = run
     with without(OFFERED):
         (found,) = module.optimizers()

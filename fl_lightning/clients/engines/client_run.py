@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from types import SimpleNamespace
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
+from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch.optim import Optimizer
 
 from fl_lightning.clients.isolation.outer_run import LastMetrics, silent_logger
@@ -29,10 +29,10 @@ _AS_IN_A_TRAINER: dict[str, Any] = {
     "_steps": 0,
     "_time_was_read": False,
     "_count_batches": None,
+    "_refused": None,
     "should_stop": False,
     "last_epoch": float("inf"),
     "last_step": float("inf"),
-    "state": SimpleNamespace(fn=TrainerFn.FITTING, stage="train"),
     "training": True,
     "validating": False,
     "testing": False,
@@ -54,11 +54,25 @@ _AS_IN_A_TRAINER: dict[str, Any] = {
 }
 """The attributes that are the same in every client's fit, or have their initial values."""
 
+_IN_PRECISION = ("precision", "convert_input", "scaler")
+"""What Fabric's precision plugin has in common with a Trainer's."""
+
+
+def _varying(name: str, text: str) -> Any:
+    """Return a property that notes that the module has read what changes during a fit or from fit to fit."""
+
+    def read(run: ClientRun) -> Any:
+        vars(run)["_time_was_read"] = True
+        return vars(run)[name]
+
+    return property(read, doc=text)
+
 
 class ClientRun:
     """Hold the state of one client's fit, under the names that a Trainer uses.
 
-    Any other attribute that a module or a callback reads or sets is refused by name, so that nothing is ignored silently.
+    Any other attribute of a Trainer or its parts that a module or a callback reads or sets is refused by name, so that nothing
+    is ignored silently.
 
     Args:
         engine: the name of the engine, for messages.
@@ -86,21 +100,24 @@ class ClientRun:
         loggers = [] if found is None else [found]
         optimizers: list[Optimizer] = []
         metrics = LastMetrics({}, outer)
+        shared = {name: getattr(precision, name) for name in _IN_PRECISION if hasattr(precision, name)}
+        clips = GradClipAlgorithmType(local.gradient_clip_algorithm) if local.gradient_clip_val else None
         vars(self).update(
             _AS_IN_A_TRAINER
             | {
                 "_engine": engine,
+                "state": TrainerState(TrainerStatus.RUNNING, TrainerFn.FITTING, RunningStage.TRAINING),
                 "datamodule": data,
                 "callbacks": list(callbacks),
-                "precision_plugin": precision,
+                "precision_plugin": _Part(self, "precision_plugin", shared),
                 "precision": precision.precision,
-                "strategy": _Strategy(self, device),
+                "strategy": _Strategy(self, "strategy", {"root_device": device}),
                 "optimizers": optimizers,
                 "lr_scheduler_configs": [],
                 "callback_metrics": metrics,
                 "accumulate_grad_batches": local.accumulate_grad_batches,
                 "gradient_clip_val": local.gradient_clip_val,
-                "gradient_clip_algorithm": local.gradient_clip_algorithm if local.gradient_clip_val else None,
+                "gradient_clip_algorithm": clips,
                 "max_epochs": local.max_epochs,
                 "max_steps": local.max_steps,
                 "loggers": loggers,
@@ -108,6 +125,11 @@ class ClientRun:
                 "checkpoint_callback": None if outer is None else outer.checkpoint_callback,
             }
         )
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """Return Trainer, for ``isinstance(self.trainer, Trainer)``."""
+        return Trainer
 
     def __getattr__(self, name: str) -> Any:
         """Refuse an attribute that only a Trainer has.
@@ -126,25 +148,11 @@ class ClientRun:
             EngineError: if this engine does not support setting the attribute; it names the attribute and its user.
         """
         if name not in _SETTABLE:
-            raise EngineError(
-                f"{self._asking} sets 'trainer.{name}', which the engine '{self._engine}' of local training does not follow. "
-                "Set 'federation.local.engine' to 'trainer'."
-            )
+            self.refuse(name, "sets", "follow")
         vars(self)[name] = value
 
-    @property
-    def current_epoch(self) -> int:
-        """Return the local epoch, counted from 0."""
-        vars(self)["_time_was_read"] = True
-        epoch: int = vars(self)["_epoch"]
-        return epoch
-
-    @property
-    def global_step(self) -> int:
-        """Return the number of optimizer steps so far."""
-        vars(self)["_time_was_read"] = True
-        steps: int = vars(self)["_steps"]
-        return steps
+    current_epoch: int = _varying("_epoch", "Return the local epoch, counted from 0.")
+    global_step: int = _varying("_steps", "Return the number of optimizer steps so far.")
 
     @property
     def estimated_stepping_batches(self) -> int | float:
@@ -159,39 +167,65 @@ class ClientRun:
         limit: int = self.max_steps
         if self.max_epochs == -1:
             return refuse_unlimited() if limit == -1 else limit
-        steps: int = math.ceil(self._count_batches() / self.accumulate_grad_batches) * max(self.max_epochs, 1)
+        self.note(num_training_batches=self._count_batches())
+        steps: int = math.ceil(self.num_training_batches / self.accumulate_grad_batches) * max(self.max_epochs, 1)
         return steps if limit == -1 else min(steps, limit)
 
-    def refuse(self, name: str) -> NoReturn:
+    def refuse(self, name: str, verb: str = "asks for", lacks: str = "provide") -> NoReturn:
         """Refuse an attribute that only a Trainer has.
 
         Raises:
             EngineError: always; it names the attribute and its user.
         """
-        raise EngineError(
-            f"{self._asking} asks for 'trainer.{name}', which the engine '{self._engine}' of local training does not provide. "
+        vars(self)["_refused"] = EngineError(
+            f"{self._asking} {verb} 'trainer.{name}', which the engine '{self._engine}' of local training does not {lacks}. "
             "Set 'federation.local.engine' to 'trainer'."
         )
+        raise self._refused
+
+    def end(self) -> None:
+        """End the fit.
+
+        Raises:
+            EngineError: if the module or a callback has caught the error of :meth:`refuse`, and continued in another way.
+        """
+        if self._refused is not None:
+            raise self._refused
 
     def note(self, **state: Any) -> None:
         """Set the engine's own state."""
         vars(self).update(state)
 
 
-class _Strategy(OffersOptimizers):
-    """Provide the parts of a Trainer's strategy that a single process needs."""
+class _Part:
+    """Answer for a part of a Trainer, and refuse what only that part has or can set.
 
-    def __init__(self, run: ClientRun, device: torch.device) -> None:
-        self._run = run
-        self.root_device = device
+    Args:
+        run: the fit.
+        name: the part's name in a Trainer.
+        known: the attributes that it has.
+    """
+
+    def __init__(self, run: ClientRun, name: str, known: Mapping[str, Any]) -> None:
+        vars(self).update(known, _run=run, _name=name)
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse an attribute that only a strategy has."""
-        if name.startswith("__"):
+        """Refuse an attribute that only a Trainer's part has; only mixed precision has a ``scaler``."""
+        if name.startswith("__") or name == "scaler":
             raise AttributeError(name)
-        if self.asks_for_optimizers(name):
-            return self.wrapped_optimizers()
-        return self._run.refuse(f"strategy.{name}")
+        return self._run.refuse(f"{self._name}.{name}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to set an attribute."""
+        self._run.refuse(f"{self._name}.{name}", "sets", "follow")
+
+
+class _Strategy(_Part, OffersOptimizers):
+    """Provide the parts of a Trainer's strategy that a single process needs."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the optimizers, or refuse an attribute that only a strategy has."""
+        return self.wrapped_optimizers() if self.asks_for_optimizers(name) else super().__getattr__(name)
 
     def wrapped_optimizers(self) -> list[LightningOptimizer]:
         """Return the optimizers, for the module's ``self.optimizers()``."""

@@ -81,6 +81,7 @@ class ClientFit:
         finally:
             del attributes["log"]
             data.teardown("fit")
+        self.run.end()
         return self.run.global_step, scalar_metrics(self.run.callback_metrics)
 
     def _run_all(self) -> None:
