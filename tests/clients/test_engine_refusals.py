@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import random
-from typing import Any
+import time
+from collections import deque
+from typing import Any, ClassVar
 
 import lightning as L
 import numpy as np
@@ -15,6 +19,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler, Stochasti
 from torch import nn, optim
 from torch.nn import functional as F
 from torch.optim import SGD
+from torch.utils.checkpoint import checkpoint
 
 from fl_lightning import (
     ClassificationTask,
@@ -85,6 +90,9 @@ def test_settings_are_checked(setting):
         LocalTraining(**setting)
 
 
+LOSS = F.cross_entropy
+
+
 def kept(self, x, y, batch_idx):
     """Carries a tensor from step to step that is no buffer."""
     logits = self(x)
@@ -130,7 +138,184 @@ def setting_data(self, x, y, batch_idx):
     return F.cross_entropy(self(x), y)
 
 
-LOSS = F.cross_entropy
+def held(make: Any, use: Any) -> Any:
+    """A module that holds an object, with which each step changes the loss."""
+
+    def build(self):
+        Plain.__init__(self)
+        self.held = make()
+
+    return variant(__init__=build, training_step=lambda self, batch, _: LOSS(self(batch[0]), batch[1]) * use(self.held))
+
+
+class Counter:
+    __slots__ = ("n",)
+    seen: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def __call__(self) -> float:
+        self.n += 1
+        return 1 + 0.1 * self.n
+
+
+class Scaling(nn.Module):
+    """Keeps its state where ``state_dict`` does not look, and behind an underscore."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls = {"n": 0}
+
+    def forward(self, x):
+        return x * add(self._calls)
+
+
+def add(counts):
+    counts["n"] += 1
+    return 1 + 0.1 * counts["n"]
+
+
+def append(values):
+    values.append(1)
+    return 1 + 0.1 * len(values)
+
+
+def raise_all(array):
+    array += 1
+    return 1 + 0.1 * float(array[0])
+
+
+def closure():
+    counts = {"n": 0}
+    return lambda: add(counts)
+
+
+def counting_up():
+    number = 1.0
+    while True:
+        number += 0.1
+        yield number
+
+
+def drawing():
+    generator = np.random.default_rng(0)
+    return functools.cache(lambda: generator.random())
+
+
+def with_default(self, batch, batch_idx, counts={"n": 0}):  # noqa: B006
+    return LOSS(self(batch[0]), batch[1]) * add(counts)
+
+
+def later(change: Any) -> Any:
+    """A module whose third batch changes something, which the trial of the first does not see."""
+
+    def step(self, x, y, batch_idx):
+        if batch_idx == 2:
+            change(self)
+        return LOSS(self(x), y)
+
+    return variant(training_step=lambda self, batch, batch_idx: step(self, *batch, batch_idx), outputs=[])
+
+
+def in_a_hook(change: Any) -> Any:
+    return variant(on_train_epoch_end=change, stacked_hooks=("on_train_epoch_end",))
+
+
+def collecting(self, x, y, batch_idx):
+    loss = LOSS(self(x), y)
+    self.outputs.append(loss)
+    return loss
+
+
+def averaging(self):
+    self.log("mean", torch.stack(self.outputs).mean())
+
+
+GLOBAL = {"n": 0}
+SHARED = {
+    "dictionary": held(lambda: {"n": 0}, add),
+    "list": held(list, append),
+    "deque": held(deque, append),
+    "array": held(lambda: np.zeros(1), raise_all),
+    "object": held(Counter, lambda counter: counter()),
+    "count": held(itertools.count, next),
+    "default_rng": held(lambda: np.random.default_rng(0), lambda rng: rng.random()),
+    "RandomState": held(lambda: np.random.RandomState(0), lambda rng: rng.rand()),
+    "random.Random": held(lambda: random.Random(0), lambda rng: rng.random()),
+    "closure": held(closure, lambda count: count()),
+    "generator": held(counting_up, next),
+    "cache": held(drawing, lambda draw: draw()),
+    "class of an object": held(Counter, lambda counter: append(counter.seen)),
+    "part": variant(__init__=lambda self: [Plain.__init__(self), self.net.append(Scaling())][0]),
+    "class": variant(seen=[], training_step=lambda self, b, _: LOSS(self(b[0]), b[1]) * append(self.seen)),
+    "default argument": variant(training_step=with_default),
+    "global": stepping(lambda self, x, y, _: LOSS(self(x), y) * add(GLOBAL)),
+    "hyperparameters": stepping(lambda self, x, y, _: LOSS(self(x), y) * add(self.hparams.setdefault("counts", {"n": 0}))),
+    "later": later(lambda self: setattr(self, "late", 1)),
+    "mode later": later(lambda self: self.net.eval()),
+    "hook": in_a_hook(lambda self: setattr(self, "epochs", getattr(self, "epochs", 0) + 1)),
+    "first hook": variant(on_fit_start=lambda self: append(self.seen), seen=[], stacked_hooks=("on_fit_start",)),
+    "outputs": variant(stepping(collecting), outputs=[], on_train_epoch_end=averaging, stacked_hooks=("on_train_epoch_end",)),
+    "outputs later": variant(
+        later(lambda self: collecting(self, torch.ones(5, 4), torch.zeros(5).long(), 0)),
+        on_train_epoch_end=averaging,
+        stacked_hooks=("on_train_epoch_end",),
+    ),
+}
+"""State outside tensors, which one call of the step for all clients would change for all."""
+
+
+@pytest.mark.parametrize("where", SHARED)
+def test_state_that_stacked_clients_would_share_is_refused(where):
+    with pytest.raises(ConfigurationError, match=r"changes '.*, which stacked clients would share\. Set .* 'trainer'"):
+        trained("stacked", SHARED[where])
+
+
+def test_numbers_drawn_in_a_hook_are_refused():
+    with pytest.raises(ConfigurationError, match="hook of Variant draws random numbers from torch"):
+        trained("stacked", in_a_hook(lambda self: self.log("drawn", torch.rand(()))))
+
+
+def test_a_step_that_depends_on_a_clock_is_refused(monkeypatch):
+    clock = itertools.count(1)
+    monkeypatch.setattr(time, "time", lambda: next(clock))  # reached through a module, whose content does not count
+    with pytest.raises(ConfigurationError, match=r"returns another loss when it runs again \(.*, then .*\).*'trainer'"):
+        trained("stacked", stepping(lambda self, x, y, _: LOSS(self(x), y) * time.time()))
+
+
+OF_ONE_CLIENT = {
+    "asks for 'trainer.is_last_batch'": lambda trainer: 3 if trainer.is_last_batch else 1,
+    "asks for 'trainer.callback_metrics'": lambda trainer: 1 + len(trainer.callback_metrics),
+    "asks for 'trainer.datamodule'": lambda trainer: len(trainer.datamodule.train_dataloader()),
+    "asks for 'trainer.callbacks'": lambda trainer: 1 + len(trainer.callbacks),
+    "sets 'trainer.should_stop'": lambda trainer: [1, setattr(trainer, "should_stop", True)][0],
+}
+
+
+@pytest.mark.parametrize("what", OF_ONE_CLIENT)
+def test_what_a_stacked_step_cannot_know_of_its_trainer_is_refused(what):
+    with pytest.raises(ConfigurationError, match=r"The module .* Set 'federation.local.engine' to 'trainer'") as caught:
+        trained("stacked", stepping(lambda self, x, y, _: LOSS(self(x), y) * OF_ONE_CLIENT[what](self.trainer)))
+    assert what in str(caught.value)
+
+
+def shrinking(self, x, y, batch_idx):
+    with torch.no_grad():
+        self.net[0].weight.mul_(0.9)
+    return LOSS(self(x), y)
+
+
+def totalling(self, x, y, batch_idx):
+    self.total.add_(1)
+    return LOSS(self(x), y) / self.total
+
+
+def asking_late(self, x, y, batch_idx):
+    loss = LOSS(self(x), y)
+    return loss * loss.item() if batch_idx == 2 else loss
+
+
 NOT_STACKED: dict[str, Any] = {
     "'on_train_batch_end'": variant(on_train_batch_end=lambda self, *_: None),
     "'optimizer_step'": variant(optimizer_step=lambda self, *_: None),
@@ -156,6 +341,14 @@ NOT_STACKED: dict[str, Any] = {
     "registered hooks": optimized(clamped),
     "alpha dropout": stepping(alpha),
     "setting 'tensor.data'": stepping(setting_data),
+    "saved tensor hooks": stepping(lambda self, x, y, _: LOSS(checkpoint(self.net, x, use_reentrant=False), y)),
+    "changes its batch in place": stepping(lambda self, x, y, _: LOSS(self(x.mul_(2)), y)),
+    "changes 'net.0.weight' in place": stepping(shrinking),
+    "changes 'Variant.total'": variant(stepping(totalling), total=torch.zeros(())),
+    "It looks like you're either (1) calling .item()": stepping(asking_late),
+    "'stacked_hooks' of Variant names 'on_after_backward', which": variant(
+        on_after_backward=lambda self: None, stacked_hooks=("on_after_backward",)
+    ),
     "AlphaDropout": variant(__init__=lambda self: [Plain.__init__(self), self.net.append(nn.AlphaDropout(0.1))][0]),
     "ProximalLoss": lambda: ClassificationTask(network(), CLASSES, ProximalLoss(CrossEntropy(), 0.1)),
 }
@@ -179,12 +372,20 @@ def test_settings_without_a_stacked_form_are_refused_by_name(setting):
     [
         (lambda self, x, y, i: LOSS(self(x), y) * (i + 1), "uses its batch_idx"),
         (lambda self, x, y, _: LOSS(self(x), y) * (self.current_epoch + 1), "reads the epoch"),
+        (lambda self, x, y, _: LOSS(self(x), y) * self.optimizers().param_groups[0]["lr"], "or the optimizer"),
+        (lambda self, x, y, _: LOSS(self(x), y) / self.trainer.num_training_batches, "of steps or batches"),
     ],
 )
 def test_what_would_be_compiled_as_a_constant_is_refused(step, what):
     with pytest.raises(ConfigurationError, match=r"'federation\.local\.compile'") as caught:
         trained("stacked", stepping(step), compile=True)
     assert what in str(caught.value)
+
+
+def test_a_compiled_loss_in_a_compiled_step_is_refused():
+    loss = torch.compile(LOSS, backend="eager")
+    with pytest.raises(ConfigurationError, match=r"dynamo-optimized function.*Or set 'federation\.local\.compile' to false"):
+        trained("stacked", stepping(lambda self, x, y, _: loss(self(x), y)), compile=True)
 
 
 class Unchanged(ClientRule):

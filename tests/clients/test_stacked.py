@@ -257,6 +257,10 @@ STEPS = {
         on_train_start=lambda self: self.log("rate", self.trainer.optimizers[0].param_groups[0]["lr"]),
         stacked_hooks=("on_train_start",),
     ),
+    "metrics in a hook": variant(
+        on_train_epoch_end=lambda self: self.log("twice", 2 * self.trainer.callback_metrics["train_loss_epoch"]),
+        stacked_hooks=("on_train_epoch_end",),
+    ),
     "no batch_idx": variant(training_step=lambda self, batch: F.cross_entropy(self(batch[0]), batch[1])),
 }
 
@@ -264,6 +268,22 @@ STEPS = {
 @pytest.mark.parametrize("name", STEPS)
 def test_training_steps_give_the_same_model(name):
     assert same(STEPS[name]) == []
+
+
+def test_an_evaluation_leaves_nothing_behind_for_the_clients():
+    class Evaluated(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = 1.0
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            super().validation_step(batch, batch_idx)
+            self.factor = 3.0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.factor * F.cross_entropy(self(batch[0]), batch[1])
+
+    assert same(Evaluated, server={"strategy": lambda: AdaFed("val_acc")}) == []
 
 
 def test_random_transforms_are_each_clients_own():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from engine_runs import differences, trained
@@ -12,6 +14,7 @@ from torch import Tensor, nn, optim
 
 from fl_lightning import ClassificationTask, Faults, LocalTraining
 from fl_lightning.clients.engines.stacked import step as stacked_step
+from fl_lightning.clients.engines.stacked.fit import StackedFit
 from fl_lightning.clients.engines.stacked.padding import padded_size
 
 GROUPS = [5] * 5 + [10] * 7 + [15] * 6 + [20] * 8
@@ -116,29 +119,27 @@ def test_a_padded_convolution_shares_its_graph(channels_last, compilations):
 # ---------------------------------------------------------------- failures
 
 
-class Stumbles(Plain):
-    """Raises in the second round's second stack, as often as it is told."""
-
-    stacked_hooks = ("on_train_epoch_start",)
-    calls = 0
-    failures = 0
-
-    def on_train_epoch_start(self):
-        kind = type(self)
-        kind.calls += 1
-        if kind.calls == 5 + 3 + 1 and kind.failures:
-            kind.failures -= 1
-            kind.calls -= 1
-            raise ZeroDivisionError("here")
-
-
 def stumbled(failures: int, faults: Faults) -> dict[str, Tensor]:
-    """Weights after three rounds of stacks of 3 and 2 clients, each with batches of 5 and of 3 examples."""
+    """Weights after three rounds of stacks of 3 and 2 clients, each with batches of 5 and of 3 examples.
+
+    The second round's second stack raises as often as it is told.
+    """
+    stacks, left, train = [0], [failures], StackedFit._train
+
+    def stumbling(*arguments: Any) -> None:
+        stacks[0] += 1
+        if stacks[0] == 4 and left[0]:
+            stacks[0], left[0] = 3, left[0] - 1
+            raise ZeroDivisionError("here")
+        train(*arguments)
+
     torch.manual_seed(1)
-    module = type("Stumbling", (Stumbles,), {"failures": failures})()
+    module = Plain()
     local = LocalTraining(max_epochs=1, engine="stacked", compile=True, stack_size=3)
-    federate(module, 3, data=Blobs(40), partitioner=Consecutive((8,) * 5), local=local, faults=faults)
-    assert type(module).failures == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StackedFit, "_train", stumbling)
+        federate(module, 3, data=Blobs(40), partitioner=Consecutive((8,) * 5), local=local, faults=faults)
+    assert left == [0]
     return weights(module)
 
 

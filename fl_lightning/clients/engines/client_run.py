@@ -147,12 +147,17 @@ class ClientRun:
         Raises:
             EngineError: if this engine does not support setting the attribute; it names the attribute and its user.
         """
-        if name not in _SETTABLE:
+        if name not in _SETTABLE or name not in vars(self):
             self.refuse(name, "sets", "follow")
         vars(self)[name] = value
 
     current_epoch: int = _varying("_epoch", "Return the local epoch, counted from 0.")
     global_step: int = _varying("_steps", "Return the number of optimizer steps so far.")
+    num_training_batches: int | float = _varying("num_training_batches", "Return the number of batches in an epoch.")
+    max_epochs: int = _varying("max_epochs", "Return the number of epochs in the whole training; -1 for no limit.")
+    max_steps: int = _varying("max_steps", "Return the number of optimizer steps in the whole training; -1 for no limit.")
+    optimizers: list[Optimizer] = _varying("optimizers", "Return the optimizers, whose learning rates may change.")
+    lr_scheduler_configs: list[Any] = _varying("lr_scheduler_configs", "Return Lightning's configurations of the schedulers.")
 
     @property
     def estimated_stepping_batches(self) -> int | float:
@@ -191,6 +196,11 @@ class ClientRun:
         """
         if self._refused is not None:
             raise self._refused
+
+    def forget(self, *names: str) -> None:
+        """Refuse attributes from now on."""
+        for name in names:
+            del vars(self)[name]
 
     def note(self, **state: Any) -> None:
         """Set the engine's own state."""

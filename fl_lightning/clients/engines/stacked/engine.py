@@ -28,6 +28,8 @@ from fl_lightning.rules import ClientRule, PullRule
 from fl_lightning.settings.local_training import LocalTraining
 
 _REFUSED_HOOKS = ("optimizer_step", "optimizer_zero_grad", "lr_scheduler_step", "setup", "configure_model", "prepare_data")
+_CALLED_HOOKS = ("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_train_end", "on_fit_end")
+"""The hooks that stacked clients call if ``stacked_hooks`` names them."""
 _RULE_METHODS = ("begin", "check_optimizers", "correct_gradients", "strength", "finish", "remember", "keep")
 """The methods of a rule that stacked clients call; the last three are called by :class:`LocalTrainer` on every engine."""
 _Member = tuple[PreparedTask, LightningDataModule, Any]
@@ -92,6 +94,7 @@ class StackedEngine:
             for begin in range(0, len(members), local.stack_size):
                 stacked, data_of, loaders = zip(*members[begin : begin + local.stack_size], strict=True)
                 self._resident.fill(self._resident.view(), None)
+                self._resident.python.restore()  # an evaluation may have changed attributes
                 fit = StackedFit(self._resident, self._step, stacked, data_of, self._settings, self._precision)
                 yield from fit.run(loaders, count, plan, self._mover)
 
@@ -121,6 +124,8 @@ def _refuse(module: LightningModule, local: LocalTraining, precision: str, detec
     allowed = getattr(module, "stacked_hooks", ())
     name = type(module).__name__
     for hook in HOOKS:
+        if hook in allowed and hook not in _CALLED_HOOKS:
+            raise EngineError(f"'stacked_hooks' of {name} names '{hook}', which stacked clients do not call. {_REMEDY}")
         if is_overridden(hook, module) and hook not in allowed:
             raise EngineError(
                 f"{name} overrides '{hook}', which stacked clients would share. {_REMEDY} If the hook only logs and updates "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from fl_lightning.clients.training.schedules import ScheduleMover
 from fl_lightning.clients.training.turn import TurnPlan
 from fl_lightning.compat.torch import parameters_of
 from fl_lightning.errors import EngineError
+from fl_lightning.functional.description import is_users
 from fl_lightning.rules.base import ClientRule, LocalStart
 from fl_lightning.types import ClientUpdate
 
@@ -65,7 +66,14 @@ class StackedFit:
             ClientRun("stacked", settings.local, own, (), precision, settings.device, settings.logger, settings.outer)
             for own in data
         ]
-        self._recorders = [LogRecorder(settings.device) for _ in tasks]
+        self._shared = ClientRun(
+            "stacked", settings.local, data[0], (), precision, settings.device, settings.logger, settings.outer
+        )
+        self._shared.forget("datamodule", "callback_metrics")  # the step answers only what is the same for all clients
+        self._every = [*self._runs, self._shared]
+        for run in self._every:
+            run.forget("callbacks", "is_last_batch", "should_stop")
+        self._recorders = [LogRecorder(settings.device, run.callback_metrics) for run in self._runs]
         self._random = [ClientRandom(task.seed, settings.device) for task in tasks]
         self._metrics = [part for part in self._module.modules() if isinstance(part, Metric)]
         self._losses: list[Tensor] = []
@@ -87,25 +95,32 @@ class StackedFit:
             The results of the clients, in the order of the tasks.
         """
         with self._attached():
-            for own, run in zip(self._data, self._runs, strict=True):
+            for run in self._every:
                 run.note(max_epochs=plan.max_epochs, max_steps=plan.all_steps, _count_batches=lambda: num_batches)
+            for own in self._data:
                 own.setup("fit")
             try:
                 self._start(num_batches, plan, mover)
-                epoch, self._first_step = plan.first(num_batches)
-                for run in self._runs:
-                    run.note(num_training_batches=num_batches, _epoch=epoch, _steps=self._first_step)
-                self._hook("on_train_start")
-                last = math.inf if plan.epochs == -1 else epoch + plan.epochs
-                while num_batches and epoch < last and not self._steps_done():
-                    self._epoch(loaders, num_batches, epoch)
-                    epoch += 1
-                for hook in ("on_train_end", "on_fit_end"):
-                    self._hook(hook)
+                with self._step.traces.unchanged("The training_step or a hook"):  # 'configure_optimizers' may keep an optimizer
+                    self._train(loaders, num_batches, plan)
             finally:
                 for own in reversed(self._data):
                     own.teardown("fit")
+        for run in self._every:
+            run.end()
         return self._results()
+
+    def _train(self, loaders: Sequence[Any], num_batches: int, plan: TurnPlan) -> None:
+        epoch, self._first_step = plan.first(num_batches)
+        for run in self._every:
+            run.note(num_training_batches=num_batches, _epoch=epoch, _steps=self._first_step)
+        self._hook("on_train_start")
+        last = math.inf if plan.epochs == -1 else epoch + plan.epochs
+        while num_batches and epoch < last and not self._steps_done():
+            self._epoch(loaders, num_batches, epoch)
+            epoch += 1
+        for hook in ("on_train_end", "on_fit_end"):
+            self._hook(hook)
 
     @contextmanager
     def _attached(self) -> Iterator[None]:
@@ -121,7 +136,9 @@ class StackedFit:
             attributes.pop("log", None)
 
     def _start(self, num_batches: int, plan: TurnPlan, mover: ScheduleMover) -> None:
-        self._hook("on_fit_start")
+        watches = is_users(type(self._module).on_fit_start)
+        with self._step.traces.unchanged("The 'on_fit_start'") if watches else nullcontext():
+            self._hook("on_fit_start")
         optimizers, configs = configured_optimizers(self._module)
         if not any(config.reduce_on_plateau for config in configs):  # otherwise StackedOptimizer refuses
             mover.move(optimizers, configs, plan, num_batches, lambda config, epoch, step: config.scheduler.step())
@@ -132,7 +149,7 @@ class StackedFit:
         self._optimizer = StackedOptimizer(optimizers, configs, stacked, decay, mu, by_reference=plan.progress is not None)
         steps_on = {id(tensor) for tensor in self._optimizer.tensors}
         self._stepped = {name for name, tensor in self._stack.parameters.items() if id(tensor) in steps_on}
-        for run in self._runs:
+        for run in self._every:
             run.note(optimizers=optimizers, lr_scheduler_configs=configs)
         self._terms = [(rule, self._stack.by_name(terms)) for rule in self._settings.rules if all(terms := self._begin(rule))]
         for rule, _ in self._terms:
@@ -168,7 +185,7 @@ class StackedFit:
         vars(self._module)["log"] = recorder.log
 
     def _epoch(self, loaders: Sequence[Any], num_batches: int, epoch: int) -> None:
-        for run in self._runs:
+        for run in self._every:
             run.note(_epoch=epoch)
         self._hook("on_train_epoch_start")
         convert = self._precision.convert_input
@@ -201,7 +218,7 @@ class StackedFit:
         scale = 1 / self._local.accumulate_grad_batches
         losses = torch.zeros(self._size, device=self._device, dtype=torch.float64)
         found: Tensors = {}
-        stand_in: Any = self._runs[0]
+        stand_in: Any = self._shared
         self._module.trainer = stand_in
         for positions, batch in groups:
             whole = len(positions) == self._size
@@ -236,7 +253,7 @@ class StackedFit:
             if self._local.gradient_clip_val is not None:
                 clip(list(trained.values()), self._local.gradient_clip_val, self._local.gradient_clip_algorithm)
         self._optimizer.step()
-        for run in self._runs:
+        for run in self._every:
             run.note(_steps=self._first_step + self._optimizer.num_steps)
 
     def _end_epoch(self, notes: list[list[Any]]) -> None:

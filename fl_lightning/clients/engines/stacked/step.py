@@ -17,9 +17,13 @@ from fl_lightning.clients.engines.stacked.dropout import StackedDropout
 from fl_lightning.clients.engines.stacked.notes import Notes, tensors_of
 from fl_lightning.clients.engines.stacked.padding import padded, padded_size
 from fl_lightning.clients.engines.stacked.stack import Tensors
-from fl_lightning.clients.engines.stacked.trial import REMEDY, Trial, attempt
+from fl_lightning.clients.engines.stacked.traces import REMEDY, InPlace, Traces
+from fl_lightning.clients.engines.stacked.trial import Trial, attempt, cannot_stack
 from fl_lightning.compat.torch import buffers_of, parts_of, tree_map
 from fl_lightning.errors import EngineError
+
+_TRANSFORMS = ("vmap", "vjp", "functorch")
+"""One of these is in every message of torch about what its transforms do not support."""
 
 
 class _Step(nn.Module):
@@ -56,7 +60,7 @@ class StackedStep:
         self._compiled, self._largest = bool(compiled), largest
         self._mode = compiled if isinstance(compiled, str) else None
         self._places = _places(module)
-        self._notes = Notes(module)
+        self._notes, self.traces = Notes(module), Traces(module)
         self._trials: dict[Any, Trial] = {}
         self._graphs: dict[Any, tuple[Callable[..., Any], list[Any]]] = {}
 
@@ -74,12 +78,12 @@ class StackedStep:
         key = _shapes(parameters), batch.key
         known = self._trials.get(key)
         if known is None or known.depends_on_time:
-            known = attempt(self._module, self._call, self._notes, parameters, buffers, batch, batch_idx)
+            known = attempt(self._module, self._call, self._notes, self.traces, parameters, buffers, batch, batch_idx)
             self._trials[key] = known
         if self._compiled and known.depends_on_time:
             raise EngineError(
-                f"The training_step of {type(self._module).__name__} reads the epoch or the number of steps, which would be "
-                "compiled as constants. Set 'federation.local.compile' to false."
+                f"The training_step of {type(self._module).__name__} reads the epoch, the number of steps or batches, or the "
+                "optimizer, which would be compiled as constants. Set 'federation.local.compile' to false."
             )
         return known
 
@@ -163,8 +167,8 @@ class StackedStep:
             tensors, kept[:] = tensors_of(self._notes.calls)
             return loss * scale if scale != 1 else loss, (loss.detach(), after, tensors)
 
-        stacked = vmap(grad_and_value(objective, has_aux=True))
         arguments = (parameters, buffers, batch.leaves, masks)
+        watch = InPlace(self._module, parameters, batch.leaves)
         with self._notes:
             if self._compiled:
                 key = _shapes(parameters), batch.key, scale, tuple(spec.key for spec in trial.masks)
@@ -173,9 +177,19 @@ class StackedStep:
                 graph, kept = self._graphs[key]
                 gradients, (_, (losses, after, tensors)) = self._run(graph, arguments)
             else:
-                gradients, (_, (losses, after, tensors)) = stacked(*arguments)
+                gradients, (_, (losses, after, tensors)) = self._stacked(objective, arguments)
+        watch.refuse()
         reached = {name: gradient for name, gradient in gradients.items() if name not in trial.unused}
         return reached, losses, after, [kept, tensors]
+
+    def _stacked(self, objective: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """Compute a step; torch finds some of what it cannot differentiate under vmap only here, or only in a later batch."""
+        try:
+            return vmap(grad_and_value(objective, has_aux=True))(*arguments)
+        except RuntimeError as error:
+            if any(word in str(error) for word in _TRANSFORMS):
+                raise cannot_stack(self._module, error) from error
+            raise
 
     def _compile(self, objective: Callable[..., Any], arguments: tuple[Any, ...], batch_idx: int) -> Callable[..., Any]:
         """Compile the step for these shapes; refuse a step that uses its batch_idx, which would become a constant."""
@@ -189,8 +203,11 @@ class StackedStep:
 
             return make_fx(vmap(grad_and_value(of_one, has_aux=True)))(parameters, own, leaves, masks)
 
-        later = traced(batch_idx + 1)
-        graph = traced(batch_idx)  # last, so that its records are the ones that remain
+        try:
+            later = traced(batch_idx + 1)
+            graph = traced(batch_idx)  # last, so that its records are the ones that remain
+        except RuntimeError as error:
+            raise EngineError(f"{cannot_stack(self._module, error)} Or set 'federation.local.compile' to false.") from error
         constants = [(one, other) for (_, one), (_, other) in zip(graph.named_buffers(), later.named_buffers(), strict=False)]
         if graph.code != later.code or not all(torch.equal(one, other) for one, other in constants):
             raise EngineError(

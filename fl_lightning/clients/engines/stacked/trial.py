@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
@@ -17,9 +15,9 @@ from fl_lightning.clients.engines.stacked.batches import StackedBatch
 from fl_lightning.clients.engines.stacked.dropout import MaskSpec, StackedDropout
 from fl_lightning.clients.engines.stacked.notes import Notes
 from fl_lightning.clients.engines.stacked.stack import Tensors
+from fl_lightning.clients.engines.stacked.traces import REMEDY, InPlace, Traces
 from fl_lightning.errors import EngineError, FederationError
 
-REMEDY = "Set 'federation.local.engine' to 'fabric' or 'trainer'."
 Call = Callable[[Tensors, Tensors, Any, int, StackedDropout], tuple[Tensor, Any]]
 """A function of parameters, buffers, batch, batch index and dropout that returns the loss and the new buffers."""
 
@@ -43,6 +41,7 @@ def attempt(
     module: LightningModule,
     call: Call,
     notes: Notes,
+    traces: Traces,
     parameters: Tensors,
     buffers: Tensors,
     batch: StackedBatch,
@@ -53,13 +52,12 @@ def attempt(
     Raises:
         EngineError: if the step cannot be stacked, or if stacking would change a client's result.
     """
-    name = type(module).__name__
-    before = _state_of(module), _random_state()
+    before, watch = traces.now(), InPlace(module, parameters, batch.leaves)
     run: Any = module.trainer
     run.note(_time_was_read=False)
     try:
         with notes:
-            masks, unused = _first_client(call, parameters, buffers, batch, batch_idx)
+            alone, masks, unused = _first_client(call, parameters, buffers, batch, batch_idx)
             later = _first_client(call, parameters, buffers, batch, batch_idx + 1)
             own = {key: tensor.clone() for key, tensor in buffers.items()}
 
@@ -67,21 +65,33 @@ def attempt(
                 return call(mine, theirs, batch.rebuild(leaves), batch_idx, StackedDropout(None))[0]
 
             with torch.no_grad():
-                vmap(forward)(parameters, own, batch.leaves)
+                together = vmap(forward)(parameters, own, batch.leaves)[0]
     except FederationError:
         raise
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise EngineError(f"Cannot stack the training_step of {name}: {reason}. {REMEDY}") from error
-    _refuse_traces(name, before, (_state_of(module), _random_state()))
-    if [spec.key for spec in masks] != [spec.key for spec in later[0]] or unused != later[1]:
+        raise cannot_stack(module, error) from error
+    watch.refuse()
+    traces.refuse(before, "The training_step")
+    name, tolerance = type(module).__name__, torch.finfo(alone.dtype).eps ** 0.5
+    if not torch.allclose(alone, together, tolerance, tolerance, equal_nan=True):
+        raise EngineError(
+            f"The training_step of {name} returns another loss when it runs again ({float(alone):.6g}, then "
+            f"{float(together):.6g}), so it depends on something that stacked clients would share, such as the time. {REMEDY}"
+        )
+    if [spec.key for spec in masks] != [spec.key for spec in later[1]] or unused != later[2]:
         raise EngineError(f"The training_step of {name} depends on batch_idx, which stacked clients do not support. {REMEDY}")
     return Trial(masks, unused, bool(run._time_was_read))
 
 
+def cannot_stack(module: LightningModule, error: Exception) -> EngineError:
+    """Return an error that says why a step cannot be stacked, given torch's."""
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    return EngineError(f"Cannot stack the training_step of {type(module).__name__}: {reason}. {REMEDY}")
+
+
 def _first_client(
     call: Call, parameters: Tensors, buffers: Tensors, batch: StackedBatch, batch_idx: int
-) -> tuple[list[MaskSpec], frozenset[str]]:
+) -> tuple[Tensor, list[MaskSpec], frozenset[str]]:
     first = {name: tensor[0].detach().requires_grad_() for name, tensor in parameters.items()}
     own = {name: tensor[0].clone() for name, tensor in buffers.items()}
     mode = StackedDropout(None)
@@ -91,33 +101,4 @@ def _first_client(
         raise EngineError(f"The loss of training_step has no gradient, so there is nothing to train. {REMEDY}")
     found = torch.autograd.grad(loss, list(first.values()), allow_unused=True)
     unused = frozenset(name for name, gradient in zip(first, found, strict=True) if gradient is None)
-    return mode.specs, unused
-
-
-def _state_of(module: LightningModule) -> dict[tuple[int, str], Any]:
-    """Return the plain values and tensors among the attributes of the module and its parts."""
-    plain = (int, float, str, bool, type(None), Tensor)
-    return {
-        (id(part), name): value
-        for part in module.modules()
-        for name, value in vars(part).items()
-        if isinstance(value, plain) and not name.startswith("_")
-    }
-
-
-def _random_state() -> tuple[Any, Any]:
-    state = np.random.get_state()
-    return random.getstate(), (state[1].tobytes(), state[2])  # type: ignore[index]
-
-
-def _refuse_traces(name: str, before: tuple[Any, Any], after: tuple[Any, Any]) -> None:
-    if before[1] != after[1]:
-        raise EngineError(
-            f"The training_step of {name} draws random numbers from NumPy or Python's random, which stacked clients would "
-            f"share. {REMEDY}"
-        )
-    changed = {key[1] for key in before[0].keys() | after[0].keys() if before[0].get(key) is not after[0].get(key)}
-    if changed:
-        raise EngineError(
-            f"The training_step of {name} changes '{sorted(changed)[0]}', which stacked clients would share. {REMEDY}"
-        )
+    return loss.detach(), mode.specs, unused
