@@ -255,6 +255,11 @@ SHARED = {
     "later": later(lambda self: setattr(self, "late", 1)),
     "mode later": later(lambda self: self.net.eval()),
     "hook": in_a_hook(lambda self: setattr(self, "epochs", getattr(self, "epochs", 0) + 1)),
+    "freezing hook": variant(
+        on_train_epoch_start=lambda self: self.net[0].requires_grad_(self.current_epoch == 1),
+        stacked_hooks=("on_train_epoch_start",),
+    ),
+    "hook that sets a weight": in_a_hook(lambda self: nn.init.zeros_(self.net[0].bias)),
     "first hook": variant(on_fit_start=lambda self: append(self.seen), seen=[], stacked_hooks=("on_fit_start",)),
     "outputs": variant(stepping(collecting), outputs=[], on_train_epoch_end=averaging, stacked_hooks=("on_train_epoch_end",)),
     "outputs later": variant(
@@ -273,7 +278,7 @@ def test_state_that_stacked_clients_would_share_is_refused(where):
 
 
 def test_numbers_drawn_in_a_hook_are_refused():
-    with pytest.raises(ConfigurationError, match="hook of Variant draws random numbers from torch"):
+    with pytest.raises(ConfigurationError, match="The 'on_train_epoch_end' of Variant draws random numbers from torch"):
         trained("stacked", in_a_hook(lambda self: self.log("drawn", torch.rand(()))))
 
 
@@ -322,6 +327,7 @@ NOT_STACKED: dict[str, Any] = {
     "'lr_scheduler_step'": variant(lr_scheduler_step=lambda self, *_: None),
     "'backward'": variant(backward=lambda self, loss: loss.backward()),
     "'setup'": variant(setup=lambda self, stage: None),
+    "'teardown'": variant(teardown=lambda self, stage: None),
     "optimizes manually": variant(automatic_optimization=property(lambda self: False, lambda self, _: None)),
     "LBFGS": optimized(optim.LBFGS),
     "no optimizer": variant(configure_optimizers=lambda self: None),

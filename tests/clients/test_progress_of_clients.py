@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ class Recording(Plain):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         rate = self.trainer.optimizers[0].param_groups[0]["lr"]
         limits = self.trainer.max_epochs, self.trainer.num_training_batches
-        SEEN.append((limits[1], self.current_epoch, self.global_step, rate, limits[0]))
+        seen = vars(sys.modules[__name__])["SEEN"]  # a stacked step must not change a global that it names
+        seen.append((limits[1], self.current_epoch, self.global_step, rate, limits[0]))
         return super().training_step(batch, batch_idx)
 
 

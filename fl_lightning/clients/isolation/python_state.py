@@ -42,8 +42,8 @@ from fl_lightning.functional.model_parts import declared_names, is_computed
 from fl_lightning.functional.seeding import derive_seed, reseed
 
 _INTERNAL = vars(LightningModule()).keys() | {"trainer", "log", "configure_callbacks", "stacked_hooks"}
-_OF_THE_LAYOUT = {"track_running_stats"}
-"""What the server's model switches on and off at the clients, so that no turn may restore it."""
+_OF_THE_LAYOUT = {"track_running_stats", "_is_measured"}
+"""What the server's model switches on and off at the clients, so that no turn may restore it; the second is Standardized's."""
 _NOT_THE_USERS = _INTERNAL | _OF_THE_LAYOUT
 _ABSENT = object()
 

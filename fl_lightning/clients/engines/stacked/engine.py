@@ -27,7 +27,15 @@ from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.rules import ClientRule, PullRule
 from fl_lightning.settings.local_training import LocalTraining
 
-_REFUSED_HOOKS = ("optimizer_step", "optimizer_zero_grad", "lr_scheduler_step", "setup", "configure_model", "prepare_data")
+_REFUSED_HOOKS = (
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "lr_scheduler_step",
+    "setup",
+    "teardown",
+    "configure_model",
+    "prepare_data",
+)
 _CALLED_HOOKS = ("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_train_end", "on_fit_end")
 """The hooks that stacked clients call if ``stacked_hooks`` names them."""
 _RULE_METHODS = ("begin", "check_optimizers", "correct_gradients", "strength", "finish", "remember", "keep")

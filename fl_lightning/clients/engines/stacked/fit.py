@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -101,7 +101,7 @@ class StackedFit:
                 own.setup("fit")
             try:
                 self._start(num_batches, plan, mover)
-                with self._step.traces.unchanged("The training_step or a hook"):  # 'configure_optimizers' may keep an optimizer
+                with self._step.traces.unchanged("The training_step"):  # 'configure_optimizers' may keep an optimizer
                     self._train(loaders, num_batches, plan)
             finally:
                 for own in reversed(self._data):
@@ -136,9 +136,7 @@ class StackedFit:
             attributes.pop("log", None)
 
     def _start(self, num_batches: int, plan: TurnPlan, mover: ScheduleMover) -> None:
-        watches = is_users(type(self._module).on_fit_start)
-        with self._step.traces.unchanged("The 'on_fit_start'") if watches else nullcontext():
-            self._hook("on_fit_start")
+        self._hook("on_fit_start")
         optimizers, configs = configured_optimizers(self._module)
         if not any(config.reduce_on_plateau for config in configs):  # otherwise StackedOptimizer refuses
             mover.move(optimizers, configs, plan, num_batches, lambda config, epoch, step: config.scheduler.step())
@@ -174,9 +172,15 @@ class StackedFit:
         """Call a hook of the module for every client."""
         if not is_overridden(name, self._module):
             return
-        for run, recorder in zip(self._runs, self._recorders, strict=True):
-            self._take_part(run, recorder, name)
-            getattr(self._module, name)()
+        with self._watched(name):
+            for run, recorder in zip(self._runs, self._recorders, strict=True):
+                self._take_part(run, recorder, name)
+                getattr(self._module, name)()
+
+    def _watched(self, hook: str) -> AbstractContextManager[None]:
+        """Return a context that refuses traces of the user's own hook, also those that a later hook would undo."""
+        users = is_users(getattr(type(self._module), hook))
+        return self._step.traces.unchanged(f"The '{hook}'") if users else nullcontext()
 
     def _take_part(self, run: ClientRun, recorder: LogRecorder, hook: str) -> None:
         stand_in: Any = run
@@ -211,7 +215,8 @@ class StackedFit:
                 self._optimizer.schedule("epoch", epoch)
             if self._steps_done():
                 break
-        self._end_epoch(notes)
+        with self._watched("on_train_epoch_end"):
+            self._end_epoch(notes)
 
     def _gradients(self, groups: Groups, batch_idx: int, notes: list[list[Any]]) -> Tensors:
         """Return the gradients of all clients, whose batches come in groups of equal shape."""

@@ -21,7 +21,7 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.compat.torch import buffers_of, parameters_of, parts_of, times_changed
 from fl_lightning.errors import EngineError, FederationError
-from fl_lightning.functional.description import is_users
+from fl_lightning.functional.description import is_users, own_class
 from fl_lightning.functional.digest import digest
 
 REMEDY = "Set 'federation.local.engine' to 'fabric' or 'trainer'."
@@ -51,7 +51,8 @@ class Traces:
         parts = parts_of(self._module)
         tensors = [*parameters_of(self._module, parts).values()]
         tensors += [buffer for part in parts.values() for buffer in buffers_of(part).values() if buffer is not None]
-        own = {id(part): 0.0 for part in parts.values()} | {id(tensor): times_changed(tensor) for tensor in tensors}
+        own: dict[int, Any] = {id(part): None for part in parts.values()}
+        own |= {id(tensor): (times_changed(tensor), tensor.requires_grad) for tensor in tensors}
         file = _Digest()
         pickler = _Pickler(file, own)
         with warnings.catch_warnings():
@@ -74,9 +75,11 @@ class Traces:
                 continue
             held = dict(vars(part))
             own = ((name, held.pop(name, None)) for name in _OF_TORCH)
-            yield prefix or "training", [pair for pair in own if pair[1]]  # most registers of hooks are empty
+            yield prefix or type(part).__name__, [pair for pair in own if pair[1]]  # most registers of hooks are empty
             if isinstance(part, LightningModule):
                 held = {name: held[name] for name in held if name not in _OF_LIGHTNING} | {"_hparams": part.hparams}
+            if own_class(type(part)) is type(part):  # this package's parts keep caches alone
+                held = {name: value for name, value in held.items() if not name.startswith("_")}
             yield from ((f"{prefix}.{name}".lstrip("."), value) for name, value in held.items())
             classes.update(dict.fromkeys(kind for kind in type(part).__mro__ if is_users(kind)))
         for kind in classes:
@@ -168,7 +171,7 @@ class _Digest:
 class _Pickler(pickle.Pickler):
     """Write a value with everything that it refers to, but the module's own parts and what runs the training by identity."""
 
-    def __init__(self, file: Any, own: Mapping[int, float]) -> None:
+    def __init__(self, file: Any, own: Mapping[int, Any]) -> None:
         super().__init__(file, protocol=5)
         self._own = own
 
