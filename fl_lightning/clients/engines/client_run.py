@@ -153,11 +153,6 @@ class ClientRun:
 
     current_epoch: int = _varying("_epoch", "Return the local epoch, counted from 0.")
     global_step: int = _varying("_steps", "Return the number of optimizer steps so far.")
-    num_training_batches: int | float = _varying("num_training_batches", "Return the number of batches in an epoch.")
-    max_epochs: int = _varying("max_epochs", "Return the number of epochs in the whole training; -1 for no limit.")
-    max_steps: int = _varying("max_steps", "Return the number of optimizer steps in the whole training; -1 for no limit.")
-    optimizers: list[Optimizer] = _varying("optimizers", "Return the optimizers, whose learning rates may change.")
-    lr_scheduler_configs: list[Any] = _varying("lr_scheduler_configs", "Return Lightning's configurations of the schedulers.")
 
     @property
     def estimated_stepping_batches(self) -> int | float:
@@ -205,6 +200,16 @@ class ClientRun:
     def note(self, **state: Any) -> None:
         """Set the engine's own state."""
         vars(self).update(state)
+
+
+class SharedRun(ClientRun):
+    """Answer the step that several clients share: only what is the same for all of them."""
+
+    num_training_batches: int | float = _varying("num_training_batches", "Return the number of batches in an epoch.")
+    max_epochs: int = _varying("max_epochs", "Return the number of epochs in the whole training; -1 for no limit.")
+    max_steps: int = _varying("max_steps", "Return the number of optimizer steps in the whole training; -1 for no limit.")
+    optimizers: list[Optimizer] = _varying("optimizers", "Return the optimizers, whose learning rates may change.")
+    lr_scheduler_configs: list[Any] = _varying("lr_scheduler_configs", "Return Lightning's configurations of the schedulers.")
 
 
 class _Part:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.clients.engines.base import EngineSettings, LocalResult, PreparedTask
-from fl_lightning.clients.engines.client_run import ClientRun
+from fl_lightning.clients.engines.client_run import ClientRun, SharedRun
 from fl_lightning.clients.engines.fabric.optimizer import configured_optimizers
 from fl_lightning.clients.engines.log_recorder import LogRecorder
 from fl_lightning.clients.engines.stacked.batches import ClientRandom, Groups, StackedBatches
@@ -66,7 +66,7 @@ class StackedFit:
             ClientRun("stacked", settings.local, own, (), precision, settings.device, settings.logger, settings.outer)
             for own in data
         ]
-        self._shared = ClientRun(
+        self._shared = SharedRun(
             "stacked", settings.local, data[0], (), precision, settings.device, settings.logger, settings.outer
         )
         self._shared.forget("datamodule", "callback_metrics")  # the step answers only what is the same for all clients
