@@ -60,7 +60,7 @@ def privacy_rows(settings: FederationSettings, trainer: Trainer, data: Federated
 
 def _rows(option: PrivateOption, context: ServerContext, rounds: int) -> list[list[Any]]:
     """Return the rows of one option. Cohorts vary only if epsilon depends on them."""
-    target, population = option.target_epsilon, context.data.num_clients
+    target, data = option.target_epsilon, context.data
     noise = option.noise_multiplier if target is None else _noise(option, context, rounds, target)
     if noise is None:
         raise ConfigurationError(
@@ -68,7 +68,7 @@ def _rows(option: PrivateOption, context: ServerContext, rounds: int) -> list[li
         )
 
     def row(varies: str, rounds: int, context: ServerContext, noise: float) -> list[Any]:
-        cases = option.cases([option.whole_run(context, rounds)], population)
+        cases = option.cases([option.whole_run(context, rounds)], data)
         return [option.unit, varies, rounds, context.cohort, noise, max(option.epsilon([noise], case) for case in cases)]
 
     found = [row("as configured", rounds, context, noise)]
@@ -76,10 +76,10 @@ def _rows(option: PrivateOption, context: ServerContext, rounds: int) -> list[li
         row("rounds", n, context, noise) for n in sorted({max(1, rounds // 4), max(1, rounds // 2), 2 * rounds} - {rounds})
     ]
     found += [row("noise", rounds, context, noise * factor) for factor in (0.5, 2.0, 4.0)]
-    whole = option.cases([option.whole_run(context, rounds)], population)
-    for size in sorted({max(1, round(share * population)) for share in _SHARES} - {context.cohort}):
+    whole = option.cases([option.whole_run(context, rounds)], data)
+    for size in sorted({max(1, round(share * data.num_clients)) for share in _SHARES} - {context.cohort}):
         other = replace(context, cohort=size)
-        if option.cases([option.whole_run(other, rounds)], population) != whole:
+        if option.cases([option.whole_run(other, rounds)], data) != whole:
             found.append(row("clients per round", rounds, other, noise))
     for goal in TARGETS:
         least = _noise(option, context, rounds, goal)
@@ -88,7 +88,7 @@ def _rows(option: PrivateOption, context: ServerContext, rounds: int) -> list[li
 
 
 def _noise(option: PrivateOption, context: ServerContext, rounds: int, target: float) -> float | None:
-    cases = option.cases([option.whole_run(context, rounds)], context.data.num_clients)
+    cases = option.cases([option.whole_run(context, rounds)], context.data)
     return least_noise(target, cases, lambda noise, case: option.epsilon([noise], case))
 
 

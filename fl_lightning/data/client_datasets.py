@@ -26,6 +26,7 @@ from fl_lightning.data.samplers import client_sampler, is_plain
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.functional.labels import client_label_counts
 from fl_lightning.functional.partition import Partition
+from fl_lightning.functional.splitting import sharing_clients
 from fl_lightning.messages import Part
 
 
@@ -200,6 +201,14 @@ class ClientDatasets:
         change = None if part == "test" else self._changed.get(client)
         chosen = None if change is None else change.chosen(self.part(part)[client].numel(), part)
         return Changes(client, part, true, believed, change, chosen, **self._noise_of(client, part))
+
+    @cached_property
+    def sharing(self) -> list[tuple[int, ...]]:
+        """Return the clients that train on examples of the same person, each group once; all of them with a public share."""
+        training, persons = self.splits.training, self.splits.persons
+        groups = [] if persons is None else sharing_clients(training, persons)
+        everyone = [tuple(range(len(training)))] if self.splits.public.numel() else []
+        return groups + everyone
 
     def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
         """Return Poisson-sampled batches of a client's training part, including the public share."""

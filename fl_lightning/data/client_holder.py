@@ -227,6 +227,11 @@ class ClientHolder(LightningDataModule):
             client, division = client - self.num_clients, self.unseen
         return None if persons is None or division is None else persons[division[client]]
 
+    @property
+    def sharing(self) -> list[tuple[int, ...]]:
+        """Return the groups of clients that train on examples of the same person; none of sites, which cannot know it."""
+        return self.client_datasets.sharing
+
     def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
         """Return one client's batches of Poisson sampling; see ``ClientDatasets.poisson_batches``."""
         return self.client_datasets.poisson_batches(client, full_batch, coins)

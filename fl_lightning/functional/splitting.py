@@ -56,6 +56,18 @@ def count_units(partition: Partition, persons: Tensor | None) -> Tensor:
     return torch.bincount(pairs[:, 0], minlength=len(partition))
 
 
+def sharing_clients(partition: Partition, persons: Tensor) -> list[tuple[int, ...]]:
+    """Return the clients of each person who has examples at several of them, each group once.
+
+    Args:
+        partition: the examples of each client.
+        persons: the person of each example of the data set, int64, shape (n,).
+    """
+    pairs = torch.unique(torch.stack([persons[partition.order], partition.owners()], 1), dim=0)
+    counts = torch.unique_consecutive(pairs[:, 0], return_counts=True)[1]
+    return sorted({tuple(own.tolist()) for own in pairs[:, 1].split(counts.tolist()) if len(own) > 1})
+
+
 def _hold_out_persons(
     partition: Partition,
     sizes: Tensor,

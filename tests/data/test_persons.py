@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import dp_accounting
 import numpy as np
 import pytest
 import shake
 import torch
-from federations import SIZES, Blobs, Consecutive, Plain, federate
+from against_hand import Updates
+from dp_accounting.pld import PLDAccountant
+from federations import SIZES, Blobs, Consecutive, Plain, federate, trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_epsilon import poisson
 from test_privacy import NO_NOISE
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -24,6 +29,7 @@ from fl_lightning import (
     DomainPartitioner,
     ExamplePrivacy,
     FederatedDataModule,
+    FederatedOrchestrator,
     IIDPartitioner,
     LocalTraining,
     Partition,
@@ -182,3 +188,42 @@ def test_the_gradient_of_a_person_is_clipped(visits):
                 p -= lr * g / (rate * count)
     for name, value in by_hand.state_dict().items():
         torch.testing.assert_close(module.net.state_dict()[name], value, rtol=1e-5, atol=1e-5)
+
+
+def composed(noise: float, releases: Iterable[tuple[float, int]], delta: float) -> float:
+    """Epsilon of steps at several rates together, by dp-accounting's own accountant."""
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    for rate, steps in releases:
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise)), steps)
+    return float(accountant.get_epsilon(delta))
+
+
+def spent_by_persons(data: FederatedDataModule, persons: Any, noise: float, turns: dict[int, int], batch: int = 5) -> dict:
+    """Epsilon of each person: at each client that holds one of its rows, ``turns`` epochs of batches of 5 on average."""
+    holders: dict[Any, set[int]] = {}
+    for client, rows in enumerate(data.splits.training):
+        for row in rows.tolist():
+            holders.setdefault(persons[row], set()).add(client)
+    sizes = [len(rows) for rows in data.splits.training]
+    cost = {
+        clients: composed(noise, [(batch / sizes[k], turns[k] * math.ceil(sizes[k] / batch)) for k in clients], 1e-5)
+        for clients in {frozenset(clients) for clients in holders.values()}
+    }
+    return {person: cost[frozenset(clients)] for person, clients in holders.items()}
+
+
+def test_epsilon_of_a_person_is_composed_over_the_clients_that_hold_its_rows():
+    """60 persons with 5 rows each, of whom most are at all four clients: by two accountants."""
+    persons = np.array([f"p{k % 60}" for k in range(300)])
+    privacy = ExamplePrivacy(1.0, 1.2, 1e-5)
+    data = FederatedDataModule(Visits(persons, n=300), IIDPartitioner(4))
+    updates = Updates()
+    run = trainer(2, FederatedOrchestrator(local=LocalTraining(max_epochs=1, privacy=privacy)), updates)
+    run.fit(Plain(), data)
+    each = spent_by_persons(data, persons, 1.2, dict.fromkeys(range(4), 2))
+    told = float(run.logged_metrics["federation/epsilon_of_examples"])
+    assert told == pytest.approx(max(each.values()), rel=0.01, abs=0.01)
+    assert poisson(1.2, 5 / 75, 4 * 2 * 15, 1e-5)[0] <= told
+    for update in updates.rounds[-1]:
+        own = {persons[row] for row in data.splits.training[update.client].tolist()}
+        assert update.epsilon == pytest.approx(max(each[person] for person in own), rel=0.01, abs=0.01)

@@ -16,16 +16,17 @@ from fl_lightning.errors import require
 from fl_lightning.functional.adaptive_norm import AdaptiveNorm, noise_of_changes
 from fl_lightning.functional.keyed_noise import KeyedStream
 from fl_lightning.functional.privacy import require_package
-from fl_lightning.functional.releases import Release
+from fl_lightning.functional.releases import Case, Release
 from fl_lightning.functional.spending import Entry, Spending
 from fl_lightning.messages import ClientTask
-from fl_lightning.options.privacy_account.settings import Case, PrivateOption
+from fl_lightning.options.privacy_account.settings import PrivateOption
 from fl_lightning.transforms.base import Message, Sender
 from fl_lightning.transforms.clip_update import ClipUpdate
 
 if TYPE_CHECKING:
     from fl_lightning.clients.client_data import ClientData
     from fl_lightning.core.hooks import ServerContext
+    from fl_lightning.data.federated import FederatedDataModule
     from fl_lightning.server.federation import Federation
     from fl_lightning.server.sampling import RoundPlan
     from fl_lightning.settings.federation import FederationSettings
@@ -205,12 +206,13 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
             spending.sent = dict.fromkeys(range(context.data.num_clients), rounds - first)
         return spending
 
-    def cases(self, released: Sequence[Spending], population: int) -> list[Case]:
+    def cases(self, released: Sequence[Spending], data: FederatedDataModule) -> list[Case]:
         """Return the share of the largest cohort and the rounds; with local noise, the messages of each client."""
+        parts = list(enumerate(released))
         if self.noise == "central":
-            return [tuple((min(1.0, each.drawn / population), each.sums) for each in released)]
+            return [tuple((k, min(1.0, each.drawn / data.num_clients), each.sums) for k, each in parts)]
         clients = {client for each in released for client in each.sent}
-        found = {tuple((1.0, each.sent.get(client, 0)) for each in released) for client in clients}
+        found = {tuple((k, 1.0, each.sent.get(client, 0)) for k, each in parts) for client in clients}
         return sorted(found, reverse=True)
 
     # ---------------------------------------------------------------- the norm

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,10 @@ from fl_lightning.core.hooks import ClientContext, ClientHooks
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.privacy import require_package
-from fl_lightning.functional.releases import Release
+from fl_lightning.functional.releases import Case, Release, hardest
 from fl_lightning.functional.spending import Entry, Spending, Spendings
 from fl_lightning.messages import ClientTask
-from fl_lightning.options.privacy_account.settings import Case, PrivateOption
+from fl_lightning.options.privacy_account.settings import PrivateOption
 from fl_lightning.utilities.argument_types import checks_types
 
 if TYPE_CHECKING:
@@ -147,18 +148,29 @@ class ExamplePrivacy(PrivateOption):
             spending.steps[client] = steps * turns
         return spending
 
-    def cases(self, released: Sequence[Spending], population: int) -> list[Case]:
-        """Return the rate and the number of the steps of each client."""
-        found = {_case(client, released) for each in released for client in each.steps}
-        return sorted(found, key=lambda case: -sum(rate * math.sqrt(steps) for rate, steps in case))
+    def cases(self, released: Sequence[Spending], data: FederatedDataModule) -> list[Case]:
+        """Return the rates and the numbers of the steps of each client, and of clients that share a person together."""
+        found = _cases({client for each in released for client in each.steps}, data.sharing, released)
+        return sorted(found, key=lambda case: -sum(rate * math.sqrt(steps) for _, rate, steps in case))
 
-    def epsilon_of(self, client: int, spending: Spendings) -> float:
-        """Return the epsilon that a client has spent on each of its examples."""
-        return self.epsilon(self.noises(spending), _case(client, [each for _, each in spending.parts]))
+    def epsilon_of(self, client: int, spending: Spendings, data: FederatedDataModule) -> float:
+        """Return the largest epsilon of a client's examples, whose persons other clients may train on, too."""
+        groups = [group for group in data.sharing if client in group]
+        cases = _cases({client}, groups, [each for _, each in spending.parts])
+        return max(self.epsilon(self.noises(spending), case) for case in cases)
 
 
-def _case(client: int, released: Sequence[Spending]) -> Case:
-    return tuple((each.rates.get(client, 0.0), each.steps.get(client, 0)) for each in released)
+def _cases(clients: Iterable[int], groups: Iterable[tuple[int, ...]], released: Sequence[Spending]) -> Iterable[Case]:
+    alone, shared = {_case((client,), released) for client in clients}, {_case(group, released) for group in groups}
+    return hardest(alone | shared) if shared else alone
+
+
+def _case(clients: Iterable[int], released: Sequence[Spending]) -> Case:
+    steps: Counter[tuple[int, float]] = Counter()
+    for noise, each in enumerate(released):
+        for client in clients:
+            steps[noise, each.rates.get(client, 0.0)] += each.steps.get(client, 0)
+    return tuple((noise, rate, count) for (noise, rate), count in sorted(steps.items()))
 
 
 def _steps(

@@ -76,7 +76,7 @@ class Budget:
         for option in self._options:
             whole, after = option.whole_run(self._context, max(1, self._rounds), self._first), copy.deepcopy(spending)
             after.replaced(self.noise, whole)
-            spent = option.spent(after, self._context.data.num_clients)
+            spent = option.spent(after, self._context.data)
             assert option.target_epsilon is not None
             within = spent <= option.target_epsilon * (1 + 1e-6)  # otherwise a resumed run has longer turns
             self._covered[option.unit] = whole if within else Spending()
@@ -159,7 +159,7 @@ class Budget:
         for option in self._options:
             target = option.target_epsilon
             if target is not None and not present.within(self._covered[option.unit]):
-                spent = option.spent(after, self._context.data.num_clients)
+                spent = option.spent(after, self._context.data)
                 spent = Collectives(self._context.trainer).gather(spent)[0]  # ranks may round differently
                 if spent > target:
                     return f"epsilon of {option.unit} to {spent:.4g}, above 'target_epsilon' {target:g}"
@@ -185,11 +185,11 @@ def solved_noise(option: PrivateOption, context: ServerContext, rounds: int, fir
     """
     assert option.target_epsilon is not None
     released = [each for _, each in spending.parts] + [option.whole_run(context, max(1, rounds), first)]
-    cases, before = option.cases(released, context.data.num_clients), option.noises(spending)
+    cases, before = option.cases(released, context.data), option.noises(spending)
     noise = least_noise(option.target_epsilon, cases, lambda noise, case: option.epsilon([*before, noise], case))
     if noise is None and first:
         raise ConfigurationError(
-            f"The run has spent epsilon {option.spent(spending, context.data.num_clients):.4g} of {option.unit}, and no noise "
+            f"The run has spent epsilon {option.spent(spending, context.data):.4g} of {option.unit}, and no noise "
             f"multiplier up to a million keeps {rounds - first} further rounds within 'target_epsilon' "
             f"{option.target_epsilon:g}. Use the last checkpoint, or start a new run without 'ckpt_path'."
         )

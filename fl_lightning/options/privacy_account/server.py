@@ -169,7 +169,7 @@ class PrivacyAccount(ServerHooks):
                 self._write({"round": round_idx, **difference})
         for option in self._private:
             option.delivered(federation, [update.client for update in updates])
-        return [replace(update, epsilon=self._epsilon_of(update.client)) for update in updates]
+        return [replace(update, epsilon=self._epsilon_of(update.client, federation)) for update in updates]
 
     def _write(self, entry: Entry) -> None:
         """Count a release before it happens, and write it to the disk; every rank calls it.
@@ -188,8 +188,8 @@ class PrivacyAccount(ServerHooks):
         self._lines += 1
         self.spending.of(self._budget.noise).add(entry)
 
-    def _epsilon_of(self, client: int) -> float | None:
-        found = (option.epsilon_of(client, self.spending) for option in self._private)
+    def _epsilon_of(self, client: int, federation: Federation) -> float | None:
+        found = (option.epsilon_of(client, self.spending, federation.data) for option in self._private)
         return next((epsilon for epsilon in found if epsilon is not None), None)
 
     def after_round(self, federation: Federation, round_idx: int, result: RoundResult) -> dict[str, float]:
@@ -197,7 +197,7 @@ class PrivacyAccount(ServerHooks):
         figures: dict[str, float] = {}
         for option in self._private:
             option.after_round(federation, round_idx, self._clients)
-            figures[f"epsilon_of_{option.unit}"] = option.spent(self.spending, federation.data.num_clients)
+            figures[f"epsilon_of_{option.unit}"] = option.spent(self.spending, federation.data)
         self._budget.stop_if_spent(round_idx, self.spending)
         figures |= self._budget.figures()
         return figures | ({} if self._noise_seed is None else {"noise_is_simulated": 1.0})

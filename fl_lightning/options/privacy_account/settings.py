@@ -11,17 +11,16 @@ from fl_lightning.core.hooks import ServerContext, ServerHooks
 from fl_lightning.core.option import OptionSettings
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.keyed_noise import SecretKey
-from fl_lightning.functional.releases import Protected, Release, epsilon_of_releases
+from fl_lightning.functional.releases import Case, Protected, Release, epsilon_of_releases
 from fl_lightning.functional.spending import Entry, Spending, Spendings
 from fl_lightning.messages import ClientTask
 
 if TYPE_CHECKING:
+    from fl_lightning.data.federated import FederatedDataModule
     from fl_lightning.functional.model_state import ModelState
     from fl_lightning.server.federation import Federation
     from fl_lightning.server.sampling import RoundPlan
 
-Case = tuple[tuple[float, int], ...]
-"""What was released of a client: the rate and the number of the releases with each noise."""
 
 
 class PrivateOption(OptionSettings):
@@ -120,30 +119,29 @@ class PrivateOption(OptionSettings):
         """Return what a run of so many rounds may release at most from a first round on, if no round is repeated."""
 
     @abstractmethod
-    def cases(self, released: Sequence[Spending], population: int) -> list[Case]:
-        """Return what was released of each client, or of all of them; the worst first.
+    def cases(self, released: Sequence[Spending], data: FederatedDataModule) -> list[Case]:
+        """Return what was released of each client, of several that share a person, or of all of them; the worst first.
 
         Args:
             released: everything that the run has released, by noise.
-            population: the number of clients in the federation.
+            data: the data.
         """
 
     def epsilon(self, noises: Sequence[float], case: Case) -> float:
-        """Return epsilon of one of the cases, with a noise for each of its parts."""
-        parts = (Release(self.unit, noise, rate, count) for noise, (rate, count) in zip(noises, case, strict=True))
-        return epsilon_of_releases(parts, self.delta)
+        """Return epsilon of one of the cases, with the noises that it refers to."""
+        return epsilon_of_releases((Release(self.unit, noises[k], rate, count) for k, rate, count in case), self.delta)
 
-    def spent(self, spending: Spendings, population: int) -> float:
+    def spent(self, spending: Spendings, data: FederatedDataModule) -> float:
         """Return the largest epsilon of all clients."""
         noises, released = self.noises(spending), [each for _, each in spending.parts]
-        return max((self.epsilon(noises, case) for case in self.cases(released, population)), default=0.0)
+        return max((self.epsilon(noises, case) for case in self.cases(released, data)), default=0.0)
 
     def noises(self, spending: Spendings) -> list[float]:
         """Return the noise of each part of a spending."""
         return [noise[self.unit] for noise, _ in spending.parts]
 
-    def epsilon_of(self, client: int, spending: Spendings) -> float | None:
-        """Return what a client has spent on each of its examples; None if that is not known."""
+    def epsilon_of(self, client: int, spending: Spendings, data: FederatedDataModule) -> float | None:
+        """Return the largest epsilon of a client's examples; None if that is not known."""
         return None
 
     def check_sent(self, sent: ModelState) -> None:
