@@ -222,6 +222,8 @@ class ClientHolder(LightningDataModule):
 
     def evaluated_persons(self, client: int, part: Part) -> Tensor | None:
         """Return the person of each example of a part of one client's, in order, int64; None if the data name no persons."""
+        if isinstance(self._client_datasets, LazyDatasets):
+            return self._client_datasets.persons_of(client)
         persons, division = self.splits.persons, getattr(self.splits, part)
         if self.unseen is not None and client >= self.num_clients:
             client, division = client - self.num_clients, self.unseen

@@ -266,12 +266,7 @@ class ClientSets(LightningDataModule):
             if datasets:
                 self._parts[part] = Partition.of_parts(ranges, self.names)
             begin += sum(sizes)
-        persons = [read_persons(own) for own in parts.get("training", ())]
-        if any(one is not None for one in persons):
-            every = torch.arange(begin)  # without names, each example is a person of its own
-            for one, whose in zip(persons, self._parts["training"], strict=True):
-                every[whose] = every[whose] if one is None else one
-            self._persons = every
+        self._persons = read_persons(*(own for datasets in parts.values() for own in datasets))
         shared = {name: getattr(first, name) for name in (*_SHARED, "collate_fn", "worker_init_fn")}
         shared["batch_size"] = shared["batch_size"] or self._own["batch_size"]
         self._loader = DataLoader(joined(sets), shuffle=shuffle and len(sets[0]) > 0, **shared)
@@ -296,7 +291,7 @@ class ClientSets(LightningDataModule):
 
     @property
     def persons(self) -> Tensor | None:
-        """Return the person of each example, after ``setup``; None if no client's training set names persons."""
+        """Return the person of each example, after ``setup``; None if no client's set names persons."""
         return self._persons
 
     def has_own(self, part: str) -> bool:

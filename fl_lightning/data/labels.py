@@ -83,13 +83,22 @@ def labels_at_hand(dataset: Any) -> Tensor | None:
     return found.long() if found is not None and found.ndim == 1 and not found.is_floating_point() else None
 
 
-def read_persons(dataset: Any) -> Tensor | None:
-    """Return the person of each example, coded in the order of their names, int64, shape (n,); None if the dataset names none.
+def read_persons(*datasets: Any) -> Tensor | None:
+    """Return the person of each example of datasets, one after the other, int64, shape (n,); None if none names persons.
 
-    The dataset names them in an attribute ``persons`` with one number or text per example.
+    A dataset names them in an attribute ``persons`` with one number or text per example; without, each example is a person of
+    its own. The same name in two datasets is the same person. Persons are numbered in the order of their names.
     """
-    values = _column(dataset, "persons")
-    return None if values is None else torch.from_numpy(np.unique(values, return_inverse=True)[1])
+    columns = [_column(dataset, "persons") for dataset in datasets]
+    named = [column for column in columns if column is not None]
+    if not named:
+        return None
+    if len({column.dtype.kind in "OSU" for column in named}) > 1:
+        named = [column.astype(str) for column in named]
+    codes = np.unique(np.concatenate(named), return_inverse=True)[1]
+    every = len(codes) + np.arange(sum(map(len, datasets)))
+    every[np.repeat([column is not None for column in columns], [len(dataset) for dataset in datasets])] = codes
+    return torch.from_numpy(every)
 
 
 def _without_reading(dataset: Any) -> Tensor | None:
@@ -190,5 +199,11 @@ def _inner_column(dataset: Any, name: str) -> Any:
         found = None if inner is None else inner[np.asarray(dataset.indices)]
     else:
         parts = [_column(part, name) for part in dataset.datasets]
-        found = None if any(part is None for part in parts) else np.concatenate(parts)
+        named = [part for part in parts if part is not None]
+        if name == "persons" and 0 < len(named) < len(parts):
+            raise DataError(
+                f"ConcatDataset names 'persons' in {len(named)} of the {len(parts)} datasets that it joins. Name them in all of "
+                "them, with a name of its own for each example of a person who is not known."
+            )
+        found = np.concatenate(named) if len(named) == len(parts) else None
     return found if found is None or len(found) == len(dataset) else None

@@ -17,6 +17,7 @@ from fl_lightning.data.client_sources import of_client
 from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.example_change import ExampleChange
 from fl_lightning.data.given_loaders import GivenLoaders
+from fl_lightning.data.labels import read_persons
 from fl_lightning.data.loaders import client_loader, evaluation_loader, poisson_loader
 from fl_lightning.data.own_loaders import is_loader
 from fl_lightning.data.poisson_loader import PoissonBatches
@@ -167,9 +168,15 @@ class LazyDatasets(ClientDatasets):
         source, indices = self._open(client)
         order = torch.Generator().manual_seed(seed)
         if poisson is not None:
+            if read_persons(source.dataset) is not None:  # epsilon of a person would need all clients that hold it
+                raise ConfigurationError(_NOT_READ.format("their persons are not known beforehand", f"'{poisson.setting}'"))
             return poisson_loader(source, indices, order, source.dataset, poisson)
         size = len(indices) if full_batch else None
         return client_loader(source, indices, order, batch_size=size, drop_single=drop_single)
+
+    def persons_of(self, client: int) -> Tensor | None:
+        """Return the person of each of a client's examples, opened now; None if they name no persons."""
+        return read_persons(self._open(client)[0].dataset)
 
     def evaluation_loader(self, client: int, part: Part, batch_size: int) -> Any:
         """Return a client's training examples in order, each once, opened now."""

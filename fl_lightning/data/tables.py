@@ -201,7 +201,7 @@ class TableDataModule(InMemoryDataModule):
         self._measure(table.features[chosen.numpy()])
         named: dict[str, Any] = {"feature_names": table.names} | ({"classes": classes} if classes else {})
         whose = {"domains": domains[chosen], "domains_names": clients} if domains is not None else {}
-        whose |= {"persons": persons[chosen]} if persons is not None else {}
+        whose |= {"persons": table.persons[chosen.numpy()]} if table.persons is not None else {}
         train = self._dataset(table.features, target, chosen, named | whose)
         test = self._dataset(features, values, taken, named) if taken.numel() else None
         rows = f"{len(train)} + {taken.numel()} rows" if test else f"{len(train)} rows"

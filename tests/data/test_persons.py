@@ -15,15 +15,16 @@ import shake
 import torch
 from against_hand import Updates
 from dp_accounting.pld import PLDAccountant
-from federations import SIZES, Blobs, Consecutive, Plain, federate, trainer
+from federations import SIZES, Blobs, Consecutive, Plain, every_round, federate, trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_epsilon import poisson
 from test_privacy import NO_NOISE
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 from fl_lightning import (
+    CheckpointError,
     ConfigurationError,
     DataError,
     DomainPartitioner,
@@ -35,6 +36,7 @@ from fl_lightning import (
     Partition,
     TableDataModule,
 )
+from fl_lightning.data.labels import read_persons
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.functional.splitting import count_units, hold_out
 
@@ -94,6 +96,43 @@ def test_persons_of_clients_with_datasets_of_their_own():
     tests = [part.tolist() for part in data.splits.test]
     assert len(tests[1]) == 5
     assert sorted(k // 3 for k in tests[0]) == sorted([k // 3 for k in tests[0][::3]] * 3)  # of ten persons, two or three
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shared"),
+    [
+        (["ann", "ann", "bob"], ["bob", "eve", "eve"], [(2, 0)]),
+        (["b", "a", "c"], ["d", "f", "e"], []),
+        ([3, 3, 7], torch.tensor([7, 1, 2]), [(2, 0)]),
+        ([3, 3, 7], ["8", "7", "x"], [(2, 1)]),  # numbers here, texts there
+        ([0, 1, 2], None, []),
+    ],
+)
+def test_a_name_at_two_clients_with_datasets_of_their_own_is_one_person(one, other, shared):
+    datasets = {"a": TensorDataset(torch.rand(3, 4)), "b": TensorDataset(torch.rand(3, 4))}
+    for dataset, persons in zip(datasets.values(), (one, other), strict=True):
+        dataset.persons = persons
+    data = FederatedDataModule.from_clients(datasets)
+    data.setup("fit")
+    here, there = data.splits.persons.split(3)
+    assert [(i, k) for i in range(3) for k in range(3) if here[i] == there[k]] == shared
+    assert data.sharing == [(0, 1)] * bool(shared)
+    assert (here[0] == here[1]) == (one[0] == one[1])
+
+
+def test_tables_of_their_own_share_persons_by_name():
+    """Files in which the same number of a patient in the sorted order is another patient."""
+    for name, patients in (("a", "pqr"), ("b", "rst")):
+        Path(f"{name}.csv").write_text("patient,age,outcome\n" + "".join(f"{p},{k},{k % 2}\n" for k, p in enumerate(patients)))
+    settings = {"kind": "classification", "person_column": "patient", "test_share": 0, "standardize": False}
+    sets = {name: TableDataModule(f"{name}.csv", "outcome", **settings) for name in "ab"}
+    for base in sets.values():
+        base.setup("fit")
+    data = FederatedDataModule.from_clients({name: base.train_set for name, base in sets.items()})
+    data.setup("fit")
+    persons = data.splits.persons.tolist()
+    assert persons[2] == persons[3]
+    assert len(set(persons)) == 5
 
 
 def test_a_public_share_of_persons_is_refused():
@@ -210,6 +249,49 @@ def spent_by_persons(data: FederatedDataModule, persons: Any, noise: float, turn
         for clients in {frozenset(clients) for clients in holders.values()}
     }
     return {person: cost[frozenset(clients)] for person, clients in holders.items()}
+
+
+def test_a_resumed_run_has_the_same_persons(tmp_path):
+    """Otherwise no epsilon would hold: who had all rows at one client may now have them at two, or be nobody."""
+    privacy = LocalTraining(privacy=ExamplePrivacy(1.0, 1.0))
+    flags = {"default_root_dir": str(tmp_path), "enable_checkpointing": True}
+    federate(Plain(), 1, every_round(tmp_path), data=Visits(np.arange(40) // 2), local=privacy, flags=flags)
+    for persons in (None, np.arange(40) % 20):
+        with pytest.raises(CheckpointError, match=r"'data.persons' '40 examples of 20 persons \(.*, but this run has"):
+            federate(Plain(), 2, data=Visits(persons), local=privacy, flags=flags, ckpt_path=str(tmp_path / "last.ckpt"))
+
+
+def test_persons_of_clients_that_are_read_when_they_are_drawn():
+    """Whether others hold them, too, is not known, so no epsilon is; figures count them."""
+
+    def opened(client):
+        dataset = TensorDataset(*Blobs(n=12).train)
+        dataset.persons = np.arange(12) // 4
+        return dataset
+
+    data = FederatedDataModule.from_clients(opened, num_clients=2, num_examples=12)
+    with pytest.raises(ConfigurationError, match=r"persons are not known beforehand\. Remove 'federation.local.privacy', or"):
+        run = trainer(1, FederatedOrchestrator(local=LocalTraining(privacy=ExamplePrivacy(1.0, 1.0))))
+        run.fit(Plain(), data)
+    assert data.evaluated_persons(1, "training").tolist() == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_persons_of_the_clients_own_test_sets():
+    one, other = TensorDataset(*Blobs(n=12).train), TensorDataset(*Blobs(n=6).train)
+    other.persons = ["x", "x", "y", "y", "y", "x"]
+    data = FederatedDataModule.from_clients({"a": one}, test={"a": other})
+    data.setup("fit")
+    x, y = data.evaluated_persons(0, "test")[[0, 2]].tolist()
+    assert data.evaluated_persons(0, "test").tolist() == [x, x, y, y, y, x]
+    assert x != y
+    assert len({x, y, *data.evaluated_persons(0, "training").tolist()}) == 14
+
+
+def test_a_person_who_is_named_in_a_part_of_the_data_only_is_refused():
+    one, other = TensorDataset(*Blobs(n=6).train), TensorDataset(*Blobs(n=6).train)
+    one.persons = np.arange(6) // 2
+    with pytest.raises(DataError, match=r"names 'persons' in 1 of the 2 datasets that it joins\. Name them in all"):
+        read_persons(ConcatDataset([one, other]))
 
 
 def test_epsilon_of_a_person_is_composed_over_the_clients_that_hold_its_rows():

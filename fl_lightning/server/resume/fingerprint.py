@@ -25,6 +25,7 @@ from fl_lightning.data.content import content, loader_content
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.samplers import is_plain
 from fl_lightning.functional.description import CLASS, Describer, qualified_name
+from fl_lightning.functional.digest import digest
 from fl_lightning.functional.seeding import isolated_rng
 from fl_lightning.settings.federation import FederationSettings
 from fl_lightning.settings.local_training import LocalTraining, resolve_precision
@@ -114,11 +115,21 @@ def _data(describer: Describer, data: FederatedDataModule) -> dict[str, Any]:
 
 
 def _examples(describer: Describer, data: FederatedDataModule, trainer: Trainer) -> dict[str, Any]:
-    found = {} if not data.has_one_set else {"data.training_examples": content(data.client_datasets.source.dataset)}
+    found = {}
+    if data.has_one_set:
+        found = {"data.training_examples": content(data.client_datasets.source.dataset), "data.persons": _persons(data)}
     if data.has_validation_set and data.server_set == "datamodule" and trainer.limit_val_batches:
         found["data.validation_examples"] = loader_content(data.datamodule.val_dataloader())
     describer.unseen += [f"{name} except their number" for name, (_, complete) in found.items() if not complete]
     return {name: text for name, (text, _) in found.items()}
+
+
+def _persons(data: FederatedDataModule) -> tuple[str, bool]:
+    """Describe whose the examples are, on which parts and privacy depend."""
+    persons = data.splits.persons
+    if persons is None:
+        return "each example is a person of its own", True
+    return f"{len(persons)} examples of {len(torch.unique(persons))} persons ({digest([persons])})", True
 
 
 def _model(
