@@ -202,8 +202,8 @@ def _inner_column(dataset: Any, name: str) -> Any:
         named = [part for part in parts if part is not None]
         if name == "persons" and 0 < len(named) < len(parts):
             raise DataError(
-                f"ConcatDataset names 'persons' in {len(named)} of the {len(parts)} datasets that it joins. Name them in all of "
-                "them, with a name of its own for each example of a person who is not known."
+                f"ConcatDataset names 'persons' in {len(named)} of the {len(parts)} datasets that it joins. Name them in all, "
+                "with a name of its own for each example of a person who is not known."
             )
         found = np.concatenate(named) if len(named) == len(parts) else None
     return found if found is None or len(found) == len(dataset) else None

@@ -36,7 +36,7 @@ class Release:
     count: int = 1
 
 
-def hardest(cases: Collection[Case], most: int = 32) -> list[Case]:
+def hardest(cases: Collection[Case], most: int = 16) -> list[Case]:
     """Return cases of which one costs at least as much as any of those given.
 
     A case is left out if another one has as many releases with each noise, at the same or at higher rates. If more than

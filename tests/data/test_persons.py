@@ -20,15 +20,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_epsilon import poisson
 from test_privacy import NO_NOISE
+from test_privacy_ledger import lines
 from torch.nn import functional as F
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 from fl_lightning import (
     CheckpointError,
+    ClientPrivacy,
     ConfigurationError,
     DataError,
     DomainPartitioner,
     ExamplePrivacy,
+    FedAvg,
     FederatedDataModule,
     FederatedOrchestrator,
     IIDPartitioner,
@@ -36,6 +39,7 @@ from fl_lightning import (
     Partition,
     TableDataModule,
 )
+from fl_lightning.cli.privacy_table import privacy_rows
 from fl_lightning.data.labels import read_persons
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.functional.splitting import count_units, hold_out
@@ -229,28 +233,6 @@ def test_the_gradient_of_a_person_is_clipped(visits):
         torch.testing.assert_close(module.net.state_dict()[name], value, rtol=1e-5, atol=1e-5)
 
 
-def composed(noise: float, releases: Iterable[tuple[float, int]], delta: float) -> float:
-    """Epsilon of steps at several rates together, by dp-accounting's own accountant."""
-    accountant = PLDAccountant(value_discretization_interval=1e-3)
-    for rate, steps in releases:
-        accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise)), steps)
-    return float(accountant.get_epsilon(delta))
-
-
-def spent_by_persons(data: FederatedDataModule, persons: Any, noise: float, turns: dict[int, int], batch: int = 5) -> dict:
-    """Epsilon of each person: at each client that holds one of its rows, ``turns`` epochs of batches of 5 on average."""
-    holders: dict[Any, set[int]] = {}
-    for client, rows in enumerate(data.splits.training):
-        for row in rows.tolist():
-            holders.setdefault(persons[row], set()).add(client)
-    sizes = [len(rows) for rows in data.splits.training]
-    cost = {
-        clients: composed(noise, [(batch / sizes[k], turns[k] * math.ceil(sizes[k] / batch)) for k in clients], 1e-5)
-        for clients in {frozenset(clients) for clients in holders.values()}
-    }
-    return {person: cost[frozenset(clients)] for person, clients in holders.items()}
-
-
 def test_a_resumed_run_has_the_same_persons(tmp_path):
     """Otherwise no epsilon would hold: who had all rows at one client may now have them at two, or be nobody."""
     privacy = LocalTraining(privacy=ExamplePrivacy(1.0, 1.0))
@@ -270,8 +252,8 @@ def test_persons_of_clients_that_are_read_when_they_are_drawn():
         return dataset
 
     data = FederatedDataModule.from_clients(opened, num_clients=2, num_examples=12)
+    run = trainer(1, FederatedOrchestrator(local=LocalTraining(privacy=ExamplePrivacy(1.0, 1.0))))
     with pytest.raises(ConfigurationError, match=r"persons are not known beforehand\. Remove 'federation.local.privacy', or"):
-        run = trainer(1, FederatedOrchestrator(local=LocalTraining(privacy=ExamplePrivacy(1.0, 1.0))))
         run.fit(Plain(), data)
     assert data.evaluated_persons(1, "training").tolist() == [0] * 4 + [1] * 4 + [2] * 4
 
@@ -290,22 +272,105 @@ def test_persons_of_the_clients_own_test_sets():
 def test_a_person_who_is_named_in_a_part_of_the_data_only_is_refused():
     one, other = TensorDataset(*Blobs(n=6).train), TensorDataset(*Blobs(n=6).train)
     one.persons = np.arange(6) // 2
-    with pytest.raises(DataError, match=r"names 'persons' in 1 of the 2 datasets that it joins\. Name them in all"):
+    with pytest.raises(DataError, match=r"names 'persons' in 1 of the 2 datasets that it joins\. Name them in all,"):
         read_persons(ConcatDataset([one, other]))
 
 
-def test_epsilon_of_a_person_is_composed_over_the_clients_that_hold_its_rows():
-    """60 persons with 5 rows each, of whom most are at all four clients: by two accountants."""
+def composed(releases: Iterable[tuple[float, float, int]], delta: float) -> float:
+    """Epsilon of steps with several noises and rates together, by dp-accounting's own accountant."""
+    accountant = PLDAccountant(value_discretization_interval=5e-3)
+    for noise, rate, steps in releases:
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise)), steps)
+    return float(accountant.get_epsilon(delta))
+
+
+def spent_by_persons(data: FederatedDataModule, persons: Any, turns: Iterable[tuple[float, int]], delta: float) -> dict:
+    """Epsilon of each person: at each client that holds one of its rows, the epochs of its turns, in batches of 5 rows.
+
+    Args:
+        data: the clients.
+        persons: the person of each row.
+        turns: the noise of each turn of one epoch, and the client.
+        delta: delta.
+    """
+    holders: dict[Any, set[int]] = {}
+    for client, rows in enumerate(data.splits.training):
+        for row in rows.tolist():
+            holders.setdefault(persons[row], set()).add(client)
+    sizes = [len(rows) for rows in data.splits.training]
+    cost = {
+        clients: composed([(noise, 5 / sizes[k], math.ceil(sizes[k] / 5)) for noise, k in turns if k in clients], delta)
+        for clients in {frozenset(clients) for clients in holders.values()}
+    }
+    return {person: cost[frozenset(clients)] for person, clients in holders.items()}
+
+
+def test_epsilon_of_a_person_is_composed_over_the_clients_that_hold_its_rows(recwarn):
+    """60 persons with 5 rows each, of whom most are at all four clients, in cohorts of three: by two accountants."""
     persons = np.array([f"p{k % 60}" for k in range(300)])
-    privacy = ExamplePrivacy(1.0, 1.2, 1e-5)
+    federation = FederatedOrchestrator(
+        local=LocalTraining(max_epochs=1, privacy=ExamplePrivacy(1.0, 1.2, 1e-5)), clients_per_round=3
+    )
     data = FederatedDataModule(Visits(persons, n=300), IIDPartitioner(4))
     updates = Updates()
-    run = trainer(2, FederatedOrchestrator(local=LocalTraining(max_epochs=1, privacy=privacy)), updates)
+    run = trainer(3, federation, updates)
     run.fit(Plain(), data)
-    each = spent_by_persons(data, persons, 1.2, dict.fromkeys(range(4), 2))
+    turns = [(1.2, update.client) for updates_of in updates.rounds for update in updates_of]
+    each = spent_by_persons(data, persons, turns, 1e-5)
     told = float(run.logged_metrics["federation/epsilon_of_examples"])
     assert told == pytest.approx(max(each.values()), rel=0.01, abs=0.01)
-    assert poisson(1.2, 5 / 75, 4 * 2 * 15, 1e-5)[0] <= told
+    assert poisson(1.2, 5 / 75, 9 * 15, 1e-5)[0] <= told
     for update in updates.rounds[-1]:
         own = {persons[row] for row in data.splits.training[update.client].tolist()}
         assert update.epsilon == pytest.approx(max(each[person] for person in own), rel=0.01, abs=0.01)
+    said = [str(warning.message) for warning in recwarn]
+    assert sum("Some persons have examples at several clients, at up to 4." in text for text in said) == 1
+
+
+def test_noise_is_solved_for_the_persons_at_several_clients(tmp_path):
+    """Two planned rounds that are extended to four: the ledger's steps, with both noises, end at the target."""
+    persons = np.arange(40) % 9
+    privacy = ExamplePrivacy(1.0, delta=1e-3, target_epsilon=3.0, extend=True)
+    flags = {"default_root_dir": str(tmp_path), "enable_checkpointing": True}
+    for rounds, checkpoint in ((2, None), (4, str(tmp_path / "last.ckpt"))):
+        federation = FederatedOrchestrator(local=LocalTraining(max_epochs=1, privacy=privacy))
+        data = FederatedDataModule(Visits(persons), Consecutive([15, 25]))
+        trainer(rounds, federation, every_round(tmp_path), **flags).fit(Plain(), data, ckpt_path=checkpoint)
+        turns = [(line["noise"]["examples"], k) for line in lines(tmp_path) if "rates" in line for k in (0, 1)]
+        assert len(turns) == 2 * rounds
+        spent = max(spent_by_persons(data, persons, turns, 1e-3).values())
+        assert 0.98 * 3 <= spent <= 3 * 1.005
+    assert len({noise for noise, _ in turns}) == 2
+
+
+def test_the_table_before_a_run_composes_over_clients_too():
+    persons = np.arange(40) % 13
+    federation = FederatedOrchestrator(local=LocalTraining(max_epochs=1, privacy=ExamplePrivacy(1.0, 1.5, 1e-3)))
+    data = FederatedDataModule(Visits(persons), Consecutive([20, 20]))
+    data.setup("fit")
+    configured, *_ = privacy_rows(federation, trainer(2, federation), data)
+    each = spent_by_persons(data, persons, [(1.5, 0), (1.5, 1)] * 2, 1e-3)
+    assert configured[-1] == pytest.approx(max(each.values()), rel=0.01, abs=0.01)
+
+
+def test_a_public_share_is_at_all_clients():
+    """Of a row that every client trains on besides its own: the steps of both clients."""
+    data = FederatedDataModule(Blobs(n=41), IIDPartitioner(2), public_share=0.2)
+    run = trainer(1, FederatedOrchestrator(local=LocalTraining(max_epochs=1, privacy=ExamplePrivacy(1.0, 1.2, 1e-3))))
+    run.fit(Plain(), data)
+    sizes = [len(own) + len(data.splits.public) for own in data.splits.training]
+    steps = [(1.2, 5 / size, math.ceil(size / 5)) for size in sizes]
+    assert float(run.logged_metrics["federation/epsilon_of_examples"]) == pytest.approx(composed(steps, 1e-3), rel=0.01)
+
+
+def test_held_out_clients_share_nobody():
+    """They never train, so a person of theirs and of one other client is at that one alone."""
+    data = FederatedDataModule(Visits(np.arange(40) % 20), Consecutive([20, 20]), held_out_clients=["1"])
+    data.setup("fit")
+    assert data.sharing == []
+
+
+def test_privacy_of_clients_says_that_it_does_not_cover_persons_at_several(recwarn):
+    federate(Plain(), 1, data=Visits(np.arange(40) % 20), transforms=[ClientPrivacy(1.0, 1.0)], strategy=FedAvg("uniform"))
+    said = [str(warning.message) for warning in recwarn]
+    assert any("Epsilon of clients covers the examples that one client has of a person, not all" in text for text in said)

@@ -7,6 +7,7 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
+from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from opacus.accountants import PRVAccountant
 from scipy import optimize, stats
 
 from fl_lightning.functional import epsilon_of_clients, epsilon_of_examples
+from fl_lightning.functional.releases import hardest
 
 REPLACE = dp_accounting.NeighboringRelation.REPLACE_ONE
 
@@ -171,3 +173,35 @@ def test_more_steps_larger_batches_and_less_noise_cost_more(sigma, rate, steps):
     assert spent <= epsilon_of_examples(sigma, min(1.0, rate * 1.5), steps, 1e-5) * (1 + 1e-6) + 1e-6
     assert spent <= epsilon_of_examples(sigma * 0.8, rate, steps, 1e-5) * (1 + 1e-6) + 1e-6
     assert epsilon_of_examples(sigma, rate, 0, 1e-5) == 0
+
+
+cases = st.lists(st.tuples(st.integers(0, 1), st.sampled_from([0.01, 0.1, 0.2, 0.5, 1.0]), st.integers(0, 9)), max_size=6)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.sets(cases.map(tuple), min_size=1, max_size=20), st.integers(1, 6), st.lists(st.floats(0, 9), min_size=5, max_size=5))
+def test_the_hardest_cases_cost_at_least_as_much_as_all_others(given, most, costs):
+    """Whatever a release costs, as long as it costs more at a higher rate; and what is not rounded is exact."""
+    found = hardest(given, most)
+
+    def price(case):
+        return sum(sum(costs[: 1 + [0.01, 0.1, 0.2, 0.5, 1.0].index(rate)]) * count for _, rate, count in case)
+
+    highest = max(map(price, given))
+    assert max(map(price, found)) >= highest * (1 - 1e-12)
+    exact = hardest(given, len(given))
+    assert len(exact) <= len(given)
+    assert max(map(price, exact)) == pytest.approx(highest)
+    assert len(found) <= most or len({(noise, rate) for case in found for noise, rate, _ in case}) <= 2
+
+
+def test_a_higher_rate_costs_more_in_every_composition():
+    """What makes one case harder than another: 40 steps beside 10 at another rate, by the accountant of dp-accounting."""
+
+    def spent(rate):
+        accountant = PLDAccountant(value_discretization_interval=1e-2)
+        for each, steps in ((rate, 40), (0.2, 10)):
+            accountant.compose(dp_accounting.PoissonSampledDpEvent(each, dp_accounting.GaussianDpEvent(1.3)), steps)
+        return accountant.get_epsilon(1e-5)
+
+    assert spent(0.05) < spent(0.1) < spent(0.3) < spent(1.0)

@@ -25,6 +25,11 @@ from fl_lightning.server.sampling import RoundPlan
 from fl_lightning.types import ClientUpdate
 from fl_lightning.utilities.collectives import Collectives
 
+SHARED = (
+    "Some persons have examples at several clients, at up to {}. Epsilon of examples is composed over all clients of a person. "
+    "Epsilon of clients covers the examples that one client has of a person, not all of them. The same name at two clients is "
+    "the same person: if it is not, give the persons names of their own."
+)
 SIMULATED = (
     "The noise of this run is derived from 'noise_seed' {}, so anyone who knows the number can subtract it: the run is "
     "a simulation that protects no data. Remove 'noise_seed' for privacy."
@@ -87,6 +92,8 @@ class PrivacyAccount(ServerHooks):
         """Say what the noise covers."""
         if self._noise_seed is not None:
             rank_zero_warn(SIMULATED.format(self._noise_seed))
+        if federation.data.splits.persons is not None and federation.data.sharing:
+            rank_zero_warn(SHARED.format(max(map(len, federation.data.sharing))))
         if federation.server.held_tensors():
             rank_zero_info(
                 f"Differential privacy ({guarantees(self._private)}) covers what the clients send. The parts that they hold "
