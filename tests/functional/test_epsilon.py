@@ -15,7 +15,7 @@ from opacus.accountants import PRVAccountant
 from scipy import optimize, stats
 
 from fl_lightning.functional import epsilon_of_clients, epsilon_of_examples
-from fl_lightning.functional.releases import hardest
+from fl_lightning.functional.spending import Spending, hardest
 
 REPLACE = dp_accounting.NeighboringRelation.REPLACE_ONE
 
@@ -175,24 +175,30 @@ def test_more_steps_larger_batches_and_less_noise_cost_more(sigma, rate, steps):
     assert epsilon_of_examples(sigma, rate, 0, 1e-5) == 0
 
 
-cases = st.lists(st.tuples(st.integers(0, 1), st.sampled_from([0.01, 0.1, 0.2, 0.5, 1.0]), st.integers(0, 9)), max_size=6)
+RATES = [0.01, 0.1, 0.2, 0.5, 1.0]
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.sets(cases.map(tuple), min_size=1, max_size=20), st.integers(1, 6), st.lists(st.floats(0, 9), min_size=5, max_size=5))
-def test_the_hardest_cases_cost_at_least_as_much_as_all_others(given, most, costs):
-    """Whatever a release costs, as long as it costs more at a higher rate; and what is not rounded is exact."""
-    found = hardest(given, most)
+@given(
+    st.lists(st.dictionaries(st.integers(0, 5), st.tuples(st.sampled_from(RATES), st.integers(0, 9))), min_size=1, max_size=2),
+    st.sets(st.sets(st.integers(0, 5), min_size=1).map(lambda group: tuple(sorted(group))), min_size=1, max_size=20),
+    st.integers(1, 6),
+    st.lists(st.floats(0, 9), min_size=5, max_size=5),
+)
+def test_the_hardest_groups_cost_at_least_as_much_as_all_others(clients, groups, most, costs):
+    """Whatever a step costs, as long as it costs more at a higher rate; and what is not rounded is exact."""
+    price = dict(zip(RATES, np.cumsum(costs), strict=True)) | {0.0: 0.0}
+    released = [Spending() for _ in clients]
+    for each, own in zip(released, clients, strict=True):
+        each.add({"steps": {k: steps for k, (_, steps) in own.items()}, "rates": {k: rate for k, (rate, _) in own.items()}})
+    highest = max(sum(price[own[k][0]] * own[k][1] for own in clients for k in group if k in own) for group in groups)
 
-    def price(case):
-        return sum(sum(costs[: 1 + [0.01, 0.1, 0.2, 0.5, 1.0].index(rate)]) * count for _, rate, count in case)
+    def most_expensive(cases):
+        return max(sum(price[rate] * count for _, rate, count in case) for case in cases)
 
-    highest = max(map(price, given))
-    assert max(map(price, found)) >= highest * (1 - 1e-12)
-    exact = hardest(given, len(given))
-    assert len(exact) <= len(given)
-    assert max(map(price, exact)) == pytest.approx(highest)
-    assert len(found) <= most or len({(noise, rate) for case in found for noise, rate, _ in case}) <= 2
+    assert most_expensive(hardest(groups, released, most)) >= highest * (1 - 1e-12)
+    assert most_expensive(hardest(groups, released, len(groups))) == pytest.approx(highest)
+    assert len(hardest(groups, released[:1], most)) <= most
 
 
 def test_a_higher_rate_costs_more_in_every_composition():

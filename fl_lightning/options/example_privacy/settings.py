@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,8 +15,8 @@ from fl_lightning.core.hooks import ClientContext, ClientHooks
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.privacy import require_package
-from fl_lightning.functional.releases import Case, Release, hardest
-from fl_lightning.functional.spending import Entry, Spending, Spendings
+from fl_lightning.functional.releases import Case, Release
+from fl_lightning.functional.spending import Entry, Spending, Spendings, hardest
 from fl_lightning.messages import ClientTask
 from fl_lightning.options.privacy_account.settings import PrivateOption
 from fl_lightning.utilities.argument_types import checks_types
@@ -150,27 +149,19 @@ class ExamplePrivacy(PrivateOption):
 
     def cases(self, released: Sequence[Spending], data: FederatedDataModule) -> list[Case]:
         """Return the rates and the numbers of the steps of each client, and of clients that share a person together."""
-        found = _cases({client for each in released for client in each.steps}, data.sharing, released)
+        found = {_case(client, released) for each in released for client in each.steps}
+        found |= hardest(data.sharing, released) if data.sharing else set()
         return sorted(found, key=lambda case: -sum(rate * math.sqrt(steps) for _, rate, steps in case))
 
     def epsilon_of(self, client: int, spending: Spendings, data: FederatedDataModule) -> float:
         """Return the largest epsilon of a client's examples, whose persons other clients may train on, too."""
-        groups = [group for group in data.sharing if client in group]
-        cases = _cases({client}, groups, [each for _, each in spending.parts])
+        groups, released = [group for group in data.sharing if client in group], [each for _, each in spending.parts]
+        cases = hardest(groups, released) if groups else {_case(client, released)}
         return max(self.epsilon(self.noises(spending), case) for case in cases)
 
 
-def _cases(clients: Iterable[int], groups: Iterable[tuple[int, ...]], released: Sequence[Spending]) -> Iterable[Case]:
-    alone, shared = {_case((client,), released) for client in clients}, {_case(group, released) for group in groups}
-    return hardest(alone | shared) if shared else alone
-
-
-def _case(clients: Iterable[int], released: Sequence[Spending]) -> Case:
-    steps: Counter[tuple[int, float]] = Counter()
-    for noise, each in enumerate(released):
-        for client in clients:
-            steps[noise, each.rates.get(client, 0.0)] += each.steps.get(client, 0)
-    return tuple((noise, rate, count) for (noise, rate), count in sorted(steps.items()))
+def _case(client: int, released: Sequence[Spending]) -> Case:
+    return tuple((k, each.rates.get(client, 0.0), each.steps.get(client, 0)) for k, each in enumerate(released))
 
 
 def _steps(

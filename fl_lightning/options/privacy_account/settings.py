@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from fl_lightning.server.sampling import RoundPlan
 
 
-
 class PrivateOption(OptionSettings):
     """Hold the settings of differential privacy, of clients or of examples.
 
