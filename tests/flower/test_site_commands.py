@@ -530,6 +530,7 @@ def test_a_site_is_told_what_the_server_would_learn(monkeypatch):
     assert said.startswith("the server would learn the name 'a', 9 training examples; 0 validation and 3 test examples; ")
     assert "; the ranges of its features, to two digits; of each training: the update, train_loss, the number of steps " in said
     assert "and the number of examples, the seconds; evaluations that 'policy' allows: test; " in said
+    assert "; its rows and persons are counted here alone: if another site holds them, too, their epsilons add up, and " in said
     assert "unclosed" not in said
     assert "note: The column 'b' has -9999 in 1 of 12 rows, and otherwise 0 to 2." in said
 

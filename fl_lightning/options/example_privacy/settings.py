@@ -41,8 +41,8 @@ class ExamplePrivacy(PrivateOption):
     The gradient of a step is ``(sum_i g_i * min(1, max_grad_norm / |g_i|) + noise) / B``, with batch size B. Each example
     enters a batch independently with probability B / n, and an epoch has ceil(n / B) such batches. What the module does after
     that (momentum, FedProx's term, clipping of the total gradient) costs no privacy. ``federation/epsilon_of_examples`` is the
-    privacy loss of one example at the client that trained most; see
-    :func:`~fl_lightning.functional.privacy.epsilon_of_examples`.
+    largest privacy loss of an example. If the data name persons, it is that of a person, over all clients that hold one of its
+    examples; see :func:`~fl_lightning.functional.privacy.epsilon_of_examples`.
 
     The loss must be the mean of one term per example. The losses of this package are; ``torch.nn.CrossEntropyLoss`` with class
     weights is not.
@@ -55,7 +55,7 @@ class ExamplePrivacy(PrivateOption):
         noise_seed: None draws noise and batches from a secret key that is new at each start. With a number, they derive from
             it and from 'federation.seed', so that the run can be repeated bit for bit: a simulation that protects no example.
         target_epsilon: the largest epsilon of the whole run, > 0, instead of a noise multiplier: at the start, the least noise
-            is solved for the client with the largest epsilon, drawn in every planned round.
+            is solved for the example with the largest epsilon, whose clients are drawn in every planned round.
         extend: whether a resumed run may have more rounds than planned. The noise of those that remain is then solved again,
             and is larger, so that the whole run stays within the target.
 
