@@ -97,8 +97,8 @@ def in_words(settings: FederationSettings) -> str:
     private = [option for option in settings.active_options if isinstance(option, PrivateOption)]
     deltas = ", ".join(f"delta of {option.unit} {option.delta:g}" for option in private)
     return (
-        f"Epsilon of a whole run without repeated rounds; {deltas}. Noise at the clients and of examples: of the client (or the "
-        "clients that hold examples of one person) with the largest epsilon, drawn in every round."
+        f"Epsilon of a whole run without repeated rounds; {deltas}. Noise at the clients and of examples: of the client, or "
+        "the clients that hold examples of one person, with the largest epsilon, drawn in every round."
     )
 
 

@@ -70,14 +70,15 @@ def _data(arguments: argparse.Namespace) -> str:
     lines += ["to a server that asks, once, the counts of bins of its columns"] if info.histograms else []
     if settings.policy.budget is not None:
         lines += [SiteBudget(settings.policy.budget, data.names_persons).in_words()]
+    lines += _masks(arguments.name, settings.policy)
+    lines += [f"of each training: {_figures(settings.policy)}"]
+    allowed = ", ".join(info.evaluations) or "none (FedLoss and AdaFed scored by clients need 'evaluations: [validation]')"
+    lines += [f"evaluations that 'policy' allows: {allowed}"]
     lines += [
         "its rows and persons are counted here alone: if another site holds them, too, their epsilons add up, and neither this "
         "site nor the server can know it"
     ]
-    lines += _masks(arguments.name, settings.policy)
-    lines += [f"of each training: {_figures(settings.policy)}"]
-    allowed = ", ".join(info.evaluations) or "none (FedLoss and AdaFed scored by clients need 'evaluations: [validation]')"
-    lines += [f"evaluations that 'policy' allows: {allowed}", f"training would run on {device}"]
+    lines += [f"training would run on {device}"]
     lines += [f"note: {one.message}" for one in told if issubclass(one.category, UserWarning)]
     return "; ".join(lines)
 
