@@ -150,6 +150,25 @@ def test_one_round_of_many_clients_stays_within_the_limit(tmp_path):
     assert [float(memory.kept(client)["control"][7]) for client in range(10)] == list(range(10))
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "elsewhere", "written"),
+    [(0, 3, 0, 0), (0, 4, 0, 4), (0, 2, 1, 0), (0, 2, 2, 2), (1, 2, 0, 0), (2, 2, 0, 4)],
+)
+@pytest.mark.parametrize("limit", ["bytes", "number"])
+def test_a_client_counts_once(tmp_path, monkeypatch, limit, before, now, elsewhere, written):
+    """Room for three, 12,000 bytes or a number: clients of a round before, of this one, and those of another rank."""
+    monkeypatch.setattr(memory_module, "_MOST_IN_MEMORY", 3 if limit == "number" else 1000)
+    memory = ClientMemory()
+    memory.bound(tmp_path, 12_000 if limit == "bytes" else 2**30)
+    for first, last in ((0, before), (before, before + now)):
+        memory.changes()
+        for client in range(first, last):
+            memory.put(client, control=torch.full((1000,), float(client)))
+        memory.settle(memory.sizes() | {100 + k: 4000 for k in range(elsewhere)})
+    assert len(files_in(tmp_path)) == written
+    assert [float(memory.kept(client)["control"][7]) for client in range(before + now)] == list(range(before + now))
+
+
 def test_what_was_put_after_a_rejected_update_is_taken_back_from_its_file(tmp_path):
     memory = ClientMemory()
     memory.bound(tmp_path, 0)
@@ -185,6 +204,17 @@ def test_an_index_that_is_not_whole_is_named(tmp_path, harm, message):
     path.unlink() if harm == "unlink" else path.write_bytes(content[:-1])
     with pytest.raises(CheckpointError, match=f"which holds the index of clients' state, {message}"):
         fit(tmp_path, 4, "control variates", 0.0, "last")
+
+
+@pytest.mark.usefixtures("_index")
+def test_a_run_that_moves_on_from_folder_to_folder_finds_each_clients_state(tmp_path):
+    """Checkpoints in a third folder refer to files in all of them."""
+    whole = fit(tmp_path / "whole", 9, "control variates", 0.0)
+    checkpoint = None
+    for rounds in (2, 4, 5, 9):
+        module = fit(tmp_path / f"{rounds}", rounds, "control variates", 0.0, checkpoint)
+        checkpoint = str(tmp_path / f"{rounds}" / "checkpoints" / "last.ckpt")
+    assert same_bits(weights(whole), weights(module))
 
 
 def put_round(memory: ClientMemory, clients: range, value: float) -> None:
