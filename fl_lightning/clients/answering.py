@@ -61,7 +61,7 @@ class Questions:
         """
         metric = self.build(question.metric)
         predictions = as_probabilities(metric, predictions, target, module)
-        known = torch.arange(len(target)) if persons is None else persons
+        known = torch.arange(len(target)) if persons is None else torch.unique(persons, return_inverse=True)[1]
         n = torch.unique(known).numel()
         reason = self._too_few(n, target, known)
         if reason:
@@ -71,7 +71,7 @@ class Questions:
             update_metric(metric, predictions, target, SETTING)
             value = computed(metric)
         states, pooled = _states_of(metric)
-        most = int(torch.bincount(torch.unique(known, return_inverse=True)[1]).max())
+        most = int(torch.bincount(known).max())
         rows = self.least * most if self.least > 1 else 1  # in so many rows there are enough persons, whoever they are
         if few_predicted(states, rows, _thresholds(metric)):
             return EvalReport(client, math.nan, reason=f"fewer than {self.least} examples are predicted as one class")

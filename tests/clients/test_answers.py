@@ -155,6 +155,28 @@ def test_the_same_question_has_the_same_answer_and_other_predictions_other_draws
     assert ask(classification.BinaryAUROC(), scores.flip(0), labels.flip(0), resamples=200).interval != one.interval
 
 
+class MeanPrediction(torchmetrics.MeanMetric):
+    """Reads no targets, so that an interval tells of the draws alone."""
+
+    def update(self, predictions: torch.Tensor, target: torch.Tensor) -> None:
+        super().update(predictions)
+
+
+def test_other_targets_and_other_persons_have_other_draws():
+    """With the same draws, the difference of two intervals would be about the rows that changed."""
+    scores, labels = two_classes(20)
+    scores, labels = scores.repeat_interleave(4), labels.repeat_interleave(4)
+    pairs, others = torch.arange(80) // 2, torch.tensor([0, 1, 0, 1]).repeat(20) + 2 * (torch.arange(80) // 4)
+
+    def interval(target: torch.Tensor, persons: torch.Tensor) -> Any:
+        return ask(MeanPrediction(), scores, target, resamples=200, persons=persons).interval
+
+    one = interval(labels, pairs)
+    assert one != interval(1 - labels, pairs)
+    assert one != interval(labels, others)  # each person has the same numbers in both
+    assert one == interval(labels, 7 * pairs + 3)  # as a site numbers its persons, or a simulation those of all clients
+
+
 # ---------------------------------------------------------------- few persons
 
 

@@ -121,6 +121,15 @@ def test_a_reply_from_the_store_costs_nothing(site, tmp_path):  # noqa: F811
     assert len(entries(tmp_path)) == 1
 
 
+def test_repeated_turns_are_paid_before_they_happen(site, tmp_path):  # noqa: F811
+    """Three steps, and six more if both retries are needed; a budget for two of the three is too small."""
+    asked = {"local": NOISY_STEPS, "faults": {"retries": 2}}
+    assert not told(again(budgeted(tmp_path, max_epsilon=step_epsilon(9) * 1.001), "a", order(), **asked))
+    assert [line["release"]["count"] for line in entries(tmp_path)] == [9]
+    (tmp_path / "ledger.jsonl").unlink()
+    assert "max_epsilon" in told(again(budgeted(tmp_path, max_epsilon=step_epsilon(6) * 1.001), "b", order(), **asked))
+
+
 @pytest.mark.parametrize("fails", ["fsync", "write"])
 def test_nothing_leaves_without_a_line(fails, site, tmp_path, monkeypatch):  # noqa: F811
     site = budgeted(tmp_path, max_epsilon=100.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,9 +69,11 @@ def test_few_counts_hide_the_rows_of_all_states():
     assert told_states({"tp": torch.tensor(48), "fp": torch.tensor(0)}, 10)["fp"] == 0
 
 
-def test_few_rows_that_are_predicted_as_one_class():
+@pytest.mark.parametrize(("few", "many"), [(0.9, 0.1), (0.1, 0.9)])
+def test_few_rows_that_are_predicted_as_one_class(few, many):
+    """A specificity is about those that are predicted negative, as a precision is about the others."""
     scores = BinaryStatScores()
-    scores.update(torch.tensor([0.9] * 2 + [0.1] * 50), torch.tensor([1] * 26 + [0] * 26))
+    scores.update(torch.tensor([few] * 2 + [many] * 50), torch.tensor([1] * 26 + [0] * 26))
     states = {name: getattr(scores, name) for name in ("tp", "fp", "tn", "fn")}
     assert few_predicted(states, 10)
     assert not few_predicted(states, 2)

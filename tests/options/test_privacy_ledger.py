@@ -40,6 +40,7 @@ from fl_lightning import (
     TopK,
 )
 from fl_lightning.functional import derive_seed
+from fl_lightning.options.privacy_account.ledger import PrivacyLedger
 
 LEDGER = "privacy_ledger.jsonl"
 
@@ -383,6 +384,24 @@ def test_a_damaged_line_is_refused(one_round):
         (one_round / LEDGER).write_text(broken + whole)
         with pytest.raises(CheckpointError, match=r"Line 1 of '.*' is damaged, so the privacy spent by this run cannot be"):
             resume(one_round)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_largest_cohort_and_the_highest_rate_count_whenever_they_were(first, tmp_path):
+    """Rounds of 1 and 5 of 10 clients, with full batches in one and batches of a tenth in the other: by other accountants."""
+    rounds = [
+        {"round": 0, "drawn": 1, "steps": {"0": 4}, "rates": {"0": 0.1}},
+        {"round": 1, "drawn": 5, "steps": {"0": 4}, "rates": {"0": 1.0}},
+    ]
+    ledger = PrivacyLedger(tmp_path, "run")
+    for line in (rounds[first], rounds[1 - first]):
+        ledger.append(line | {"noise": {"clients": 4.0, "examples": 3.0}})
+    spending, _ = ledger.read()
+    data = FederatedDataModule(Blobs(), Consecutive([4] * 10))
+    data.setup("fit")
+    assert ClientPrivacy(1.0, 4.0).spent(spending, data) >= attained(4.0, 5, 10, 2, 1e-5)[0]
+    both = ExamplePrivacy(1.0, 3.0).spent(spending, data)
+    assert both == pytest.approx(gaussian_epsilon(3 / math.sqrt(8), 1e-5), rel=0.01)  # eight steps at the rate 1
 
 
 def test_a_ledger_that_cannot_be_written_stops_the_round(tmp_path):
