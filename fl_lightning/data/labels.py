@@ -186,7 +186,15 @@ def _column(dataset: Any, name: str) -> Any:
     if values is None and not consists and name in (getattr(dataset, "column_names", None) or ()):
         values = dataset[name][:]
     if values is None or not hasattr(values, "__len__") or len(values) != len(dataset):
-        return _inner_column(dataset, name) if consists else None
+        inner = _inner_column(dataset, name) if consists else None
+        if inner is not None and len(inner) == len(dataset):
+            return inner
+        if name == "persons" and not (values is None and inner is None):
+            raise DataError(
+                f"{type(dataset).__name__} names persons, but not one for each of its {len(dataset)} examples. Give its "
+                "attribute 'persons' one value for each example."
+            )
+        return None
     column = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     known = getattr(dataset, f"{name}_names", None)
     return np.asarray(known)[column] if known else column
@@ -196,14 +204,12 @@ def _inner_column(dataset: Any, name: str) -> Any:
     """Return a column of the datasets inside, whose rows a subclass keeps also if it changes what it returns of them."""
     if isinstance(dataset, Subset):
         inner = _column(dataset.dataset, name)
-        found = None if inner is None else inner[np.asarray(dataset.indices)]
-    else:
-        parts = [_column(part, name) for part in dataset.datasets]
-        named = [part for part in parts if part is not None]
-        if name == "persons" and 0 < len(named) < len(parts):
-            raise DataError(
-                f"ConcatDataset names 'persons' in {len(named)} of the {len(parts)} datasets that it joins. Name them in all, "
-                "with a name of its own for each example of a person who is not known."
-            )
-        found = np.concatenate(named) if len(named) == len(parts) else None
-    return found if found is None or len(found) == len(dataset) else None
+        return None if inner is None else inner[np.asarray(dataset.indices)]
+    parts = [_column(part, name) for part in dataset.datasets]
+    named = [part for part in parts if part is not None]
+    if name == "persons" and 0 < len(named) < len(parts):
+        raise DataError(
+            f"ConcatDataset names 'persons' in {len(named)} of the {len(parts)} datasets that it joins. Name them in all, "
+            "with a name of its own for each example of a person who is not known."
+        )
+    return np.concatenate(named) if len(named) == len(parts) else None

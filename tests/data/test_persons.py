@@ -22,7 +22,7 @@ from test_epsilon import poisson
 from test_privacy import NO_NOISE
 from test_privacy_ledger import lines
 from torch.nn import functional as F
-from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from fl_lightning import (
     CheckpointError,
@@ -122,6 +122,23 @@ def test_a_name_at_two_clients_with_datasets_of_their_own_is_one_person(one, oth
     assert [(i, k) for i in range(3) for k in range(3) if here[i] == there[k]] == shared
     assert data.sharing == [(0, 1)] * bool(shared)
     assert (here[0] == here[1]) == (one[0] == one[1])
+
+
+class Twice(Subset[Any]):
+    def __len__(self) -> int:
+        return 2 * len(self.indices)
+
+
+@pytest.mark.parametrize(
+    ("kind", "persons"), [(TensorDataset, [0, 0, 1]), (TensorDataset, 4), (lambda own: Twice(own, range(4)), [0, 0, 1, 1])]
+)
+def test_persons_that_are_not_one_for_each_example_are_refused(kind, persons):
+    """They counted as none, so that each row was a person."""
+    inside = TensorDataset(torch.rand(4, 2))
+    dataset = kind(inside.tensors[0]) if kind is TensorDataset else kind(inside)
+    (dataset if kind is TensorDataset else inside).persons = persons
+    with pytest.raises(DataError, match=f"names persons, but not one for each of its {len(dataset)} examples"):
+        read_persons(dataset)
 
 
 def test_tables_of_their_own_share_persons_by_name():
