@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import pickle
 import random
-import warnings
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import CellType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric, MetricCollection
 
+from fl_lightning.clients.isolation.plain_values import PLAIN
 from fl_lightning.compat.torch import buffers_of, parameters_of, parts_of, times_changed
 from fl_lightning.errors import EngineError, FederationError
 from fl_lightning.functional.description import is_users, own_class
-from fl_lightning.functional.digest import digest
+from fl_lightning.functional.seeding import GENERATORS
 
 REMEDY = "Set 'federation.local.engine' to 'fabric' or 'trainer'."
-_OF_TORCH = tuple(vars(nn.Module()))
-_OF_LIGHTNING = vars(LightningModule()).keys() | {"_hparams_initial", "_hparams_name", "log", "configure_callbacks"}
+_OF_TORCH = vars(nn.Module()).keys() - {"training"}
+_OF_LIGHTNING = vars(LightningModule()).keys() - {"_hparams"} | {"_hparams_initial", "log", "configure_callbacks"}
 _LARGEST = 2**20
-"""The bytes up to which a value is read; what is larger is data rather than state."""
+"""The bytes up to which an array is read; what is larger is data rather than state."""
 _RANDOM = "random numbers"
 
 
 class Traces:
-    """Compare what a module and its code hold before and after a part of the training.
+    """Compare what a module holds before and after a part of the training.
 
-    This covers attributes of the module and its parts, everything that they refer to, class attributes, and the closures,
-    default arguments and globals of the methods; not what other libraries hold, and no large values.
+    This covers the attributes of the module and its parts, those of its classes, and the data in them: numbers, texts, tensors,
+    arrays, containers, generators of random numbers, and objects of the user's classes. What a function holds is not covered,
+    such as closures, globals and caches: of these, :func:`.attempt` sees what changes the loss at once.
 
     Args:
         module: the clients' module.
@@ -46,24 +45,13 @@ class Traces:
         self._module = module
 
     def now(self) -> dict[str, Any]:
-        """Return a digest of each value by its name, and the states of the global random numbers."""
-        found: dict[str, Any] = {}
+        """Return what the module holds, by name, and the states of the global random numbers."""
         parts = parts_of(self._module)
-        tensors = [*parameters_of(self._module, parts).values()]
-        tensors += [buffer for part in parts.values() for buffer in buffers_of(part).values() if buffer is not None]
-        own: dict[int, Any] = {id(part): None for part in parts.values()}
-        own |= {id(tensor): (times_changed(tensor), tensor.requires_grad) for tensor in tensors}
-        file = _Digest()
-        pickler = _Pickler(file, own)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # some classes announce that their pickles will end
-            for name, value in self._held(parts):
-                try:
-                    pickler.dump(value)
-                except Exception:  # whatever a class raises when it is pickled
-                    file.take()
-                    continue
-                found[name] = file.take()
+        parameters = parameters_of(self._module, parts)
+        buffers = [buffer for part in parts.values() for buffer in buffers_of(part).values()]
+        picture = _Picture([*parts.values(), *parameters.values(), *buffers])
+        found = {name: picture.of(value) for name, value in self._held(parts)}
+        found |= {name: _versions(parameter) for name, parameter in parameters.items()}
         numpy: Any = np.random.get_state()
         found[_RANDOM] = random.getstate(), numpy[1].tobytes(), numpy[2], torch.get_rng_state().numpy().tobytes()
         return found
@@ -73,14 +61,11 @@ class Traces:
         for prefix, part in parts.items():
             if isinstance(part, Metric | MetricCollection):
                 continue
-            held = dict(vars(part))
-            own = ((name, held.pop(name, None)) for name in _OF_TORCH)
-            yield prefix or type(part).__name__, [pair for pair in own if pair[1]]  # most registers of hooks are empty
-            if isinstance(part, LightningModule):
-                held = {name: held[name] for name in held if name not in _OF_LIGHTNING} | {"_hparams": part.hparams}
-            if own_class(type(part)) is type(part):  # this package's parts keep caches alone
-                held = {name: value for name, value in held.items() if not name.startswith("_")}
-            yield from ((f"{prefix}.{name}".lstrip("."), value) for name, value in held.items())
+            ours = own_class(type(part)) is type(part)  # this package's parts keep caches alone behind underscores
+            hidden = _OF_LIGHTNING | _OF_TORCH if isinstance(part, LightningModule) else _OF_TORCH
+            for name, value in vars(part).items():
+                if name == "training" or not (name in hidden or (ours and name.startswith("_"))):
+                    yield f"{prefix}.{name}".lstrip("."), value
             classes.update(dict.fromkeys(kind for kind in type(part).__mro__ if is_users(kind)))
         for kind in classes:
             yield from ((f"{kind.__name__}.{name}", value) for name, value in vars(kind).items())
@@ -109,13 +94,66 @@ class Traces:
             EngineError: if something has changed; it names the first.
         """
         now = self.now()
-        # The pickler numbers what it has written, so a change also moves what follows: the first one counts.
-        changed = [*(before.keys() - now.keys()), *(name for name in now if before.get(name) != now[name])]
+        changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         if changed:
             what = "draws random numbers from torch, NumPy or Python's random"
             if changed[0] != _RANDOM:
                 what = f"changes '{changed[0]}' or what it refers to"
             raise EngineError(f"{who} of {type(self._module).__name__} {what}, which stacked clients would share. {REMEDY}")
+
+
+class _Picture:
+    """Describe data by values that can be compared; what is not data, or described elsewhere, counts as unchanged.
+
+    Args:
+        known: the module's own parts and tensors, which are described elsewhere.
+    """
+
+    def __init__(self, known: Sequence[Any]) -> None:
+        self._known = {id(one) for one in known}
+        self._seen: set[int] = set()
+
+    def of(self, value: Any) -> Any:
+        """Return a description of a value and everything that it refers to."""
+        if isinstance(value, PLAIN):
+            return repr(value)
+        if id(value) in self._known:
+            return id(value)
+        if id(value) in self._seen:
+            return None
+        self._seen.add(id(value))
+        inside = _inside(value)
+        return inside if inside is None or isinstance(inside, bytes | str) else [self.of(one) for one in inside]
+
+
+def _inside(value: Any) -> Any:
+    """Return the content of a value as bytes or text, or the values that it consists of; None if it is not data."""
+    if isinstance(value, Tensor):
+        return _versions(value)
+    if isinstance(value, np.ndarray):
+        return value.tobytes() if value.nbytes <= _LARGEST and not value.dtype.hasobject else None
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    if isinstance(value, GENERATORS):
+        return pickle.dumps(value)
+    if isinstance(value, itertools.count):
+        return repr(value)
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values(), *_attributes(value)]
+    if isinstance(value, list | tuple | deque | set | frozenset):
+        return [*value, *_attributes(value)]
+    return _attributes(value) if isinstance(value, nn.Module) or is_users(type(value)) else None
+
+
+def _attributes(value: Any) -> list[Any]:
+    """Return the attributes of an object, and those of its class if it is the user's."""
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    own = [*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in slots)]
+    return own + ([*vars(type(value)).values()] if is_users(type(value)) else [])
+
+
+def _versions(tensor: Tensor) -> str:
+    return f"{id(tensor)} {times_changed(tensor)} {tensor.requires_grad}"
 
 
 class InPlace:
@@ -147,86 +185,3 @@ class InPlace:
                     f"The training_step of {type(self._module).__name__} changes {name} in place, which stacked clients do not "
                     f"support. Compute a new tensor, or set 'federation.local.engine' to 'fabric' or 'trainer'."
                 )
-
-
-class _Digest:
-    """A file that keeps only a digest of what is written."""
-
-    def __init__(self) -> None:
-        self._hash, self._size = hashlib.blake2b(digest_size=16), 0
-
-    def write(self, content: Any) -> None:
-        self._size += len(content)
-        if self._size > _LARGEST:
-            raise ValueError(f"more than {_LARGEST} bytes")
-        self._hash.update(content)
-
-    def take(self) -> bytes:
-        """Return the digest, and begin another one."""
-        found = self._hash.digest()
-        self._hash, self._size = hashlib.blake2b(digest_size=16), 0
-        return found
-
-
-class _Pickler(pickle.Pickler):
-    """Write a value with everything that it refers to, but the module's own parts and what runs the training by identity."""
-
-    def __init__(self, file: Any, own: Mapping[int, Any]) -> None:
-        super().__init__(file, protocol=5)
-        self._own = own
-
-    def reducer_override(self, obj: Any) -> Any:
-        if obj is list:  # stands for every object below, whose state follows
-            return NotImplemented
-        state = self._state_of(obj)
-        if state is not None:
-            return list, (), state
-        try:
-            found = obj.__reduce_ex__(4)
-        except Exception:
-            found = None
-        return found if isinstance(found, tuple) else (list, (), (id(obj), getattr(obj, "__dict__", None)))
-
-    def _state_of(self, obj: Any) -> Any:
-        """Return what an object holds; None if the object itself says it when it is pickled."""
-        if id(obj) in self._own:
-            return id(obj), self._own[id(obj)]
-        if isinstance(obj, FunctionType | type):
-            return (id(obj), _around(obj) if is_users(obj) else None)
-        if isinstance(obj, Tensor):
-            return id(obj), times_changed(obj), _content(obj)
-        if isinstance(obj, ModuleType | Trainer | LightningDataModule | Optimizer | LRScheduler):
-            return (id(obj),)
-        if isinstance(obj, nn.Module):
-            return vars(obj)
-        if isinstance(obj, torch.Generator):
-            return obj.get_state().numpy().tobytes()
-        if isinstance(obj, GeneratorType):
-            return id(obj), obj.gi_frame and (obj.gi_frame.f_lasti, obj.gi_frame.f_locals)
-        if isinstance(obj, MethodType | staticmethod | classmethod):
-            return obj.__func__, getattr(obj, "__self__", None)
-        return (obj.fget,) if isinstance(obj, property) else None
-
-
-def _content(tensor: Tensor) -> Any:
-    """Return a digest of a small tensor; None for one that a transform of torch has left behind."""
-    try:
-        return digest(tensor) if tensor.nbytes <= _LARGEST else None
-    except Exception:
-        return None
-
-
-def _around(obj: Any) -> Any:
-    """Return what a user's class or function holds: attributes, or closure, default arguments, and globals that it names."""
-    held = dict(vars(obj))
-    if isinstance(obj, type):
-        return held
-    named = [obj.__globals__[name] for name in obj.__code__.co_names if name in obj.__globals__]
-    return held, obj.__defaults__, obj.__kwdefaults__, [_contents(cell) for cell in obj.__closure__ or ()], named
-
-
-def _contents(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not set yet
-        return None
