@@ -200,7 +200,8 @@ def _settings(node: Any, where: str) -> dict[str, Entry]:
         for one in (entry.key, entry.node):
             if isinstance(one, yaml.ScalarNode) and one.tag.endswith(":int") and _OLD_NUMBER.fullmatch(one.value):
                 number = yaml.load(one.value, LOADER)
-                fix = f"Put quotes around it{f', or write {number}' if one is entry.node else ''}."
+                plain = one is entry.node and ":" not in one.value
+                fix = f"Put quotes around it{f', or write {number}' if plain else ''}."
                 raise ConfigurationError(f"{where}line {entry.line}: YAML reads {one.value} as the number {number}. {fix}")
         settings[name] = entry
     return settings

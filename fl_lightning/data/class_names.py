@@ -129,6 +129,7 @@ def require_same_features(one: str, names: Sequence[str] | None, other: str, oth
         return
     lacking = [name for name in names if name not in others]
     more = [name for name in others if name not in names]
+    one = one[0].lower() + one[1:]  # not the beginning of a sentence
     what = f"'{lacking[0]}' is only in {one}" if lacking else f"'{more[0]}' is only in {other}" if more else "the order differs"
     raise DataError(
         f"The features of {one} and of {other} differ ({what}), so a feature would be taken for another one. Give both the "

@@ -109,9 +109,11 @@ def returns_inside(dataset: Any) -> bool:
 
 
 def own_attribute(dataset: Any, name: str) -> Any:
-    """Return an attribute of a dataset itself, None without it: a ClientPart has only those of the dataset inside."""
-    inside = isinstance(dataset, ClientPart) or (isinstance(dataset, Subset | ConcatDataset) and name in _INSIDE)
-    return None if inside else getattr(dataset, name, None)
+    """Return an attribute of a dataset itself, None without it: a wrapper may return those of the dataset inside."""
+    wraps = isinstance(dataset, Subset | ConcatDataset)
+    if wraps and (name in _INSIDE or not (name in vars(dataset) or hasattr(type(dataset), name))):
+        return None
+    return getattr(dataset, name, None)
 
 
 def _member(dataset: ConcatDataset[Any], indices: Sequence[int]) -> tuple[Any, Sequence[int]] | None:

@@ -111,10 +111,10 @@ class ClientSets(LightningDataModule):
                 warn_of_unused(self.clients, name)
         refuse_package(self.clients)
         for hook in shared_hooks(self.clients):
-            vars(self)[hook] = self._of_an_image(hook)
+            vars(self)[hook] = self._image_hook(hook)
         vars(self).update(said_of_examples(self.clients))
 
-    def _of_an_image(self, hook: str) -> Callable[..., Any]:
+    def _image_hook(self, hook: str) -> Callable[..., Any]:
         """Return a transfer hook that all clients share, in the Trainer that runs now."""
         first = next(iter(self.clients.values()))
 

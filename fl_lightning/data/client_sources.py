@@ -18,6 +18,7 @@ from fl_lightning.data.schema import Schema
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.errors import ConfigurationError, DataError, add_note
+from fl_lightning.functional.description import own_class
 
 Source = Any
 """A client's examples: a dataset, a DataLoader, or a LightningDataModule."""
@@ -45,18 +46,18 @@ def shared_hooks(clients: Mapping[str, Source]) -> list[str]:
     Raises:
         ConfigurationError: if it is not known that they are alike; it names the client.
     """
-    found: list[str] = []
     for name, source in clients.items():
-        hooks = [h for h in TRANSFER_HOOKS if is_module(source) and is_overridden(h, source, LightningDataModule)]
-        if hooks and not isinstance(source, ImageDataModule):
+        base = ImageDataModule if isinstance(source, ImageDataModule) else LightningDataModule
+        hooks = [hook for hook in TRANSFER_HOOKS if is_module(source) and is_overridden(hook, source, base)]
+        if hooks:
             raise ConfigurationError(
                 f"The datamodule of client '{name}' overrides '{hooks[0]}', which all clients would share. Move it to the "
                 "LightningModule, or into the dataset."
             )
-        found = found or hooks
-    if not found:
+    images = [(name, source) for name, source in clients.items() if isinstance(source, ImageDataModule)]
+    if not images:
         return []
-    first, own = next((name, source) for name, source in clients.items() if isinstance(source, ImageDataModule))
+    first, own = images[0]
     for name, source in clients.items():
         if not own.transfers_like(source):
             raise ConfigurationError(
@@ -64,7 +65,7 @@ def shared_hooks(clients: Mapping[str, Source]) -> list[str]:
                 "augment images in different ways, but all clients share one. Give all of them the same 'mean', 'std' (or "
                 "'normalize') and 'augmentation'; for a dataset, do it in the LightningModule."
             )
-    return found
+    return ["on_after_batch_transfer"]
 
 
 def said_of_examples(clients: Mapping[str, Source]) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def said_of_examples(clients: Mapping[str, Source]) -> dict[str, Any]:
         ConfigurationError: if they say different things.
     """
     found: dict[str, Any] = {}
-    modules = {name: source for name, source in clients.items() if is_module(source)}
+    modules = {name: source for name, source in clients.items() if is_module(source) and own_class(type(source))}
     for name in ("schema", "density_scale"):
         said = {client: getattr(source, name, None) for client, source in modules.items()}
         said = {client: value for client, value in said.items() if isinstance(value, Schema | int | float)}

@@ -129,10 +129,10 @@ class ImageDataModule(LoadsSafely, LightningDataModule):
 
     def transfers_like(self, other: Any) -> bool:
         """Return whether another datamodule scales, augments and normalises images in the same way; False if unknown."""
-        hook = "on_after_batch_transfer"
-        if not isinstance(other, ImageDataModule) or getattr(type(other), hook) is not getattr(type(self), hook):
+        if not isinstance(other, ImageDataModule):
             return False
-        return (self.mean, self.std) == (other.mean, other.std) and _same(self.augmentation, other.augmentation)
+        numbers = [[x and tuple(x) for x in (one.mean, one.std)] for one in (self, other)]
+        return numbers[0] == numbers[1] and _same(self.augmentation, other.augmentation)
 
     def _normalized(self, images: Tensor) -> Tensor:
         if self.mean is not None and self.std is not None:

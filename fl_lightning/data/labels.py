@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from tqdm import tqdm  # tqdm.auto warns in a notebook without ipywidgets
 
-from fl_lightning.data.client_part import own_attribute, read_examples, returns_inside
+from fl_lightning.data.client_part import own_attribute, returns_inside
 from fl_lightning.errors import DataError, add_note
 
 _MOST_CLASSES = 1_000_000
@@ -57,7 +57,7 @@ def read_labels(dataset: Any, owner_of: Callable[[int], str] | None = None) -> T
 
 def _label_of(dataset: Any, index: int, owner_of: Callable[[int], str] | None) -> int:
     try:
-        return int(next(read_examples(dataset, [index]))[1])
+        return int(dataset[index][1])
     except OSError as error:
         add_note(error, f"In example {index}{'' if owner_of is None else owner_of(index)}, whose label is read.")
         raise
@@ -189,7 +189,7 @@ def _column(dataset: Any, name: str) -> Any:
         inner = _inner_column(dataset, name) if consists else None
         if inner is not None and len(inner) == len(dataset):
             return inner
-        if name == "persons" and not (values is None and inner is None):
+        if name == "persons" and (inner is not None or hasattr(values, "__len__")):
             raise DataError(
                 f"{type(dataset).__name__} names persons, but not one for each of its {len(dataset)} examples. Give its "
                 "attribute 'persons' one value for each example."

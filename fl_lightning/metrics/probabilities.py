@@ -26,7 +26,7 @@ def as_probabilities(metric: Metric, predictions: Tensor, target: Tensor, module
     Raises:
         ConfigurationError: if the module does not say what its predictions are, or they are something else.
     """
-    kind = _kind(getattr(metric, "metric", metric))
+    kind = next(filter(None, map(_kind, metric.modules())), "")  # also of the metric inside a wrapper
     refused = target.is_floating_point() and getattr(metric, "validate_args", False)  # by the metric, with its own words
     if not kind or refused or not predictions.is_floating_point():
         return predictions
@@ -55,11 +55,12 @@ def _kind(metric: object) -> str:
     if getattr(metric, "takes_probabilities", False):
         return "Binary"
     for base in type(metric).__mro__:
-        if base.__module__.startswith("torchmetrics."):
-            kind = next((one for one in ("Binary", "Multilabel") if base.__name__.startswith(one)), "")
-            kind = "Multiclass" if base.__name__ in _OF_PROBABILITIES else kind
-            if kind:
-                return kind
+        if base.__name__.startswith("Binary"):
+            return "Binary"
+        if base.__module__.startswith("torchmetrics.") and base.__name__.startswith("Multilabel"):
+            return "Multilabel"
+        if base.__name__ in _OF_PROBABILITIES:
+            return "Multiclass"
     return ""
 
 

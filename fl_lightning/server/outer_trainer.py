@@ -54,7 +54,7 @@ def prepare_trainer(trainer: Trainer, cleanup: ExitStack, make_bar: Callable[[],
             cleanup.callback(_put, trainer, [callback], bar)
             cleanup.callback(bar.close)
         if isinstance(callback, ModelCheckpoint):
-            _let_it_save(callback, cleanup)
+            _save_after_manual_steps(callback, cleanup)
 
 
 class _Automatic:
@@ -63,13 +63,20 @@ class _Automatic:
     automatic_optimization = True
 
     def __init__(self, module: LightningModule) -> None:
-        self._module = module
+        vars(self)["_module"] = module
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._module)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
+        return getattr(vars(self)["_module"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._module, name, value)
 
 
-def _let_it_save(callback: ModelCheckpoint, cleanup: ExitStack) -> None:
+def _save_after_manual_steps(callback: ModelCheckpoint, cleanup: ExitStack) -> None:
     """Let a ModelCheckpoint act on the server's step, which is a manual one, as on a step of automatic optimization.
 
     After a manual step, it ignores its interval of time, and advises on code that the user's module does not have.

@@ -178,7 +178,7 @@ class RoundRunner:
         step = set_pseudo_gradient(server.parameters(), result.aggregate)
         self._untouched.check(self._federation.trainer)  # and again after Lightning's hooks within the step
         optimizer: Any = module.optimizers()
-        optimizer.step()
+        optimizer.step(lambda: self._untouched.note(self._federation.trainer.optimizers[0]))  # what it sets itself
         optimizer.zero_grad()
         self._untouched.note(self._federation.trainer.optimizers[0])
         server.set_buffers(result.aggregate, result.counters)

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
 from torch.optim import Optimizer
 
 from fl_lightning.clients.isolation.attribute_values import equal
-from fl_lightning.clients.isolation.plain_values import is_kept
+from fl_lightning.clients.isolation.plain_values import PLAIN, is_kept
 from fl_lightning.errors import ConfigurationError
 
 _BESIDE = (Checkpoint, ModelSummary, ProgressBar)
@@ -30,7 +30,10 @@ class Untouched:
         """
         self._optimizer = optimizer
         given = optimizer.param_groups if groups is None else groups
-        self._groups = [{k: copy.deepcopy(v) for k, v in group.items() if k != "params" and is_kept(v)} for group in given]
+        self._groups = [
+            {k: v if isinstance(v, PLAIN) else copy.deepcopy(v) for k, v in group.items() if k != "params" and is_kept(v)}
+            for group in given
+        ]
 
     def check(self, trainer: Trainer) -> None:
         """Refuse a change since then.

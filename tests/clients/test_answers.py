@@ -15,7 +15,7 @@ from scipy import stats
 from sklearn import calibration
 from sklearn import metrics as sk
 from torch import nn
-from torchmetrics import classification, regression
+from torchmetrics import classification, regression, wrappers
 
 from fl_lightning import CalibrationCurve, ClassificationTask
 from fl_lightning.clients.answering import Questions, refuse_questions
@@ -115,6 +115,15 @@ def test_every_metric_of_torchmetrics_that_reads_probabilities_gets_them(name):
     one, other = (metric(scores, labels) for scores in (inside, inside + 5))
     same = all(torch.equal(a, b) for a, b in zip(*(x if isinstance(x, tuple) else (x,) for x in (one, other)), strict=True))
     assert same == (as_probabilities(metric, inside, labels, Saying("logits")) is inside)
+
+
+@pytest.mark.parametrize(
+    "wrapped", [lambda metric: metric * 1.0, wrappers.MinMaxMetric, lambda metric: wrappers.Running(metric, 9)]
+)
+def test_a_metric_inside_another_gets_probabilities(wrapped):
+    logits, labels = torch.tensor([0.1, 0.3, 0.2, 0.4]), torch.tensor([1, 1, 1, 0])
+    given = as_probabilities(wrapped(classification.BinaryAccuracy()), logits, labels, Saying("logits"))
+    assert torch.equal(given, logits.sigmoid())
 
 
 def test_predictions_of_an_unknown_kind_are_refused():

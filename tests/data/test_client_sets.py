@@ -23,6 +23,7 @@ from fl_lightning import (
     FedLoss,
     FedStar,
     LocalTraining,
+    MNISTDataModule,
     WeightedAverage,
 )
 from fl_lightning.cli.command import main
@@ -238,6 +239,13 @@ class Transfers(Site):
         return batch
 
 
+class Blackened(MNISTDataModule):
+    """One of the package's, whose clients share how images are changed, with a change of its own."""
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch
+
+
 WRONG = {
     "'data.clients' must be at least one client": lambda: FederatedDataModule.from_clients({}),
     "'data.batch_size' must be 1 or above": lambda: FederatedDataModule.from_clients(shares(), batch_size=0),
@@ -247,6 +255,7 @@ WRONG = {
     "client 'a' overrides 'on_after_batch_transfer'": lambda: FederatedDataModule.from_clients(
         {"a": Transfers(VAL), "b": Site(VAL)}
     ),
+    "client 'b' overrides 'on_before_batch_transfer'": lambda: FederatedDataModule.from_clients({"a": VAL, "b": Blackened()}),
     "'data.public_share' must be 0 if each client": lambda: FederatedDataModule.from_clients(shares(), public_share=0.1),
 }
 UNUSABLE = {

@@ -124,13 +124,20 @@ def test_a_name_at_two_clients_with_datasets_of_their_own_is_one_person(one, oth
     assert (here[0] == here[1]) == (one[0] == one[1])
 
 
+@pytest.mark.parametrize("persons", [None, 12, lambda: 12])
+def test_a_number_or_a_method_names_no_persons(persons):
+    dataset = TensorDataset(torch.rand(4, 2))
+    dataset.persons = persons
+    assert read_persons(dataset) is None
+
+
 class Twice(Subset[Any]):
     def __len__(self) -> int:
         return 2 * len(self.indices)
 
 
 @pytest.mark.parametrize(
-    ("kind", "persons"), [(TensorDataset, [0, 0, 1]), (TensorDataset, 4), (lambda own: Twice(own, range(4)), [0, 0, 1, 1])]
+    ("kind", "persons"), [(TensorDataset, [0, 0, 1]), (TensorDataset, []), (lambda own: Twice(own, range(4)), [0, 0, 1, 1])]
 )
 def test_persons_that_are_not_one_for_each_example_are_refused(kind, persons):
     """They counted as none, so that each row was a person."""

@@ -117,6 +117,22 @@ def test_patients_of_a_wrapper_are_in_one_part_also_at_a_client(kind):
         assert not trained & tested
 
 
+class Delegating(Subset[Any]):
+    """Shows the attributes of the dataset inside, which has other examples, in another order."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+def test_a_wrapper_that_shows_what_is_inside_has_its_own_examples():
+    order = list(range(ROWS))[::-1]
+    found = Delegating(Digits(), order)
+    assert read_labels(found).tolist() == [index % 10 for index in order]
+    assert read_persons(found).tolist() == order
+
+
 def test_labels_that_change_on_reading_are_read():
     """Without labels of its own; rows stay the same rows, so their persons are those inside."""
     for wrapped in (Part(Digits(), range(ROWS)), Joined(halves()), Subset(Joined(halves()), range(ROWS))):
@@ -141,6 +157,7 @@ class AtOnce(Dataset[Any]):
 
     def __init__(self, begin: int = 0, rows: int = 12) -> None:
         self.begin, self.rows = begin, rows
+        self.targets = [(begin + index) % 3 for index in range(rows)]
 
     def __len__(self) -> int:
         return self.rows

@@ -19,12 +19,12 @@ BESIDES_HAND = {
     "fabric": {
         "step": {"operators": -12, "launches": -10, "reads": 0, "calls": 0},
         "client": {"operators": 27, "launches": 6, "reads": 3, "calls": 705},
-        "round": {"operators": 225, "launches": 64, "reads": 4, "calls": 1670},
+        "round": {"operators": 225, "launches": 64, "reads": 4, "calls": 1680},
     },
     "trainer": {
         "step": {"operators": -9, "launches": -8, "reads": 0, "calls": 450},
         "client": {"operators": 37, "launches": 10, "reads": 9, "calls": 2630},
-        "round": {"operators": 225, "launches": 64, "reads": 4, "calls": 1670},
+        "round": {"operators": 225, "launches": 64, "reads": 4, "calls": 1680},
     },
 }
 """The most that an engine may ask for beyond the loop by hand, which depends on the release of torch as well."""

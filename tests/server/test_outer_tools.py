@@ -176,6 +176,24 @@ def test_the_servers_optimizer_may_change_its_own_settings(tmp_path):
     assert same_bits(whole[1], resumed[1])
 
 
+def hooked(parameters: Any) -> Any:
+    optimizer = torch.optim.SGD(parameters, lr=2.0)
+    optimizer.register_step_pre_hook(lambda its, *_: its.param_groups[0].update(lr=its.param_groups[0]["lr"] / 2))
+    return optimizer
+
+
+class HalvesFirst(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["lr"] /= 2
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("build", [hooked, partial(HalvesFirst, lr=2.0)], ids=["hook", "step"])
+def test_the_servers_optimizer_may_set_its_rate_before_its_step(build):
+    rates = federate(Plain(), 2, server_optimizer=build).optimizers[0].param_groups
+    assert rates[0]["lr"] == 0.5
+
+
 @pytest.mark.parametrize(
     ("average", "decay"), [(WeightAveraging, None), (partial(EMAWeightAveraging, decay=0.75), 0.75)], ids=["mean", "ema"]
 )
@@ -362,6 +380,19 @@ def test_a_checkpoint_callback_sees_a_round_as_a_step_of_automatic_optimization(
     federate(Plain(), 3, ModelCheckpoint(tmp_path, save_top_k=-1, **settings), flags={"enable_checkpointing": True})
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"epoch={n - 1}-step={n}.ckpt" for n in rounds]
     assert not [str(one.message) for one in recwarn if "manual optimization" in str(one.message)]
+
+
+class Marks(ModelCheckpoint):
+    def on_train_batch_end(self, run: Any, pl_module: Any, *more: Any) -> None:
+        assert isinstance(pl_module, Plain)
+        pl_module.marker = self.every_n_train_steps if hasattr(self, "every_n_train_steps") else 1
+        super().on_train_batch_end(run, pl_module, *more)
+
+
+def test_a_checkpoint_callback_of_ones_own_reaches_the_module(tmp_path):
+    module = Plain()
+    federate(module, 1, Marks(tmp_path), flags={"enable_checkpointing": True})
+    assert module.marker
 
 
 def test_validation_inside_a_round():

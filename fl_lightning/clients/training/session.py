@@ -240,7 +240,7 @@ class ClientSession(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Apply the rules to the gradients, which are unscaled here and not yet clipped."""
-        scaler = vars(trainer.precision_plugin).get("scaler")
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is not None and overflowed(scaler, plain(optimizer)):
             self._skipped += 1
             return

@@ -149,18 +149,17 @@ class TurnProgress:
         if self._plan.progress is None or not (steps or trainer.accumulate_grad_batches != self._plan.accumulate):
             return
         batches = trainer.num_training_batches
-        counted = not module.automatic_optimization or batches == math.inf
-        if counted or trainer.should_stop or trainer.global_step >= self.last_step:
+        unplanned = not module.automatic_optimization or batches == math.inf
+        if unplanned or trainer.should_stop or trainer.global_step >= self.last_step:
             return
         planned = (trainer.current_epoch + 1 - self.first_epoch) * self._plan.steps_per_epoch(batches)
         made = trainer.global_step - self.first_step
         if made != planned:
             raise ConfigurationError(
                 f"{type(module).__name__} has made {made} steps by the end of epoch {trainer.current_epoch}, where {planned} "
-                "of this turn were planned, so learning rates and 'global_step' of later turns would be wrong. Let no hook set "
-                "'trainer.accumulate_grad_batches' (set 'federation.local.accumulate_grad_batches') or return -1 from "
-                "'on_train_batch_start', and let loaders yield as many batches as their length says, or set "
-                "'federation.local.progress' to 'round'."
+                "of this turn were planned, so learning rates and 'global_step' of later turns would be wrong. Set "
+                "'federation.local.progress' to 'round'. Or keep to the plan: set 'federation.local.accumulate_grad_batches' "
+                "instead of the Trainer's, do not return -1 from 'on_train_batch_start', and give loaders their true length."
             )
 
     def leave(self, trainer: Trainer, module: LightningModule) -> dict[str, Any]:
