@@ -30,7 +30,7 @@ class Untouched:
         """
         self._optimizer = optimizer
         given = optimizer.param_groups if groups is None else groups
-        self._groups = [
+        self._groups: list[dict[str, Any]] = [
             {k: v if isinstance(v, PLAIN) else copy.deepcopy(v) for k, v in group.items() if k != "params" and is_kept(v)}
             for group in given
         ]
