@@ -12,6 +12,11 @@ from collections.abc import Iterator
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it: also for processes that tests start, on shared cores
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("quick", max_examples=20, deadline=None)
+settings.register_profile("thorough", max_examples=200, deadline=None)  # --hypothesis-profile=thorough, in 'make test-all'
+settings.load_profile("quick")
 
 LONGEST = (
     "masked_sites",
@@ -55,6 +60,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the files; the tests of a file keep their order."""
     places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+    for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker("property")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
