@@ -1,0 +1,227 @@
+"""Draw small faults in the package, and find out which of them no test notices.
+
+    python tools/mutants.py draw tests/baseline/mutants.json                      # needs cosmic-ray; the same 150 each time
+    pytest -n 2 --cov=fl_lightning --cov-context=test --junitxml=junit.xml        # needs pytest-cov; which test runs which line
+    python tools/mutants.py run tests/baseline/mutants.json --only fl_lightning/data
+    python tools/mutants.py show tests/baseline/mutants.json
+
+'run' gives each mutant the tests that run its lines, first those that run little else, and stops at the first that fails.
+A test that takes the sum of their times above 100 s is left out. The results replace those in the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import difflib
+import json
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+AREAS = ["functional", "strategies", "rules", "routes", "server", "clients", "options", "data", "flower", "transforms"]
+EACH, SEED, BUDGET = 15, 0, 100.0
+
+
+def draw() -> list[dict[str, Any]]:
+    """Return 15 mutants of each area: a file by its size, a place, and a change of those that cosmic-ray has for it."""
+    from cosmic_ray.mutating import mutate_code
+
+    choose = random.Random(SEED)
+    found: list[dict[str, Any]] = []
+    for area in AREAS:
+        files = sorted(path for path in (ROOT / "fl_lightning" / area).rglob("*.py") if path.name != "__init__.py")
+        sizes, before = [path.read_text(encoding="utf-8").count("\n") for path in files], len(found)
+        while len(found) < before + EACH:
+            path = choose.choices(files, sizes)[0]
+            source, places = path.read_text(encoding="utf-8"), _places(path)
+            if places:
+                operator, occurrence = choose.choice(places[choose.choice(sorted(places))])
+                mutated = str(mutate_code(source, operator, occurrence))
+                with contextlib.suppress(SyntaxError):  # a bare * is taken for an operator
+                    ast.parse(mutated)
+                    one = _changed(path, source, mutated)
+                    found += [one] if one not in found else []
+    return found
+
+
+def _places(path: Path) -> dict[Any, list[Any]]:
+    """Return the changes that are possible at each place of a file, without annotations, which never run."""
+    from cosmic_ray.ast import ast_nodes, get_ast_from_path
+    from cosmic_ray.plugins import get_operator, operator_names
+
+    skipped = list(_annotations(ast.parse(path.read_text(encoding="utf-8"))))
+    tree, places = get_ast_from_path(path), dict[Any, list[Any]]()
+    for name in sorted(operator_names()):
+        kind = get_operator(name)
+        if kind.arguments() or name.endswith("NoOp"):
+            continue
+        operator = kind()
+        positions = (place for node in ast_nodes(tree) for place in operator.mutation_positions(node))
+        for occurrence, (start, end) in enumerate(positions):
+            if not any(low <= start < high for low, high in skipped):
+                places.setdefault((start, end), []).append((operator, occurrence))
+    return places
+
+
+def _annotations(tree: ast.AST) -> Iterator[tuple[Any, Any]]:
+    for node in ast.walk(tree):
+        for name in ("annotation", "returns"):
+            part = getattr(node, name, None)
+            if part is not None:
+                yield (part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)
+
+
+def _changed(path: Path, source: str, mutated: str) -> dict[str, Any]:
+    old, new = source.splitlines(), mutated.splitlines()
+    parts = [code for code in difflib.SequenceMatcher(None, old, new, False).get_opcodes() if code[0] != "equal"]
+    low, high, first, last = parts[0][1], parts[-1][2], parts[0][3], parts[-1][4]
+    where = {"file": str(path.relative_to(ROOT)), "line": low + 1}
+    return where | {"before": "\n".join(old[low:high]), "after": "\n".join(new[first:last])}
+
+
+# ---------------------------------------------------------------- run
+
+
+def times_of(junit: Path) -> dict[str, float]:
+    """Return the seconds of each test by 'folder.file::name'."""
+    cases = ET.parse(junit).iter("testcase")
+    return {f"{case.get('classname')}::{case.get('name')}": float(case.get("time", 0)) for case in cases}
+
+
+def tests_now(folder: Path) -> set[str]:
+    """Return the names of all tests that pytest finds."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "tests"]
+    listed = subprocess.run(command, cwd=folder, env=_environment(folder), capture_output=True, text=True, check=True).stdout
+    return {line for line in listed.splitlines() if "::" in line}
+
+
+def tests_of(mutant: dict[str, Any], coverage: list[Path], times: dict[str, float], known: set[str]) -> list[str]:
+    """Return the tests that run a mutant's lines, those that run the fewest lines of the file first, few of each function."""
+    from coverage.numbits import numbits_to_nums
+
+    lines = set(range(mutant["line"], mutant["line"] + mutant["before"].count("\n") + 1))
+    ran = Counter[str]()
+    for path in coverage:
+        with contextlib.closing(sqlite3.connect(path)) as data:
+            rows = data.execute(
+                "select context.context, line_bits.numbits from line_bits join context on context.id = context_id "
+                "join file on file.id = file_id where file.path like ?",
+                (f"%{mutant['file']}",),
+            ).fetchall()
+        for context, bits in rows:
+            numbers, test = set(numbits_to_nums(bits)), context.rpartition("|")[0]
+            if test in known and numbers & lines:
+                ran[test] += len(numbers)
+    places = Counter[str]()
+    order = list[tuple[int, int, str]]()
+    for test in sorted(ran, key=lambda one: (ran[one], one)):
+        function = test.partition("[")[0]
+        order.append((places[function] // 3, ran[test], test))
+        places[function] += 1
+    chosen, seconds = [mutant["by"]] if mutant.get("by") in known else [], 0.0
+    for _, _, test in sorted(order):
+        file, _, name = test.partition("::")
+        needed = times.get(f"{file.removesuffix('.py').replace('/', '.')}::{name}", 0.0)
+        if seconds + needed <= BUDGET and test not in chosen:
+            chosen.append(test)
+            seconds += needed
+    return chosen
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def result_of(mutant: dict[str, Any], tests: list[str], folder: Path) -> dict[str, Any]:
+    """Return whether one of the tests fails with the mutant in a copy of the project."""
+    if not tests:
+        return {"result": "not run by any test", "tests": 0}
+    path = folder / mutant["file"]
+    source = path.read_text(encoding="utf-8") if path.exists() else ""
+    lines = source.splitlines()
+    low, high = mutant["line"] - 1, mutant["line"] + mutant["before"].count("\n")
+    if "\n".join(lines[low:high]) != mutant["before"]:
+        return {"result": "the code is gone", "tests": 0}
+    path.write_text("\n".join([*lines[:low], *mutant["after"].splitlines(), *lines[high:]]) + "\n", encoding="utf-8")
+    (folder / "tests.txt").write_text("\n".join(tests), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--timeout", "60", "-rfE", "@tests.txt"]
+    try:
+        ended = subprocess.run(
+            command, cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=4 * BUDGET
+        )
+    except subprocess.TimeoutExpired:
+        return {"result": "killed", "by": "no end", "tests": len(tests)}
+    finally:
+        path.write_text(source, encoding="utf-8")
+    if ended.returncode == 0:
+        return {"result": "survived", "tests": len(tests)}
+    said = [line.split(maxsplit=1)[1] for line in ended.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    by = next((test for test in tests for line in said if line == test or line.startswith(f"{test} - ")), "")
+    return {"result": "killed", "by": by or (said or [ended.stdout[-200:]])[0], "tests": len(tests)}
+
+
+def run(mutants: list[dict[str, Any]], coverage: list[Path], junit: Path, only: str, file: Path) -> None:
+    """Run the mutants of a folder or file in two copies of the project, and write each result at once."""
+    times, free = times_of(junit), Queue[Path]()
+    with tempfile.TemporaryDirectory() as base:
+        for number in range(2):
+            folder = Path(base, str(number))
+            shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".git", ".venv*", "_build", "__pycache__", "runs"))
+            free.put(folder)
+        known = tests_now(folder)
+
+        def one(mutant: dict[str, Any]) -> None:
+            folder = free.get()
+            found = result_of(mutant, tests_of(mutant, coverage, times, known), folder)
+            free.put(folder)
+            for name in ("result", "by", "tests"):
+                mutant.pop(name, None)
+            mutant.update(found)
+            print(mutant["file"], mutant["line"], found["result"], found.get("by", ""), flush=True)
+            file.write_text(json.dumps(mutants, indent=1) + "\n", encoding="utf-8")
+
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(one, [mutant for mutant in mutants if mutant["file"].startswith(only)]))
+
+
+def show(mutants: list[dict[str, Any]]) -> None:
+    """Print the mutants that no test noticed, and the share of those that one did."""
+    for one in mutants:
+        if one.get("result") != "killed":
+            print(f"{one['file']}:{one['line']}: {one.get('result')}\n- {one['before']}\n+ {one['after']}")
+    print(Counter(one.get("result") for one in mutants))
+
+
+def main() -> None:
+    """Draw, run or show."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=["draw", "run", "show"])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--coverage", type=Path, nargs="+", default=[Path(".coverage")])
+    parser.add_argument("--junit", type=Path, default=Path("junit.xml"))
+    parser.add_argument("--only", default="")
+    given = parser.parse_args()
+    if given.task == "draw":
+        given.file.write_text(json.dumps(draw(), indent=1) + "\n", encoding="utf-8")
+    mutants = json.loads(given.file.read_text(encoding="utf-8"))
+    if given.task == "run":
+        run(mutants, given.coverage, given.junit, given.only, given.file)
+    show(mutants)
+
+
+if __name__ == "__main__":
+    main()
