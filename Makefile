@@ -1,16 +1,20 @@
-# make fit: AdaFed beside FedAvg on real digits. make test: the whole suite. Both set up .venv first.
+# make fit: AdaFed beside FedAvg on real digits. make test: what is run at every step; make test-all: the rest. All set up .venv first.
 # make federation: a server and three sites as processes of their own, over Flower (Python 3.11 or later).
 PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: fit test lint package docs docs-test studies clean federation test-flower test-third-party
 
-.venv/installed: pyproject.toml
+.venv/runs: pyproject.toml # what a fit and its study need
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --editable '.[digits,compare]'
+	touch $@
+
+.venv/installed: .venv/runs # what developers need, added to the same environment
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $@
 
-fit: .venv/installed
+fit: .venv/runs
 	$(BIN)/fl-lightning compare --config first_run
 
 # FLOWER=1.41 takes that version of Flower, and OTHER=1.42 another one for the sites of the demonstration.
@@ -45,6 +49,7 @@ test: .venv/installed # a worker more than cores: some tests wait for processes 
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/write_stub.py --check
 	$(BIN)/mypy
 
 package: .venv/installed # wheel and sdist in dist/, checked; the wheel alone is used in another environment and folder
