@@ -51,6 +51,7 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/write_stub.py --check
 	$(BIN)/mypy
+	$(BIN)/pytest -m project tests/project
 
 package: .venv/installed # wheel and sdist in dist/, checked; the wheel alone is used in another environment and folder
 	rm -rf dist

@@ -6,53 +6,31 @@ import sys
 from dataclasses import replace
 
 import conformance
-import numpy as np
 import papers_peer  # conformance knows where it lies
 import pytest
 
 
 @pytest.fixture(scope="module")
 def runs():
-    return conformance.run_ours(["FedNova", "Krum", "median"])
+    return conformance.run_ours(["Krum", "median"])
 
 
-def test_our_weights_are_those_of_the_papers(runs):
+def test_our_weights_are_those_of_the_papers_and_of_byzfl(runs, tmp_path):
     for algorithm, (case, mine) in runs.items():
         assert max(conformance.compare(case, mine, papers_peer.RUNS[algorithm](case))) < 1e-12, algorithm
-
-
-def test_our_weights_are_those_of_byzfl(runs, tmp_path):
-    for algorithm, (case, _) in runs.items():
         conformance.save_case(case, tmp_path / f"case_{algorithm}.npz")
     conformance.run_peer("byzfl", sys.executable, tmp_path)
     rows = conformance.rows_of("byzfl", tmp_path, runs)
     assert {row.algorithm: row.verdict for row in rows} == {"Krum": "explained", "median": "equal"}  # one neighbour more
 
 
-def test_cohorts_are_partial_and_models_move(runs):
-    case, mine = runs["FedNova"]
-    assert len({tuple(cohort) for cohort in case.cohorts}) > 1
-    assert len(case.cohorts[0]) < len(case.sizes)
-    assert np.abs(mine.weights[-1] - case.initial).max() > 0.1
-
-
 def test_a_small_departure_is_seen(runs):
     case, mine = runs["median"]
-    weights = [weights + 1e-5 for weights in mine.weights]
-    first, last = conformance.compare(case, mine, replace(mine, weights=weights))
+    first, last = conformance.compare(case, mine, replace(mine, weights=[weights + 1e-5 for weights in mine.weights]))
     assert conformance.Row("median", "other", first, last).verdict == "differs"
-
-
-def test_models_of_the_clients_own_count(runs):
-    case, mine = runs["median"]
-    mine = replace(mine, own={2: mine.weights[-1]})
-    other = replace(mine, own={2: mine.weights[-1] * 1.1})
-    assert conformance.compare(case, mine, other)[1] == pytest.approx(0.1)
-    assert conformance.compare(case, mine, replace(other, own=None))[1] == float("inf")
 
 
 def test_a_peer_that_fails_is_a_row_with_its_reason(runs, tmp_path):
     (tmp_path / "result_median.txt").write_text("Traceback ...\nAttributeError: no 'lr'\n", encoding="utf-8")
-    (row,) = conformance.rows_of("fedlab", tmp_path, runs)
-    assert row.verdict == "does not run: `AttributeError: no 'lr'`"
+    (row,) = conformance.rows_of("fedlab", tmp_path, {"median": runs["median"]})
     assert conformance.table([row]).endswith("| median | fedlab |  |  |  | does not run: `AttributeError: no 'lr'` |")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from functools import cache
 
-import benchmark_counts
 import lightning
 import pytest
 import torch
-from benchmark_counts import KINDS, PARTS, calls, counts_of_round, operators, work_of
-from benchmark_loop import Plain, quiet
+from benchmark_counts import KINDS, PARTS, counts_of_round, operators, work_of
+from benchmark_loop import Plain
 from packaging.version import Version
 
 from fl_lightning import LeNet
@@ -102,27 +101,3 @@ def test_what_counts_as_an_operator_a_launch_and_a_read():
         tensors[0].sum().item()
         tensors[0].tolist()
     assert found == {"operators": 5, "launches": 2, "reads": 2}
-
-
-def test_what_counts_as_a_call():
-    def inner():
-        return len("no Python")
-
-    counted = []
-    for times in (0, 5):
-        found = Counter()
-        with calls(found):
-            for _ in range(times):
-                inner()
-        counted.append(found["calls"])
-    assert counted[1] - counted[0] == 5
-
-
-def test_the_table(capsys, monkeypatch):
-    quiet()
-    monkeypatch.setattr(benchmark_counts, "ENGINES", ("hand",))
-    benchmark_counts.counts(None)
-    heading, line, row = capsys.readouterr().out.strip().splitlines()
-    values = [str(by_hand()[part][kind]) for kind in KINDS for part in PARTS]
-    assert row == f"| hand | {' | '.join(values)} |"
-    assert len(heading.split("|")) == len(line.split("|")) == len(row.split("|"))
