@@ -10,9 +10,10 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from against_hand import Updates, clients_of
+from against_hand import Updates
 from algorithms import Following, outcome, prepare
 from by_hand import World, averaged
+from engine_runs import scheduled, variant
 from federations import SIZES, Blobs, Consecutive, Plain, blobs, federate, network, same_bits, trainer, weights
 from poisoning import mislabel
 from scipy.special import softmax
@@ -23,22 +24,17 @@ from fl_lightning import (
     AdaFed,
     Attackers,
     ClientError,
-    ConfigurationError,
     CosineFilter,
-    DataError,
     FedAvg,
-    FedAvgM,
     FederatedDataModule,
     FederatedOrchestrator,
     FedLoss,
     FedMedian,
     FedNova,
-    FedSGD,
     FedStar,
     Focus,
     GeometricMedian,
     Krum,
-    LastClient,
     LocalOnly,
     LocalTraining,
     Mediators,
@@ -46,14 +42,12 @@ from fl_lightning import (
     Scaffold,
     ShapleyValues,
     TrimmedMean,
-    WarmStart,
 )
-from fl_lightning.types import Snapshot
 
 # ------------------------------------------------------------------ fits that go on
 
 
-@pytest.mark.parametrize("name", ["scaffold", "attackers", "local only", "clients' parts", "fedasync"])
+@pytest.mark.parametrize("name", ["scaffold", "attackers", "fedasync"])
 def test_a_second_fit_goes_on_with_what_clients_kept(name):
     module, data, federation = prepare(name)
     trainer(4, federation).fit(module, data)
@@ -66,7 +60,7 @@ def test_a_second_fit_goes_on_with_what_clients_kept(name):
     assert same_bits(outcome(module, federation), expected)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "warm start", "attackers", "local only", "fedbuff"])
+@pytest.mark.parametrize("name", ["scaffold", "warm start", "fedbuff"])
 def test_the_same_orchestrator_starts_anew(name):
     _, data, federation = prepare(name)
     finals = []
@@ -77,18 +71,15 @@ def test_the_same_orchestrator_starts_anew(name):
     assert same_bits(*finals)
 
 
-class Manual(Plain):
-    """Steps its optimizer itself, which only the engine ``trainer`` follows."""
+def stepping_by_hand(self: Any, batch: Any, batch_idx: int) -> None:
+    loss = Plain.training_step(self, batch, batch_idx)
+    self.optimizers().zero_grad()
+    self.manual_backward(loss)
+    self.optimizers().step()
 
-    def __init__(self, **more: Any) -> None:
-        super().__init__(**more)
-        self.automatic_optimization = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        loss = super().training_step(batch, batch_idx)
-        self.optimizers().zero_grad()
-        self.manual_backward(loss)
-        self.optimizers().step()
+Manual = variant(automatic_optimization=False, training_step=stepping_by_hand)
+"""Steps its optimizer itself, which only the engine ``trainer`` follows."""
 
 
 @pytest.mark.parametrize(("first", "engine", "second"), [(Following, "auto", Plain), (Plain, "fastest", Manual)])
@@ -105,29 +96,27 @@ def test_a_fit_takes_nothing_from_one_of_another_module(first, engine, second):
     assert same_bits(*ends)
 
 
-class Stops(L.Callback):
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        raise ZeroDivisionError
-
-
-class Draws(L.Callback):
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.drawn = float(torch.rand(()))
-
-
 def test_a_fit_takes_nothing_from_a_resume_that_failed(tmp_path):
     """The random state of the checkpoint was loaded, and waits for a first round that never came."""
+
+    class Stops(L.Callback):
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            raise ZeroDivisionError
+
+    class Draws(L.Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            drawn.append(float(torch.rand(())))
+
+    drawn = list[float]()
     run = trainer(1, FederatedOrchestrator())
     run.fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
     run.save_checkpoint(tmp_path / "one.ckpt")
     used = FederatedOrchestrator()
     with pytest.raises(ZeroDivisionError):
         trainer(2, used, Stops()).fit(Plain(), FederatedDataModule(Blobs(), Consecutive()), ckpt_path=tmp_path / "one.ckpt")
-    draws, drawn = Draws(), list[float]()
     for federation in (used, FederatedOrchestrator()):
         torch.manual_seed(4)
-        trainer(1, federation, draws).fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
-        drawn.append(draws.drawn)
+        trainer(1, federation, Draws()).fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
     assert drawn[0] == drawn[1]
 
 
@@ -155,19 +144,13 @@ def test_a_client_that_no_longer_discards_takes_the_global_model():
 # ------------------------------------------------------------------ clients that diverge
 
 
-class Spoilt(Blobs):
+def fit_spoilt(strategy: Any, **data: Any) -> tuple[Plain, Any]:
     """The first examples, those of client 0, are not numbers."""
-
-    def __init__(self, spoilt: int = SIZES[0]) -> None:
-        super().__init__(shuffle=False)
-        self.train[0][:spoilt] = math.nan
-
-
-def fit_spoilt(strategy: Any, spoilt: int = SIZES[0], **data: Any) -> tuple[Plain, Any]:
     L.seed_everything(3, verbose=False)
-    module = Plain()
+    module, blobs = Plain(), Blobs(shuffle=False)
+    blobs.train[0][: SIZES[0]] = math.nan
     net = copy.deepcopy(module.net)
-    federated = FederatedDataModule(Spoilt(spoilt), Consecutive(), **data)
+    federated = FederatedDataModule(blobs, Consecutive(), **data)
     trainer(1, FederatedOrchestrator(strategy, LocalTraining(max_epochs=2))).fit(module, federated)
     return module, net
 
@@ -178,19 +161,11 @@ def test_fedloss_rejects_a_client_that_diverged():
     assert all(bool(torch.isfinite(p).all()) for p in module.parameters())
 
 
-def test_fedloss_without_anyone_left():
-    with (
-        pytest.raises(ClientError, match="FedLoss rejected every client of the round"),
-        pytest.warns(UserWarning, match="rejects"),
-    ):
-        fit_spoilt(FedLoss(), spoilt=sum(SIZES), client_validation=0.2)
-
-
 class Hollow(Plain):
     """Client 0's weights that validation does not read are not numbers."""
 
-    def __init__(self, lr: float) -> None:
-        super().__init__(lr)
+    def __init__(self) -> None:
+        super().__init__(lr=1e-6)
         self.unread = torch.nn.Parameter(torch.zeros(2))
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -202,7 +177,7 @@ class Hollow(Plain):
 def test_fedloss_rejects_weights_that_its_loss_does_not_see():
     data = Blobs(shuffle=False)
     data.train[0][: SIZES[0]] = 2e3
-    module, federated, updates = Hollow(lr=1e-6), FederatedDataModule(data, Consecutive(), client_validation=0.2), Updates()
+    module, federated, updates = Hollow(), FederatedDataModule(data, Consecutive(), client_validation=0.2), Updates()
     with pytest.warns(UserWarning, match="FedLoss rejects the update of client 0 in round 0: its weights are not finite"):
         trainer(1, FederatedOrchestrator(FedLoss()), updates).fit(module, federated)
     assert all(bool(torch.isfinite(p).all()) for p in module.parameters())
@@ -211,10 +186,17 @@ def test_fedloss_rejects_weights_that_its_loss_does_not_see():
     assert [update.weight for update in others] == [update.local_score for update in others]
 
 
-def test_a_trimmed_mean_names_who_diverged():
-    with pytest.warns(UserWarning, match="TrimmedMean ignores the weights of client 0 in round 0 that are not finite"):
-        module, _ = fit_spoilt(TrimmedMean(1))
-    assert all(bool(torch.isfinite(p).all()) for p in module.parameters())
+@pytest.mark.parametrize("strategy", [FedMedian(), TrimmedMean(1)])
+def test_the_median_and_a_trimmed_mean_outvote_a_client_that_diverged(strategy):
+    """numpy puts NaN last, too: what is left of three is then the larger of the two others."""
+    name = type(strategy).__name__
+    with pytest.warns(UserWarning, match=f"{name} ignores the weights of client 0 in round 0 that are not finite"):
+        module, net = fit_spoilt(strategy)
+    world = World(torch.float32)
+    others = [world.train(net, k)[0] for k in (1, 2)]
+    for name, value in module.net.named_parameters():
+        larger = torch.maximum(*(dict(other.named_parameters())[name] for other in others))
+        torch.testing.assert_close(value, larger, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("strategy", [FedAvg(), Krum(0), GeometricMedian(), CosineFilter(), ShapleyValues("val_acc")])
@@ -223,61 +205,22 @@ def test_other_rules_end_the_run_and_name_who_diverged(strategy):
         fit_spoilt(strategy)
 
 
-def test_fedmedian_outvotes_a_client_that_diverged():
-    """numpy puts NaN last, too: the median of three is then the larger of the two others."""
-    with pytest.warns(UserWarning, match="FedMedian ignores the weights of client 0 in round 0 that are not finite"):
-        module, net = fit_spoilt(FedMedian())
-    world = World(torch.float32)
-    others = [world.train(net, k)[0] for k in (1, 2)]
-    for name, value in module.net.named_parameters():
-        larger = torch.maximum(*(dict(other.named_parameters())[name] for other in others))
-        torch.testing.assert_close(value, larger, rtol=1e-5, atol=1e-6)
-
-
-def test_fedmedian_of_a_majority_that_diverged():
-    with pytest.raises(ClientError, match="The median of 3 models is not finite: at least half of them have diverged"):
-        fit_spoilt(FedMedian(), spoilt=SIZES[0] + SIZES[1])
-
-
-def test_other_strategies_stop():
-    with pytest.raises(ClientError, match=r"Client 0 \(of 7 examples\) in round 0: the training loss is nan"):
-        fit_spoilt(FedAvg())
-
-
 # ------------------------------------------------------------------ rates
-
-
-class WarmUp(Plain):
-    """The learning rate rises from 0 with each step."""
-
-    def configure_optimizers(self) -> Any:
-        sgd = torch.optim.SGD(self.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.LambdaLR(sgd, lambda step: step / 4)
-        return {"optimizer": sgd, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-class Still(Plain):
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
 @pytest.mark.parametrize("progress", ["round", "run"])
 def test_fednova_counts_steps_in_proportion_to_their_rates(progress):
     updates = Updates()
-    federate(WarmUp(), 1, updates, strategy=FedNova(), local=LocalTraining(max_epochs=2, progress=progress))
-    # rates 0, 1, .. tau - 1 quarters of 0.1; in a round, the largest counts as one step, and in a run 0.1
+    warm_up = scheduled(lambda sgd: torch.optim.lr_scheduler.LambdaLR(sgd, lambda step: step / 4), interval="step")
+    federate(warm_up(), 1, updates, strategy=FedNova(), local=LocalTraining(max_epochs=2, progress=progress))
+    # rates 0, 1, .. tau - 1 quarters of 0.5; in a round, the largest counts as one step, and in a run 0.5
     expected = [sum(range(tau)) / (tau - 1 if progress == "round" else 4) for tau in (4, 8, 6)]
     assert [u.normalizer for u in updates.rounds[0]] == pytest.approx(expected)
 
 
-def test_fednova_without_any_rate():
-    with pytest.raises(ClientError, match=r"add up to 0\.0: its proximal term undoes its steps, or its learning rate was 0"):
-        federate(Still(), 1, strategy=FedNova())
-
-
 def test_scaffold_without_any_rate_leaves_the_control_variates():
     strategy = Scaffold()
-    federate(Still(), 2, strategy=strategy)
+    federate(Plain(lr=0.0), 2, strategy=strategy)
     assert strategy.broadcast()["control"].abs().max() == 0
 
 
@@ -307,99 +250,15 @@ class Reversed(Dataset[Any]):
         return self.inputs[index], self.target_transform(int(self.targets[index]))
 
 
-class ReversedBlobs(Blobs):
-    def train_dataloader(self) -> Any:
-        return DataLoader(Reversed(), batch_size=5)
-
-
 def test_wrong_labels_pass_through_the_datasets_own_transform():
-    data = FederatedDataModule(ReversedBlobs(), Consecutive())
+    source = Blobs()
+    source.train_dataloader = lambda: DataLoader(Reversed(), batch_size=5)
+    data = FederatedDataModule(source, Consecutive())
     data.setup("fit")
     mislabel(data, {1: 0.1}, 0)
     seen = torch.cat([y for _, y in data.client(1, 0).train_dataloader()])
     true = 2 - blobs(sum(SIZES), 1)[1][SIZES[0] : SIZES[0] + SIZES[1]]
     assert int((seen != true).sum()) == round(0.1 * SIZES[1])
-
-
-def test_a_single_class_cannot_be_wrong():
-    class One(Blobs):
-        def __init__(self) -> None:
-            super().__init__()
-            self.train[1].zero_()
-
-    run = trainer(1, FederatedOrchestrator(attackers=Attackers({0: 1.0})))
-    with pytest.raises(DataError, match="a single class, so no label can be wrong"):
-        run.fit(Plain(), FederatedDataModule(One(), Consecutive()))
-
-
-def test_examples_that_are_not_pairs():
-    class Named(Blobs):
-        def train_dataloader(self) -> Any:
-            class Examples(Dataset[Any]):
-                targets = blobs(40, 1)[1]
-
-                def __len__(self) -> int:
-                    return 40
-
-                def __getitem__(self, index: int) -> dict[str, int]:
-                    return {"x": index}
-
-            return DataLoader(Examples(), batch_size=5)
-
-    data = FederatedDataModule(Named(), Consecutive())
-    with pytest.raises(DataError, match=r"need examples of the form \(input, label, ...\), but Examples returns a dict"):
-        trainer(1, FederatedOrchestrator(attackers=Attackers({1: 1.0}))).fit(Plain(), data)
-
-
-# ------------------------------------------------------------------ what does not go together
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"strategy": LastClient(), "route": Mediators(2)}, "LastClient needs each client to train by itself"),
-        ({"strategy": FedAvgM(), "route": LocalOnly("val_acc")}, "LocalOnly aggregates nothing"),
-        ({"server_optimizer": torch.optim.Adam, "route": LocalOnly("val_acc")}, "LocalOnly aggregates nothing"),
-        ({"strategy": FedSGD()}, "FedSGD needs one gradient over all examples of each client.*full_batch"),
-    ],
-)
-def test_refused_before_anything_trains(settings, message):
-    with pytest.raises(ConfigurationError, match=message):
-        federate(Plain(), 1, **settings)
-
-
-def test_warm_start_into_local_only_is_refused():
-    with pytest.raises(ConfigurationError, match=r"must be a route that aggregates, but is 'LocalOnly'"):
-        WarmStart(route=LocalOnly())
-
-
-def test_fedsgd_with_another_optimizer():
-    class WithAdam(Plain):
-        def configure_optimizers(self) -> Any:
-            return torch.optim.Adam(self.parameters())
-
-    with pytest.raises(ConfigurationError, match="FedSGD takes one step of SGD, but the clients train with Adam"):
-        federate(WithAdam(), 1, strategy=FedSGD(), local=LocalTraining(full_batch=True))
-
-
-def test_a_strategy_that_says_nothing():
-    from fl_lightning import Strategy
-
-    class Empty(Strategy):
-        pass
-
-    with pytest.raises(ConfigurationError, match=r"Empty does not define how to aggregate updates.* WeightedAverage"):
-        federate(Plain(), 1, strategy=Empty())
-
-
-def test_weights_too_large_to_be_summed_exactly():
-    strategy = AdaFed(MeanSquaredError(), mode="min")
-    from fl_lightning import ClientUpdate, Sums
-
-    update = ClientUpdate(4, 2, 10, 1, score=1e-20, model=Snapshot(torch.ones(3), torch.zeros(0)))
-    strategy.epsilon = 1e-12
-    with pytest.raises(ClientError, match=r"AdaFed gave client 4 the weight 1e\+12 in round 2, but weights above 6\.87e\+10"):
-        strategy.accumulate(update, Sums())
 
 
 # ------------------------------------------------------------------ measuring
@@ -417,20 +276,11 @@ def test_local_only_by_a_metric_whose_least_is_best():
     assert max(scores) > min(scores)
 
 
-class TwoSets(Blobs):
-    def val_dataloader(self) -> Any:
-        return [super().val_dataloader(), super().val_dataloader()]
-
-
-class OnTwoSets(Plain):
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        super().validation_step(batch, batch_idx)
-
-
 def test_a_torchmetrics_metric_over_several_validation_loaders():
-    metric = Accuracy(task="multiclass", num_classes=3)
-    updates = Updates()
-    federate(OnTwoSets(), 1, updates, data=TwoSets(), strategy=AdaFed(metric))
+    module = variant(validation_step=lambda self, batch, batch_idx, dataloader_idx=0: Plain.validation_step(self, batch, 0))
+    data, updates = Blobs(), Updates()
+    data.val_dataloader = lambda: [Blobs.val_dataloader(data)] * 2
+    federate(module(), 1, updates, data=data, strategy=AdaFed(Accuracy(task="multiclass", num_classes=3)))
     assert all(0 < u.score <= 1 for u in updates.rounds[0])
 
 
@@ -459,13 +309,8 @@ def test_the_weights_of_a_mediators_clients_add_up_to_its_own(strategy):
 
 def test_shapley_values_that_are_all_negative_leave_fedavg():
     """Clients at a huge rate make the model worse: what they add is below 0, and examples decide."""
-
-    class Backwards(Plain):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return -super().training_step(batch, batch_idx)
-
     L.seed_everything(3, verbose=False)
-    module = Backwards(lr=0.05)
+    module = variant(training_step=lambda self, batch, batch_idx: -Plain.training_step(self, batch, batch_idx))(lr=0.05)
     updates = Updates()
     strategy = ShapleyValues("val_loss", "min")
     federate(module, 1, updates, data=Blobs(shuffle=False), strategy=strategy)
@@ -474,9 +319,8 @@ def test_shapley_values_that_are_all_negative_leave_fedavg():
 
 
 def test_focus_and_fedstar_take_torchmetrics():
-    loss = Brier()
     updates = Updates()
-    federate(Plain(), 1, updates, strategy=Focus(loss))
+    federate(Plain(), 1, updates, strategy=Focus(Brier()))
     assert all(u.score > 0 and u.global_score > 0 for u in updates.rounds[0])
     errors = np.array([u.score + u.global_score for u in updates.rounds[0]])
     credibility = 1 - softmax(errors)  # of temperature 1
@@ -503,7 +347,6 @@ def test_full_batch_is_one_step_an_epoch():
     clients = [world.train(net, k, epochs=3, batch=100)[0] for k in range(3)]
     for name, value in averaged(net, clients, world.sizes).state_dict().items():
         torch.testing.assert_close(module.net.state_dict()[name], value, rtol=2e-6, atol=2e-6)
-    assert not np.allclose(clients_of(net, world)[0][0].weight.detach(), clients[0][0].weight.detach())
 
 
 def drawn_network() -> torch.nn.Module:
@@ -523,7 +366,7 @@ class Late(Plain):
         self.net = drawn_network()
 
 
-@pytest.mark.parametrize("name", ["focus", "fedloss", "scaffold", "attackers", "fedstar", "local only", "shapley", "fednova"])
+@pytest.mark.parametrize("name", ["focus", "fedloss", "attackers", "local only"])
 def test_a_module_that_builds_its_network_late_is_federated_alike(name):
     finals = []
     for late in (False, True):

@@ -8,19 +8,16 @@ import byzfl
 import numpy as np
 import pytest
 import torch
-from against_hand import DTYPES, assert_follows, clients_of
+from against_hand import assert_follows, clients_of, combine
 from by_hand import World, build, flat
-from command_line import small
 from federations import Blobs, Consecutive
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import trim_mean
 from sklearn.metrics.pairwise import cosine_similarity
 
 from fl_lightning import (
     ClientError,
-    ClientUpdate,
-    ConfigurationError,
     CosineFilter,
     FederatedDataModule,
     GeometricMedian,
@@ -28,14 +25,13 @@ from fl_lightning import (
     TrimmedMean,
 )
 from fl_lightning.functional.robust import expected_attackers
-from fl_lightning.types import RoundStart, Snapshot
 
 SIZES = (7, 9, 8, 12, 4)
 
 
-def follow(dtype, rule, strategy, tolerance=1e-11):
+def follow(rule, strategy, tolerance=1e-11):
     """``rule(changes, examples)`` gives the clients' shares from their changes of the parameters, by another library."""
-    world = World(dtype, parts=np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1]))
+    world = World(torch.float64, parts=np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1]))
     kept = []
 
     def step(net, world, t):
@@ -46,8 +42,8 @@ def follow(dtype, rule, strategy, tolerance=1e-11):
         parameters, floats = (np.einsum("k,kd->d", shares, np.stack([s[i] for s in states])) for i in (0, 1))
         return build(net, parameters, floats, np.max([s[2] for s in states], axis=0))
 
-    data = FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive(SIZES))
-    _, rounds = assert_follows(dtype, step, world=world, data=data, strategy=strategy, tolerance=tolerance)
+    data = FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(SIZES))
+    _, rounds = assert_follows(torch.float64, step, world=world, data=data, strategy=strategy, tolerance=tolerance)
     for shares, updates in zip(kept, rounds, strict=True):
         np.testing.assert_allclose([update.share for update in updates], shares, rtol=1e-4)
 
@@ -59,32 +55,29 @@ def chosen_by(result, changes):
     return shares
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("attackers", [0, 1, 0.2])
-def test_krum_is_byzfls(attackers, dtype):
+def test_krum_is_byzfls(attackers):
     """byzfl sums over one neighbour more than the paper's m - f - 2: its f is ours and one."""
-    follow(dtype, lambda x, n: chosen_by(byzfl.Krum(int(attackers > 0) + 1)(x), x), Krum(attackers))
+    follow(lambda x, n: chosen_by(byzfl.Krum(int(attackers > 0) + 1)(x), x), Krum(attackers))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_multi_krum_is_byzfls(dtype):
+def test_multi_krum_is_byzfls():
     def rule(x, n):
         mean = byzfl.MultiKrum(2)(x)  # of 5 - 2
         shares = np.linalg.lstsq(x.T, mean, rcond=None)[0]
         return np.where(shares > 1e-6, 1 / 3, 0.0)
 
-    follow(dtype, rule, Krum(1, selected=3))
+    follow(rule, Krum(1, selected=3))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_geometric_median_is_byzfls(dtype):
+def test_geometric_median_is_byzfls():
     """The shares that give its point are those in proportion to 1 / distance."""
 
     def rule(x, n):
         distances = np.linalg.norm(x - byzfl.GeometricMedian(nu=1e-9, T=3000)(x), axis=1)
         return 1 / distances / np.sum(1 / distances)
 
-    follow(dtype, rule, GeometricMedian(), 1e-7)
+    follow(rule, GeometricMedian(), 1e-7)
 
 
 def test_a_weighted_geometric_median_is_one_of_repeated_models():
@@ -97,9 +90,8 @@ def test_a_weighted_geometric_median_is_one_of_repeated_models():
     assert sum(shares) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("examples", [True, False])
-def test_the_cosine_filter_keeps_who_agrees(examples, dtype):
+def test_the_cosine_filter_keeps_who_agrees(examples):
     seen = []
 
     def rule(x, n):
@@ -108,13 +100,12 @@ def test_the_cosine_filter_keeps_who_agrees(examples, dtype):
         seen.append(int((cosines > 0.3).sum()))
         return shares / shares.sum()
 
-    follow(dtype, rule, CosineFilter(0.3, examples))
+    follow(rule, CosineFilter(0.3, examples))
     assert min(seen) < 5  # somebody was left out
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_trimmed_mean_is_scipys_and_byzfls(dtype):
-    world = World(dtype, parts=np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1]))
+def test_the_trimmed_mean_is_scipys_and_byzfls():
+    world = World(torch.float64, parts=np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1]))
 
     def step(net, world, t):
         states = [flat(client) for client in clients_of(net, world)]
@@ -122,22 +113,11 @@ def test_the_trimmed_mean_is_scipys_and_byzfls(dtype):
         np.testing.assert_allclose(parameters, byzfl.TrMean(1)(np.stack([s[0] for s in states])), rtol=1e-9)
         return build(net, parameters, floats, np.max([s[2] for s in states], axis=0))
 
-    data = FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive(SIZES))
-    assert_follows(dtype, step, world=world, data=data, strategy=TrimmedMean(0.2))
+    data = FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(SIZES))
+    assert_follows(torch.float64, step, world=world, data=data, strategy=TrimmedMean(0.2))
 
 
 # ------------------------------------------------------------------ by themselves
-
-
-def combine(strategy, states, sizes=None):
-    sizes = sizes or [3 + k for k in range(len(states))]
-    strategy.start_round(RoundStart(0, tuple(range(len(states))), len(states), torch.zeros_like(states[0]), states[0].numel()))
-    updates = [
-        ClientUpdate(k, 0, n, 1, model=Snapshot(state, torch.zeros(0)))
-        for k, (state, n) in enumerate(zip(states, sizes, strict=True))
-    ]
-    result, weights = strategy.combine(updates, lambda models: [])
-    return result.numpy(), weights
 
 
 RULES = [TrimmedMean(2), Krum(2), Krum(2, selected=None), GeometricMedian(), GeometricMedian(examples=True), CosineFilter()]
@@ -145,7 +125,6 @@ RULES = [TrimmedMean(2), Krum(2), Krum(2, selected=None), GeometricMedian(), Geo
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 @given(data=st.data())
-@settings(deadline=None, max_examples=20)
 def test_two_of_nine_cannot_move_the_result_far(rule, data):
     """Seven honest models around a point, two hostile ones anywhere: nobody leaves the neighbourhood of the honest."""
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 10_000)))
@@ -201,7 +180,7 @@ def test_shares_of_attackers_are_rounded_up():
     assert [expected_attackers(share, 10) for share in (0.25, 0.2, 0.3, 0.0, 3)] == [3, 2, 3, 0, 3]
 
 
-@pytest.mark.parametrize("size", range(3, 12))
+@pytest.mark.parametrize("size", [3, 4, 7, 11])
 def test_krum_lowers_a_share_to_what_a_small_round_can_bear(size):
     """f is at most the largest with m >= 2 f + 3 (Blanchard et al., Proposition 1); by ``selected`` null m - f are kept."""
     bearable = max(f for f in range(size) if size >= 2 * f + 3)
@@ -214,41 +193,9 @@ def test_krum_lowers_a_share_to_what_a_small_round_can_bear(size):
             np.testing.assert_allclose(combine(Krum(share), states)[0], expected, rtol=1e-12)
 
 
-def test_too_few_models_are_refused():
-    states = [torch.zeros(3)] * 4
-    with pytest.raises(ConfigurationError, match="Krum against 1 attackers needs 5 models, but a round has 4"):
-        combine(Krum(1), states)
-    with pytest.raises(ConfigurationError, match="Krum against 0 attackers needs 5 models"):
-        combine(Krum(0, selected=5), states)
-    with pytest.raises(ConfigurationError, match="that removes 2 models on each side leaves none of a round's 4"):
-        combine(TrimmedMean(2), states)
-    with pytest.raises(ClientError, match="None of 2 updates has a mean cosine with the others above 0"):
-        combine(CosineFilter(), [torch.ones(3), -torch.ones(3)])
-
-
 def test_a_trimmed_mean_bears_as_many_broken_models_as_it_trims():
     states = [torch.full((3,), float(k)) for k in range(5)]
     broken = [torch.full((3,), value) for value in (float("nan"), float("inf"))]
     assert combine(TrimmedMean(2), states + broken)[0].tolist() == [3, 3, 3]
     with pytest.raises(ClientError, match="more than 1 have diverged"):
         combine(TrimmedMean(1), states + broken)
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("TrimmedMean --federation.strategy.attackers=-1", "'federation.strategy.attackers' must be a number, or a share"),
-        ("Krum --federation.strategy.attackers=0.5", "'federation.strategy.attackers' must be a number, or a share"),
-        ("Krum --federation.strategy.selected=0", "'federation.strategy.selected' must be at least 1, or null"),
-        ("GeometricMedian --federation.strategy.smoothing=0", "'federation.strategy.smoothing' must be above 0"),
-        ("GeometricMedian --federation.strategy.iterations=0", "'federation.strategy.iterations' must be at least 1"),
-        ("CosineFilter --federation.strategy.threshold=1", "'federation.strategy.threshold' must be from -1 to below 1"),
-        ("Krum --federation.strategy.attackers=2", "Krum against 2 attackers needs 7 models, but a round has 6"),
-    ],
-)
-def test_wrong_settings_are_named(fl, setting, message):
-    name, option = setting.split()
-    status, text = small(fl, f"--federation.strategy={name}", option)
-    assert status == 1
-    assert message in text
-    assert "Traceback" not in text

@@ -9,7 +9,8 @@ import torch
 from by_hand import LR, World
 from federations import SIZES, Blobs, Consecutive, Plain, federate, trainer, weights
 
-from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback, LocalTraining
+from fl_lightning import ClientUpdate, FederatedDataModule, FederatedOrchestrator, FederationCallback, LocalTraining
+from fl_lightning.types import RoundStart, Snapshot
 
 DTYPES = [torch.float32, torch.float64]
 ROUNDS = 3
@@ -36,11 +37,12 @@ def assert_follows(
     local=None,
     tolerance=1e-11,
     rounds=ROUNDS,
+    kind=Plain,
     **settings,
 ):
     """Run a federation for some rounds and the same by hand; ``step(net, world, t)`` gives the next global network."""
     L.seed_everything(3, verbose=False)
-    module = Plain(lr=LR, batchnorm=batchnorm, momentum=momentum).to(dtype)
+    module = kind(lr=LR, batchnorm=batchnorm, momentum=momentum).to(dtype)
     by_hand = copy.deepcopy(module.net)
     updates = Updates()
     precision = "64-true" if dtype == torch.float64 else "32-true"
@@ -73,3 +75,15 @@ def final(dtype=torch.float64, batchnorm=True, sizes=SIZES, **settings):
 def assert_close(one, other, tolerance=1e-11):
     for name, value in one.items():
         torch.testing.assert_close(value, other[name], rtol=tolerance, atol=tolerance)
+
+
+def combine(strategy, states, sizes=None):
+    """What a joint strategy makes of the clients' states: the new state and the weights."""
+    sizes = sizes or [3 + k for k in range(len(states))]
+    strategy.start_round(RoundStart(0, tuple(range(len(states))), len(states), torch.zeros_like(states[0]), states[0].numel()))
+    updates = [
+        ClientUpdate(k, 0, n, 1, model=Snapshot(state, torch.zeros(0)))
+        for k, (state, n) in enumerate(zip(states, sizes, strict=True))
+    ]
+    result, weights = strategy.combine(updates, lambda models: [])
+    return result.numpy(), weights
