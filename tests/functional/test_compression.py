@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_lightning.functional.compression import Levels, compress, largest_level, misfit, pack, restore, unpack
@@ -14,7 +14,6 @@ from fl_lightning.types import Compressed, Snapshot
 
 
 @given(st.integers(2, 16), st.lists(st.floats(-1, 1), max_size=40))
-@settings(max_examples=60, deadline=None)
 def test_levels_are_packed_like_python_packs_integers(bits, shares):
     most = largest_level(bits)
     levels = [round(share * most) for share in shares]

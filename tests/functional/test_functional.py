@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_lightning import ClientError, ConfigurationError
 from fl_lightning.functional import ExactSum, ModelState, Sums, balanced_shares, cohort_size, derive_seed, draw_cohort
 from fl_lightning.functional.scheduling import random_order
 from fl_lightning.functional.seeding import generator, isolated_rng
@@ -69,12 +67,6 @@ def test_values_that_float64_would_lose_are_kept():
     assert (1e9 + 1e-9) - 1e9 == 0.0  # what plain float64 makes of it
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e13])
-def test_a_sum_refuses_what_it_cannot_hold(bad):
-    with pytest.raises(ClientError, match=r"cannot be summed exactly\. Lower the clients' learning rate"):
-        ExactSum(2).add(torch.tensor([1.0, bad]))
-
-
 def test_sums_by_name():
     sums = Sums()
     sums.add("state", torch.tensor([1.0, -2.0]), 3.0)
@@ -106,8 +98,8 @@ def test_cohorts(num_clients, seed, round_idx, data):
     assert cohort == draw_cohort(num_clients, size, seed, round_idx)
 
 
-@pytest.mark.parametrize("num_clients", [2, 500, 5001, 100_003, 1_000_000])
-@pytest.mark.parametrize("size", [1, 2, 100])
+@pytest.mark.parametrize("num_clients", [2, 5001, 1_000_000])
+@pytest.mark.parametrize("size", [1, 100])
 def test_a_few_of_many_clients_are_the_first_of_a_whole_shuffle(num_clients, size):
     for round_idx in range(3):
         order = torch.randperm(num_clients, generator=generator(5, round_idx, "cohort"))
@@ -116,16 +108,13 @@ def test_a_few_of_many_clients_are_the_first_of_a_whole_shuffle(num_clients, siz
         odd = range(1, num_clients, 2)
         present = order[order % 2 == 1][:size].sort().values.tolist()
         assert draw_cohort(num_clients, size, 5, round_idx, list(odd)) == tuple(present)
+    assert len(draw_cohort(10**12, size, 0, 0)) == size  # in no memory
 
 
 @given(st.integers(1, 60), st.integers(0, 2**31))
 def test_an_order_one_by_one_is_a_permutation(count, seed):
     order = list(random_order(count, torch.Generator().manual_seed(seed)))
     assert order == torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def test_drawing_from_a_trillion_clients_takes_no_memory():
-    assert len(draw_cohort(10**12, 100, 0, 0)) == 100
 
 
 def test_every_client_is_drawn_equally_often():
@@ -137,12 +126,6 @@ def test_every_client_is_drawn_equally_often():
 @pytest.mark.parametrize(("clients", "asked", "size"), [(10, 1.0, 10), (10, 1, 1), (10, 0.25, 2), (3, 0.1, 1), (7, 0.5, 4)])
 def test_cohort_sizes(clients, asked, size):
     assert cohort_size(clients, asked) == size
-
-
-@pytest.mark.parametrize("asked", [0, 8, -1, 0.0, 1.5, -0.2])
-def test_impossible_cohorts(asked):
-    with pytest.raises(ConfigurationError, match=r"'federation.clients_per_round' must be .* but is"):
-        cohort_size(7, asked)
 
 
 def test_seeds_depend_on_every_part_of_the_key():
@@ -196,10 +179,3 @@ def test_model_state_round_trip():
     ModelState(target).set_buffers(torch.full((9,), 0.25), torch.tensor([1, 2, 0]))
     assert (target.mean.item(), target.count.tolist(), target.flag.item()) == (0.25, [1, 2], False)
     assert target.owned.item() == 9
-
-
-def test_modules_that_cannot_be_averaged():
-    with pytest.raises(ConfigurationError, match="no trainable parameters, so there is nothing to federate"):
-        ModelState(torch.nn.ReLU()).vector()
-    with pytest.raises(ConfigurationError, match="'weight' is not an initialised floating-point tensor"):
-        ModelState(torch.nn.LazyLinear(3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import permutations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_lightning.functional import exact_shapley, monte_carlo_shapley
@@ -26,7 +26,6 @@ PLAYERS = (0, 1, 2, 3)
 tables = st.lists(st.floats(-10, 10), min_size=16, max_size=16)
 
 
-@settings(deadline=None, max_examples=50)
 @given(tables)
 def test_exact_values_are_the_mean_over_all_orders(values):
     worth, asked = game(values)
@@ -39,7 +38,6 @@ def test_exact_values_are_the_mean_over_all_orders(values):
     assert sum(phi) == pytest.approx(values[15] - values[0], abs=1e-9)
 
 
-@settings(deadline=None, max_examples=50)
 @given(tables)
 def test_all_orders_without_truncation_are_exact(values):
     worth, asked = game(values)
@@ -48,7 +46,6 @@ def test_all_orders_without_truncation_are_exact(values):
     assert len(set(asked[:16])) == 16  # nothing twice
 
 
-@settings(deadline=None, max_examples=50)
 @given(tables, st.lists(st.permutations(PLAYERS), min_size=1, max_size=5))
 def test_some_orders_still_share_out_everything(values, orders):
     worth, _ = game(values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_lightning import ClientError
@@ -16,7 +16,6 @@ NUMBER = st.one_of(st.integers(-3, 3), st.integers(1 - 2**680, 2**680 - 1))
 
 
 @given(st.integers(1, 5).flatmap(lambda size: st.lists(st.lists(NUMBER, min_size=size, max_size=size), min_size=1, max_size=5)))
-@settings(max_examples=200, deadline=None)
 def test_totals_are_those_of_whole_numbers_and_words_cancel(clients):
     layout = WholeLayout({"a": len(clients[0])}, {})
     mask = torch.randint(-(2**63), 2**63 - 1, (layout.words,), dtype=torch.int64)

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_lightning import ClientError, ConfigurationError
@@ -39,7 +39,6 @@ def test_numbers_of_two_words_carry(numbers, sign):
 FLOATS = st.floats(-100, 100, allow_nan=False)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.lists(FLOATS, min_size=5, max_size=5), st.floats(0.01, 10)), min_size=1, max_size=6), st.data())
 def test_words_add_up_to_the_bits_of_plain_sums(clients, data):
     """Each client's part alone, under masks that cancel, in any order."""

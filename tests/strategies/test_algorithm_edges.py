@@ -47,7 +47,7 @@ from fl_lightning import (
 # ------------------------------------------------------------------ fits that go on
 
 
-@pytest.mark.parametrize("name", ["scaffold", "attackers", "fedasync"])
+@pytest.mark.parametrize("name", ["scaffold", pytest.param("attackers", marks=pytest.mark.slow), "fedasync"])
 def test_a_second_fit_goes_on_with_what_clients_kept(name):
     module, data, federation = prepare(name)
     trainer(4, federation).fit(module, data)
@@ -366,7 +366,7 @@ class Late(Plain):
         self.net = drawn_network()
 
 
-@pytest.mark.parametrize("name", ["focus", "fedloss", "attackers", "local only"])
+@pytest.mark.parametrize("name", ["focus", "local only"])
 def test_a_module_that_builds_its_network_late_is_federated_alike(name):
     finals = []
     for late in (False, True):

@@ -374,6 +374,7 @@ def test_mixed_precision_assigns_in_full():
     assert same_bits(*ends)
 
 
+@pytest.mark.slow
 def test_the_config_is_fitted(fl):
     quiet = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
     status, text = fl("fit", "--config", CONFIG, *quiet, "--trainer.max_epochs=2")

@@ -1,0 +1,83 @@
+"""Routes, attackers and rebalancing: wrong settings and what they do not go with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine_runs import variant
+from federations import Blobs, blobs
+from refusing import Refusal, fitting
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from fl_lightning import (
+    Attackers,
+    ClassificationTask,
+    DataError,
+    HalfSquaredError,
+    LeNet,
+    LocalTraining,
+    Mocha,
+    RegressionTask,
+    RobustLoss,
+)
+
+
+def linear(loss: Any = None) -> RegressionTask:
+    return RegressionTask(nn.Linear(4, 1), loss or HalfSquaredError())
+
+
+def one_class() -> Blobs:
+    data = Blobs()
+    data.train[1].zero_()
+    return data
+
+
+class Named(Dataset[Any]):
+    """Its examples are dictionaries."""
+
+    targets = blobs(40, 1)[1]
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        return {"x": index}
+
+
+NAMED = variant(Blobs, train_dataloader=lambda self: DataLoader(Named(), batch_size=5))
+
+REFUSALS = [
+    # Mocha
+    Refusal(lambda: Mocha(strength=-1.0), "'federation.route.strength' must be 0 or above, but is -1.0"),
+    Refusal(lambda: Mocha(strength=0.0, l2=0.0), "'federation.route.l2' must be above 0 if 'strength' is 0"),
+    Refusal(lambda: Mocha(smoothing=0.0), "'federation.route.smoothing' must be above 0, in units of squared weights"),
+    Refusal(lambda: Mocha(update_every=0), "'federation.route.update_every' must be 1 or above, but is 0"),
+    Refusal(
+        fitting(module=lambda: ClassificationTask(LeNet(1, 28)), route=Mocha()),
+        "Mocha is defined only for linear models ... trains 5 layers",
+    ),
+    Refusal(
+        fitting(module=lambda: linear(RobustLoss(0.0)), route=Mocha()),
+        "Mocha needs a convex loss, but RobustLoss is not convex",
+    ),
+    Refusal(
+        fitting(module=linear, route=Mocha(), local=LocalTraining(proximal_mu=0.1)),
+        "Set 'federation.local.proximal_mu' to 0",
+    ),
+    Refusal(
+        fitting(module=linear, route=Mocha(), local=LocalTraining(engine="stacked")),
+        "'federation.local.engine' to trainer, fabric or auto",
+    ),
+    # wrong labels
+    Refusal(
+        fitting(data=one_class(), attackers=Attackers({0: 1.0})),
+        "a single class, so no label can be wrong",
+        DataError,
+    ),
+    Refusal(
+        fitting(data=NAMED(), attackers=Attackers({1: 1.0})),
+        "need examples of the form (input, label, ... but Named returns a dict",
+        DataError,
+    ),
+]
