@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import argparse
 import copy
-import multiprocessing
 import re
-import subprocess
-import sys
 import warnings
 import weakref
-from functools import partial
 from importlib.metadata import version
 from inspect import getsource
 from typing import Any
@@ -23,28 +19,22 @@ from unittest.mock import Mock, patch
 import jsonargparse
 import pytest
 import torch
-import wandb
 from compat_names import foreign_names, overridden, relies_on
 from jsonargparse import ArgumentParser
-from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
-from torch.optim import SGD, Adam
-from torch.optim.lr_scheduler import ChainedScheduler, SequentialLR, StepLR
-from torch.utils.data import DataLoader
+from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
 from torchmetrics import CatMetric, MaxMetric, MeanMetric
-from torchvision.datasets import MNIST
 
 import fl_lightning
 from fl_lightning import Partitioner, Strategy
 from fl_lightning.cli.own_types import own_types
 from fl_lightning.compat import jsonargparse as of_jsonargparse
-from fl_lightning.compat import light_steps
 from fl_lightning.compat import opacus as of_opacus
 from fl_lightning.compat import python as of_python
 from fl_lightning.compat import torch as of_torch
 from fl_lightning.compat import torchmetrics as of_torchmetrics
-from fl_lightning.compat import torchvision as of_torchvision
 from fl_lightning.compat import wandb as of_wandb
 from fl_lightning.compat.python import modules_today
 
@@ -55,11 +45,10 @@ REMAINING: set[str] = set()
 # ---------------------------------------------------------------- the messages, and what is left
 
 
-def test_a_check_fails_with_library_release_and_name(monkeypatch, tmp_path):
-    monkeypatch.delattr(MNIST, "_check_exists")
+def test_a_check_fails_with_library_release_and_name():
     said = rf"^torchvision {re.escape(version('torchvision'))}: 'MNIST._check_exists' is gone or behaves .*AttributeError"
-    with pytest.raises(pytest.fail.Exception, match=said):
-        test_files_of_mnist(tmp_path)
+    with pytest.raises(pytest.fail.Exception, match=said), relies_on("torchvision", "MNIST._check_exists"):
+        raise AttributeError("no such name")
 
 
 def test_private_names_are_used_in_compat_only():
@@ -96,13 +85,6 @@ def test_options_of_a_parser():
     assert [option.dest for option in options if of_jsonargparse.is_setting(option)] == ["takes.size", "takes.optimizer"]
 
 
-@relies_on("jsonargparse", "ActionTypeHint._typehint")
-def test_types_of_options():
-    found = {option.dest: of_jsonargparse.type_of(option) for option in of_jsonargparse.actions_of(parser())}
-    assert found["takes.size"] == int | None
-    assert found["takes.optimizer"] == OptimizerCallable
-
-
 class Fails:
     def __init__(self, fails: bool = False) -> None:
         if fails:
@@ -126,72 +108,6 @@ def test_the_option_help():
         assert any(isinstance(option, of_jsonargparse.HelpAction) for option in of_jsonargparse.actions_of(made))
 
 
-@relies_on("jsonargparse", "_paths.Path.read_text")
-def test_configurations_are_read_as_utf8(tmp_path, monkeypatch):
-    """Also where Python reads text files as ASCII."""
-    monkeypatch.setattr(jsonargparse._paths, "open", partial(open, encoding="ascii"), raising=False)
-    (tmp_path / "own.yaml").write_bytes("name: Zürich\n".encode())
-    reader = ArgumentParser(exit_on_error=False)
-    reader.add_argument("--name")
-    with of_jsonargparse.reading_utf8():
-        assert reader.parse_path(tmp_path / "own.yaml").name == "Zürich"
-    with pytest.raises(UnicodeDecodeError):
-        reader.parse_path(tmp_path / "own.yaml")
-
-
-@relies_on("jsonargparse", "ArgumentParser._subcommands_action")
-def test_parsers_of_subcommands():
-    outer, inner = ArgumentParser(), parser()
-    assert of_jsonargparse.subcommand_parsers(outer) is None
-    outer.add_subcommands().add_subcommand("go", inner)
-    found = of_jsonargparse.subcommand_parsers(outer)
-    assert found is not None
-    assert dict(found) == {"go": inner}
-
-
-@relies_on("jsonargparse", "_subcommands.find_action_and_subcommand")
-def test_options_are_found_once():
-    """The same answers, also for an option that comes later; nothing is remembered afterwards."""
-    outer, inner = ArgumentParser(), parser()
-    outer.add_subcommands().add_subcommand("go", inner)
-    names = ["go", "go.takes.size", "go.takes", "go.late", "late", "subcommand"]
-    find = jsonargparse._subcommands.find_action_and_subcommand
-    expected = [find(outer, name) for name in names]
-    asked = Mock(side_effect=find)
-    with patch.object(jsonargparse._subcommands, "find_action_and_subcommand", asked):
-        with of_jsonargparse.remembering_options():
-            counts = []
-            for _ in range(2):
-                assert [jsonargparse._subcommands.find_action_and_subcommand(outer, name) for name in names] == expected
-                counts.append(asked.call_count)
-            assert counts[0] == counts[1]
-            inner.add_argument("--late")
-            assert jsonargparse._core.find_action_and_subcommand(outer, "go.late")[0] is inner._actions[-1]
-        assert jsonargparse._subcommands.find_action_and_subcommand is asked
-
-
-@relies_on("jsonargparse", "Namespace._parse_key")
-def test_names_of_settings_are_split_once():
-    """The same answers and messages, for names at any depth, of dictionaries and of what is missing."""
-    tree = jsonargparse.Namespace(a=jsonargparse.Namespace(b=1, items={"c": 2}), get=3, none=None)
-    names = ["a", "a.b", "a.b.c", "a.new", "a.items", "a.items.c", "a.items.d", "no.b", "get", "get.x", "none.x", "new"]
-    wrong = ["a..b", "", "a b", "a.b c", ".", 3, None, ["a"]]
-
-    def answers() -> list[Any]:
-        found: list[Any] = [(tree._parse_key(name), tree.get(name), name in tree) for name in names]
-        for name in wrong:
-            with pytest.raises(KeyError) as refused:
-                tree[name]
-            found.append(str(refused.value))
-        return found
-
-    expected = answers()
-    with of_jsonargparse.remembering_options():
-        assert jsonargparse.Namespace._parse_key.__module__ == of_jsonargparse.__name__
-        assert [answers(), answers()] == [expected, expected]
-    assert jsonargparse.Namespace._parse_key.__module__ == "jsonargparse._namespace"
-
-
 @relies_on("jsonargparse", "_typehints.deepcopy")
 def test_a_list_is_not_copied_for_each_of_its_entries():
     """Tables of a thousand clients took minutes: the time grew with the square of their number."""
@@ -201,23 +117,6 @@ def test_a_list_is_not_copied_for_each_of_its_entries():
     with patch.dict(copy._deepcopy_dispatch, {list: copied}), of_jsonargparse.remembering_options():
         assert reader.parse_args([f"--rows={rows}"]).rows == rows
     assert copied.call_count < 50
-
-
-@relies_on("jsonargparse", "ActionTypeHint.add_sub_defaults")
-def test_defaults_of_classes_are_added_once():
-    """By the parser of the subcommand that was typed, and not again by the one around it; with the same result."""
-    inner, outer = parser(), ArgumentParser(exit_on_error=False)
-    inner.add_argument("--stop", type=EarlyStopping)
-    outer.add_subcommands().add_subcommand("go", inner)
-    typed = ["go", "--stop=EarlyStopping", "--stop.monitor=x", "--takes.optimizer=Adam"]
-    add = Mock(side_effect=jsonargparse._typehints.ActionTypeHint.add_sub_defaults)
-    with patch.object(jsonargparse._typehints.ActionTypeHint, "add_sub_defaults", add):
-        expected, twice = outer.parse_args(typed), add.call_count
-        add.reset_mock()
-        with of_jsonargparse.remembering_options():
-            assert outer.parse_args(typed) == expected
-    assert expected.go.stop.init_args.patience == 3
-    assert add.call_count < twice
 
 
 @relies_on("jsonargparse", "_typehints.resolve_class_path_by_name")
@@ -260,25 +159,6 @@ def test_completion():
 # ---------------------------------------------------------------- torch
 
 
-@relies_on("torch", "_BatchNorm")
-def test_batch_norm():
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-    assert all(of_torch.is_batch_norm(kind(2)) for kind in kinds)
-    assert of_torch.is_batch_norm(nn.LazyBatchNorm2d())
-    assert not of_torch.is_batch_norm(nn.GroupNorm(1, 2))
-    assert not of_torch.is_batch_norm(nn.InstanceNorm2d(2))
-
-
-@relies_on("torch", "torch.utils._pytree")
-def test_trees():
-    tree = {"a": [torch.ones(2), 3], "b": (None, "text")}
-    leaves, spec = of_torch.tree_flatten(tree)
-    assert leaves[1:] == [3, None, "text"]
-    assert of_torch.tree_unflatten(leaves, spec)["b"] == tree["b"]
-    assert of_torch.tree_flatten({"a": [1, 2], "b": (3, 4)})[1] == spec
-    assert of_torch.tree_map(lambda leaf: leaf * 2, {"a": (1, [2])}) == {"a": (2, [4])}
-
-
 @relies_on("torch", "_modules of a module")
 def test_parts_of_a_module():
     class Tied(nn.Module):
@@ -296,15 +176,6 @@ def test_parts_of_a_module():
     ours = of_torch.parts_of(module)
     assert list(ours.items()) == list(module.named_modules())
     assert list(ours) == ["", "metric", "first", "first.0", "first.1", "first.1.0", "cycle"]
-
-
-@relies_on("torch", "_parameters of a module")
-def test_parameters_of_a_module():
-    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Sequential(nn.Linear(2, 3, bias=False)))
-    module.own = nn.Parameter(torch.ones(1))
-    module[2][0].weight = module[0].weight  # found once, under its first name
-    module.again = module[0]
-    assert list(of_torch.parameters_of(module).items()) == list(module.named_parameters())
 
 
 @relies_on("torch", "_foreach_sub, _foreach_add_, _foreach_copy_, _foreach_clamp_min_, _foreach_clamp_max_")
@@ -328,16 +199,6 @@ def test_lists_of_tensors():
     assert same(between, [a.clamp(-0.5, 0.5) for a in first])
 
 
-@relies_on("torch", "Optimizer._optimizer_step_pre_hooks and Optimizer._optimizer_step_post_hooks")
-def test_step_hooks_of_an_optimizer():
-    optimizer = SGD(nn.Linear(1, 1).parameters(), lr=0.1)
-    for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
-        assert not light_steps.has_step_hooks(optimizer)
-        handle = register(lambda *_: None)
-        assert light_steps.has_step_hooks(optimizer)
-        handle.remove()
-
-
 @relies_on("torch", "Optimizer._opt_called")
 def test_schedulers_of_an_optimizer_that_never_steps():
     for told in (False, True):
@@ -351,59 +212,6 @@ def test_schedulers_of_an_optimizer_that_never_steps():
         assert ("before `optimizer.step()`" in "".join(str(one.message) for one in said)) is not told
 
 
-@relies_on("torch", "Optimizer._step_supports_amp_scaling")
-def test_optimizers_that_unscale_in_their_step():
-    parameters = list(nn.Linear(1, 1).parameters())
-    found = [of_torch.unscales_in_step(Adam(parameters, fused=fused)) for fused in (True, False)]
-    assert found == [True, False]
-    assert of_torch.unscales_in_step(SGD(parameters, lr=0.1, fused=True))
-
-
-@relies_on("torch", "GradScaler._per_optimizer_states")
-def test_overflow_of_scaled_gradients():
-    for factor, expected in ((1.0, False), (float("inf"), True)):
-        layer = nn.Linear(1, 1)
-        optimizer, scaler = SGD(layer.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
-        scaler.scale(layer(torch.ones(1, 1)).sum() * factor).backward()
-        scaler.unscale_(optimizer)
-        before = scaler.get_scale()
-        assert of_torch.overflowed(scaler, optimizer) is expected
-        scaler.step(optimizer)
-        scaler.update()
-        assert (scaler.get_scale() < before) is expected
-
-
-@relies_on("torch", "SequentialLR._schedulers and ChainedScheduler._schedulers")
-def test_schedules_of_schedules():
-    optimizer = SGD(nn.Linear(1, 1).parameters(), lr=0.1)
-    parts = [StepLR(optimizer, 1), StepLR(optimizer, 2)]
-    assert list(of_torch.chained_schedules(SequentialLR(optimizer, parts, milestones=[3]))) == parts
-    assert list(of_torch.chained_schedules(ChainedScheduler(parts, optimizer))) == parts
-    assert list(of_torch.chained_schedules(parts[0])) == []
-
-
-@relies_on("torch", "Module._buffers and Module._non_persistent_buffers_set")
-def test_buffers_that_are_not_saved():
-    module = nn.Linear(1, 1)
-    module.register_buffer("saved", torch.ones(1))
-    module.register_buffer("kept", torch.zeros(2), persistent=False)
-    found = of_torch.unsaved_buffers(module)
-    assert found.keys() == {"kept"} == dict(module.named_buffers()).keys() - module.state_dict().keys()
-    assert found["kept"] is module.kept
-
-
-@relies_on("torch", "DataLoader._iterator and _MultiProcessingDataLoaderIter._shutdown_workers")
-def test_workers_of_a_loader():
-    before = set(multiprocessing.active_children())
-    loader = DataLoader([1, 2, 3], num_workers=1, persistent_workers=True)
-    of_torch.stop_workers(loader)
-    for _ in range(2):
-        assert len(list(loader)) == 3
-        assert set(multiprocessing.active_children()) - before
-        of_torch.stop_workers(loader)
-        assert not set(multiprocessing.active_children()) - before
-
-
 # ---------------------------------------------------------------- others
 
 
@@ -414,12 +222,6 @@ def test_the_latest_value_of_a_metric():
         given = metric(torch.tensor(value))
         assert torch.equal(of_torchmetrics.latest_value(metric), given)
     assert float(metric.compute()) == 4.0
-
-
-@relies_on("torchmetrics", "Metric._defaults")
-def test_states_of_a_metric():
-    metric = MeanMetric()
-    assert of_torchmetrics.state_names(metric) == set(metric.metric_state) != set()
 
 
 @relies_on("torchmetrics", "Metric._reductions")
@@ -450,17 +252,6 @@ def test_what_opacus_leaves():
     assert vars(layer).keys() == vars(nn.Linear(2, 1)).keys()
 
 
-@relies_on("torchvision", "MNIST._check_exists")
-def test_files_of_mnist(tmp_path):
-    dataset = MNIST.__new__(MNIST)
-    dataset.root = str(tmp_path)
-    assert not of_torchvision.is_downloaded(dataset)
-    (tmp_path / "MNIST" / "raw").mkdir(parents=True)
-    for name, _ in MNIST.resources:
-        (tmp_path / "MNIST" / "raw" / name.removesuffix(".gz")).write_bytes(b"\0")
-    assert of_torchvision.is_downloaded(dataset)
-
-
 @relies_on("wandb-workspaces", "Workspace._to_model")
 def test_the_specification_of_a_workspace():
     workspaces = pytest.importorskip("wandb_workspaces.workspaces", reason="an extra: pip install 'fl_lightning[dashboard]'")
@@ -469,49 +260,20 @@ def test_the_specification_of_a_workspace():
     assert "Found again" in [section["name"] for section in sections]
 
 
-@relies_on("wandb", "CustomChartSpec.table_key")
-def test_charts_that_share_a_table():
-    table = wandb.Table(columns=["x", "y"], data=[[0, 1]])
-    chart = of_wandb.chart_of_table(table, "shared", "wandb/lineseries/v0", {"step": "x"}, {"title": "Found again"})
-    assert (chart.table, chart.spec.table_key) == (table, "shared")
-    assert "'value': 'shared'" in str(chart.spec.config_value["panel_config"]["userQuery"])
-
-
 @relies_on("Python", "_compat_pickle.IMPORT_MAPPING")
 def test_modules_of_python_2():
     assert modules_today()["__builtin__"] == "builtins"
     assert modules_today()["commands"] == "subprocess"
 
 
-@relies_on("Python", "atexit._run_exitfuncs")
-def test_functions_at_exit():
-    code = "import atexit, os; from fl_lightning.compat.python import run_exit_functions as run; "
-    code += "atexit.register(lambda: print('ran', flush=True)); run(); os._exit(0)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "ran\n"
-
-
 @relies_on("Python", "copy._deepcopy_dispatch")
 def test_functions_are_copied_within_the_block_only():
-    value, target = {"function": test_functions_at_exit}, torch.zeros(1)
+    value, target = {"function": test_modules_of_python_2}, torch.zeros(1)
     value["reference"] = weakref.ref(target)
     with of_python.copying(lambda one, memo: (one, "copied"), lambda one, memo: (one, "followed")):
         within = copy.deepcopy(value)
-    assert within == {"function": (test_functions_at_exit, "copied"), "reference": (value["reference"], "followed")}
+    assert within == {"function": (test_modules_of_python_2, "copied"), "reference": (value["reference"], "followed")}
     assert copy.deepcopy(value) == value
-
-
-@relies_on("torch", "Tensor._backward_hooks and _post_accumulate_grad_hooks")
-def test_hooks_of_gradients():
-    parameter, before, after = nn.Parameter(torch.zeros(1)), test_hooks_of_gradients, test_functions_at_exit
-    assert of_torch.hooks_of(parameter) == [None, None]
-    parameter.register_hook(before)
-    parameter.register_post_accumulate_grad_hook(after)
-    registers = of_torch.hooks_of(parameter)
-    assert [list(register.values()) for register in registers] == [[before], [after]]
-    for register in registers:
-        register.clear()
-    parameter.sum().backward()  # calls none
 
 
 @relies_on("torch", "torch.autocast_increment_nesting and autocast_decrement_nesting")
@@ -534,28 +296,3 @@ def test_outside_of_autocast():
         assert layer(x).dtype == torch.bfloat16
         assert torch.autocast_increment_nesting() == 3
         torch.autocast_decrement_nesting()
-
-
-@relies_on("torch", "_forward_hooks, _forward_pre_hooks, _backward_hooks, _backward_pre_hooks and _modules of a module")
-def test_registers_of_a_module():
-    network = nn.Sequential(nn.Linear(1, 1))
-    assert of_torch.children_of(network) == {"0": network[0]}
-    network[0] = nn.Identity()
-    assert of_torch.children_of(network) == {"0": network[0]}
-    assert [len(hooks) for hooks in of_torch.hooks_of(network)] == [0, 0, 0, 0]
-    network.register_forward_hook(print)
-    network.register_forward_pre_hook(print)
-    network.register_full_backward_hook(print)
-    network.register_full_backward_pre_hook(print)
-    assert [list(hooks.values()) for hooks in of_torch.hooks_of(network)] == [[print]] * 4
-
-
-@relies_on("torch", "Tensor._version")
-def test_changes_in_place_are_counted():
-    tensor = torch.zeros(2)
-    before = of_torch.times_changed(tensor)
-    tensor.detach().copy_(torch.ones(2))
-    assert of_torch.times_changed(tensor) > before
-    with torch.inference_mode():
-        made = torch.zeros(2)
-    assert (of_torch.times_changed(made),) != (of_torch.times_changed(made),)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import signal
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +12,9 @@ import pytest
 import torch
 from compat_names import relies_on
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateFinder, ModelCheckpoint
+from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateFinder
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
-from lightning.pytorch.loggers import WandbLogger
-from lightning.pytorch.plugins import AsyncCheckpointIO, TorchCheckpointIO
-from lightning.pytorch.utilities.compile import from_compiled
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from lightning.pytorch.utilities.rank_zero import WarningCache
 from torch import nn
@@ -160,19 +155,6 @@ def test_fresh_loops():
     assert fitting.global_step == 3
 
 
-@relies_on("lightning", "Trainer._signal_connector")
-def test_signals_are_left_alone():
-    handlers: list[Any] = []
-    look = Hook("on_train_start", lambda *_: handlers.append(signal.getsignal(signal.SIGTERM)))
-    taken, left = trainer(callbacks=[look]), trainer(callbacks=[look])
-    signals.ignore_signals(left)
-    before = signal.getsignal(signal.SIGTERM)
-    for fitting in (taken, left):
-        fitting.fit(BoringModel())
-    assert handlers[0] != before
-    assert handlers[1] == before == signal.getsignal(signal.SIGTERM)
-
-
 @relies_on("lightning", "_SignalConnector._sigterm_notifier_fn and received_sigterm")
 def test_what_a_trainer_does_on_sigterm_is_replaced():
     heard: list[bool] = []
@@ -226,30 +208,6 @@ def test_whole_epochs():
     assert not of_lightning.has_whole_epoch(broken)
 
 
-@relies_on("lightning", "fit_loop.epoch_loop.val_loop.setup_data")
-def test_validation_before_it_is_due():
-    found: list[Any] = []
-
-    def look(fitting: Trainer, module: Any) -> None:
-        found.append(fitting.val_dataloaders)
-        found.append(of_lightning.validation_loaders(fitting))
-
-    trainer(callbacks=[Hook("on_fit_start", look)]).fit(BoringModel())
-    assert found[0] is None
-    assert isinstance(found[1], DataLoader)
-
-
-@relies_on("lightning", "Trainer._detect_anomaly")
-def test_the_flag_detect_anomaly():
-    assert [of_lightning.detects_anomalies(trainer(detect_anomaly=flag)) for flag in (True, False)] == [True, False]
-
-
-@relies_on("lightning", "ParallelStrategy._layer_sync")
-def test_the_flag_sync_batchnorm():
-    flags = [{"sync_batchnorm": True, "strategy": "ddp", "devices": 2}, {"strategy": "ddp", "devices": 2}, {}]
-    assert [of_lightning.synchronises_batch_norm(trainer(**flag)) for flag in flags] == [True, False, False]
-
-
 # ---------------------------------------------------------------- checkpoints
 
 
@@ -263,35 +221,6 @@ def test_a_checkpoint_without_a_file(tmp_path, weights_only):
     assert held.keys() == written.keys()
     assert ("optimizer_states" in held) is not weights_only
     assert all(torch.equal(value, written["state_dict"][name]) for name, value in held["state_dict"].items())
-
-
-@relies_on("lightning", "_WrappingCheckpointIO._checkpoint_io")
-def test_what_writes_checkpoints():
-    inner, other = TorchCheckpointIO(), TorchCheckpointIO()
-    wrapped, plain = trainer(plugins=[AsyncCheckpointIO(inner)]), trainer(plugins=[inner])
-    for fitting in (wrapped, plain):
-        found, replace = of_lightning.innermost_checkpoint_io(fitting)
-        assert found is inner
-        replace(other)
-        assert of_lightning.innermost_checkpoint_io(fitting)[0] is other
-    assert wrapped.strategy.checkpoint_io.checkpoint_io is other
-    assert plain.strategy.checkpoint_io is other
-
-
-@relies_on("lightning", "ModelCheckpoint._find_last_checkpoints")
-def test_where_the_last_checkpoint_is_looked_for(tmp_path):
-    found: list[set[str]] = []
-
-    class Finds(of_lightning.FindsLastCheckpoint):
-        def find_last(self, trainer: Trainer) -> set[str]:
-            found.append(super().find_last(trainer))
-            return found[-1]
-
-    for _ in range(2):
-        saver = Finds(tmp_path, save_last=True)
-        trainer(enable_checkpointing=True, callbacks=[saver], default_root_dir=tmp_path).fit(BoringModel(), ckpt_path="last")
-    assert isinstance(saver, ModelCheckpoint)
-    assert [{Path(path).name for path in paths} for paths in found] == [set(), {"last.ckpt"}]
 
 
 @relies_on("lightning", "_restricted_classmethod")
@@ -309,19 +238,6 @@ def test_a_method_of_the_class_only():
 # ---------------------------------------------------------------- modules and logging
 
 
-@relies_on("lightning", "LightningModule._compiler_ctx")
-def test_copies_of_compiled_modules():
-    plain = BoringModel()
-    compiled = from_compiled(torch.compile(BoringModel(), backend="eager"))
-    assert [of_lightning.is_compiled(module) for module in (plain, compiled)] == [False, True]
-    copied = copy.copy(compiled)
-    vars(copied).update(vars(compiled))
-    of_lightning.forget_compiled(copied)
-    assert not of_lightning.is_compiled(copied)
-    assert copied.training_step.__func__ is BoringModel.training_step
-    assert of_lightning.is_compiled(compiled)
-
-
 class Measured(BoringModel):
     def __init__(self) -> None:
         super().__init__()
@@ -331,25 +247,6 @@ class Measured(BoringModel):
         self.mean(batch.mean())
         self.log("mean", self.mean)
         return super().training_step(batch, batch_idx)
-
-
-@relies_on("lightning", "LightningModule._metric_attributes")
-def test_copies_of_modules_with_metrics():
-    copies: list[Measured] = []
-
-    def keep(fitting: Trainer, module: Any) -> None:
-        own, module.trainer = module.trainer, None
-        copies.append(copy.deepcopy(module))
-        module.trainer = own
-
-    trainer(callbacks=[Hook("on_train_batch_end", keep)]).fit(Measured())
-    stale, fresh = copies
-    of_lightning.forget_metric_names(fresh)
-    fitting = trainer()
-    fitting.fit(fresh)
-    assert "mean" in fitting.callback_metrics
-    with pytest.raises(MisconfigurationException, match="Could not find the `LightningModule` attribute"):
-        trainer().fit(stale)
 
 
 @relies_on("lightning", "_FxValidator.check_logging_and_get_default_levels")
@@ -390,24 +287,6 @@ def test_seeds_of_workers(monkeypatch):
         monkeypatch.setenv("PL_SEED_WORKERS", asked)
         of_lightning.seed_workers(loader, 0)
         assert (loader.worker_init_fn is not None) is seeded
-
-
-@relies_on("lightning", "WandbLogger._experiment and WandbLogger._wandb_init")
-def test_runs_of_wandb(monkeypatch, tmp_path):
-    passed: list[dict[str, Any]] = []
-    run = SimpleNamespace(id="abc")
-    monkeypatch.setattr("wandb.init", lambda **settings: passed.append(settings) or run)
-    monkeypatch.setattr("wandb.run", None)
-    logger = WandbLogger(project="mine", save_dir=tmp_path, anonymous=None)
-    settings = of_lightning.wandb_settings(logger)
-    assert (settings["project"], settings["anonymous"]) == ("mine", None)
-    del settings["anonymous"]
-    assert of_lightning.wandb_run(logger) is None
-    assert not passed
-    assert logger.experiment is run
-    assert of_lightning.wandb_run(logger) is run
-    assert passed[0]["project"] == "mine"
-    assert "anonymous" not in passed[0]
 
 
 # ---------------------------------------------------------------- the command line

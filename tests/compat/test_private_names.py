@@ -1,7 +1,6 @@
 """Each private name of another package, where a release lacks it: a public way gives the same result, with one warning.
 
-That a name is missing is simulated for our look-up only, because the packages use most of the names themselves; the others are
-deleted as well.
+That a name is missing is simulated for our look-up only, because the packages use most of the names themselves.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from typing import Any
 
 import pytest
 import torch
-from compat_names import ROOT, defined, used
+from compat_names import ROOT, defined, relies_on, used
 from engine_runs import trained
 from federations import Plain
 from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
-from private_uses import DELETED, OFFERED, REFUSED, USES, WRITTEN
+from private_uses import EXPECTED, OFFERED, REFUSED, USES, WRITTEN
 
 import fl_lightning.compat
 from fl_lightning.clients.engines.client_run import _Strategy
@@ -59,14 +58,11 @@ def without(monkeypatch) -> Callable[[str], Any]:
     """Make our look-up miss a name in a block, which has one warning or none."""
 
     @contextmanager
-    def block(path: str, warned: int = 1, deleted: bool = False) -> Iterator[None]:
+    def block(path: str, warned: int = 1) -> Iterator[None]:
         with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             patch.setattr(private, "_told", set())
-            if deleted:
-                patch.delattr(path)
-            else:
-                miss(patch, next(one for one in NAMES if one.path == path))
+            miss(patch, next(one for one in NAMES if one.path == path))
             yield
         (name,) = (one for one in NAMES if one.path == path)
         told = [str(one.message) for one in said if "so fl_lightning" in str(one.message)]
@@ -78,6 +74,15 @@ def without(monkeypatch) -> Callable[[str], Any]:
     return block
 
 
+@pytest.mark.parametrize("use", EXPECTED, ids=lambda use: use.__name__)
+def test_a_use_has_its_result(use, tmp_path):
+    paths = {*USES.get(use, ()), *REFUSED.get(use, ())}
+    (package,) = {name.package for name in NAMES if name.path in paths} - {"Python"} or {"Python"}
+    with relies_on(package, ", ".join(sorted(paths))):
+        assert use(tmp_path) == EXPECTED[use]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("use", "path"), by_path(USES))
 def test_a_public_way_gives_the_same_result(use, path, without, tmp_path):
     usual = use(tmp_path)
@@ -86,15 +91,7 @@ def test_a_public_way_gives_the_same_result(use, path, without, tmp_path):
     assert slower == usual
 
 
-@pytest.mark.parametrize("path", DELETED)
-def test_a_name_that_is_deleted(path, without, tmp_path):
-    (use,) = (use for use, paths in USES.items() if path in paths)
-    usual = use(tmp_path)
-    with without(path, deleted=True):
-        slower = use(tmp_path)
-    assert slower == usual
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(("use", "path"), by_path(REFUSED))
 def test_a_use_without_a_public_way_is_refused(use, path, without, tmp_path):
     (name,) = (one for one in NAMES if one.path == path)
@@ -103,6 +100,7 @@ def test_a_use_without_a_public_way_is_refused(use, path, without, tmp_path):
         use(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
 def test_a_federation_gives_the_same_result_without_any_name(engine, monkeypatch):
     """But for those without which a use is refused."""
@@ -201,6 +199,7 @@ print(sorted(str(key) for key, value in before.items() if after.get(key) != valu
 """
 
 
+@pytest.mark.slow
 def test_an_import_patches_nothing():
     environment = {**os.environ, "PYTHONPATH": str(ROOT.parent)}
     done = subprocess.run([sys.executable, "-c", CHANGES], capture_output=True, text=True, check=False, env=environment)

@@ -120,17 +120,21 @@ def parts(_: Path) -> Any:
     module = network()
     names = {id(part): name for name, part in module.named_modules()}
     children = [{name: names[id(child)] for name, child in of_torch.children_of(part).items()} for part in module.modules()]
-    return {name: names[id(part)] for name, part in of_torch.parts_of(module).items()}, children
+    found = of_torch.parts_of(module)
+    assert all(names[id(part)] == name for name, part in found.items())
+    return dict.fromkeys(found), children
 
 
 def tensors_of_modules(_: Path) -> Any:
     module = network()
     names = {id(one): name for name, one in (*module.named_parameters(), *module.named_buffers())}
     buffers, unsaved = (
-        [{name: names[id(one)] for name, one in find(part).items()} for part in module.modules()]
+        [[names[id(one)] for one in find(part).values()] for part in module.modules()]
         for find in (of_torch.buffers_of, of_torch.unsaved_buffers)
     )
-    return {name: names[id(one)] for name, one in of_torch.parameters_of(module).items()}, buffers, unsaved
+    parameters = of_torch.parameters_of(module)
+    assert all(names[id(one)] == name for name, one in parameters.items())
+    return list(parameters), buffers, unsaved
 
 
 def batch_norms(_: Path) -> Any:
