@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from command_line import ROOT
 from federations import Blobs, Consecutive, blobs, federate, same_bits, trainer, weights
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +34,6 @@ from fl_lightning import (
 from fl_lightning.functional.kmeans import cluster_sums, kmeans_plus_plus, nearest_centroids
 from fl_lightning.types import ClientUpdate, RoundStart, Snapshot
 
-CONFIG = str(ROOT / "configs" / "kmeans_simulated.yaml")
 PARTITIONERS = {"iid": IIDPartitioner(4), "one class each": ShardPartitioner(3, 1), "unequal": Consecutive([390, 8, 2])}
 
 
@@ -275,15 +272,9 @@ def test_first_centroids_are_drawn_once_from_the_servers_set(monkeypatch):
     assert {tuple(point) for point in firsts[0].tolist()} <= held
 
 
-@pytest.mark.parametrize("loaders", [False, True])
-def test_first_centroids_of_a_plain_trainer(loaders):
-    data = Blobs()
-    module, run = KMeansTask(3, 4), trainer(1)
-    if loaders:
-        run.fit(module, data.train_dataloader(), [data.val_dataloader()])
-    else:
-        run.fit(module, data)
-    again = KMeansTask(3, 4)
+def test_first_centroids_of_a_plain_trainer():
+    data, module, again = Blobs(), KMeansTask(3, 4), KMeansTask(3, 4)
+    trainer(1).fit(module, data.train_dataloader(), [data.val_dataloader()])
     trainer(1).fit(again, FederatedDataModule(data, IIDPartitioner(2)))
     assert bool(module.started)
     np.testing.assert_allclose(module.centroids.detach(), again.centroids.detach(), atol=1e-6)
@@ -345,22 +336,21 @@ def test_nearest_and_sums_far_from_the_origin():
         assert counts[j] == (nearest == j).sum()
 
 
-# ------------------------------------------------------------------ stopping, going on, ranks
+# ------------------------------------------------------------------ what else may happen
 
 
-def test_a_pass_that_is_cut_short_counts_what_it_saw():
+@pytest.mark.parametrize(
+    ("settings", "least", "most"),
+    [
+        ({"local": LocalTraining(max_steps=2, max_epochs=-1)}, 20, 20),  # two clients, two batches of five each
+        ({"local": LocalTraining(limit_train_batches=1)}, 10, 10),
+        ({"local": LocalTraining(), "availability": Availability(slow=1.0, slowness=2.0)}, 10, 39),
+    ],
+)
+def test_a_pass_that_is_cut_short_counts_what_it_saw(settings, least, most):
     module = begin_at(blobs(40, 1)[0][:3])
-    local = LocalTraining(max_steps=2, max_epochs=-1)
-    federate(module, 1, strategy=FederatedKMeans(), local=local, partitioner=Consecutive([30, 10]))
-    assert module.counts.sum() == 20  # two clients, two batches of five each
-    module = begin_at(blobs(40, 1)[0][:3])
-    local = LocalTraining(limit_train_batches=1)
-    federate(module, 1, strategy=FederatedKMeans(), local=local, partitioner=Consecutive([30, 10]))
-    assert module.counts.sum() == 10
-    module = begin_at(blobs(40, 1)[0][:3])
-    slow = Availability(slow=1.0, slowness=2.0)
-    federate(module, 1, strategy=FederatedKMeans(), local=LocalTraining(), availability=slow, partitioner=Consecutive([30, 10]))
-    assert 10 <= module.counts.sum() < 40
+    federate(module, 1, strategy=FederatedKMeans(), partitioner=Consecutive([30, 10]), **settings)
+    assert least <= module.counts.sum() <= most
 
 
 def test_mixed_precision_assigns_in_full():
@@ -372,18 +362,6 @@ def test_mixed_precision_assigns_in_full():
         federate(module, 3, data=data, strategy=FederatedKMeans(), local=LocalTraining(precision=precision))
         ends.append(weights(module))
     assert same_bits(*ends)
-
-
-@pytest.mark.slow
-def test_the_config_is_fitted(fl):
-    quiet = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
-    status, text = fl("fit", "--config", CONFIG, *quiet, "--trainer.max_epochs=2")
-    assert status == 0, text
-    assert "Rounds: 2. val_loss" in text
-    assert (Path("runs/kmeans_simulated/checkpoints") / "best.ckpt").exists()
-    status, text = fl("test", "--config", CONFIG, *quiet, "--trainer.logger=false", "--ckpt_path=best")
-    assert status == 0, text
-    assert "test_distance" in text
 
 
 def test_batches_of_inputs_alone():

@@ -230,19 +230,6 @@ def scenes() -> tuple[Any, Any, Any]:
     return *sets, None
 
 
-def scene_segmentation() -> L.LightningModule:
-    from torchgeo.trainers import SemanticSegmentationTask
-
-    return SemanticSegmentationTask("fcn", in_channels=3, num_classes=2, num_filters=4, loss="ce")
-
-
-def masks() -> tuple[Any, Any, Any]:
-    sets = [
-        Records(image=drawn(s, n, 3, 16, 16), mask=(drawn(s + 9, n, 16, 16) > 0.5).long()) for s, n in ((1, TRAIN), (2, VAL))
-    ]
-    return *sets, None
-
-
 def scene_byol() -> L.LightningModule:
     from torchgeo.trainers import BYOLTask
 
@@ -335,103 +322,80 @@ def sentences() -> tuple[Any, Any, Any]:
 # ---------------------------------------------------------------- lightly
 
 
-class Views(L.LightningModule):
-    """The parts that lightly's examples of self-supervised learning share; these never validate, so a loss is logged here."""
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_loss", 1 + self.compared(batch))  # a cosine, from -1, otherwise
-
-
 def encoder() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
 
 
-def lightly_byol() -> L.LightningModule:
-    """The module of lightly's example of BYOL, with a smaller backbone."""
-    import copy
+class Views(L.LightningModule):
+    """What lightly's examples of self-supervised learning share, with a smaller backbone; a loss in validation is added."""
 
+    def __init__(self, head: nn.Module, criterion: nn.Module) -> None:
+        import copy
+
+        from lightly.models.utils import deactivate_requires_grad
+
+        super().__init__()
+        self.backbone, self.projection_head, self.criterion = encoder(), head, criterion
+        self.backbone_momentum = copy.deepcopy(self.backbone)
+        self.projection_head_momentum = copy.deepcopy(self.projection_head)
+        deactivate_requires_grad(self.backbone_momentum)
+        deactivate_requires_grad(self.projection_head_momentum)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.projection_head(self.backbone(x).flatten(start_dim=1))
+
+    def forward_momentum(self, x: Tensor) -> Tensor:
+        return self.projection_head_momentum(self.backbone_momentum(x).flatten(start_dim=1)).detach()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        from lightly.models.utils import update_momentum
+        from lightly.utils.scheduler import cosine_schedule
+
+        momentum = cosine_schedule(self.current_epoch, 10, 0.996, 1)
+        update_momentum(self.backbone, self.backbone_momentum, m=momentum)
+        update_momentum(self.projection_head, self.projection_head_momentum, m=momentum)
+        return self.compared(batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", 1 + self.compared(batch))  # a cosine, from -1, otherwise
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.06)
+
+
+def lightly_byol() -> L.LightningModule:
+    """The module of lightly's example of BYOL."""
     from lightly.loss import NegativeCosineSimilarity
     from lightly.models.modules import BYOLPredictionHead, BYOLProjectionHead
-    from lightly.models.utils import deactivate_requires_grad, update_momentum
-    from lightly.utils.scheduler import cosine_schedule
 
     class BYOL(Views):
         def __init__(self) -> None:
-            super().__init__()
-            self.backbone = encoder()
-            self.projection_head = BYOLProjectionHead(8, 16, 8)
+            super().__init__(BYOLProjectionHead(8, 16, 8), NegativeCosineSimilarity())
             self.prediction_head = BYOLPredictionHead(8, 16, 8)
-            self.backbone_momentum = copy.deepcopy(self.backbone)
-            self.projection_head_momentum = copy.deepcopy(self.projection_head)
-            deactivate_requires_grad(self.backbone_momentum)
-            deactivate_requires_grad(self.projection_head_momentum)
-            self.criterion = NegativeCosineSimilarity()
 
         def forward(self, x: Tensor) -> Tensor:
-            y = self.backbone(x).flatten(start_dim=1)
-            z = self.projection_head(y)
-            return self.prediction_head(z)
-
-        def forward_momentum(self, x: Tensor) -> Tensor:
-            y = self.backbone_momentum(x).flatten(start_dim=1)
-            z = self.projection_head_momentum(y)
-            return z.detach()
+            return self.prediction_head(super().forward(x))
 
         def compared(self, batch: Any) -> Tensor:
             x0, x1 = batch[0]
             p0, z0, p1, z1 = self.forward(x0), self.forward_momentum(x0), self.forward(x1), self.forward_momentum(x1)
             return 0.5 * (self.criterion(p0, z1) + self.criterion(p1, z0))
 
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            momentum = cosine_schedule(self.current_epoch, 10, 0.996, 1)
-            update_momentum(self.backbone, self.backbone_momentum, m=momentum)
-            update_momentum(self.projection_head, self.projection_head_momentum, m=momentum)
-            return self.compared(batch)
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.06)
-
     return BYOL()
 
 
 def lightly_moco(keeps: bool = True) -> L.LightningModule:
-    """The module of lightly's example of MoCo, with a smaller backbone; each client keeps its memory bank."""
-    import copy
-
+    """The module of lightly's example of MoCo; each client keeps its memory bank."""
     from lightly.loss import NTXentLoss
     from lightly.models.modules import MoCoProjectionHead
-    from lightly.models.utils import deactivate_requires_grad, update_momentum
-    from lightly.utils.scheduler import cosine_schedule
 
     class MoCo(Views):
         def __init__(self) -> None:
-            super().__init__()
-            self.backbone = encoder()
-            self.projection_head = MoCoProjectionHead(8, 16, 8)
-            self.backbone_momentum = copy.deepcopy(self.backbone)
-            self.projection_head_momentum = copy.deepcopy(self.projection_head)
-            deactivate_requires_grad(self.backbone_momentum)
-            deactivate_requires_grad(self.projection_head_momentum)
-            self.criterion = NTXentLoss(memory_bank_size=(16, 8))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.projection_head(self.backbone(x).flatten(start_dim=1))
-
-        def forward_momentum(self, x: Tensor) -> Tensor:
-            return self.projection_head_momentum(self.backbone_momentum(x).flatten(start_dim=1)).detach()
+            super().__init__(MoCoProjectionHead(8, 16, 8), NTXentLoss(memory_bank_size=(16, 8)))
 
         def compared(self, batch: Any) -> Tensor:
             x_query, x_key = batch[0]
             return self.criterion(self.forward(x_query), self.forward_momentum(x_key))
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            momentum = cosine_schedule(self.current_epoch, 10, 0.996, 1)
-            update_momentum(self.backbone, self.backbone_momentum, m=momentum)
-            update_momentum(self.projection_head, self.projection_head_momentum, m=momentum)
-            return self.compared(batch)
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.06)
 
     module = MoCo()
     if keeps:
@@ -497,7 +461,6 @@ CASES = {
     ),
     "segmentation-models-pytorch: Unet": Case(("segmentation_models_pytorch",), segmentation, pets, "valid_dataset_iou", "max"),
     "torchgeo: ClassificationTask": Case(("torchgeo",), scene_classifier, scenes, "val_OverallAccuracy", "max"),
-    "torchgeo: SemanticSegmentationTask": Case(("torchgeo",), scene_segmentation, masks, "val_loss"),
     "transformers: BERT": Case(("transformers",), GLUETransformer, sentences, "accuracy", "max"),
     "peft: LoRA": Case(("transformers", "peft"), LoRATransformer, sentences, "accuracy", "max"),
     "lightly: BYOL": Case(("lightly",), lightly_byol, pairs, "val_loss"),
