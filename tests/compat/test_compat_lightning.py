@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from bare_lightning import Hook, Logs, Manual, trainer
 from compat_names import relies_on
-from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateFinder
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
@@ -21,25 +22,10 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader
-from torchmetrics import MeanMetric
 
 from fl_lightning.compat import lightning as of_lightning
 from fl_lightning.compat import lightning_tuners, signals
 from fl_lightning.compat.lightning_cli import OpenCLI
-
-
-def trainer(**flags: Any) -> Trainer:
-    silent = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    short = {"limit_train_batches": 2, "limit_val_batches": 1, "max_epochs": 1, "num_sanity_val_steps": 0}
-    return Trainer(**{"accelerator": "cpu", "devices": 1, **silent, **short, **flags})
-
-
-class Hook(Callback):
-    """Calls a function in a hook."""
-
-    def __init__(self, name: str, function: Any) -> None:
-        setattr(self, name, lambda trainer, module, *_: function(trainer, module))
-
 
 # ---------------------------------------------------------------- tuners
 
@@ -174,15 +160,6 @@ def test_what_a_trainer_does_on_sigterm_is_replaced():
     assert heard == [True, True]
 
 
-class Manual(BoringModel):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        self.optimizers().step()
-
-
 @relies_on("lightning", "the progress of fit_loop.epoch_loop's two ways to optimize")
 def test_the_global_step_continues():
     module, fitting = Manual(), trainer()
@@ -236,17 +213,6 @@ def test_a_method_of_the_class_only():
 
 
 # ---------------------------------------------------------------- modules and logging
-
-
-class Measured(BoringModel):
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean = MeanMetric()
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.mean(batch.mean())
-        self.log("mean", self.mean)
-        return super().training_step(batch, batch_idx)
 
 
 @relies_on("lightning", "_FxValidator.check_logging_and_get_default_levels")
@@ -323,24 +289,6 @@ def test_steps_of_the_command_line(tmp_path):
     assert steps == [*(f"prepare {name}" for name in OpenCLI.subcommands()), "read", "seed", "run fit"]
     assert cli.trainer.global_step == 1
     assert torch.initial_seed() == 5
-
-
-class Logs(BoringModel):
-    """Logs a number in each step, a metric object, and the largest of an epoch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean = MeanMetric()
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = super().training_step(batch, batch_idx)["loss"]
-        self.log("loss", loss, on_step=True, on_epoch=True, prog_bar=True)
-        self.log("largest", loss, reduce_fx="max")
-        return loss
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.mean.update(self.layer(batch).mean() + batch_idx)
-        self.log("mean", self.mean)
 
 
 @relies_on("lightning", "_ResultCollection and _ResultMetric")

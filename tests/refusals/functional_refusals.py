@@ -74,6 +74,10 @@ class WithRange(Plain):
         super().__init__()
         self.register_buffer("smallest", torch.full((4,), torch.inf))
 
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.smallest.copy_(torch.minimum(self.smallest, batch[0].amin(0)))
+        return super().training_step(batch, batch_idx)
+
 
 def private(**settings: Any) -> Any:
     """A fit of FedAvg that does not weigh by examples, unless another strategy is given."""

@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import torch
 import yaml
+from bare_lightning import Hook, Logs, Manual, Measured, trainer
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Callback, LearningRateFinder, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
@@ -23,7 +24,6 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.compile import from_compiled
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import WarningCache
-from test_compat_lightning import Hook, Logs, Manual, Measured, trainer
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
