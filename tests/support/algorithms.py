@@ -38,6 +38,7 @@ from fl_lightning import (
     FedCyclic,
     FedDyn,
     FederatedDataModule,
+    FederatedKMeans,
     FederatedOrchestrator,
     FedExP,
     FedLoss,
@@ -50,6 +51,7 @@ from fl_lightning import (
     GaussianUpdate,
     GeometricMedian,
     InnerProductManipulation,
+    KMeansTask,
     Krum,
     LabelAveraging,
     LastClient,
@@ -201,6 +203,13 @@ class ThreeLines(Plain):
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
         self.net = torch.nn.Sequential(torch.nn.Linear(4, 3))
+
+
+class Clusters(KMeansTask):
+    """Three clusters of the blobs."""
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__(3, 4)
 
 
 HEAD = PersonalPart(names="net.3.*")
@@ -406,6 +415,7 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
         "clients_per_round": 4,
         "more": 8,
     },
+    "k-means": lambda: {"module": Clusters, "strategy": FederatedKMeans("split"), "clients_per_round": 3},
 }
 
 
