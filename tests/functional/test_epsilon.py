@@ -128,6 +128,7 @@ def test_epsilon_of_examples_against_other_accountants(sigma, rate, steps):
     assert bound < accountant.get_epsilon(1e-5) / 1.05
 
 
+@pytest.mark.slow
 @given(st.floats(0.5, 10), st.floats(1e-3, 1), st.integers(1, 200))
 @example(3.0, 0.9999999999999999, 4)
 @example(5.0, 0.99999, 3)

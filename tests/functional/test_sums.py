@@ -78,17 +78,21 @@ def test_errors_are_those_of_the_grid(largest):
 
 @pytest.mark.parametrize("fraction", [None, 40])
 @pytest.mark.parametrize("value", [-(2.0**-15), 0.75])
-def test_hundred_thousand_summands_of_many_ranks_or_one_do_not_wrap(fraction, value):
+def test_two_hundred_thousand_summands_of_many_ranks_do_not_wrap(fraction, value):
     rank, total = ExactSum(2, fraction=fraction), ExactSum(2, fraction=fraction)
     for _ in range(200):
         rank.add(torch.tensor([value, -value]))
     for _ in range(1000):
         total.merge(rank)
     assert total.value().tolist() == [200_000 * value, -200_000 * value]
-    total = ExactSum(1, fraction=fraction)
+
+
+@pytest.mark.parametrize("fraction", [None, pytest.param(40, marks=pytest.mark.slow)])
+def test_seventy_thousand_summands_do_not_wrap(fraction):
+    total, values = ExactSum(1, fraction=fraction), torch.tensor([-(2.0**-15)])
     for _ in range(70_000):
-        total.add(torch.tensor([value]), largest=abs(value))
-    assert total.value().item() == 70_000 * value
+        total.add(values, largest=2.0**-15)
+    assert total.value().item() == -70_000 * 2.0**-15
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -47,7 +47,7 @@ from fl_lightning import (
 # ------------------------------------------------------------------ fits that go on
 
 
-@pytest.mark.parametrize("name", ["scaffold", pytest.param("attackers", marks=pytest.mark.slow), "fedasync"])
+@pytest.mark.parametrize("name", ["scaffold", "fedasync", pytest.param("attackers", marks=pytest.mark.slow)])
 def test_a_second_fit_goes_on_with_what_clients_kept(name):
     module, data, federation = prepare(name)
     trainer(4, federation).fit(module, data)
@@ -60,7 +60,7 @@ def test_a_second_fit_goes_on_with_what_clients_kept(name):
     assert same_bits(outcome(module, federation), expected)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "warm start", "fedbuff"])
+@pytest.mark.parametrize("name", ["warm start", "fedbuff", pytest.param("scaffold", marks=pytest.mark.slow)])
 def test_the_same_orchestrator_starts_anew(name):
     _, data, federation = prepare(name)
     finals = []
@@ -366,7 +366,7 @@ class Late(Plain):
         self.net = drawn_network()
 
 
-@pytest.mark.parametrize("name", ["focus", "local only"])
+@pytest.mark.parametrize("name", ["focus", pytest.param("local only", marks=pytest.mark.slow)])
 def test_a_module_that_builds_its_network_late_is_federated_alike(name):
     finals = []
     for late in (False, True):

@@ -55,7 +55,7 @@ def chosen_by(result, changes):
     return shares
 
 
-@pytest.mark.parametrize("attackers", [0, 1, 0.2])
+@pytest.mark.parametrize("attackers", [0, 0.2])
 def test_krum_is_byzfls(attackers):
     """byzfl sums over one neighbour more than the paper's m - f - 2: its f is ours and one."""
     follow(lambda x, n: chosen_by(byzfl.Krum(int(attackers > 0) + 1)(x), x), Krum(attackers))
