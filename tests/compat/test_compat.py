@@ -10,7 +10,6 @@ import argparse
 import copy
 import re
 import warnings
-import weakref
 from importlib.metadata import version
 from inspect import getsource
 from typing import Any
@@ -32,7 +31,6 @@ from fl_lightning import Partitioner, Strategy
 from fl_lightning.cli.own_types import own_types
 from fl_lightning.compat import jsonargparse as of_jsonargparse
 from fl_lightning.compat import opacus as of_opacus
-from fl_lightning.compat import python as of_python
 from fl_lightning.compat import torch as of_torch
 from fl_lightning.compat import torchmetrics as of_torchmetrics
 from fl_lightning.compat import wandb as of_wandb
@@ -215,15 +213,6 @@ def test_schedulers_of_an_optimizer_that_never_steps():
 # ---------------------------------------------------------------- others
 
 
-@relies_on("torchmetrics", "Metric._forward_cache")
-def test_the_latest_value_of_a_metric():
-    metric = MeanMetric()
-    for value in (2.0, 6.0):
-        given = metric(torch.tensor(value))
-        assert torch.equal(of_torchmetrics.latest_value(metric), given)
-    assert float(metric.compute()) == 4.0
-
-
 @relies_on("torchmetrics", "Metric._reductions")
 def test_states_that_are_sums():
     """And not those that are lists, means or maxima."""
@@ -264,16 +253,6 @@ def test_the_specification_of_a_workspace():
 def test_modules_of_python_2():
     assert modules_today()["__builtin__"] == "builtins"
     assert modules_today()["commands"] == "subprocess"
-
-
-@relies_on("Python", "copy._deepcopy_dispatch")
-def test_functions_are_copied_within_the_block_only():
-    value, target = {"function": test_modules_of_python_2}, torch.zeros(1)
-    value["reference"] = weakref.ref(target)
-    with of_python.copying(lambda one, memo: (one, "copied"), lambda one, memo: (one, "followed")):
-        within = copy.deepcopy(value)
-    assert within == {"function": (test_modules_of_python_2, "copied"), "reference": (value["reference"], "followed")}
-    assert copy.deepcopy(value) == value
 
 
 @relies_on("torch", "torch.autocast_increment_nesting and autocast_decrement_nesting")

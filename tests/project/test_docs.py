@@ -12,7 +12,7 @@ import pytest
 import torch
 from against_hand import assert_follows, clients_of
 from by_hand import averaged, build, flat
-from command_line import ROOT
+from command_line import ROOT, SMALL
 from federations import Plain, federate
 
 from fl_lightning.config.files import find, names
@@ -81,6 +81,13 @@ def test_the_example_with_sums_bounds_every_update(monkeypatch):
         return build(net, w + moved, *flat(mean)[1:])
 
     assert_follows(torch.float64, step, strategy=norm_bounded.NormBounded(0.4))
+
+
+def test_the_example_with_sums_works_from_its_yaml(fl, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))
+    yaml = str(ROOT / "docs" / "examples" / "norm_bounded.yaml")
+    status, text = fl("fit", "--config", yaml, *SMALL, "--trainer.logger=false", "--trainer.max_epochs=1")
+    assert status == 0, text
 
 
 DOCTESTS = [path for path in sorted((ROOT / "fl_lightning").rglob("*.py")) if ">>> " in path.read_text()]
