@@ -10,6 +10,7 @@ import argparse
 import copy
 import re
 import warnings
+from functools import partial
 from importlib.metadata import version
 from inspect import getsource
 from typing import Any
@@ -18,6 +19,7 @@ from unittest.mock import Mock, patch
 import jsonargparse
 import pytest
 import torch
+import wandb
 from compat_names import foreign_names, overridden, relies_on
 from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import OptimizerCallable
@@ -30,6 +32,7 @@ import fl_lightning
 from fl_lightning import Partitioner, Strategy
 from fl_lightning.cli.own_types import own_types
 from fl_lightning.compat import jsonargparse as of_jsonargparse
+from fl_lightning.compat import light_steps
 from fl_lightning.compat import opacus as of_opacus
 from fl_lightning.compat import torch as of_torch
 from fl_lightning.compat import torchmetrics as of_torchmetrics
@@ -106,6 +109,19 @@ def test_the_option_help():
         assert any(isinstance(option, of_jsonargparse.HelpAction) for option in of_jsonargparse.actions_of(made))
 
 
+@relies_on("jsonargparse", "_paths.Path.read_text")
+def test_configurations_are_read_as_utf8(tmp_path, monkeypatch):
+    """Also where Python reads text files as ASCII."""
+    monkeypatch.setattr(jsonargparse._paths, "open", partial(open, encoding="ascii"), raising=False)
+    (tmp_path / "own.yaml").write_bytes("name: Zürich\n".encode())
+    reader = ArgumentParser(exit_on_error=False)
+    reader.add_argument("--name")
+    with of_jsonargparse.reading_utf8():
+        assert reader.parse_path(tmp_path / "own.yaml").name == "Zürich"
+    with pytest.raises(UnicodeDecodeError):
+        reader.parse_path(tmp_path / "own.yaml")
+
+
 @relies_on("jsonargparse", "_typehints.deepcopy")
 def test_a_list_is_not_copied_for_each_of_its_entries():
     """Tables of a thousand clients took minutes: the time grew with the square of their number."""
@@ -157,6 +173,16 @@ def test_completion():
 # ---------------------------------------------------------------- torch
 
 
+@relies_on("torch", "torch.utils._pytree")
+def test_trees():
+    tree = {"a": [torch.ones(2), 3], "b": (None, "text")}
+    leaves, spec = of_torch.tree_flatten(tree)
+    assert leaves[1:] == [3, None, "text"]
+    assert of_torch.tree_unflatten(leaves, spec)["b"] == tree["b"]
+    assert of_torch.tree_flatten({"a": [1, 2], "b": (3, 4)})[1] == spec
+    assert of_torch.tree_map(lambda leaf: leaf * 2, {"a": (1, [2])}) == {"a": (2, [4])}
+
+
 @relies_on("torch", "_modules of a module")
 def test_parts_of_a_module():
     class Tied(nn.Module):
@@ -195,6 +221,16 @@ def test_lists_of_tensors():
     of_torch.raise_each_to(between, -0.5)
     of_torch.lower_each_to(between, 0.5)
     assert same(between, [a.clamp(-0.5, 0.5) for a in first])
+
+
+@relies_on("torch", "Optimizer._optimizer_step_pre_hooks and Optimizer._optimizer_step_post_hooks")
+def test_step_hooks_of_an_optimizer():
+    optimizer = SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
+        assert not light_steps.has_step_hooks(optimizer)
+        handle = register(lambda *_: None)
+        assert light_steps.has_step_hooks(optimizer)
+        handle.remove()
 
 
 @relies_on("torch", "Optimizer._opt_called")
@@ -247,6 +283,14 @@ def test_the_specification_of_a_workspace():
     made = workspaces.Workspace(entity="me", project="mine", sections=[workspaces.Section(name="Found again", panels=[])])
     sections = of_wandb.workspace_specification(made)["spec"]["section"]["panelBankConfig"]["sections"]
     assert "Found again" in [section["name"] for section in sections]
+
+
+@relies_on("wandb", "CustomChartSpec.table_key")
+def test_charts_that_share_a_table():
+    table = wandb.Table(columns=["x", "y"], data=[[0, 1]])
+    chart = of_wandb.chart_of_table(table, "shared", "wandb/lineseries/v0", {"step": "x"}, {"title": "Found again"})
+    assert (chart.table, chart.spec.table_key) == (table, "shared")
+    assert "'value': 'shared'" in str(chart.spec.config_value["panel_config"]["userQuery"])
 
 
 @relies_on("Python", "_compat_pickle.IMPORT_MAPPING")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +13,11 @@ import pytest
 import torch
 from bare_lightning import Hook, Logs, Manual, trainer
 from compat_names import relies_on
-from lightning.pytorch import LightningDataModule
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
+from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from lightning.pytorch.utilities.rank_zero import WarningCache
 from torch import nn
@@ -141,6 +143,19 @@ def test_fresh_loops():
     assert fitting.global_step == 3
 
 
+@relies_on("lightning", "Trainer._signal_connector")
+def test_signals_are_left_alone():
+    handlers: list[Any] = []
+    look = Hook("on_train_start", lambda *_: handlers.append(signal.getsignal(signal.SIGTERM)))
+    taken, left = trainer(callbacks=[look]), trainer(callbacks=[look])
+    signals.ignore_signals(left)
+    before = signal.getsignal(signal.SIGTERM)
+    for fitting in (taken, left):
+        fitting.fit(BoringModel())
+    assert handlers[0] != before
+    assert handlers[1] == before == signal.getsignal(signal.SIGTERM)
+
+
 @relies_on("lightning", "_SignalConnector._sigterm_notifier_fn and received_sigterm")
 def test_what_a_trainer_does_on_sigterm_is_replaced():
     heard: list[bool] = []
@@ -200,6 +215,22 @@ def test_a_checkpoint_without_a_file(tmp_path, weights_only):
     assert all(torch.equal(value, written["state_dict"][name]) for name, value in held["state_dict"].items())
 
 
+@relies_on("lightning", "ModelCheckpoint._find_last_checkpoints")
+def test_where_the_last_checkpoint_is_looked_for(tmp_path):
+    found: list[set[str]] = []
+
+    class Finds(of_lightning.FindsLastCheckpoint):
+        def find_last(self, trainer: Trainer) -> set[str]:
+            found.append(super().find_last(trainer))
+            return found[-1]
+
+    for _ in range(2):
+        saver = Finds(tmp_path, save_last=True)
+        trainer(enable_checkpointing=True, callbacks=[saver], default_root_dir=tmp_path).fit(BoringModel(), ckpt_path="last")
+    assert isinstance(saver, ModelCheckpoint)
+    assert [{Path(path).name for path in paths} for paths in found] == [set(), {"last.ckpt"}]
+
+
 @relies_on("lightning", "_restricted_classmethod")
 def test_a_method_of_the_class_only():
     class Loads:
@@ -253,6 +284,20 @@ def test_seeds_of_workers(monkeypatch):
         monkeypatch.setenv("PL_SEED_WORKERS", asked)
         of_lightning.seed_workers(loader, 0)
         assert (loader.worker_init_fn is not None) is seeded
+
+
+@relies_on("lightning", "WandbLogger._experiment and WandbLogger._wandb_init")
+def test_runs_of_wandb(monkeypatch, tmp_path):
+    passed: list[dict[str, Any]] = []
+    run = SimpleNamespace(id="abc")
+    monkeypatch.setattr("wandb.init", lambda **settings: passed.append(settings) or run)
+    monkeypatch.setattr("wandb.run", None)
+    logger = WandbLogger(project="mine", save_dir=tmp_path, anonymous=None)
+    settings = of_lightning.wandb_settings(logger)
+    assert (settings["project"], settings["anonymous"]) == ("mine", None)
+    del settings["anonymous"]
+    assert logger.experiment is run
+    assert (passed[0]["project"], "anonymous" in passed[0]) == ("mine", False)
 
 
 # ---------------------------------------------------------------- the command line

@@ -97,7 +97,9 @@ def test_without_relationships_everyone_solves_a_ridge_regression():
 
 def test_it_ends_where_both_halves_of_the_alternation_agree():
     """W solves the joint normal equations for S, and S is scipy's matrix root of W W^T + eps I."""
-    found, federation = run(50, Mocha(0.1, 0.01, smoothing=0.2), task(0.25), local={"max_epochs": 10})
+    module = task(0.25)
+    found, federation = run(50, Mocha(0.1, 0.01, smoothing=0.2), module, local={"max_epochs": 10})
+    torch.testing.assert_close(module.network.weight[0].detach(), found.mean(dim=0))
     w, s = found.numpy(), federation.route._relationships.numpy()
     root = linalg.sqrtm(w @ w.T + 0.2 * np.eye(6)).real
     assert s == pytest.approx(6 * root / np.trace(root), abs=1e-6)

@@ -44,10 +44,15 @@ from fl_lightning import (
     TrimmedMean,
 )
 
+
+def slow(*names: str) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 # ------------------------------------------------------------------ fits that go on
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fedasync", pytest.param("attackers", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["scaffold", "fedasync", *slow("attackers", "local only", "clients' parts")])
 def test_a_second_fit_goes_on_with_what_clients_kept(name):
     module, data, federation = prepare(name)
     trainer(4, federation).fit(module, data)
@@ -60,7 +65,7 @@ def test_a_second_fit_goes_on_with_what_clients_kept(name):
     assert same_bits(outcome(module, federation), expected)
 
 
-@pytest.mark.parametrize("name", ["warm start", "fedbuff", pytest.param("scaffold", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["warm start", "fedbuff", *slow("scaffold", "attackers", "local only")])
 def test_the_same_orchestrator_starts_anew(name):
     _, data, federation = prepare(name)
     finals = []
@@ -366,7 +371,9 @@ class Late(Plain):
         self.net = drawn_network()
 
 
-@pytest.mark.parametrize("name", ["focus", pytest.param("local only", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["focus", *slow("local only", "fedloss", "scaffold", "attackers", "fedstar", "shapley", "fednova")]
+)
 def test_a_module_that_builds_its_network_late_is_federated_alike(name):
     finals = []
     for late in (False, True):

@@ -10,6 +10,7 @@ import private_uses_of_lightning as of_lightning
 import private_uses_of_others as others
 import private_uses_of_torch as of_torch
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.plugins import AsyncCheckpointIO, TorchCheckpointIO
 
 _MODULE, _LOOPS, _CLI = "torch.nn.Module", "lightning.pytorch.loops", "lightning.pytorch.cli.LightningCLI"
@@ -150,13 +151,13 @@ EXPECTED: dict[Callable[..., Any], Any] = {
     others.copies: (5, True, True, 2, True, True, True),
     others.options: ([["help", "takes", "takes.size", "takes.name"], ["help", "x"]], True, None),
     others.found_options: "go:\n  takes:\n    size: 3\n    name: me\n",
-    others.encodings: "Zürich",
+    others.types_of_settings: dict.fromkeys(("stop", "stop.help"), EarlyStopping | None)
+    | {"help": None, "x": int, "y": list[str], "z": None},
     others.latest_value: 2.0,
     of_lightning.validation_set: [64],
     of_lightning.slurm: (None, True, True, signal.SIGUSR1),
     of_lightning.flags: ([True, False, False], [True, False]),
     of_lightning.checkpoint_plugins: [(True, True, AsyncCheckpointIO), (True, True, TorchCheckpointIO)],
-    of_lightning.last_checkpoint: (2, True),
     of_lightning.compiled: ([False, True, False], True),
     of_lightning.names_of_metrics: ["mean"],
     of_lightning.wandb_loggers: (None, True),
