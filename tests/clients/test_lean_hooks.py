@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from bare_lightning import trainer
 from compat_names import relies_on
 from federations import Plain, federate
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -19,7 +20,6 @@ from lightning.pytorch.loops import evaluation_loop, training_epoch_loop
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer import call as calls
 from lightning.pytorch.trainer import trainer as trainer_file
-from test_compat_lightning import trainer
 
 from fl_lightning import AdaFed, FedAvg, LocalTraining
 from fl_lightning.compat.lightning_hooks import IDLE, lean_hooks

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import shake
 import torch
+from accountants import poisson
 from against_hand import Updates
 from dp_accounting.pld import PLDAccountant
 from federations import SIZES, Blobs, Consecutive, Plain, every_round, federate, trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_epsilon import poisson
 from test_privacy import NO_NOISE
 from test_privacy_ledger import lines
 from torch.nn import functional as F

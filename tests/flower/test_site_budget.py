@@ -12,9 +12,9 @@ import dp_accounting
 import pandas as pd
 import pytest
 import yaml
+from accountants import gaussian_epsilon
 from dp_accounting.pld import PLDAccountant
 from sites_over_bytes import NAMES, configuration, federate, prepare, start_site, table
-from test_epsilon import gaussian_epsilon
 from test_site_policy import told
 from test_site_security import NOISY_STEPS, again, noisy, order, site, work  # noqa: F401 (site is a fixture)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from accountants import gaussian_epsilon
 from sites_over_bytes import (
     ABSENT,
     HOOK,
@@ -28,7 +29,6 @@ from sites_over_bytes import (
     simulate,
     start_site,
 )
-from test_epsilon import gaussian_epsilon
 
 import fl_lightning
 from fl_lightning.cli.commands.export import main as export_main

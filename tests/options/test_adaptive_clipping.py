@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import shake
 import torch
+from accountants import gaussian_epsilon
 from by_hand import flat
 from federations import Plain, every_round, federate, same_bits, weights
 from launching import launch
-from test_epsilon import gaussian_epsilon
 
 from fl_lightning import (
     ClientPrivacy,

@@ -7,11 +7,11 @@ import math
 import dp_accounting
 import pytest
 import torch
+from accountants import gaussian_epsilon
 from by_hand import B
 from dp_accounting.pld import PLDAccountant
 from federations import SIZES
 from opacus.accountants import PRVAccountant
-from test_epsilon import gaussian_epsilon
 from test_privacy_ledger import lines
 from test_target_epsilon import DELTA, clients, fit, stop_after
 

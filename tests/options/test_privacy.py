@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import shake
 import torch
+from accountants import attained, gaussian_epsilon, poisson, renyi
 from against_hand import DTYPES, Updates, assert_follows, clients_of
 from by_hand import B, averaged, build, flat
 from command_line import small
@@ -20,7 +21,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.callbacks import ModelCheckpoint
 from scipy import stats
-from test_epsilon import attained, gaussian_epsilon, poisson, renyi
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset

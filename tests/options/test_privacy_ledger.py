@@ -16,13 +16,13 @@ import pytest
 import shake
 import torch
 import wandb
+from accountants import attained, gaussian_epsilon, poisson, renyi
 from against_hand import Updates
 from by_hand import B, flat
 from federations import SIZES, Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
 from launching import launch
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from run_private import MODES, MOMENTS
-from test_epsilon import attained, gaussian_epsilon, poisson, renyi
 
 from fl_lightning import (
     Availability,

@@ -9,12 +9,12 @@ from pathlib import Path
 import launching
 import pytest
 import torch
+from accountants import attained, gaussian_epsilon, poisson
 from command_line import ADAFED, SMALL
 from federations import SIZES, Consecutive, Plain, every_round, federate, same_bits
 from launching import launch
 from lightning.pytorch import Callback
 from run_private import MODES
-from test_epsilon import attained, gaussian_epsilon, poisson
 from test_privacy_ledger import Fails, Unlucky, lines
 
 from fl_lightning import (
