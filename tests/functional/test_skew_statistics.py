@@ -135,19 +135,6 @@ def test_shards_are_those_of_flower(flower, of_flower, each):
     assert_alike(ours, theirs)
 
 
-@pytest.mark.filterwarnings("ignore:Classes:UserWarning")
-def test_classes_are_dealt_as_flower_deals_them(flower, of_flower):
-    """One client's classes are any c of them alike, here and there; over all clients, only ours are even."""
-    labels = torch.arange(5).repeat_interleave(40)
-    theirs = of_flower((flower.PathologicalPartitioner(4, "label", 3, seed=s) for s in range(300)), labels)
-    ours = tables_of_ours((ClassesPartitioner(4, 3, s) for s in range(300)), labels)
-    hands = [[tuple(row) for row in (tables[:, 1] > 0).tolist()] for tables in (ours, theirs)]
-    counted = np.array([[hand.count(kind) for kind in set(hands[0] + hands[1])] for hand in hands])
-    assert counted.shape == (2, 10)
-    assert stats.chi2_contingency(counted).pvalue > 0.001
-    assert stats.chisquare(counted[0]).pvalue > 0.001
-
-
 def test_an_even_deal_of_flower_has_our_counts(flower, of_flower):
     labels = torch.arange(6).repeat_interleave(torch.tensor([31, 40, 52, 60, 71, 83]))
     (theirs,) = of_flower([flower.PathologicalPartitioner(6, "label", 2, "deterministic")], labels)

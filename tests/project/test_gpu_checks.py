@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-from gpu import conductor, report, stages, worker
-from gpu.setting import Findings, NotRunError, Setting
-from gpu.suite import count_tests
+from gpu import conductor, report, stages
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,41 +23,6 @@ def test_every_measurement_is_a_check():
 
     names = {check.name for check in stages.STAGES["speed"]}
     assert names == {"speed environment", "side_by_side", *ROWS, *(f"profile: {name}" for name in PROFILES)}
-
-
-# ---------------------------------------------------------------- what a check finds
-
-
-def broken(setting: Setting, found: Findings) -> None:
-    found["seen"] = 1
-    found.require(setting.device == "tpu", "no TPU")
-    raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-
-def absent(setting: Setting, found: Findings) -> None:
-    raise NotRunError("peft is not installed")
-
-
-@pytest.mark.parametrize(
-    ("check", "ok", "error", "fatal"),
-    [(broken, False, "no TPU; RuntimeError: CUDA error", True), (absent, None, "peft is not installed", False)],
-)
-def test_what_was_found_outlives_an_error(check, ok, error, fatal, monkeypatch):
-    monkeypatch.setattr("gpu.suite.suite", check)
-    record, lost = worker.run(Setting("cpu", "suite"))
-    assert (record["ok"], lost) == (ok, fatal)
-    assert record["error"].startswith(error)
-    assert record["figures"] == ({"seen": 1} if check is broken else {})
-
-
-def test_the_tests_are_counted():
-    xml = """<testsuites><testsuite><testcase name="a" time="0.5"/><testcase name="b" time="2"><failure message="too far"/>
-    </testcase><testcase name="c" time="0"><skipped message="needs a GPU"/></testcase></testsuite></testsuites>"""
-    found = Findings()
-    count_tests(xml, found)
-    assert [found.figures[kind] for kind in ("passed", "failed", "skipped")] == [1, 1, 1]
-    assert found.figures["messages"] == {"b": "too far"}
-    assert found.failures == ["1 tests failed: b"]
 
 
 # ---------------------------------------------------------------- processes that die and time that ends

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import cache
 
 import lightning
 import pytest
 import torch
-from benchmark_counts import KINDS, PARTS, counts_of_round, operators, work_of
-from benchmark_loop import Plain
+from benchmark_counts import KINDS, PARTS, work_of
 from packaging.version import Version
-
-from fl_lightning import LeNet
 
 BESIDES_HAND = {
     "fabric": {
@@ -68,36 +64,3 @@ def test_the_budget_beyond_the_loop_by_hand(engine):
 @counted_here
 def test_the_budget_of_clients_side_by_side():
     assert not too_much("stacked", work_of("stacked"), TOGETHER)
-
-
-# ---------------------------------------------------------------- that the counts notice
-
-
-class Curious(Plain):
-    """Reads its loss in every step, after one more multiplication."""
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        (loss.detach() * 2).item()
-        return loss
-
-
-@counted_here
-def test_one_operation_and_one_read_more_in_each_step_are_found():
-    clients, steps = 2, 3
-    usual, curious = (counts_of_round("fabric", clients, steps, kind(LeNet())) for kind in (Plain, Curious))
-    more = {kind: curious[kind] - usual[kind] for kind in KINDS}
-    # 'detach', '*' and the read, of which only '*' computes; 'training_step' of the base class, and 'super' for it
-    assert more.pop("calls") >= clients * steps
-    assert more == {"operators": 3 * clients * steps, "launches": clients * steps, "reads": clients * steps}
-
-
-def test_what_counts_as_an_operator_a_launch_and_a_read():
-    tensors, found = [torch.ones(2), torch.ones(3)], Counter()
-    with operators(found):
-        tensors[0].view(1, 2)
-        torch._foreach_add_(tensors, 1.0)  # one for all
-        torch.empty(3)
-        tensors[0].sum().item()
-        tensors[0].tolist()
-    assert found == {"operators": 5, "launches": 2, "reads": 2}

@@ -138,6 +138,7 @@ def test_the_joint_objective_never_rises():
     assert values[-1] < 0.8 * values[0]
 
 
+@pytest.mark.slow
 def test_it_finds_the_groups_and_beats_both_local_and_global():
     """By the distance of each client's weights from the true ones."""
     sizes = (8, 12, 8, 12, 8, 12)
@@ -161,6 +162,7 @@ def test_it_finds_the_groups_and_beats_both_local_and_global():
     assert correlations[same].min() > correlations[~same].max() + 0.2
 
 
+@pytest.mark.slow
 def test_classification_by_the_squared_hinge(tmp_path):
     """With biases, in float32, each client's own model measured on its own test part; the correlations are written."""
     torch.manual_seed(0)

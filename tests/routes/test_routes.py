@@ -24,7 +24,6 @@ from fl_lightning import (
     FedCyclic,
     FederatedDataModule,
     FederatedOrchestrator,
-    FedMedian,
     FedStar,
     LabelAveraging,
     LocalOnly,
@@ -112,8 +111,6 @@ def test_ringfed_of_gamma_zero_is_fedavg_with_more_epochs():
 
 
 def test_a_period_route_composes_with_other_strategies():
-    one = final(route=RingFed(periods=1), strategy=FedMedian())
-    assert same_bits(one, final(strategy=FedMedian()))
     one = final(route=RingFed(periods=1), strategy=AdaFed("val_acc"))
     assert same_bits(one, final(strategy=AdaFed("val_acc")))
 

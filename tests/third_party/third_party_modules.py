@@ -363,27 +363,6 @@ class Views(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.06)
 
 
-def lightly_byol() -> L.LightningModule:
-    """The module of lightly's example of BYOL."""
-    from lightly.loss import NegativeCosineSimilarity
-    from lightly.models.modules import BYOLPredictionHead, BYOLProjectionHead
-
-    class BYOL(Views):
-        def __init__(self) -> None:
-            super().__init__(BYOLProjectionHead(8, 16, 8), NegativeCosineSimilarity())
-            self.prediction_head = BYOLPredictionHead(8, 16, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.prediction_head(super().forward(x))
-
-        def compared(self, batch: Any) -> Tensor:
-            x0, x1 = batch[0]
-            p0, z0, p1, z1 = self.forward(x0), self.forward_momentum(x0), self.forward(x1), self.forward_momentum(x1)
-            return 0.5 * (self.criterion(p0, z1) + self.criterion(p1, z0))
-
-    return BYOL()
-
-
 def lightly_moco(keeps: bool = True) -> L.LightningModule:
     """The module of lightly's example of MoCo; each client keeps its memory bank."""
     from lightly.loss import NTXentLoss
@@ -463,6 +442,5 @@ CASES = {
     "torchgeo: ClassificationTask": Case(("torchgeo",), scene_classifier, scenes, "val_OverallAccuracy", "max"),
     "transformers: BERT": Case(("transformers",), GLUETransformer, sentences, "accuracy", "max"),
     "peft: LoRA": Case(("transformers", "peft"), LoRATransformer, sentences, "accuracy", "max"),
-    "lightly: BYOL": Case(("lightly",), lightly_byol, pairs, "val_loss"),
     "lightly: MoCo": Case(("lightly",), lightly_moco, pairs, "val_loss"),
 }
