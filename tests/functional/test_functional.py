@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_lightning.functional import ExactSum, ModelState, Sums, balanced_shares, cohort_size, derive_seed, draw_cohort
+from fl_lightning.functional import ExactSum, ModelState, balanced_shares, cohort_size, derive_seed, draw_cohort
 from fl_lightning.functional.scheduling import random_order
 from fl_lightning.functional.seeding import generator, isolated_rng
 
@@ -65,16 +65,6 @@ def test_values_that_float64_would_lose_are_kept():
         total.add(torch.tensor([value], dtype=torch.float64))
     assert total.value().item() == pytest.approx(1e-9, rel=1e-9)
     assert (1e9 + 1e-9) - 1e9 == 0.0  # what plain float64 makes of it
-
-
-def test_sums_by_name():
-    sums = Sums()
-    sums.add("state", torch.tensor([1.0, -2.0]), 3.0)
-    sums.add("weight", 3.0)
-    assert sums.value("state").tolist() == [3.0, -6.0]
-    assert sums.scalar("weight") == 3.0
-    assert sums.scalar("absent") == 0.0
-    assert sums.sizes() == {"state": 2, "weight": 1}
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 8))

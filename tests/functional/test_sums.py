@@ -233,7 +233,7 @@ def test_reading_one_number_leaves_the_others_to_grow():
         sums.add(name, 1.5, 2.0)
     assert sums.value("a").tolist() == [3.0]
     sums.add("b", 1.0)
-    assert (sums.scalar("a"), sums.scalar("b")) == (3.0, 4.0)
+    assert (sums.scalar("a"), sums.scalar("b"), sums.scalar("absent")) == (3.0, 4.0, 0.0)
     assert sums.sizes() == {"a": 1, "b": 1}
 
 

@@ -9,7 +9,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from against_hand import ROUNDS, Updates, assert_close, assert_follows, clients_of, final
+from against_hand import ROUNDS, Updates, assert_close, assert_follows, clients_of, divided, final
 from by_hand import LR, World, accuracy, averaged, build, flat
 from federations import CLASSES, SIZES, Blobs, Consecutive, Plain, blobs, federate, same_bits, trainer, weights
 from hypothesis import given
@@ -169,9 +169,9 @@ SKEWED = (10, 4, 12, 7, 7)
 
 
 def test_mediators_train_balanced_groups_in_sequence():
-    parts = np.split(np.arange(40), np.cumsum(SKEWED)[:-1])
-    world = World(torch.float64, parts=parts)
-    counts = np.stack([np.bincount(world.y[part].numpy(), minlength=3) for part in parts]).astype(float)
+    skewed = divided(SKEWED)
+    world = skewed["world"]
+    counts = np.stack([np.bincount(world.y[part].numpy(), minlength=3) for part in world.parts]).astype(float)
     groups = greedy(counts, 2)
     assert [len(group) for group in groups] == [2, 2, 1]
 
@@ -185,8 +185,7 @@ def test_mediators_train_balanced_groups_in_sequence():
             examples.append(sum(SKEWED[k] for k in group))
         return averaged(net, results, examples)
 
-    data = FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(SKEWED))
-    _, rounds = assert_follows(torch.float64, step, world=world, data=data, route=Mediators(2))
+    _, rounds = assert_follows(torch.float64, step, **skewed, route=Mediators(2))
     assert sum(u.share for u in rounds[-1]) == pytest.approx(1)
     assert [u.weight for u in rounds[-1]] == pytest.approx(SKEWED)
 

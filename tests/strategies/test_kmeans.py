@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from against_hand import Updates
 from federations import Blobs, Consecutive, blobs, federate, same_bits, trainer, weights
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +45,11 @@ def begin_at(centroids: torch.Tensor, **more: Any) -> KMeansTask:
     return module
 
 
+def cluster(module: KMeansTask, rounds: int = 1, *callbacks: Any, **settings: Any) -> Any:
+    """A federation of it, for an epoch at each client unless more is said."""
+    return federate(module, rounds, *callbacks, **{"strategy": FederatedKMeans(), "local": LocalTraining(), **settings})
+
+
 def lloyd(points: np.ndarray, first: np.ndarray, iterations: int) -> KMeans:
     """scikit-learn's, without its early end."""
     return KMeans(len(first), init=first, n_init=1, max_iter=iterations, tol=0.0, algorithm="lloyd").fit(points)
@@ -61,15 +67,8 @@ def test_rounds_are_lloyds_iterations_on_the_pooled_data(partitioner, rounds, dt
     points = data.train[0]
     module = begin_at(points[[0, 1, 2, 3, 4]])
     first = module.centroids.detach().numpy().copy()
-    run = federate(
-        module,
-        rounds,
-        data=data,
-        partitioner=PARTITIONERS[partitioner],
-        strategy=FederatedKMeans(),
-        local=LocalTraining(),
-        flags={"precision": "64-true" if dtype == torch.float64 else "32-true"},
-    )
+    flags = {"precision": "64-true" if dtype == torch.float64 else "32-true"}
+    run = cluster(module, rounds, data=data, partitioner=PARTITIONERS[partitioner], flags=flags)
     theirs = lloyd(points.numpy(), first, rounds)
     assert module.centroids.dtype == dtype
     np.testing.assert_allclose(module.centroids.detach(), theirs.cluster_centers_, atol=1e-5)
@@ -111,9 +110,7 @@ def test_two_local_epochs_are_two_iterations_at_the_client():
     points = data.train[0].double().numpy()
     module = begin_at(data.train[0][:3])
     before = module.centroids.detach().double().numpy()
-    federate(
-        module, 1, data=data, partitioner=Consecutive(sizes), strategy=FederatedKMeans(), local=LocalTraining(max_epochs=2)
-    )
+    cluster(module, data=data, partitioner=Consecutive(sizes), local=LocalTraining(max_epochs=2))
     sums, counts = np.zeros((3, 4)), np.zeros(3)
     for mine in np.split(points, np.cumsum(sizes)[:-1]):
         centroids = before.copy()
@@ -128,36 +125,21 @@ def test_two_local_epochs_are_two_iterations_at_the_client():
 
 
 def test_the_cohort_alone_counts():
-    data = Blobs(90, batch_size=10)
-    module, seen = begin_at(data.train[0][:3]), {}
-
-    class Listen(FederationCallback):
-        def on_round_start(self, trainer, pl_module, round_idx, cohort):
-            seen["cohort"] = cohort
-
-        def on_client_end(self, trainer, pl_module, update):
-            seen[update.client] = update
-
+    data, updates = Blobs(90, batch_size=10), Updates()
+    module = begin_at(data.train[0][:3])
     first = module.centroids.detach().numpy().copy()
-    federate(
-        module,
-        1,
-        Listen(),
-        data=data,
-        partitioner=Consecutive([50, 30, 10]),
-        strategy=FederatedKMeans(),
-        local=LocalTraining(),
-        clients_per_round=2,
-    )
+    cluster(module, 1, updates, data=data, partitioner=Consecutive([50, 30, 10]), clients_per_round=2)
     mine = np.split(data.train[0].numpy(), [50, 80])
-    pooled = np.concatenate([mine[k] for k in seen["cohort"]])
+    pooled = np.concatenate([mine[update.client] for update in updates.rounds[0]])
     np.testing.assert_allclose(module.centroids.detach(), lloyd(pooled, first, 1).cluster_centers_, atol=1e-5)
-    for k in seen["cohort"]:
-        loss = (pairwise_distances(mine[k], first).min(axis=1) ** 2).mean()  # batches are all full
-        assert seen[k].train_loss == pytest.approx(loss, rel=1e-5)
-        assert seen[k].metrics["train_loss"] == pytest.approx(loss, rel=1e-5)
-        assert seen[k].weight == seen[k].num_examples == len(mine[k])
-        assert seen[k].num_steps == len(mine[k]) // 10
+    assert len(updates.rounds[0]) == 2
+    for update in updates.rounds[0]:
+        own = mine[update.client]
+        loss = (pairwise_distances(own, first).min(axis=1) ** 2).mean()  # batches are all full
+        assert update.train_loss == pytest.approx(loss, rel=1e-5)
+        assert update.metrics["train_loss"] == pytest.approx(loss, rel=1e-5)
+        assert update.weight == update.num_examples == len(own)
+        assert update.num_steps == len(own) // 10
 
 
 # ------------------------------------------------------------------ clusters without examples
@@ -172,7 +154,7 @@ def test_an_empty_cluster_keeps_its_place():
     data = Blobs(60)
     module = begin_at(far_away(data.train[0]))
     first = module.centroids.detach().clone()
-    run = federate(module, 4, data=data, partitioner=IIDPartitioner(3), strategy=FederatedKMeans(), local=LocalTraining())
+    run = cluster(module, 4, data=data, partitioner=IIDPartitioner(3))
     assert torch.equal(module.centroids[2:], first[2:])
     assert module.counts[2:].tolist() == [0, 0]
     assert module.counts.sum() == 60
@@ -187,14 +169,7 @@ def test_an_empty_cluster_splits_the_largest():
     ends = []
     for _ in range(2):
         module = begin_at(first)
-        federate(
-            module,
-            1,
-            data=data,
-            partitioner=IIDPartitioner(3),
-            strategy=FederatedKMeans("split", seed=5),
-            local=LocalTraining(),
-        )
+        cluster(module, data=data, partitioner=IIDPartitioner(3), strategy=FederatedKMeans("split", seed=5))
         ends.append(module.centroids.detach().clone())
     assert torch.equal(*ends)
     whole = lloyd(data.train[0].numpy(), first[:2].numpy(), 1).cluster_centers_
@@ -205,7 +180,7 @@ def test_an_empty_cluster_splits_the_largest():
     offsets = (ends[0][2:].numpy() - largest) / deviation
     assert 0.1 < np.abs(offsets).mean() < 3
     assert not np.allclose(offsets[0], offsets[1])
-    federate(module, 3, data=data, partitioner=IIDPartitioner(3), strategy=FederatedKMeans("split"), local=LocalTraining())
+    cluster(module, 3, data=data, partitioner=IIDPartitioner(3), strategy=FederatedKMeans("split"))
     assert (module.counts > 0).sum() > 2
 
 
@@ -231,10 +206,8 @@ def test_the_order_of_clients_does_not_matter_and_the_mean_is_exact(clients):
         for k in order:
             one, other, at = clients[k]
             state = torch.tensor([at, at + 1, one, other])
-            assert (
-                strategy.accumulate(ClientUpdate(k, 0, one + other, 1, model=Snapshot(state, torch.zeros(0))), sums)
-                == one + other
-            )
+            update = ClientUpdate(k, 0, one + other, 1, model=Snapshot(state, torch.zeros(0)))
+            assert strategy.accumulate(update, sums) == one + other
         ends.append(strategy.aggregate(sums))
     assert all(torch.equal(ends[0], end) for end in ends)
     held = np.array([[one, other] for one, other, _ in clients], dtype=float)
@@ -259,7 +232,7 @@ def test_first_centroids_are_drawn_once_from_the_servers_set(monkeypatch):
     firsts = []
     for seed in (0, 0, 1):
         module = KMeansTask(3, 4, seed=seed)
-        federate(module, 2, strategy=FederatedKMeans(), local=LocalTraining())
+        cluster(module, 2)
         assert bool(module.started)
         firsts.append(drawn[-1][1])
     assert len(drawn) == 3
@@ -344,12 +317,12 @@ def test_nearest_and_sums_far_from_the_origin():
     [
         ({"local": LocalTraining(max_steps=2, max_epochs=-1)}, 20, 20),  # two clients, two batches of five each
         ({"local": LocalTraining(limit_train_batches=1)}, 10, 10),
-        ({"local": LocalTraining(), "availability": Availability(slow=1.0, slowness=2.0)}, 10, 39),
+        ({"availability": Availability(slow=1.0, slowness=2.0)}, 10, 39),
     ],
 )
 def test_a_pass_that_is_cut_short_counts_what_it_saw(settings, least, most):
     module = begin_at(blobs(40, 1)[0][:3])
-    federate(module, 1, strategy=FederatedKMeans(), partitioner=Consecutive([30, 10]), **settings)
+    cluster(module, partitioner=Consecutive([30, 10]), **settings)
     assert least <= module.counts.sum() <= most
 
 
@@ -359,7 +332,7 @@ def test_mixed_precision_assigns_in_full():
     ends = []
     for precision in ("32-true", "bf16-mixed"):
         module = begin_at(data.train[0][:4])
-        federate(module, 3, data=data, strategy=FederatedKMeans(), local=LocalTraining(precision=precision))
+        cluster(module, 3, data=data, local=LocalTraining(precision=precision))
         ends.append(weights(module))
     assert same_bits(*ends)
 

@@ -8,9 +8,8 @@ import byzfl
 import numpy as np
 import pytest
 import torch
-from against_hand import assert_follows, clients_of, combine
-from by_hand import World, build, flat
-from federations import Blobs, Consecutive
+from against_hand import assert_follows, clients_of, combine, divided
+from by_hand import build, flat
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import trim_mean
@@ -19,7 +18,6 @@ from sklearn.metrics.pairwise import cosine_similarity
 from fl_lightning import (
     ClientError,
     CosineFilter,
-    FederatedDataModule,
     GeometricMedian,
     Krum,
     TrimmedMean,
@@ -31,7 +29,6 @@ SIZES = (7, 9, 8, 12, 4)
 
 def follow(rule, strategy, tolerance=1e-11):
     """``rule(changes, examples)`` gives the clients' shares from their changes of the parameters, by another library."""
-    world = World(torch.float64, parts=np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1]))
     kept = []
 
     def step(net, world, t):
@@ -42,8 +39,7 @@ def follow(rule, strategy, tolerance=1e-11):
         parameters, floats = (np.einsum("k,kd->d", shares, np.stack([s[i] for s in states])) for i in (0, 1))
         return build(net, parameters, floats, np.max([s[2] for s in states], axis=0))
 
-    data = FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(SIZES))
-    _, rounds = assert_follows(torch.float64, step, world=world, data=data, strategy=strategy, tolerance=tolerance)
+    _, rounds = assert_follows(torch.float64, step, **divided(SIZES), strategy=strategy, tolerance=tolerance)
     for shares, updates in zip(kept, rounds, strict=True):
         np.testing.assert_allclose([update.share for update in updates], shares, rtol=1e-4)
 
@@ -105,16 +101,13 @@ def test_the_cosine_filter_keeps_who_agrees(examples):
 
 
 def test_the_trimmed_mean_is_scipys_and_byzfls():
-    world = World(torch.float64, parts=np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1]))
-
     def step(net, world, t):
         states = [flat(client) for client in clients_of(net, world)]
         parameters, floats = (trim_mean([state[i] for state in states], 0.2, axis=0) for i in (0, 1))
         np.testing.assert_allclose(parameters, byzfl.TrMean(1)(np.stack([s[0] for s in states])), rtol=1e-9)
         return build(net, parameters, floats, np.max([s[2] for s in states], axis=0))
 
-    data = FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(SIZES))
-    assert_follows(torch.float64, step, world=world, data=data, strategy=TrimmedMean(0.2))
+    assert_follows(torch.float64, step, **divided(SIZES), strategy=TrimmedMean(0.2))
 
 
 # ------------------------------------------------------------------ by themselves

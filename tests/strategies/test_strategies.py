@@ -12,7 +12,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from against_hand import ROUNDS, Updates, assert_close, assert_follows, clients_of, final
+from against_hand import ROUNDS, Updates, assert_close, assert_follows, clients_of, divided, final
 from by_hand import LR, World, accuracy, averaged, build, flat, like_parameters
 from federations import SIZES, Blobs, Consecutive, Plain, federate, same_bits, weights
 from scipy.special import softmax
@@ -123,9 +123,6 @@ def test_fedopt_steps_on_the_pseudo_gradient(rule, settings):
 @pytest.mark.parametrize("clients", [3, 4])
 def test_fedmedian_is_the_median_of_each_coordinate(clients):
     """numpy takes the mean of the two middle values of four; byzfl agrees on the odd cohort."""
-    sizes = (7, 12, 13, 8)[:clients]
-    parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    world = World(torch.float64, parts=parts)
 
     def step(net, world, t):
         states = [flat(client) for client in clients_of(net, world)]
@@ -135,8 +132,7 @@ def test_fedmedian_is_the_median_of_each_coordinate(clients):
         floats = np.median(np.stack([s[1] for s in states]), axis=0)
         return build(net, np.median(stacked, axis=0), floats, np.max([s[2] for s in states], axis=0))
 
-    data = FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(sizes))
-    assert_follows(torch.float64, step, world=world, data=data, strategy=FedMedian())
+    assert_follows(torch.float64, step, **divided((7, 12, 13, 8)[:clients]), strategy=FedMedian())
 
 
 @pytest.mark.parametrize("exponent", [0.0, 1.0, 0.5])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import lightning as L
+import numpy as np
 import torch
 from by_hand import LR, World
 from federations import SIZES, Blobs, Consecutive, Plain, federate, trainer, weights
@@ -57,6 +58,12 @@ def assert_follows(
     for name, value in by_hand.state_dict().items():
         torch.testing.assert_close(module.net.state_dict()[name], value, rtol=tolerance, atol=tolerance)
     return run, updates.rounds
+
+
+def divided(sizes):
+    """The world by hand and the data of clients of these sizes."""
+    world = World(torch.float64, parts=np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]))
+    return {"world": world, "data": FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(sizes))}
 
 
 def clients_of(net, world, **kwargs):
