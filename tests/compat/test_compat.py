@@ -27,6 +27,7 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 from torchmetrics import CatMetric, MaxMetric, MeanMetric
+from torchvision.datasets import MNIST
 
 import fl_lightning
 from fl_lightning import Partitioner, Strategy
@@ -36,6 +37,7 @@ from fl_lightning.compat import light_steps
 from fl_lightning.compat import opacus as of_opacus
 from fl_lightning.compat import torch as of_torch
 from fl_lightning.compat import torchmetrics as of_torchmetrics
+from fl_lightning.compat import torchvision as of_torchvision
 from fl_lightning.compat import wandb as of_wandb
 from fl_lightning.compat.python import modules_today
 
@@ -275,6 +277,17 @@ def test_what_opacus_leaves():
     of_opacus.forget_samples(layer, [layer])
     assert not any(vars(parameter) for parameter in layer.parameters())
     assert vars(layer).keys() == vars(nn.Linear(2, 1)).keys()
+
+
+@relies_on("torchvision", "MNIST._check_exists")
+def test_files_of_mnist(tmp_path):
+    dataset = MNIST.__new__(MNIST)
+    dataset.root = str(tmp_path)
+    assert not of_torchvision.is_downloaded(dataset)
+    (tmp_path / "MNIST" / "raw").mkdir(parents=True)
+    for name, _ in MNIST.resources:
+        (tmp_path / "MNIST" / "raw" / name.removesuffix(".gz")).write_bytes(b"\0")
+    assert of_torchvision.is_downloaded(dataset)
 
 
 @relies_on("wandb-workspaces", "Workspace._to_model")

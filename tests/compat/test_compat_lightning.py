@@ -200,6 +200,11 @@ def test_whole_epochs():
     assert not of_lightning.has_whole_epoch(broken)
 
 
+@relies_on("lightning", "Trainer._detect_anomaly")
+def test_the_flag_detect_anomaly():
+    assert [of_lightning.detects_anomalies(trainer(detect_anomaly=flag)) for flag in (True, False)] == [True, False]
+
+
 # ---------------------------------------------------------------- checkpoints
 
 
