@@ -14,13 +14,11 @@ import time
 from pathlib import Path
 
 import flower_processes
-import numpy as np
 import pytest
 import torch
 import yaml
 from federation_demo import ELSEWHERE, Federation, same_bits, wait_for, weights
-from flower_processes import MARKS, as_simulated, descendants, ended, in_a_round, same_as_simulated, start, told
-from wandb_file import charts, history
+from flower_processes import LONG, MARKS, as_simulated, descendants, ended, in_a_round, same_as_simulated, start, told
 
 import fl_lightning
 from fl_lightning.cli.federation_cli import main
@@ -77,20 +75,28 @@ ALGORITHMS = {
     "FedAvg": (),
     "AdaFed": ("--federation.strategy", "AdaFed", "--model.loss", "F1WeightedCrossEntropy", "--model.loss.num_classes", "10"),
     "SCAFFOLD with 2 of 3": ("--federation.strategy", "Scaffold", "--federation.clients_per_round", "2"),
-    "FedNova": ("--federation.strategy", "FedNova"),
-    "FedMedian": ("--federation.strategy", "FedMedian"),
     "Fed-Cyclic": ("--federation.route", "FedCyclic"),
 }
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.smoke if name == "FedAvg" else ()) for name in ALGORITHMS]
+)
 def test_the_bits_of_the_simulation(name, federation):
     """Fits one after another in one process, as in a notebook; most other tests start a process for each."""
     assert as_simulated(federation, name, "--trainer.max_epochs", "2", *ALGORITHMS[name])
 
 
+@pytest.mark.smoke
+def test_a_worker_dies_and_the_order_is_repeated(federation):
+    arguments = ("--federation.strategy", "Scaffold", "--federation.faults.retries", "2")
+    fit = in_a_round(federation, "worker dies", *arguments)
+    os.kill(descendants(federation.sites["hospital_b"].pid)["worker"], signal.SIGKILL)
+    assert same_as_simulated(federation, fit, "worker dies", *LONG, *arguments)
+
+
 def test_the_evaluation_of_the_simulation(federation):
-    """Of the global model and of a file of weights: the same rows, and the accuracies worked out by hand."""
+    """Of the global model and of a file of weights."""
     assert as_simulated(federation, "evaluated", "--trainer.max_epochs", "1")
     server = federation.folder / "server"
     trained = weights(server / "evaluated")
@@ -105,15 +111,6 @@ def test_the_evaluation_of_the_simulation(federation):
             found[folder] = list(csv.DictReader(Path(folder, "evaluation/evaluation.csv").read_text().splitlines()))
     assert found["evaluated"] == found["simulated evaluated"]
     assert len(found["evaluated"]) == 2 * 4
-    for row in found["evaluated"]:
-        names = federation.names if row["site"] == "all" else [row["site"]]
-        rows = np.concatenate([np.loadtxt(federation.folder / name / "own.csv", delimiter=",", skiprows=1) for name in names])
-        first, first_bias, last, last_bias = (
-            (1 if row["model"] == "global" else -1) * tensor.numpy() for name, tensor in trained.items() if "network" in name
-        )
-        scores = np.maximum(rows[:, :-1] @ first.T + first_bias, 0) @ last.T + last_bias
-        assert int(row["n"]) == len(rows)
-        assert float(row["value"]) == pytest.approx(np.mean(scores.argmax(1) == rows[:, -1]), abs=1e-6)
 
 
 def test_only_the_sites_paths_are_reachable_from_outside(federation):
@@ -277,8 +274,8 @@ def test_a_site_ends_on_request_and_a_script_fits_the_others(federation):
         assert same_bits(weights(Path("two sites")), torch.load("script.pt", weights_only=True))
 
 
-def test_streams_and_wandb(federation, monkeypatch):
-    """Sites train on streams of lengths that nobody knows, and the server's W&B gets every round."""
+def test_streams_of_the_sites_own_classes(federation, monkeypatch):
+    """Nobody knows their lengths, and the classes are in the sites' folders."""
     server = federation.folder / "server"
     (server / "rows.py").write_text(STREAM)
     for name, process in federation.sites.items():
@@ -291,19 +288,12 @@ def test_streams_and_wandb(federation, monkeypatch):
     for name, process in federation.sites.items():
         assert process.wait(20) == 0
         federation.start_site(name)
-    fit = start(federation, "streams", "--trainer.logger", "WandbLogger", "--trainer.logger.save_dir", "streams")
+    fit = start(federation, "streams")
     config = yaml.safe_load((server / "config.yaml").read_text())
     rows = {name: {"class_path": "rows.Stream", "init_args": {"path": f"all/{name}.csv"}} for name in federation.names}
     (server / "streams.yaml").write_text(yaml.safe_dump(config | {"data": {"clients": rows}}))
     monkeypatch.syspath_prepend(server)
     assert same_as_simulated(federation, fit, "streams", config="streams.yaml")
-    (path,) = (server / "streams" / "wandb").glob("offline-run-*/run-*.wandb")
-    assert sum("val_accuracy" in row for row in history(path)) == 3
-    examples = {name: len((federation.folder / name / "own.csv").read_text().splitlines()) - 1 for name in federation.names}
-    for name, count in examples.items():
-        assert [share for _, share in charts(path)["by_client/share"][name]] == pytest.approx(
-            [count / sum(examples.values())] * 3
-        )
 
 
 def test_a_revoked_site_cannot_connect(federation):

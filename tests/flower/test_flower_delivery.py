@@ -4,100 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fl_lightning.compat.flower import TESTED, installed_version
-from fl_lightning.compat.flower_delivery import keep_orders, kind_of
 from fl_lightning.compat.flower_line import TOO_LARGE, LostError, Trouble, in_pieces, is_of_the_line, noticing, telling_refusals
 from fl_lightning.compat.flower_records import as_record
 
+own = pytest.importorskip("flower_own", reason="needs flwr", exc_type=ImportError)
 pytestmark = [
     pytest.mark.flower,
     pytest.mark.skipif(installed_version() not in TESTED, reason="needs flwr of a tested minor version"),
 ]
-LARGE = bytes(range(250)) * 50_000
-"""A content of three pieces."""
-
-
-class Post:
-    """A SuperLink's state with one site, and what the fit and the site's SuperNode do with it."""
-
-    def __init__(self, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
-        from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
-        from flwr.supercore.task_identity import TaskIdentity
-        from flwr.superlink.config_loader import get_federation_manager, get_objectstore_linkstate_factories
-
-        keep_orders()
-        self.state: Any = get_objectstore_linkstate_factories(database, get_federation_manager(is_simulation=False))[1].state()
-        self.node = self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, b"key", 15)
-        self.start()
-        self.run = self.state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
-        for name, value in (("task_id", 5), ("run_id", self.run), ("node_id", 1)):
-            monkeypatch.setattr(TaskIdentity, f"_{name}", value)
-
-    def start(self) -> None:
-        """Start the site's SuperNode."""
-        assert self.state.activate_node(self.node, 15)
-
-    def fall_silent(self, seconds: float) -> None:
-        """Let the site's last sign of life be so long ago."""
-        from flwr.server.superlink.linkstate.sql_linkstate import NodeModel
-        from sqlalchemy import update
-
-        with self.state.session() as session:
-            session.execute(update(NodeModel).values(online_until=time.time() - seconds + 30, status="offline"))
-
-    def _send(self, message: Any, pieces: int | None) -> list[str]:
-        """Store a message, and push so many of its objects, or all; return those that were missing."""
-        from flwr.app.message.message import remove_content_from_message
-        from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-
-        vars(message.metadata)["_message_id"] = message.object_id
-        session = self.state.start_session(self.run)
-        bare, tree = remove_content_from_message(message), get_object_tree(message)
-        stored, missing = self.state.store_message_and_object_tree(bare, tree, session)
-        assert stored
-        for name, one in get_all_nested_objects(message).items():
-            if name in missing[:pieces]:
-                assert self.state.store_object(self.run, session, name, one.deflate())
-        return list(missing)
-
-    def order(self, patience: float = 90) -> str:
-        """Send the site an order."""
-        from flwr.app import Message
-
-        message = Message(as_record({"order": b"train"}), dst_node_id=self.node, message_type=kind_of(patience), ttl=3600)
-        vars(message.metadata).update(_run_id=self.run, _src_node_id=1)
-        self._send(message, None)
-        return str(message.metadata.message_id)
-
-    def taken(self) -> list[Any]:
-        """Return what the SuperNode gets."""
-        return list(self.state.get_message_ins(node_id=self.node, limit=1))
-
-    def reply(self, order: Any, pieces: int | None = None, error: int = 0) -> list[str]:
-        """Send the site's reply, or so many of its objects; return those that were missing."""
-        from flwr.app import Error, Message
-
-        content = Error(error, "") if error else as_record({"reply": LARGE})
-        message = Message(content, reply_to=order)
-        vars(message.metadata)["_src_node_id"] = self.node
-        return self._send(message, pieces)
-
-    def answers(self, *orders: str) -> list[Any]:
-        """Return what the fit gets: an error's code, or None for a reply."""
-        found = self.state.get_message_res(message_ids=set(orders), run_id=self.run)
-        return [one.error.code if one.has_error() else None for one in found]
 
 
 @pytest.fixture
-def post(tmp_path, monkeypatch) -> Post:
-    return Post(str(tmp_path / "state.db"), monkeypatch)
+def post(tmp_path, monkeypatch) -> Any:
+    return own.Post(str(tmp_path / "state.db"), monkeypatch)
 
 
 def test_an_order_waits_for_a_silent_site_as_long_as_it_says(post):
@@ -214,7 +139,7 @@ def test_a_request_is_written_a_little_at_a_time(monkeypatch):
 
     client = in_pieces(FleetHttpClient)("https://fed.example.org", verify=False)
     client._client = httpx.Client(transport=httpx.MockTransport(handle))
-    request = PushObjectRequest(object_id="a", object_content=LARGE)
+    request = PushObjectRequest(object_id="a", object_content=own.LARGE)
     client.PushObject(request)
     ((headers, parts),) = seen
     assert b"".join(parts) == request.SerializeToString(deterministic=True)
@@ -225,10 +150,8 @@ def test_a_request_is_written_a_little_at_a_time(monkeypatch):
 
 
 def test_a_supernode_that_drops_a_message_ends():
-    from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
-
     def step(**given: Any) -> str:
-        with contextlib.suppress(ValueError, ObjectUnavailableError):  # Flower logs it
+        with contextlib.suppress(ValueError, own.ObjectUnavailableError):  # Flower logs it
             given["pull_object"](1)
         return "done"
 
@@ -236,7 +159,7 @@ def test_a_supernode_that_drops_a_message_ends():
         raise ValueError("gone")
 
     def late(number: int) -> None:
-        raise ObjectUnavailableError("1")
+        raise own.ObjectUnavailableError("1")
 
     assert noticing(step, ("pull_object",))(pull_object=lambda number: b"") == "done"
     assert noticing(step, ("pull_object",))(pull_object=late) == "done"
@@ -245,18 +168,16 @@ def test_a_supernode_that_drops_a_message_ends():
 
 
 def test_a_reply_that_a_proxy_refuses_ends_with_an_error_that_both_sides_hear(post, tmp_path):
-    from flwr.app import Message
-
     order = post.order()
     (taken,) = post.taken()
     sent: list[Any] = []
 
     def push(*, send: Any, push_object: Any, **_: Any) -> None:
-        message = Message(as_record({"reply": LARGE}), reply_to=taken)
-        vars(message.metadata).update(_message_id=message.object_id, _src_node_id=post.node)
+        message = own.Message(as_record({"reply": own.LARGE}), reply_to=taken)
+        vars(own.identified(message).metadata)["_src_node_id"] = post.node
         send(message, None, 1.0)
         try:
-            push_object(post.run, "session", "object", LARGE)
+            push_object(post.run, "session", "object", own.LARGE)
         except Exception:  # Flower logs it
             return
 

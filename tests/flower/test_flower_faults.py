@@ -23,13 +23,6 @@ def test_the_server_dies_and_resumes(federation):
     assert resumed_as_simulated(federation, "server dies", *LONG, *arguments)
 
 
-def test_a_worker_dies_and_the_order_is_repeated(federation):
-    arguments = ("--federation.strategy", "Scaffold", "--federation.faults.retries", "2")
-    fit = in_a_round(federation, "worker dies", *arguments)
-    os.kill(descendants(federation.sites["hospital_b"].pid)["worker"], signal.SIGKILL)
-    assert same_as_simulated(federation, fit, "worker dies", *LONG, *arguments)
-
-
 def test_a_site_that_restarts_trains_the_round(federation):
     """The SuperLink refuses it until it has given up the killed one, and then delivers the order again."""
     arguments = ("--federation.strategy", "Scaffold")

@@ -77,19 +77,6 @@ def test_masked_sites_give_the_bits_of_the_simulation_without_masks(three):
     assert same_as_without_masks(three, "masked", fit, *TWO)
 
 
-def test_a_site_without_the_key_of_another_refuses_the_round(three):
-    """The server cannot tell whether the other one is a hospital, and neither can the site."""
-    (three.folder / "hospital_a" / "peers" / "hospital_c.pub").unlink()
-    three.sites["hospital_a"].send_signal(signal.SIGTERM)
-    assert three.sites["hospital_a"].wait(20) == 0
-    three.start_site("hospital_a")
-    fit = start(three, "refused", *TWO, *MASKED)
-    assert fit.wait(three.life) == 1
-    log = (three.folder / "server" / "fit.log").read_text()
-    assert "public keys this site does not have ('policy.peers'): 'hospital_c'" in log
-    assert "Traceback" not in log
-
-
 def test_sites_that_are_killed_leave_the_bits_of_the_others(ten):
     """Of ten, one in its training, which the sum lacks, and in the next run one after its masked update, which it has."""
     skip = (*MASKED, "--federation.faults.policy", "skip", "--federation.pool.timeout", "30")

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
-import threading
-import time
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +12,10 @@ import pytest
 from fl_lightning.compat.flower_control import Node
 from fl_lightning.compat.flower_superlink import accepting, seldom
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.flower import processes, requirements, worker
 from fl_lightning.flower.addresses import address_of
 from fl_lightning.flower.certificates import create_certificates
 from fl_lightning.flower.front import OnlyFleet
 from fl_lightning.flower.pool import FlowerPool
-from fl_lightning.flower.processes import Child, Supervisor
-from fl_lightning.flower.requirements import require_flower
 from fl_lightning.flower.server_folder import ServerFolder
 from fl_lightning.messages import ClientInfo
 
@@ -123,11 +115,6 @@ def test_a_folder_remembers_what_sites_told(tmp_path):
     assert [ServerFolder(tmp_path).description(name) for name in ("a", "b", "c")] == [*told, None]
 
 
-def test_a_folder_without_a_server_says_what_to_run(tmp_path):
-    with pytest.raises(ConfigurationError, match="fl-lightning serve --folder"):
-        ServerFolder(tmp_path).settings()
-
-
 def test_the_certificate_names_host_and_loopback_and_verifies(tmp_path):
     x509 = pytest.importorskip("cryptography.x509")
     folder = ServerFolder(tmp_path / "fed")
@@ -155,22 +142,6 @@ def test_addresses(server, address):
     assert address_of(server) == address
 
 
-@pytest.mark.parametrize("server", ["http://fed.example.org", "https://", "https://h/path"])
-def test_addresses_without_tls_are_refused(server):
-    with pytest.raises(ConfigurationError, match="Use https"):
-        address_of(server)
-
-
-@pytest.mark.parametrize("found", [None, (1, 40)])
-def test_another_version_of_flower_is_refused_by_name(found, monkeypatch):
-    monkeypatch.setattr(requirements, "installed_version", lambda: found)
-    with pytest.raises(
-        ConfigurationError,
-        match=r"needs Flower 1\.41 or 1\.42, but 'flwr' (is not installed|has version 1\.40).*fl_lightning\[flower\]",
-    ):
-        require_flower()
-
-
 @pytest.mark.parametrize(
     ("name", "version", "refused"),
     [
@@ -192,111 +163,3 @@ def test_a_server_takes_sites_with_any_tested_version_of_flower(name, version, r
     assert (
         accepting(lambda local, peer: "none")(SimpleNamespace(), None) == "none"
     )  # Flower decides on those that tell no version
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends children with their parent")
-def test_children_are_restarted_and_end_with_their_supervisor(tmp_path):
-    runs = tmp_path / "runs"
-    text = f"open({str(runs)!r}, 'a').write('x'); import time; time.sleep(60 if len(open({str(runs)!r}).read()) > 1 else 0)"
-    said: list[str] = []
-    child = Child("worker", lambda: [sys.executable, "-S", "-c", text])
-    supervisor = Supervisor([child], said.append)
-    thread = threading.Thread(target=supervisor.run)
-    thread.start()
-    end = time.monotonic() + 30
-    while (not runs.exists() or len(runs.read_text()) < 2) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert runs.read_text() == "xx"
-    assert said == ["The worker ended with status 0; it starts again in 1 s."]
-    supervisor.stop()
-    thread.join(20)
-    assert not thread.is_alive()
-    assert child.process is not None
-    assert child.process.returncode == -signal.SIGTERM
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends children with their parent")
-def test_a_child_that_stands_still_is_started_again(tmp_path, monkeypatch):
-    """Also one that waits, for which Flower waits for ever."""
-    monkeypatch.setattr(processes, "_SILENCE", 2.0)
-    runs, alive = tmp_path / "runs", tmp_path / "alive"
-    text = (
-        "import os, sys, time; from pathlib import Path; from fl_lightning.flower import processes; processes._BEAT = 0.1\n"
-        f"processes.give_signs_of_life(Path({str(alive)!r})); time.sleep(4); open({str(runs)!r}, 'a').write('x')\n"
-        f"os.kill(os.getpid(), {int(signal.SIGSTOP)}) if len(open({str(runs)!r}).read()) == 1 else time.sleep(60)"
-    )
-    said: list[str] = []
-    child = Child("worker", lambda: [sys.executable, "-c", text], alive=alive)
-    supervisor = Supervisor([child], said.append)
-    thread = threading.Thread(target=supervisor.run)
-    thread.start()
-    end = time.monotonic() + 60
-    while (not runs.exists() or len(runs.read_text()) < 2) and time.monotonic() < end:
-        time.sleep(0.05)
-    supervisor.stop()
-    thread.join(20)
-    assert runs.read_text() == "xx"  # it is not ended while it gives signs, which takes 4 seconds each time
-    assert said[0] == "The worker gives no sign of life and is ended."
-    assert said[-1] == "The worker ended with status -9; it starts again in 1 s."
-
-
-def test_the_cause_of_an_end_is_told_once():
-    said: list[str] = []
-    causes = iter(["", "clock: An hour.", "clock: An hour.", "port: Closed."])
-    supervisor = Supervisor([], said.append)
-    child = Child("SuperNode", lambda: [])
-    for _ in range(4):
-        supervisor._explain(child, lambda: next(causes))
-    assert said == ["The cause may be this. clock: An hour.", "The cause may be this. port: Closed."]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends children with their parent")
-def test_a_child_that_ends_without_an_error_is_explained():
-    """As Flower's SuperNode does if the clocks differ."""
-    said: list[str] = []
-    child = Child("SuperNode", lambda: [sys.executable, "-S", "-c", ""], explain=lambda: "clock: An hour.")
-    supervisor = Supervisor([child], said.append)
-    thread = threading.Thread(target=supervisor.run)
-    thread.start()
-    end = time.monotonic() + 30
-    while len(said) < 2 and time.monotonic() < end:
-        time.sleep(0.05)
-    supervisor.stop()
-    thread.join(20)
-    assert said[:2] == ["The SuperNode ended with status 0; it starts again in 1 s.", "The cause may be this. clock: An hour."]
-
-
-def test_what_a_child_leaves_for_the_staff_is_said_once(tmp_path):
-    said, left = list[str](), tmp_path / "trouble"
-    supervisor = Supervisor([], said.append)
-    child = Child("SuperNode", lambda: [], tells=left, next_start=float("inf"))
-    left.write_text("The server does not answer.")
-    for _ in range(2):
-        supervisor._look_after(child)
-    assert said == ["The server does not answer."]
-
-
-@pytest.mark.parametrize("seconds", [0, 0.1], ids=["between its question and its wait", "while it waits"])
-def test_a_worker_asks_again_when_it_hears_of_an_order(seconds, tmp_path, monkeypatch):
-    """It is told as soon as its SuperNode has the order, and asks once."""
-    orders, asked, said = tmp_path / "orders", list[bool](), list[str]()
-    monkeypatch.setattr(worker, "_ASK", 1e9)
-    monkeypatch.setattr(worker.os, "getppid", lambda: len(asked) > 1)
-
-    def arrive() -> None:
-        with orders.open("ab") as file:
-            file.write(b".")
-
-    class Link:
-        @contextmanager
-        def task(self) -> Any:
-            asked.append(orders.exists())
-            if seconds:
-                threading.Timer(seconds, arrive).start()
-            else:
-                arrive()
-            yield None
-
-    worker._work(Link(), None, None, said.append, orders)
-    assert asked == [False, True]
-    assert not said

@@ -10,7 +10,6 @@ import pytest
 
 from fl_lightning.compat.flower import Reply
 from fl_lightning.compat.flower_control import Node
-from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.pool import FlowerPool, FlowerTransport
 from fl_lightning.flower.server_folder import ServerFolder
 from fl_lightning.flower.silence import SilenceWatch
@@ -119,11 +118,6 @@ def test_how_long_a_site_may_be_silent(policy, given, patience, tmp_path, monkey
     transport, _ = pool._connect(SimpleNamespace(faults=Faults(policy)))
     transport.send(0, {}, 0, None)
     assert link.patience == {patience}
-
-
-def test_a_timeout_below_two_heartbeats_is_refused():
-    with pytest.raises(ConfigurationError, match=r"'federation.pool.timeout' .*30 seconds or above, or null.*5"):
-        FlowerPool(timeout=5)
 
 
 def test_a_silent_site_is_named_now_and_then_until_it_is_back(monkeypatch):

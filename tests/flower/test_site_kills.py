@@ -12,7 +12,7 @@ import pytest
 from killed_site import AFFORDED, PLACES
 from launching import launch
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")]
 
 NOT_PAID_BEFORE = set(list(PLACES)[: list(PLACES).index("before the line is synced")])
 """The places at which the line of the order is not whole."""

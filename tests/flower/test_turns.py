@@ -6,6 +6,7 @@ import asyncio
 import resource
 import tracemalloc
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,12 +39,16 @@ class Line:
         self.sent.append(message)
         await self.reply_goes.wait()
 
+    def release(self) -> None:
+        self.body_comes.set()
+        self.reply_goes.set()
+
 
 class App:
-    """Handles a request when it is let go, and replies with what it got."""
+    """Handles a request when it is let go, and replies with what it got, or with something of its own."""
 
-    def __init__(self) -> None:
-        self.seen, self.now, self.most = 0, 0, 0
+    def __init__(self, reply: bytes | None = None, error: Exception | None = None) -> None:
+        self.seen, self.now, self.most, self.reply, self.error = 0, 0, 0, reply, error
         self.goes_on = asyncio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -53,7 +58,9 @@ class App:
         await self.goes_on.wait()
         self.now -= 1
         await send({"type": "http.response.start"})
-        await send({"type": "http.response.body", "body": body})
+        if self.error is not None:
+            raise self.error
+        await send({"type": "http.response.body", "body": body if self.reply is None else self.reply})
 
 
 def run(test: Callable[[], Any]) -> None:
@@ -69,20 +76,20 @@ def begun(turns: InTurn, lines: list[Line]) -> list[asyncio.Task[None]]:
     return [asyncio.create_task(turns(line.scope, line.receive, line.send)) for line in lines]
 
 
-def release(lines: list[Line]) -> None:
-    for line in lines:
-        line.body_comes.set()
-        line.reply_goes.set()
+async def answered(app: App, line: Line, **settings: Any) -> None:
+    """Handle a request that has arrived, and whose reply is read."""
+    app.goes_on.set()
+    line.release()
+    await InTurn(app, Path.cwd(), **settings)(line.scope, line.receive, line.send)
 
 
 @pytest.mark.parametrize("path", [PUSH, PULL])
-def test_few_are_handled_at_a_time(path, tmp_path):
+def test_few_are_handled_at_a_time(path):
     """A reply that a slow line has not read yet does not hold up others."""
 
     async def test() -> None:
-        app = App()
-        lines = [Line(path) for _ in range(7)]
-        tasks = begun(InTurn(app, tmp_path, handled=2), lines)
+        app, lines = App(), [Line(path) for _ in range(7)]
+        tasks = begun(InTurn(app, Path.cwd(), handled=2), lines)
         for line in lines:
             line.body_comes.set()
         await settled()
@@ -92,19 +99,18 @@ def test_few_are_handled_at_a_time(path, tmp_path):
         assert app.seen == 7
         assert app.most == 2
         assert not any(task.done() for task in tasks)
-        release(lines)
+        for line in lines:
+            line.release()
         await asyncio.gather(*tasks)
 
     run(test)
 
 
-@pytest.mark.parametrize("sizes", [(0,), (1,), (2**17,), (2**17 + 1,), (2**17, 1), (1, 3 * 2**17, 0, 2**20)])
-def test_bodies_pass_unchanged_in_parts_of_which_a_connection_has_one(sizes, tmp_path):
+@pytest.mark.parametrize("sizes", [(0,), (2**17,), (2**17 + 1,), (1, 3 * 2**17, 0, 2**20)])
+def test_bodies_pass_unchanged_in_parts_of_which_a_connection_has_one(sizes):
     async def test() -> None:
-        app, line = App(), Line(parts=[PIECE[:size] for size in sizes])
-        app.goes_on.set()
-        release([line])
-        await InTurn(app, tmp_path)(line.scope, line.receive, line.send)
+        line = Line(parts=[PIECE[:size] for size in sizes])
+        await answered(App(), line)
         start, *parts, last = line.sent
         assert start == {"type": "http.response.start"}
         assert b"".join(part["body"] for part in parts) == b"".join(line.parts)
@@ -114,25 +120,24 @@ def test_bodies_pass_unchanged_in_parts_of_which_a_connection_has_one(sizes, tmp
     run(test)
 
 
-@pytest.mark.parametrize("where", ["arrives", "waits", "leaves"])
-def test_what_is_not_handled_is_not_in_memory(where, tmp_path):
+@pytest.mark.parametrize(("where", "seen", "pieces"), [("arrives", 0, 1), ("waits", 1, 2), ("leaves", 20, 1)])
+def test_what_is_not_handled_is_not_in_memory(where, seen, pieces):
     async def test() -> None:
-        app = App()
-        lines = [Line(parts=(PIECE, b"")) for _ in range(20)]
-        tasks = begun(InTurn(app, tmp_path, handled=1), lines)
-        if where != "arrives":
-            for line in lines:
-                line.body_comes.set()
+        app, lines = App(), [Line(parts=(PIECE, b"")) for _ in range(20)]
+        tasks = begun(InTurn(app, Path.cwd(), handled=1), lines)
+        for line in lines if where != "arrives" else ():
+            line.body_comes.set()
         if where == "leaves":
             app.goes_on.set()
         await settled()
-        assert app.seen == {"arrives": 0, "waits": 1, "leaves": 20}[where]
+        assert app.seen == seen
         assert all(line.sent for line in lines) == (where == "leaves")
-        assert tracemalloc.get_traced_memory()[0] - before < (2 if where == "waits" else 1) * len(PIECE) + 20 * 2**18
-        release(lines)
+        assert tracemalloc.get_traced_memory()[0] - before < pieces * len(PIECE) + 20 * 2**18
+        for line in lines:
+            line.release()
         app.goes_on.set()
         await asyncio.gather(*tasks)
-        assert not list(tmp_path.iterdir())
+        assert not list(Path().iterdir())
 
     tracemalloc.start(1)
     try:
@@ -142,27 +147,22 @@ def test_what_is_not_handled_is_not_in_memory(where, tmp_path):
         tracemalloc.stop()
 
 
-def test_a_broken_line_and_an_error_give_their_places_back(tmp_path):
-    async def fails(scope: Any, receive: Any, send: Any) -> None:
-        await receive()
-        await send({"type": "http.response.start"})
-        raise OSError("the disk is full")
-
+def test_a_broken_line_and_an_error_give_their_places_back():
     async def test() -> None:
-        app = App()
+        app, failing = App(), App(error=OSError("the disk is full"))
+        turns = InTurn(app, Path.cwd(), handled=1)
         app.goes_on.set()
-        turns = InTurn(app, tmp_path, handled=1)
         for broken in (True, True, False):
             line = Line(broken=broken)
-            release([line])
+            line.release()
             await turns(line.scope, line.receive, line.send)
             assert bool(line.sent) == (not broken)
         assert app.seen == 1
-
-        turns = InTurn(fails, tmp_path, handled=1)
+        turns = InTurn(failing, Path.cwd(), handled=1)
+        failing.goes_on.set()
         for _ in range(2):
             line = Line()
-            release([line])
+            line.release()
             with pytest.raises(OSError, match="the disk is full"):
                 await turns(line.scope, line.receive, line.send)
             assert not line.sent
@@ -171,19 +171,13 @@ def test_a_broken_line_and_an_error_give_their_places_back(tmp_path):
 
 
 @pytest.mark.parametrize("asked", [PIECE, b""])
-def test_a_full_disk_is_an_error_before_anything_is_sent(asked, tmp_path):
+def test_a_full_disk_is_an_error_before_anything_is_sent(asked):
     """A limit on the size of files stands for it."""
-
-    async def replies(scope: Any, receive: Any, send: Any) -> None:
-        assert not (await receive())["body"]
-        await send({"type": "http.response.start"})
-        await send({"type": "http.response.body", "body": PIECE})
 
     async def test() -> None:
         line = Line(parts=(asked,))
-        release([line])
         with pytest.raises(OSError, match="File too large"):
-            await InTurn(replies, tmp_path)(line.scope, line.receive, line.send)
+            await answered(App(PIECE), line)
         assert not line.sent
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -195,22 +189,20 @@ def test_a_full_disk_is_an_error_before_anything_is_sent(asked, tmp_path):
 
 
 @pytest.mark.parametrize("scope", [{"type": "http", "path": "/v1/fleet/pull-messages"}, {"type": "lifespan"}])
-def test_other_requests_do_not_wait(scope, tmp_path):
+def test_other_requests_do_not_wait(scope):
     async def test() -> None:
-        app = App()
-        turns = InTurn(app, tmp_path, handled=1)
-        lines = [Line() for _ in range(3)]
+        app, lines, other = App(), [Line() for _ in range(3)], Line()
+        turns = InTurn(app, Path.cwd(), handled=1)
         tasks = begun(turns, lines)
         for line in lines:
             line.body_comes.set()
         await settled()
         assert app.now == 1
-        other = Line()
-        task = asyncio.create_task(turns(scope, other.receive, other.send))
+        tasks.append(asyncio.create_task(turns(scope, other.receive, other.send)))
         await settled()
         assert app.now == 2
         assert other.read == 1
-        for waiting in (*tasks, task):
+        for waiting in tasks:
             waiting.cancel()
 
     run(test)

@@ -47,19 +47,9 @@ ODD = (
 )
 SNAPSHOT = Snapshot(ODD[0], ODD[8])
 LAYOUT = ModelLayout((True, False), {"": (True, None), "net.0": (False, True)})
-UPDATE = ClientUpdate(
-    3,
-    1,
-    10,
-    4,
-    0.5,
-    {"loss": math.nan},
-    score=1.0,
-    normalizer=None,
-    optimizer="SGD",
-    model=SNAPSHOT,
-    extras={"control": ODD[1]},
-)
+MORE: dict[str, Any] = {"score": 1.0, "normalizer": None, "optimizer": "SGD", "model": SNAPSHOT, "extras": {"control": ODD[1]}}
+UPDATE = ClientUpdate(3, 1, 10, 4, 0.5, {"loss": math.nan}, **MORE)
+QUESTION = Question({"class_path": "m.M", "init_args": {"thresholds": (0.1, 1)}}, 9)
 EXAMPLES: list[Any] = [
     ServerModel(2, 1, {f"t{k}": t for k, t in enumerate(ODD)}, LAYOUT, {"c": ODD[2]}),
     ClientTask(3, 1, 1, 2, 1.5, Pull(ODD[3], 0.1), True, Progress(4, 20), SNAPSHOT, False, 2),
@@ -67,7 +57,7 @@ EXAMPLES: list[Any] = [
     ClientFailure(1, 1, "OSError: a 'quoted' \n cause", 3),
     EvalOrder(2, 0, "test", "evaluation", SNAPSHOT, False, (ClientTask(0, 7),), 5),
     EvalReport(0, -math.inf),
-    EvalOrder(2, 0, "test", "question", question=Question({"class_path": "m.M", "init_args": {"thresholds": (0.1, 1)}}, 9)),
+    EvalOrder(2, 0, "test", "question", question=QUESTION),
     EvalReport(0, math.nan, 12, (0.25, math.inf), (ODD[0],), {"tp": ODD[5]}, "why", "why not"),
     OwnModelOrder(3, 1),
     OwnModel(1, {"net.0.weight": ODD[0]}),
@@ -114,13 +104,10 @@ tensors = st.builds(
     st.lists(st.integers(0, 3), max_size=3),
     st.integers(0, 99),
 )
+texts = st.text(max_size=5)
 
 
-@given(
-    st.dictionaries(st.text(max_size=5), tensors, max_size=3),
-    st.dictionaries(st.text(max_size=5), st.floats(), max_size=3),
-    st.none() | st.floats(),
-)
+@given(st.dictionaries(texts, tensors, max_size=3), st.dictionaries(texts, st.floats(), max_size=3), st.none() | st.floats())
 def test_any_update_comes_back(extras, metrics, loss):
     update = ClientUpdate(0, 0, 1, 1, loss, metrics, extras=extras)
     assert equal(from_bytes(to_bytes(update)), update)
@@ -148,8 +135,7 @@ def test_an_update_with_a_field_of_another_type_is_refused(name, value):
 
 
 def test_two_copies_are_different_contents_to_a_resident_module():
-    back = from_bytes(to_bytes(SNAPSHOT))
-    assert back.version is not SNAPSHOT.version
+    assert from_bytes(to_bytes(SNAPSHOT)).version is not SNAPSHOT.version
 
 
 def test_a_part_of_a_large_tensor_is_sent_alone():
@@ -183,30 +169,38 @@ def envelope(content: Any, version: Any = FORMAT, tensors: Any = (), rest: bytes
     return len(text).to_bytes(8, "little") + text + rest
 
 
+def claiming(*tensor: Any, rest: bytes = bytes(8)) -> bytes:
+    """Return a message that claims a tensor of this type and shape."""
+    return envelope({}, tensors=[[*tensor]], rest=rest)
+
+
+NONE, UNREADABLE, COUNT = "not a message", "cannot be read", "their number is not that of its tensors"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "not a message"),
-        (b"\xff" * 40, "not a message"),
-        (pickle.dumps(Payload()), "not a message"),
-        (to_bytes(EXAMPLES[0])[:-3], "not a message"),
+        (b"", NONE),
+        (b"\xff" * 40, NONE),
+        (pickle.dumps(Payload()), NONE),
+        (to_bytes(EXAMPLES[0])[:-3], NONE),
         (envelope({}, FORMAT + 1), f"format {FORMAT + 1}, but this version of fl_lightning reads format {FORMAT}"),
-        (envelope({"message": "Popen", "fields": {"args": "true"}}), "cannot be read"),
-        (envelope({"message": "Snapshot", "fields": {"surprise": 1}}), "cannot be read"),
-        (envelope({"tensor": "9"}), "cannot be read"),
-        (envelope({"tensor": 0}), "cannot be read"),
-        (envelope({"tensor": -1}, tensors=[["uint8", 8]], rest=bytes(8)), "cannot be read"),
-        (envelope({}, tensors=[["object", 1]], rest=bytes(8)), "not a message"),
-        (envelope({}, tensors=[["float32", 3]], rest=bytes(8)), "not a message"),
-        (envelope({}, tensors=[["float32", -1]], rest=bytes(8)), "a tensor has an impossible shape"),
-        (envelope({}, tensors=[["float32", 2.0]], rest=bytes(8)), "a tensor has an impossible shape"),
-        (envelope({}, tensors=[["float32", 2**59, 2**59]], rest=bytes(8)), "not a message"),
-        (envelope({}, tensors=[["float32", 2**59, 0]], rest=bytes(8)), "their number is not that of its tensors"),
-        (envelope({}, tensors=[["uint8", 1]], rest=bytes(16)), "their number is not that of its tensors"),
-        (envelope({}, tensors=[["bool", 1]], rest=b"\2" + bytes(7)), "a truth value is neither 0 nor 1"),
-        (envelope({}, tensors=[[]]), "not a message"),
-        (envelope({}, tensors=None), "not a message"),
-        (envelope({"float": "os.system"}), "cannot be read"),
+        (envelope({"message": "Popen", "fields": {"args": "true"}}), UNREADABLE),
+        (envelope({"message": "Snapshot", "fields": {"surprise": 1}}), UNREADABLE),
+        (envelope({"tensor": "9"}), UNREADABLE),
+        (envelope({"tensor": 0}), UNREADABLE),
+        (envelope({"tensor": -1}, tensors=[["uint8", 8]], rest=bytes(8)), UNREADABLE),
+        (claiming("object", 1), NONE),
+        (claiming("float32", 3), NONE),
+        (claiming("float32", -1), "a tensor has an impossible shape"),
+        (claiming("float32", 2.0), "a tensor has an impossible shape"),
+        (claiming("float32", 2**59, 2**59), NONE),
+        (claiming("float32", 2**59, 0), COUNT),
+        (claiming("uint8", 1, rest=bytes(16)), COUNT),
+        (claiming("bool", 1, rest=b"\2" + bytes(7)), "a truth value is neither 0 nor 1"),
+        (envelope({}, tensors=[[]]), NONE),
+        (envelope({}, tensors=None), NONE),
+        (envelope({"float": "os.system"}), UNREADABLE),
     ],
 )
 def test_other_bytes_are_refused_and_nothing_runs(content, message):

@@ -18,8 +18,8 @@ from unittest import mock
 import pytest
 import torch
 import yaml
+from asked_site import NOISY_STEPS, contract, order, server_model
 from sites_over_bytes import prepare, table
-from test_site_security import NOISY_STEPS, contract, order, server_model
 
 from fl_lightning.clients.site import Site
 from fl_lightning.flower import envelope
@@ -203,7 +203,7 @@ def site_of(folder: Path) -> Path:
     """Write the data of a site whose budget is enough for three trainings of three steps."""
     folder.mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        prepare(folder, patch)
+        prepare(folder, patch, start=False)
     (folder / ACCOUNT).touch()
     limit = epsilon_of_examples(NOISY_STEPS["privacy"]["noise_multiplier"], 8 / 24, 3 * AFFORDED, DELTA) * 1.001
     budget = {"data": "x", "account": str(folder / ACCOUNT), "max_epsilon": limit, "delta": DELTA, "protects": "rows"}

@@ -2,54 +2,43 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import yaml
-from federation_demo import write_rows
-from sites_over_bytes import ABSENT, HOOK, LINES, POLICY, REGISTERED, SERVERS, TOLD, start_site, table
+from sites_over_bytes import HOOK, LINES, REGISTERED, SERVERS, configuration, prepare, refused, start_site
 
 from fl_lightning.flower import envelope
-from fl_lightning.flower.keys import create_key
 from fl_lightning.messages import ClientTask, Note
 
 SECURE = {"secure_aggregation": {"threshold": 0.67}}
 SKIP = {"faults": {"policy": "skip"}}
+FIRST = ("keys", "shares")
+"""The steps of the first round alone: later keys and shares travel with the steps ``list`` and ``open``."""
+REST = ("update", "list", "open")
+"""The steps of a round whose keys and shares were exchanged in the one before."""
+LOSSES = [(step, False) for step in (*FIRST, *REST)] + [("update", True), ("open", True)]
+"""When a site may be lost: a step, and whether it has done that step."""
 
 
-def prepare(folder: Path, monkeypatch: Any, sites: int, **policy: Any) -> list[str]:
-    """Write the data of a server and some sites of unlike sizes, whose policies require masks, and start the sites."""
-    monkeypatch.chdir(folder)
-    ABSENT.clear()
-    TOLD.clear()
-    HOOK.clear()
-    LINES.clear()
-    names = REGISTERED[:] = [f"site{k}" for k in range(sites)]
-    draw = np.random.default_rng(3)
-    sizes = [12 + 5 * k for k in range(sites)]
-    labels = draw.integers(0, 3, 40 + sum(sizes))
-    features = draw.normal(size=(len(labels), 6)) + labels[:, None]
-    write_rows(folder / "few.csv", features[:9] * 0, labels[:9])
-    write_rows(folder / "test.csv", features[:40], labels[:40])
-    (folder / "all").mkdir()
-    (folder / "peers").mkdir()
-    done = 40
-    for name, size in zip(names, sizes, strict=True):
-        (folder / name).mkdir()
-        write_rows(folder / name / "own.csv", features[done : done + size], labels[done : done + size])
-        shutil.copy(folder / name / "own.csv", folder / "all" / f"{name}.csv")
-        done += size
-        agreed = {**POLICY, "secure_aggregation": "required", "peers": str(folder / "peers"), **policy}
-        site = {"datamodule": table(str(folder / name / "own.csv")), "policy": agreed, "device": "cpu"}
-        (folder / name / "data.yaml").write_text(yaml.safe_dump(site))
-        shutil.copy(create_key(folder / name / "own.key"), folder / "peers" / f"{name}.pub")
-    for name in names:
-        start_site(folder, name)
-    return names
+def masked(sites: int = 3, **policy: Any) -> None:
+    """Start sites of unlike sizes whose policies require masks."""
+    prepare(sites=sites, **{"secure_aggregation": "required", "peers": "peers", **policy})
+
+
+def plain(rounds: int = 3, strategy: Any = "FedAvg", **federation: Any) -> dict[str, Any]:
+    return configuration(rounds, strategy=strategy, **federation)
+
+
+def secure(rounds: int = 3, strategy: Any = "FedAvg", **federation: Any) -> dict[str, Any]:
+    return configuration(rounds, strategy=strategy, **federation, **SECURE)
+
+
+def forget_settings() -> None:
+    """Let sites agree to the settings of another fit."""
+    for name in REGISTERED:
+        Path(name, "state", "record.json").unlink()
 
 
 def step_of(parts: Any) -> tuple[str, int]:
@@ -63,18 +52,39 @@ def step_of(parts: Any) -> tuple[str, int]:
     return "", -1
 
 
-FIRST = ("keys", "shares")
-"""The steps of the first round alone."""
+def steps_of(name: str, answer: Callable[[str, Any], bytes | None] = lambda step, ask: ask()) -> list[str]:
+    """Note the steps that a site is asked for, and let something else answer them; return the list of steps."""
+    steps: list[str] = []
+
+    def hook(site: str, parts: Any, ask: Any) -> bytes | None:
+        if site != name or not (step := step_of(parts)[0]):
+            return ask()  # type: ignore[no-any-return]
+        steps.append(step)
+        return answer(step, ask)
+
+    HOOK["hook"] = hook
+    return steps
+
+
+def losing_each_step_once(name: str) -> set[str]:
+    """Lose the first request for each step to a site; return the set of the lost ones."""
+    lost: set[str] = set()
+
+    def lose(step: str, ask: Any) -> bytes | None:
+        if step in lost:
+            return ask()  # type: ignore[no-any-return]
+        lost.add(step)
+        return None
+
+    steps_of(name, lose)
+    return lost
 
 
 class Killed:
-    """A site dies in a round: when it is asked for a step, before or after it has done it.
+    """A site dies in a round: when it is asked for a step, before or after it has done it; ``plain`` is a training."""
 
-    Later keys and shares travel with the steps ``list`` and ``open``, so that it is asked for them in the first round alone.
-    """
-
-    def __init__(self, folder: Path, name: str, step: str, after: bool = False, in_round: int = 2) -> None:
-        self.folder, self.name, self.step, self.after, self.in_round = folder, name, step, after, in_round
+    def __init__(self, name: str, step: str, after: bool = False, in_round: int = 2) -> None:
+        self.name, self.step, self.after, self.in_round = name, step, after, in_round
         self.rounds, self.dead = 0, False
 
     def __call__(self, name: str, parts: Any, ask: Any) -> bytes | None:
@@ -87,39 +97,42 @@ class Killed:
         if self.rounds == self.in_round and step == ("update" if self.step == "plain" else self.step):
             self.dead = True
             reply = ask() if self.after else None
-            start_site(self.folder, name)
+            start_site(Path.cwd(), name)
             return reply
         return ask()  # type: ignore[no-any-return]
 
 
-class Cheat:
+def opened_without(config: dict[str, Any], step: str) -> tuple[str, list[str]]:
+    """Kill one of three sites at a step, which ends the fit; return what it says, and which of the others sent shares."""
+    killed, opened = Killed("site1", step, in_round=1), list[str]()
+
+    def hook(name: str, parts: Any, ask: Any) -> bytes | None:
+        opened.extend([name] if step_of(parts)[0] == "open" and name != "site1" else [])
+        return killed(name, parts, ask)
+
+    HOOK["hook"] = hook
+    return refused(config), opened
+
+
+def cheating(name: str, change: Any) -> None:
     """Change what one site is asked, and keep its answer."""
 
-    def __init__(self, name: str, change: Any) -> None:
-        self.name, self.change = name, change
-
-    def __call__(self, name: str, parts: Any, ask: Any) -> bytes | None:
-        asked = dict(envelope.opened(parts["order"], envelope.KINDS))
-        if name == self.name and asked["kind"] == "work":
-            changed = self.change(asked, parts)
-            if changed is not None:
-                asked, parts = changed
-                content = {k: v for k, v in asked.items() if k not in ("kind", "version")}
-                return SERVERS[name].answer({**parts, "order": envelope.request("work", **content)})
-        return ask()  # type: ignore[no-any-return]
-
-
-def losing_each_step_once(name: str, lost: set[str]) -> Callable[[str, Any, Any], bytes | None]:
-    """Return a hook that loses the first request for each step to a site, and notes the step."""
-
     def hook(site: str, parts: Any, ask: Any) -> bytes | None:
-        step, _ = step_of(parts)
-        if site == name and step and step not in lost:
-            lost.add(step)
-            return None
-        return ask()  # type: ignore[no-any-return]
+        asked = dict(envelope.opened(parts["order"], envelope.KINDS))
+        found = change(asked, parts) if site == name and asked["kind"] == "work" else None
+        if found is None:
+            return ask()  # type: ignore[no-any-return]
+        asked, parts = found
+        content = {key: value for key, value in asked.items() if key not in ("kind", "version")}
+        return SERVERS[name].answer({**parts, "order": envelope.request("work", **content)})
 
-    return hook
+    HOOK["hook"] = hook
+
+
+def refuses(config: dict[str, Any], message: str, name: str = "") -> bool:
+    """Return whether a fit ends, and a site, or any, has refused something with this message."""
+    refused(config)
+    return any(line.startswith(f"{name}: Refused" if name else "site") and message in line for line in LINES)
 
 
 def first_order(asked: Any) -> Any:
@@ -127,6 +140,8 @@ def first_order(asked: Any) -> Any:
 
 
 def note_with(at: str, **changes: Any) -> Any:
+    """Return a change of a step's note: new values by name, each a function of the old one."""
+
     def change(asked: Any, parts: Any) -> Any:
         kind = "notes" if asked.get("notes") else "orders"  # what comes with an order to train, or is a request by itself
         note = next(iter(asked[kind]), None)

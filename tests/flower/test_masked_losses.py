@@ -1,0 +1,200 @@
+"""Sites that send nothing but masked words: the bits of a run without masks, also if sites and servers die."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sites_over_bytes as net
+from masked_sites import (
+    FIRST,
+    LOSSES,
+    REST,
+    SECURE,
+    SKIP,
+    Killed,
+    forget_settings,
+    losing_each_step_once,
+    masked,
+    opened_without,
+    plain,
+    refuses,
+    secure,
+    step_of,
+    steps_of,
+)
+
+from fl_lightning.messages import Note
+
+
+def at(round_idx: int, name: str) -> Callable[..., Any]:
+    """Return a hook that loses a site in a round."""
+    return lambda site, parts, ask: None if site == name and step_of(parts) == ("update", round_idx) else ask()
+
+
+# ---------------------------------------------------------------- the bits of the run without masks
+
+DECAYING = {"threads": 1, "max_epochs": 2, "lr_decay": 0.5, "progress": "run"}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "FedAvg": {},
+    "FedAvgM": {"strategy": "FedAvgM"},
+    "FedNova": {"strategy": "FedNova"},
+    "Scaffold": {"strategy": "Scaffold"},
+    "QFedAvg": {"strategy": "QFedAvg"},
+    "clipped": {"transforms": [net.of("ClipUpdate", max_norm=0.05)]},
+    "FedLoss": {"strategy": "FedLoss"},
+    "AdaFed": {"strategy": net.of("AdaFed", metric="val_loss", mode="min", scored_by="clients")},
+    "compressed": {"transforms": [net.of("TopK", share=0.5), net.of("Quantize", bits=8)]},
+    "two epochs, decaying": {"local": DECAYING},
+}
+
+
+@pytest.mark.parametrize("name", net.slow_but(STRATEGIES, "FedAvg"))
+def test_masked_sites_give_the_bits_of_the_simulation_without_masks(name):
+    """Also clients that score their own models, that compress, and whose rates decay; a round takes three exchanges."""
+    masked()
+    config = net.configuration(2, **{"strategy": "FedAvg", **STRATEGIES[name]})
+    here = net.simulate(config, "simulated", *net.PARTS)
+    net.give_parts()
+    steps = steps_of("site1")
+    config["federation"] |= SECURE
+    assert net.same_bits(here, net.federate(config))
+    assert steps == [*FIRST, *REST, *REST]
+
+
+PLAIN: dict[Any, Any] = {}
+"""Runs without masks, by strategy, whether the update was delivered, and the round: several losses have the same."""
+DEATHS = [("FedAvg", *loss) for loss in LOSSES] + [("Scaffold", "update", False), ("Scaffold", "open", True)]
+
+
+@pytest.mark.parametrize(("strategy", "step", "after"), net.slow_but(DEATHS, ("FedAvg", "update", False)))
+def test_a_site_that_dies_leaves_the_bits_of_the_others(strategy, step, after):
+    """Of four, one dies before its keys, shares, update, or signature, after its masked update, or between two rounds."""
+    masked(4, secure_aggregation="allowed")
+    in_round = 1 if step in FIRST else 2
+    net.HOOK["hook"] = Killed("site2", step, after, in_round)
+    found = net.federate(secure(3, strategy, **SKIP), "masked")
+    lost = (strategy, step in ("list", "open") or after, in_round)
+    if lost not in PLAIN:
+        net.HOOK["hook"] = Killed("site2", "plain", *lost[1:])
+        forget_settings()
+        PLAIN[lost] = net.federate(plain(3, strategy, **SKIP), "plain")
+    assert net.same_bits(PLAIN[lost], found)
+
+
+@pytest.mark.slow
+def test_a_request_that_got_lost_is_sent_again():
+    """With retries, one lost request in each step does not cost the site, and three can lose none."""
+    masked()
+    lost = losing_each_step_once("site1")
+    found = net.federate(secure(faults={"policy": "skip", "retries": 1}))
+    assert lost == {*FIRST, *REST}
+    assert net.same_bits(found, net.simulate(plain()))
+
+
+@pytest.mark.parametrize("step", net.slow_but([*FIRST, *REST], "open"))
+def test_three_sites_can_lose_none_and_nothing_is_opened(step):
+    """The run ends with a message; only in the last step have shares left, of a sum over all three."""
+    masked()
+    said, opened = opened_without(secure(**SKIP), step)
+    assert re.search(r"Round 0: 2 (of 3 clients|clients have sent shares)", said)
+    assert bool(opened) == (step == "open")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [10, -10, None], ids=["another key", "a wrong signature", "no key"])
+def test_wrong_keys_for_the_next_round_do_not_harm_this_one(place):
+    """The others send no shares for them, and the sum is opened; in the next round, all announce new keys."""
+
+    def spoilt(note: Note) -> Note:
+        keys = bytearray.fromhex(note.content["keys"])
+        if place is not None:
+            keys[place] ^= 1
+        return replace(note, content={**note.content, "keys": "" if place is None else keys.hex()})
+
+    def answer(step: str, ask: Any) -> bytes | None:
+        return net.changed(ask(), spoilt) if step == "list" and steps.count("list") == 1 else ask()
+
+    masked()
+    steps = steps_of("site1", answer)
+    assert net.same_bits(net.federate(secure()), net.simulate(plain()))
+    assert steps == [*FIRST, *REST, *FIRST, *REST, *REST]
+
+
+def restarting(step: str, ask: Any, steps: list[str]) -> bytes | None:
+    if step == "update" and steps.count("update") == 2:
+        net.start_site(Path.cwd(), "site1")
+    return ask()  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+def test_a_site_that_was_started_again_is_lost_for_a_round():
+    """It has no keys. In the next round, all announce new ones."""
+    masked(4, secure_aggregation="allowed")
+    steps = steps_of("site1", lambda step, ask: restarting(step, ask, steps))
+    found = net.federate(secure(**SKIP), "masked")
+    assert steps == [*FIRST, *REST, "update", *FIRST, *REST]
+    net.HOOK["hook"] = at(1, "site1")
+    forget_settings()
+    assert net.same_bits(found, net.federate(plain(**SKIP), "plain"))
+
+
+@pytest.mark.slow
+def test_three_sites_of_which_one_was_started_again_resume():
+    """None of three may be lost, so that the run ends; what the site says tells how to go on."""
+    masked()
+    steps = steps_of("site1", lambda step, ask: restarting(step, ask, steps))
+    told = "This client has no keys for the round; it may have been started again meanwhile. All clients"
+    assert refuses(secure(), told, "site1")
+    assert net.same_bits(net.federate(secure(), "real", "--ckpt_path", "last"), net.simulate(plain()))
+    assert steps == [*FIRST, *REST, "update", *FIRST, *REST, *REST]
+
+
+def crashing(config: dict[str, Any]) -> dict[str, Any]:
+    config["trainer"]["callbacks"] = [net.of("sites_over_bytes.Crash", round_idx=1, after=False)]
+    return config
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_after_a_crash_of_the_server():
+    """A round whose list was signed is repeated with new keys and the same list; nothing else is signed for its model."""
+    masked()
+    with suppress(SystemExit):
+        net.federate(crashing(secure()))
+    assert net.same_bits(net.simulate(plain()), net.federate(secure(), "real", "--ckpt_path", "last"))
+
+
+@pytest.mark.slow
+def test_a_site_that_is_lost_after_a_crash_is_still_in_the_sum_that_was_opened():
+    """The others have signed their list, and sign no other for the model: the server has kept the sum before it used it."""
+    masked(4, secure_aggregation="allowed")
+    net.HOOK["hook"] = at(2, "site3")
+    whole = net.federate(plain(**SKIP), "plain")
+    net.HOOK.clear()
+    forget_settings()
+    with suppress(SystemExit):
+        net.federate(crashing(secure(**SKIP)), "masked")
+    net.ABSENT.add("site3")
+    more = ("--ckpt_path", "last", "--federation.pool.min_sites", "3")
+    assert net.same_bits(whole, net.federate(secure(**SKIP), "masked", *more))
+
+
+@pytest.mark.slow
+def test_another_fit_in_the_same_folder_opens_its_own_sum():
+    """It begins with the same model, from which the sum of a fit with another rate was kept."""
+    masked()
+    finals = []
+    for rate, folder in ((0.1, "one"), (0.5, "one"), (0.5, "other")):
+        config = secure(1)
+        config["trainer"]["enable_checkpointing"] = True
+        config["model"]["init_args"]["optimizer"]["init_args"]["lr"] = rate
+        finals.append(net.federate(config, folder))
+        shutil.rmtree(f"{folder}/checkpoints")
+    assert not net.same_bits(finals[0], finals[1])
+    assert net.same_bits(finals[1], finals[2])

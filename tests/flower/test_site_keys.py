@@ -1,0 +1,79 @@
+"""Keys of sites, and the certificates of their server: made, renewed, and the ones that others made."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+from own_certificates import connect, put_certificate
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.flower.certificates import answering
+from fl_lightning.flower.keys import create_key, read_private_key, read_public_key, require_certificate
+from fl_lightning.flower.server_folder import ServerFolder
+
+
+def test_a_key_is_private_and_its_pair_is_complete():
+    assert create_key(Path("a.key")) == Path("a.pub")
+    assert Path("a.pub").read_bytes().startswith(b"ecdsa-sha2-nistp384 ")
+    assert Path("a.key").stat().st_mode & 0o777 == 0o600
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+    private = load_ssh_private_key(read_private_key(Path("a.key")), None)
+    assert private.public_key() == load_ssh_public_key(read_public_key(Path("a.pub")))
+
+
+def test_a_server_keeps_its_host():
+    folder = ServerFolder(Path("fed"))
+    assert "certificate for fed.example.org" in folder.prepare("fed.example.org", 1, 2)[0]
+    require_certificate(folder.files["ca"])
+    for host in ("fed.example.org", "localhost", "127.0.0.1"):
+        assert folder.prepare(host, 3, 4) == []
+    with pytest.raises(ConfigurationError, match=r"'--host' is 'example.org', but .* is for fed.example.org, localhost, 127"):
+        folder.prepare("example.org", 1, 2)
+    assert folder.settings() == {"host": "127.0.0.1", "port": 3, "local_port": 4}
+
+
+def test_an_owners_certificate_answers_sites_and_another_one_this_machine():
+    folder = ServerFolder(Path("fed"))
+    put_certificate(folder, "fed.example.org", "*.clinic.org")
+    made = folder.prepare("fed.example.org", 1, 2)
+    assert len(made) == 1
+    assert made[0].startswith("certificate for connections on this machine, with the CA of key")
+    folder.ca_key.with_name("local_ca.key").unlink()
+    assert folder.prepare("fed.clinic.org", 1, 2) == []
+    assert folder.local != folder.public
+    assert folder.certificate == Path(folder.local.ca).read_bytes()
+    server = answering(folder.public, folder.local)
+    assert connect(server, folder.public.ca, "fed.example.org") == ["fed.example.org", "*.clinic.org"]
+    assert connect(server, folder.local.ca, "127.0.0.1") == ["localhost", "127.0.0.1"]
+    for host, ca in (("127.0.0.1", folder.public.ca), ("fed.example.org", folder.local.ca)):
+        with pytest.raises(ssl.SSLCertVerificationError):
+            connect(server, ca, host)
+
+
+def test_a_certificate_is_renewed_under_the_same_ca():
+    folder = ServerFolder(Path("fed"))
+    assert "with the CA of key" in folder.prepare("old.org", 1, 2)[0]
+    known = Path(folder.public.ca).read_bytes()
+    Path(folder.public.certificate).unlink()
+    offline = folder.ca_key.rename("ca.key")
+    with pytest.raises(ConfigurationError, match=r"A new certificate needs the key of the CA .*fed/ca.crt'.* Put it there for"):
+        folder.prepare("new.org", 1, 2)
+    offline.rename(folder.ca_key)
+    assert f"certificate for new.org, of the CA of key {folder.ca_key}" in folder.prepare("new.org", 1, 2)[0]
+    assert Path(folder.public.ca).read_bytes() == known
+    assert connect(answering(folder.public, folder.local), folder.public.ca, "new.org")[0] == "new.org"
+
+
+def test_one_certificate_is_enough_if_it_names_this_machine():
+    folder = ServerFolder(Path("fed"))
+    folder.prepare("fed.example.org", 1, 2)
+    assert folder.local == folder.public
+    server = answering(folder.public, folder.local)
+    for host in ("fed.example.org", "127.0.0.1"):
+        assert connect(server, folder.public.ca, host) == ["fed.example.org", "localhost", "127.0.0.1"]
+    own = ServerFolder(Path("own"))
+    assert len(own.prepare("192.0.2.7", 1, 2)) == 1
+    assert connect(answering(own.public, own.local), own.public.ca, "192.0.2.7") == ["192.0.2.7", "localhost", "127.0.0.1"]

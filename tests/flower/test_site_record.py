@@ -1,0 +1,291 @@
+"""How often a site takes part and with whom, the log of what has left it, and what its staff type."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asked_site import FEDERATION, OTHER, ask, contract, model, named, north, order, told, work
+from sites_over_bytes import audit, configuration, federate, prepare, restart
+
+from fl_lightning.flower.audit import AuditLog, in_words, read_log
+from fl_lightning.flower.policy import Policy
+from fl_lightning.flower.site import main
+from fl_lightning.flower.site_record import SiteRecord, approve, digest_of
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport
+from fl_lightning.types import ClientFailure
+
+STATE = Path("north/state")
+
+
+# ---------------------------------------------------------------- how often
+
+
+def test_a_site_trains_as_often_as_it_allows():
+    """Under whatever session, round and period a server asks, and after a restart of the site."""
+    site = north(max_rounds=3)
+    for session in ("a", "a", "b"):  # the second request is answered from the store
+        assert not told(work(site, session=session))
+    site = north(max_rounds=3)
+    assert not told(work(site, order(period=1), session="b"))
+    for session, asked in (("b", order(period=2)), ("c", order()), ("c", order(round_idx=1))):
+        said = told(work(site, asked, session=session))
+        assert "This site has trained 3 times in this federation, and its 'policy.max_rounds' is 3." in said
+
+
+def test_trainings_inside_evaluations_count():
+    site = north(evaluations=["training"], max_rounds=4)
+    asked = EvalOrder(1, 0, "training", "evaluation", tasks=(ClientTask(0, 0), ClientTask(0, 1), ClientTask(0, 2)))
+    assert "max_rounds" not in told(work(site, asked))
+    assert "'policy.max_rounds' is 4" in told(work(site, asked, session="t"))
+
+
+def test_rounds_of_all_federations_together_are_limited():
+    site = north(max_total_rounds=3)
+    for k in range(3):
+        assert not told(work(site, federation=f"{k}" * 32))
+    said = told(work(site, federation="9" * 32))
+    assert "This site has trained 3 times in all federations, and its 'policy.max_total_rounds' is 3." in said
+
+
+def test_evaluations_of_a_federation_are_limited():
+    """Under whatever session a server asks, after a restart of the site, and after its staff has agreed again."""
+    evaluation, agreed = EvalOrder(1, 0, "training", "route"), {"max_evaluations": 3, "evaluations": ["training"]}
+    scored = {"route": named("FedStar")}
+    site = north(**agreed)
+    for _ in range(2):  # the second time from the store
+        assert not told(work(site, evaluation, evaluation, **scored))
+    site = north(**agreed)
+    said = "This site has evaluated 2 models in this federation, and its 'policy.max_evaluations' is 3. Evaluations that are"
+    assert said in told(work(site, evaluation, evaluation, session="b", **scored))
+    assert not told(work(site, evaluation, order(), session="b", **scored))
+    SiteRecord(STATE, Policy()).withdraw(FEDERATION)
+    approve(STATE, f"{FEDERATION} {digest_of(contract(**scored))}")
+    site = north(**agreed)
+    assert not told(work(site, session="c", **scored))
+    assert "has evaluated 3 models" in told(work(site, evaluation, session="d", **scored))
+
+
+# ---------------------------------------------------------------- federations
+
+
+def test_a_further_federation_needs_the_staffs_agreement():
+    """40 new ids had trained 40 times, under a limit of rounds for each."""
+    site, digest = north(federations=1), digest_of(contract())
+    assert not told(ask(site, "prepare"))
+    said = told(ask(site, "prepare", federation=OTHER))
+    assert "This site's 'policy.federations' is 1, and it has taken part in 1." in said
+    assert f"it runs: fl-lightning site approve --name north {OTHER} {digest}" in said
+    approve(STATE, f"{OTHER} {digest}")
+    assert not told(ask(site, "prepare", federation=OTHER))
+    assert told(ask(site, "prepare", federation="c" * 32))
+    assert not told(ask(north(), "prepare", federation="c" * 32))
+    assert told(ask(north(federations=0), "prepare", federation="d" * 32))
+
+
+@pytest.mark.parametrize(
+    ("changes", "agreed"),
+    [
+        ({"seed": 1}, False),
+        ({"strategy": named("Scaffold")}, False),
+        ({"local": {"threads": 1, "max_epochs": 9}}, False),
+        ({"model": model(num_classes=4)}, False),
+        ({"rounds": 50}, True),
+        ({"num_clients": 4, "numbers": [0, 1, 2, 3]}, True),
+        ({"threads": 2}, True),
+    ],
+)
+def test_other_settings_under_a_known_id_need_agreement(changes, agreed):
+    site = north(federations=5, max_threads=4)
+    assert not told(ask(site, "prepare"))
+    said = told(ask(site, "prepare", contract=contract(**changes)))
+    assert ("The settings of this federation have changed since this site agreed to them" in said) == (not agreed)
+    if not agreed:
+        approve(STATE, f"{FEDERATION} {digest_of(contract(**changes))}")
+        assert not told(ask(site, "prepare", contract=contract(**changes)))
+
+
+def test_a_withdrawn_site_trains_only_if_its_staff_agrees_again():
+    assert not told(ask(north(), "prepare"))
+    record = SiteRecord(STATE, Policy())
+    assert record.withdraw(FEDERATION)
+    assert not record.withdraw(OTHER)
+    for federation in (FEDERATION, OTHER):
+        assert "This site has withdrawn from this federation on " in told(ask(north(), "prepare", federation=federation))
+    approve(STATE, f"{FEDERATION} {digest_of(contract())}")
+    assert not told(ask(north(), "prepare"))
+
+
+# ---------------------------------------------------------------- the log
+
+
+def test_the_log_says_what_left():
+    """Model, settings once, the part evaluated, every number and metric of every message."""
+    prepare()
+    restart(client_test=0.25)
+    federate(configuration(client_evaluation={"every_n_rounds": 1, "metric": "val_accuracy"}))
+    lines = audit()
+    assert read_log(STATE / "audit.jsonl") == (lines, [])
+    (folder,) = (STATE / "federations").iterdir()
+    assert {line["federation"] for line in lines if line["kind"] != "describe"} == {folder.name}
+    assert all(len(line["sha256"]) == 64 for line in lines)
+    described = next(line for line in lines if line["kind"] == "describe" and line["direction"] == "out")
+    assert described["told"]["num_examples"] == 18
+    prepared = [line for line in lines if line.get("settings")]
+    assert {line["model"] for line in prepared} == {"fl_lightning.ClassificationTask"}
+    (text,) = (line["text"] for line in prepared if "text" in line)
+    assert json.loads(text)["federation"]["local"]["threads"] == 1
+    orders = [one for line in lines for one in line.get("orders", ())]
+    assert [one["train"]["round"] for one in orders if "train" in one] == [0, 1, 2]
+    assert {one["evaluate"] for one in orders if "evaluate" in one} == {"test"}
+    replies = [one for line in lines for one in line.get("replies", ()) if line["direction"] == "out"]
+    updates = [one["update"] for one in replies if "update" in one]
+    assert [one["round_idx"] for one in updates] == [0, 1, 2]
+    assert all(one["train_loss"] > 0 and one["metrics"].keys() >= {"train_loss"} for one in updates)
+    assert len([one for one in replies if "value" in one]) == len([one for one in orders if "evaluate" in one])
+    models = [line["tensors"]["replies[0].model.vector"] for line in lines if "replies[0].model.vector" in line["tensors"]]
+    assert models == [["float32", 6 * 5 + 5 + 5 * 3 + 3]] * 3
+
+
+def test_answers_from_the_store_and_errors_are_logged():
+    site = north()
+    for client in (0, 0, 2):
+        assert bool(told(work(site, order(client=client)))) == (client == 2)
+    (stored,) = (line for line in audit() if line.get("stored"))
+    assert stored["replies"][0]["update"]["num_examples"] == 24
+    assert [line["error"] for line in audit() if line["kind"] == "error"] == ["WireError"]
+
+
+def test_a_missing_or_changed_line_shows():
+    path = Path("audit.jsonl")
+    log = AuditLog(path)
+    for k in range(3):
+        log.record("out", "work", bytes([k]), ())
+    AuditLog(path).record("in", "describe", b"", ())  # after a restart
+    lines = path.read_bytes().splitlines()
+    assert read_log(path)[1] == []
+    assert json.loads(lines[1])["previous"] == hashlib.sha256(lines[0]).hexdigest()
+    for changed, broken in (
+        ([lines[0], lines[2], lines[3]], [2]),
+        ([lines[0], lines[1].replace(b'"bytes": 1', b'"bytes": 9'), *lines[2:]], [3]),
+        (lines[1:], [1]),
+    ):
+        path.write_bytes(b"\n".join(changed) + b"\n")
+        assert read_log(path)[1] == broken
+    path.write_bytes(b"\n".join(lines)[:-5])  # a full disk
+    AuditLog(path).record("in", "describe", b"", ())
+    assert read_log(path)[1] == []
+    assert len(read_log(path)[0]) == 5
+
+
+def test_a_site_that_cannot_write_its_log_sends_only_a_code(monkeypatch):
+    """A full disk: neither an update nor the text of an error leaves, and the server gets an answer."""
+    said: list[str] = []
+    site, whole, here = north(), open, str(Path.cwd())
+    monkeypatch.setattr(site, "_print", said.append)
+
+    def full(path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if here in str(Path(path).resolve()) and ("a" in mode or "w" in mode):
+            raise OSError(28, "No space left on device")
+        return whole(path, mode, *args, **kwargs)
+
+    monkeypatch.setattr("builtins.open", full)
+    for reply in (ask(site, "describe"), ask(site, "prepare"), work(site)):
+        assert set(reply) == {"kind", "version", "error"}
+        assert told(reply).startswith("OSError (code ")
+        assert "No space" not in told(reply)
+    assert any("It cannot be written to errors.log: No space left on device." in line for line in said)
+
+
+def test_text_of_a_server_cannot_control_the_sites_terminal(monkeypatch):
+    said: list[str] = []
+    site, evil = north(), "fl_lightning.\x1b[2J\nMLP\u202e"
+    monkeypatch.setattr(site, "_print", said.append)
+    reply = ask(site, "prepare", contract=contract(model={"class_path": evil}))
+    for text in (told(reply), *said):
+        assert "\x1b" not in text
+        assert "\n" not in text
+    assert any("fl_lightning.?[2J?MLP?" in text for text in said)
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(f"cannot read {evil}")
+
+    monkeypatch.setattr(site._data, "client", fails)
+    work(site)
+    log = (STATE / "errors.log").read_text()
+    assert "\x1b" not in log
+    assert "cannot read fl_lightning.?[2J" in log
+
+
+def test_a_library_that_ends_the_process_is_an_error_of_the_site(monkeypatch):
+    def ends(*args: Any, **kwargs: Any) -> Any:
+        raise SystemExit(2)
+
+    site = north()
+    monkeypatch.setattr(site._data, "info", ends)
+    assert told(ask(site, "describe")).startswith("SystemExit (code ")
+
+
+def test_reports_are_logged_in_words():
+    assert in_words(EvalReport(0, 0.5)) == {"value": 0.5}
+    assert in_words(ClientFailure(0, 1, "OSError (code 1)"))["failure"] == "OSError (code 1)"
+    assert in_words("anything else") == {}
+
+
+# ---------------------------------------------------------------- what the staff types
+
+
+def test_the_staff_approves_withdraws_and_reads_the_log(capsys):
+    def command(*words: str) -> str:
+        main(["site", words[0], "--folder", str(STATE), *words[1:]])
+        return capsys.readouterr().out
+
+    site = north(federations=0)
+    words = told(work(site)).partition("fl-lightning site ")[2].split()
+    assert words[:3] == ["approve", "--name", "north"]
+    said = command("approve", *words[3:])
+    assert f"Agreed to federation {FEDERATION} with these settings:" in said
+    assert '"class_path": "fl_lightning.ClassificationTask"' in said
+    for _ in range(2):
+        assert not told(work(site))
+    said = command("audit")
+    assert f"federation {FEDERATION}, 20" in said
+    assert f"settings {words[4]}: fl_lightning.ClassificationTask" in said
+    assert "ordered 3 trainings, evaluations: none" in said
+    assert "update of round 0: num_examples 24, num_steps 3, train_loss " in said
+    assert "update of round 0 (again, from the store): num_examples 24" in said
+    assert "error: RefusedError" in said
+    assert "the chain is complete." in said
+    assert "Deleted what this site kept for it." in command("withdraw", FEDERATION)
+    assert not (STATE / "federations" / FEDERATION).exists()
+    assert "has withdrawn" in told(work(site, order(round_idx=1)))  # at once
+    assert "has withdrawn" in told(work(north(federations=0)))
+    assert "in which this site had not taken part." in command("withdraw", OTHER)
+    log = STATE / "audit.jsonl"
+    log.write_bytes(log.read_bytes().replace(b'"num_steps": 3', b'"num_steps": 9', 1))
+    assert "the chain is BROKEN before the lines " in command("audit", "--federation", OTHER)
+    SiteRecord(STATE, Policy()).take_number(0)
+    assert "Agreed to be client 2." in command("approve", "--number", "2")
+    SiteRecord(STATE, Policy()).take_number(2)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("audit", "Which site? Pass '--name', or '--folder'"),
+        ("audit --name nowhere", "'site_nowhere' is not the folder of a site that has had a message."),
+        ("approve --folder north/state xyz 0", "The federation is 'xyz', but must be 32 hexadecimal digits"),
+        (f"approve --folder north/state {OTHER} {'0' * 16}", "No server has sent settings with the digest '0000000000000000'"),
+        ("withdraw --folder north/state 1", "The federation is '1'"),
+    ],
+)
+def test_wrong_words_of_the_staff_are_one_message(words, said, capsys):
+    ask(north(), "prepare")
+    with pytest.raises(SystemExit):
+        main(["site", *words.split()])
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1

@@ -1,0 +1,148 @@
+"""The processes of a site: they are started again, end with their parent, and say why they ended."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fl_lightning.flower import processes, worker
+from fl_lightning.flower.processes import UNUSABLE, Child, Supervisor
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends children with their parent")
+RUNS = Path("runs")
+
+
+def python(text: str, *options: str) -> list[str]:
+    return [sys.executable, *options, "-c", text]
+
+
+def supervised(child: Child, said: list[str], until: Callable[[], bool]) -> None:
+    """Look after a child in a thread until a condition holds, and end it."""
+    supervisor = Supervisor([child], said.append)
+    thread = threading.Thread(target=supervisor.run)
+    thread.start()
+    end = time.monotonic() + 60
+    while not until() and time.monotonic() < end:
+        time.sleep(0.05)
+    supervisor.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def ran_twice() -> bool:
+    return RUNS.exists() and len(RUNS.read_text()) >= 2
+
+
+@linux
+def test_children_are_restarted_and_end_with_their_supervisor():
+    said: list[str] = []
+    text = "open('runs', 'a').write('x'); import time; time.sleep(60 if len(open('runs').read()) > 1 else 0)"
+    child = Child("worker", lambda: python(text, "-S"))
+    supervised(child, said, ran_twice)
+    assert RUNS.read_text() == "xx"
+    assert said == ["The worker ended with status 0; it starts again in 1 s."]
+    assert child.process is not None
+    assert child.process.returncode == -signal.SIGTERM
+
+
+@linux
+@pytest.mark.slow
+def test_a_child_that_stands_still_is_started_again(monkeypatch):
+    """Also one that waits, for which Flower waits for ever. It is not ended while it gives signs, for 4 seconds each time."""
+    monkeypatch.setattr(processes, "_SILENCE", 2.0)
+    text = (
+        "import os, sys, time; from pathlib import Path; from fl_lightning.flower import processes; processes._BEAT = 0.1\n"
+        "processes.give_signs_of_life(Path('alive')); time.sleep(4); open('runs', 'a').write('x')\n"
+        f"os.kill(os.getpid(), {int(signal.SIGSTOP)}) if len(open('runs').read()) == 1 else time.sleep(60)"
+    )
+    said: list[str] = []
+    supervised(Child("worker", lambda: python(text), alive=Path("alive")), said, ran_twice)
+    assert RUNS.read_text() == "xx"
+    assert said[0] == "The worker gives no sign of life and is ended."
+    assert said[-1] == "The worker ended with status -9; it starts again in 1 s."
+
+
+@linux
+def test_a_child_that_ends_without_an_error_is_explained():
+    """As Flower's SuperNode does if the clocks differ."""
+    said: list[str] = []
+    child = Child("SuperNode", lambda: python("", "-S"), explain=lambda: "clock: An hour.")
+    supervised(child, said, lambda: len(said) >= 2)
+    assert said[:2] == ["The SuperNode ended with status 0; it starts again in 1 s.", "The cause may be this. clock: An hour."]
+
+
+def test_the_cause_of_an_end_is_told_once():
+    said: list[str] = []
+    causes = iter(["", "clock: An hour.", "clock: An hour.", "port: Closed."])
+    supervisor, child = Supervisor([], said.append), Child("SuperNode", lambda: [])
+    for _ in range(4):
+        supervisor._explain(child, lambda: next(causes))
+    assert said == ["The cause may be this. clock: An hour.", "The cause may be this. port: Closed."]
+
+
+def test_what_a_child_leaves_for_the_staff_is_said_once():
+    said, left = list[str](), Path("trouble")
+    supervisor = Supervisor([], said.append)
+    child = Child("SuperNode", lambda: [], tells=left, next_start=float("inf"))
+    left.write_text("The server does not answer.")
+    for _ in range(2):
+        supervisor._look_after(child)
+    assert said == ["The server does not answer."]
+
+
+def test_a_worker_that_cannot_use_its_data_ends_the_site():
+    said: list[str] = []
+    running = Child("other", lambda: python("import time; time.sleep(60)", "-S"))
+    ending = Child("worker", lambda: python(f"import sys; sys.exit({UNUSABLE})", "-S"), last=UNUSABLE)
+    assert Supervisor([running, ending], said.append).run()
+    assert said == []
+    assert running.process is not None
+    assert running.process.poll() is not None
+
+
+def test_a_process_that_always_crashes_is_started_for_ever(monkeypatch):
+    """2.0 ** 1024 is no float: a site would have ended after a night of crashes."""
+    said: list[str] = []
+    child = Child("worker", lambda: [])
+    monkeypatch.setattr(child, "start", lambda: None)
+    supervisor = Supervisor([child], said.append)
+    for _ in range(1100):
+        child.process, child.started = SimpleNamespace(poll=lambda: 1), time.monotonic()  # type: ignore[assignment]
+        supervisor._look_after(child)
+    waits = [line.removeprefix("The worker ended with status 1; it starts again in ") for line in said]
+    assert waits == [f"{wait} s." for wait in (1, 2, 4, 8, *[15] * 1096)]
+
+
+@pytest.mark.parametrize("seconds", [0, 0.1], ids=["between its question and its wait", "while it waits"])
+def test_a_worker_asks_again_when_it_hears_of_an_order(seconds, monkeypatch):
+    """It is told as soon as its SuperNode has the order, and asks once."""
+    orders, asked, said = Path("orders"), list[bool](), list[str]()
+    monkeypatch.setattr(worker, "_ASK", 1e9)
+    monkeypatch.setattr(worker.os, "getppid", lambda: len(asked) > 1)
+
+    def arrive() -> None:
+        with orders.open("ab") as file:
+            file.write(b".")
+
+    class Link:
+        @contextmanager
+        def task(self) -> Any:
+            asked.append(orders.exists())
+            if seconds:
+                threading.Timer(seconds, arrive).start()
+            else:
+                arrive()
+            yield None
+
+    worker._work(Link(), None, None, said.append, orders)
+    assert asked == [False, True]
+    assert not said

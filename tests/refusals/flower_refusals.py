@@ -1,0 +1,214 @@
+"""What the server of a real federation refuses: settings, and what its sites tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from masked_sites import SECURE, masked
+from refusing import Refusal
+from sites_over_bytes import (
+    ABSENT,
+    CHOOSE,
+    SERVERS,
+    BytesSites,
+    at_sites,
+    configuration,
+    disturb,
+    give_parts,
+    prepare,
+    refused,
+    restart,
+    simulate,
+)
+
+from fl_lightning import ConfigurationError
+from fl_lightning.flower.policy import Policy
+
+SKIP = {"faults": {"policy": "skip"}}
+ENOUGH = ("--federation.pool.min_sites", "2")
+EVERY = {"every_n_rounds": 1, "metric": "val_loss"}
+BIG = 10**400
+
+
+def telling(**told: Any) -> Callable[[], Any]:
+    """Return a fit with a site that tells something else of its data."""
+
+    def change(config: Any) -> None:
+        data = SERVERS["west"]._data
+        found = replace(data.info("west", Policy()), **told)
+        data.info = lambda *_: found  # type: ignore[method-assign]
+
+    return at_sites(change=change)
+
+
+def setting(section: str, *names: str, value: Any = None, **federation: Any) -> Callable[[], Any]:
+    """Return a fit with another value in a section of its configuration, or without one that is there."""
+
+    def change(config: Any) -> None:
+        own = config[section]
+        for name in names[:-1]:
+            own = own[name]
+        if value is None:
+            del own[names[-1]]
+        else:
+            own[names[-1]] = value
+
+    return at_sites(change=change, **federation)
+
+
+def simulating(*names: str) -> Callable[[], Any]:
+    """Return a simulation whose data lack a setting."""
+
+    def call() -> None:
+        prepare(start=False)
+        config = configuration()
+        own = config["data"]
+        for name in names[:-1]:
+            own = own[name]
+        del own[names[-1]]
+        raise ConfigurationError(refused(config, fit=simulate))
+
+    return call
+
+
+def holding_out(names: Any, **sites: Any) -> Callable[[], Any]:
+    """Return a fit that holds out clients; each site has a test part, unless ``sites`` says otherwise."""
+
+    def change(config: Any) -> None:
+        restart(client_test=0.25)
+        restart("south", **sites)
+        config["data"]["held_out_clients"] = names
+
+    return at_sites(change=change, client_evaluation={"every_n_rounds": 1, "metric": "val_accuracy"})
+
+
+def under_masks(**federation: Any) -> Callable[[], Any]:
+    """Return a fit under masks with sites that have a validation part."""
+
+    def call() -> None:
+        masked()
+        restart(client_validation=0.3)
+        raise ConfigurationError(refused(configuration(**federation, **SECURE)))
+
+    return call
+
+
+def unasked(*more: str, **federation: Any) -> Callable[[], Any]:
+    """Return a fit that the server refuses before it asks a site."""
+    return at_sites(*more, start=False, **federation)
+
+
+def asynchronously(*more: str, **federation: Any) -> Callable[[], Any]:
+    settings = {"strategy": "FedAvg", "asynchronous": {"concurrency": 3, "buffer": 1}, **federation}
+    return at_sites(*more, change=lambda config: give_parts(), **settings)
+
+
+def streaming(config: Any) -> None:
+    restart("south", datamodule={"class_path": "sites_over_bytes.Streaming", "init_args": {"path": "south/own.csv"}})
+
+
+def south_first(config: Any) -> None:
+    """Let the site that is silent be the next one that should answer."""
+    disturb("south")
+    CHOOSE["choose"] = lambda waiting: 1 if 1 in waiting else waiting[0]
+
+
+REFUSALS = [
+    # what cannot work over a network
+    Refusal(unasked(attackers={"wrong_labels": {0: 0.5}}), "federation.attackers"),
+    Refusal(unasked(availability={"drop_out": 0.1}, **SKIP), "federation.availability"),
+    Refusal(unasked(clock={"ticks": 10}), "federation.clock"),
+    Refusal(unasked(options=[{"class_path": "own_option.DropNumbers"}]), "federation.options"),
+    Refusal(unasked(secure_aggregation={"threshold": 2}), "federation.secure_aggregation"),
+    Refusal(unasked(local={"engine": "stacked"}), "federation.local.engine: stacked"),
+    Refusal(unasked("--data.public_share", "0.1"), "data.public_share"),
+    Refusal(unasked("--data.feature_noise", "0.1"), "data.feature_noise"),
+    Refusal(at_sites(route={"class_path": "Mediators", "init_args": {"clients_per_mediator": 2}}), "label counts"),
+    Refusal(at_sites(strategy="FedLoss"), "needs a validation part at each site"),
+    Refusal(
+        at_sites(personal=[{"names": "layers.4.*"}], personal_start="mean"),
+        "but the server of a real federation never has what its clients keep",
+    ),
+    Refusal(
+        setting("model", "init_args", "num_classes", value=2), "The data have 3 classes ('0', '1', '2'), but 'num_classes'"
+    ),
+    Refusal(simulating("partitioner"), "'data.partitioner' is missing."),
+    Refusal(simulating("datamodule", "init_args", "path"), "'data.datamodule.path' is null, so there are no rows to train on."),
+    Refusal(
+        setting("data", "datamodule", "init_args", "standardize", value=True),
+        "'data.datamodule.standardize' is true, but each site would scale by its own rows",
+    ),
+    Refusal(
+        at_sites(
+            change=streaming, local={"privacy": {"noise_multiplier": 2.0, "max_grad_norm": 1.0}}, policy={"evaluations": []}
+        ),
+        "but site south trains on a stream",
+    ),
+    # sites that are lost, away, or others than they should be
+    Refusal(
+        at_sites(change=lambda config: disturb("south")),
+        "Site south (client 1): no answer within its deadline. When the site can answer again, resume with "
+        "... or set 'federation.faults.policy' to 'skip'",
+    ),
+    Refusal(unasked(*ENOUGH), "'federation.pool.min_sites' is 2, but 'federation.faults.policy' is 'fatal'"),
+    Refusal(unasked("--federation.pool.min_sites", "0", **SKIP), "federation.pool.min_sites"),
+    Refusal(
+        at_sites(*ENOUGH, change=lambda config: ABSENT.add("south"), client_evaluation=EVERY, **SKIP),
+        "'federation.client_evaluation' needs all sites",
+    ),
+    Refusal(
+        at_sites(change=lambda config: SERVERS.update(south=SERVERS["west"])),
+        "Site south calls itself 'west'. Start it with --name south.",
+    ),
+    # what sites tell
+    Refusal(telling(num_examples=0), "Site west has no training examples. Check the data.yaml there."),
+    Refusal(telling(num_examples=BIG), "Site west ... has the wrong type"),
+    Refusal(telling(num_examples=2**37), "Site west ... Check the data.yaml there"),
+    Refusal(telling(label_counts=(1, BIG)), "Site west"),
+    Refusal(telling(label_counts=(30, -6)), "Site west ... Check the data.yaml there"),
+    Refusal(telling(num_validation=-1), "Site west ... Check the data.yaml there"),
+    Refusal(telling(num_test=-1), "Site west ... Check the data.yaml there"),
+    Refusal(telling(streams="yes"), "Site west ... has the wrong type"),
+    Refusal(telling(histograms=((-2,),)), "Site west tells impossible counts of bins."),
+    *(
+        Refusal(lambda wrong=wrong: BytesSites(**wrong), f"'federation.pool.{next(iter(wrong))}' must be")
+        for wrong in ({"max_examples": 0}, {"max_examples": {"a": 0}}, {"max_share": 0.0}, {"max_share": 1.5})
+    ),
+    # held-out sites
+    Refusal(holding_out(0.3), "'data.held_out_clients' must be a list of sites by name"),
+    Refusal(holding_out(["east"]), "has 'east', but"),
+    Refusal(holding_out(["south"], client_test=0.0), "needs a test part at each site. Without one: south."),
+    # masks: with q = 20, losses of 1.14, 1.11 and 1.04 gave one site of three 59 % of the weight
+    *(
+        Refusal(under_masks(strategy=strategy), "of a number of theirs, so that one site could be nearly all of the sum")
+        for strategy in (
+            {"class_path": "QFedAvg", "init_args": {"q": 20.0}},
+            {"class_path": "FedLoss", "init_args": {"examples": 5.0}},
+            {"class_path": "AdaFed", "init_args": {"metric": "val_accuracy", "power": 30.0, "scored_by": "clients"}},
+        )
+    ),
+    Refusal(under_masks(strategy="FedMedian"), "FedMedian needs every client's model to combine them, but with"),
+    Refusal(under_masks(strategy="AFL"), "AFL does not say which sums it adds up"),
+    Refusal(under_masks(route="FedCyclic"), "On the route FedCyclic clients pass models to each other"),
+    # asynchronous rounds
+    Refusal(asynchronously(strategy="Scaffold"), "Scaffold needs each client to train from the current global model"),
+    Refusal(asynchronously(strategy="FedNova"), "FedNova needs each client to train from the current global model"),
+    Refusal(
+        asynchronously(secure_aggregation={"threshold": 1.0}),
+        "'federation.secure_aggregation' lets the clients of a round agree on masks, but with 'federation.asynchronous'",
+    ),
+    Refusal(asynchronously(clock={"ticks": 10}), "This does not work there: federation.clock."),
+    Refusal(
+        asynchronously(client_evaluation={"every_n_rounds": 1, "metric": "val_accuracy"}),
+        "'federation.client_evaluation' evaluates models at the clients between rounds, but with 'federation.asynchronous'",
+    ),
+    Refusal(
+        asynchronously("--federation.asynchronous.replay", "a.jsonl"), "does not work there: federation.asynchronous.replay."
+    ),
+    Refusal(
+        at_sites(change=south_first, strategy="FedAsync", asynchronous={"concurrency": 3, "buffer": 1}),
+        "Site south (client 1): no answer within its deadline. When the site can answer again",
+    ),
+]

@@ -1,0 +1,132 @@
+"""What a site refuses of its own settings, and a replay of a recorded run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from asked_site import north
+from masked_sites import masked
+from refusing import Refusal
+from sites_over_bytes import configuration, prepare, refused, restart, simulate
+
+from fl_lightning import ConfigurationError
+from fl_lightning.flower.policy import Budget, Policy
+from fl_lightning.flower.pool import FlowerPool
+from fl_lightning.flower.site_budget import SiteBudget
+from fl_lightning.options.asynchronous.arrivals import ArrivalFile, Recording
+
+
+def policy(**settings: Any) -> Callable[[], Any]:
+    return lambda: Policy(**settings)
+
+
+def budget(**settings: Any) -> Callable[[], Any]:
+    return lambda: Budget(**{"data": "x", "account": "none", "max_epsilon": 1.0, **settings})
+
+
+def null(name: str) -> Refusal:
+    return Refusal(lambda: north(**{name: None}), f"data.yaml' cannot be read: 'policy.{name}' is null, but needs")
+
+
+def preset(name: str) -> Callable[[], Any]:
+    return lambda: (north(), restart("north", policy=name))
+
+
+HEAD = json.dumps({"clients": ["a", "b"], "seed": 0}) + "\n"
+
+
+def row(round_idx: int, order: int, client: int, version: int, lost: bool = False) -> str:
+    arrival = {"round": round_idx, "order": order, "client": client, "version": version, "lost": lost}
+    return json.dumps(arrival) + "\n"
+
+
+def reading(text: str | None) -> Callable[[], Any]:
+    """Return a call that reads the arrivals of two clients, seed 0 and a buffer of one; None for no file."""
+
+    def call() -> None:
+        path = Path("none.jsonl" if text is None else "arrivals.jsonl")
+        if text is not None:
+            path.write_text(text)
+        Recording.read(path, 2, 0, 1)
+
+    return call
+
+
+def replaying(rounds: int = 2, **federation: Any) -> Callable[[], Any]:
+    """Return a replay of two rounds of three sites."""
+
+    def call() -> None:
+        prepare(start=False)
+        ArrivalFile(Path(), ("north", "south", "west"), 0).begin(0)
+        path = Path("arrivals.jsonl")
+        path.write_text(path.read_text() + row(0, 0, 0, 0) + row(1, 1, 1, 0))
+        asynchronous = {"concurrency": 3, "buffer": 1, "replay": str(path)}
+        config = configuration(rounds, strategy="FedAsync", asynchronous=asynchronous, **federation)
+        raise ConfigurationError(refused(config, fit=simulate))
+
+    return call
+
+
+OWN_NOISE = {"class_path": "ClientPrivacy", "init_args": {"max_norm": 1, "noise_multiplier": 1, "noise": "local"}}
+REFUSALS = [
+    # the policy
+    Refusal(policy(max_rounds=0), "'policy.max_rounds' must be 1 or above"),
+    Refusal(policy(max_total_rounds=0), "'policy.max_total_rounds'"),
+    Refusal(policy(max_epochs=0), "'policy.max_epochs'"),
+    Refusal(policy(max_evaluations=0), "'policy.max_evaluations'"),
+    Refusal(policy(min_steps=0), "'policy.min_steps'"),
+    Refusal(policy(min_batch=0), "'policy.min_batch'"),
+    Refusal(policy(max_seconds=0.0), "'policy.max_seconds' must be above 0, in seconds"),
+    Refusal(policy(max_model=-1.0), "'policy.max_model' must be above 0, in MiB"),
+    Refusal(policy(largest_message=0.0), "'policy.largest_message'"),
+    Refusal(policy(federations=-1), "'policy.federations' must be any, or a number of 0 or above"),
+    Refusal(policy(federations="all"), "'policy.federations'"),
+    Refusal(policy(max_threads=0), "'policy.max_threads'"),
+    Refusal(policy(min_noise=-1.0), "'policy.min_noise'"),
+    Refusal(policy(evaluations=["all"]), "'policy.evaluations'"),
+    *map(null, ("min_noise", "max_rounds", "largest_message", "default_classes", "evaluations")),
+    Refusal(preset("strikt"), "preset 'strikt', but must be strict or open, ... Did you mean strict?"),
+    # masks
+    Refusal(policy(examples="masked", secure_aggregation="allowed"), "'policy.examples' must be exact or rounded, unless"),
+    Refusal(
+        policy(secure_aggregation="required"), "'policy.peers' must be a folder with 'policy.secure_aggregation': required"
+    ),
+    Refusal(policy(min_cohort=1), "'policy.min_cohort' must be 2 or above"),
+    Refusal(lambda: masked(peers="nowhere"), "'policy.peers' is 'nowhere', which is no folder with files NAME.pub"),
+    Refusal(lambda: north(secure_aggregation="sometimes"), "secure_aggregation"),
+    # the budget
+    Refusal(lambda: Policy(budget=budget()()), "'policy.min_noise' must be above 0 with 'policy.budget', because figures"),
+    Refusal(lambda: SiteBudget(budget()(), True), "'policy.budget.account' is ...none', which does not exist"),
+    Refusal(budget(data=" "), "'policy.budget.data' must be"),
+    Refusal(budget(max_epsilon=0.0), "'policy.budget.max_epsilon' must be"),
+    Refusal(budget(delta=1.0), "'policy.budget.delta' must be"),
+    # silence that is shorter than two signs of life
+    Refusal(lambda: FlowerPool(timeout=5), "'federation.pool.timeout' ... 30 seconds or above, or null ... 5"),
+    # a replay that could not repeat a run to the bit
+    Refusal(
+        replaying(transforms=[OWN_NOISE]),
+        "repeats a run to the bit, but ClientPrivacy adds noise that each site draws from a key of its own. Remove",
+    ),
+    Refusal(replaying(clock={"ticks": 10}), "repeats a run with sites, which cannot have had 'federation.clock'. Remove"),
+    Refusal(replaying(3), "which has 2 rounds, but 'trainer.max_epochs' is 3. Set it to 2 at most."),
+    # the file of another run, or a broken one
+    Refusal(reading(None), "is 'none.jsonl', which is not a file. Name the arrivals.jsonl in a run's folder"),
+    Refusal(reading(""), "does not begin with a line of clients and a seed"),
+    Refusal(reading("round,client\n"), "does not begin with a line of clients and a seed"),
+    Refusal(reading(HEAD.replace(', "b"', "")), "whose 'clients' is 1, but this run has 2"),
+    Refusal(reading(HEAD.replace(": 0", ": 4")), "whose 'seed' is 4, but this run has 0"),
+    Refusal(reading(HEAD + row(0, 0, 0, 0) + "x\n"), "Line 3 of ... is not an arrival"),
+    Refusal(reading(HEAD + row(0, 0, 2, 0)), "Line 2 of ... is not an arrival"),
+    Refusal(reading(HEAD + row(-1, 0, 1, 0)), "Line 2 of ... is not an arrival"),
+    Refusal(
+        reading(HEAD + row(0, 0, 0, 0) + row(0, 1, 1, 0)), "round 0 has 2 updates, but 'federation.asynchronous.buffer' is 1"
+    ),
+    Refusal(reading(HEAD + row(0, 0, 0, 1)), "round 0 has a task of client 0 from model 1, which it cannot have begun"),
+    Refusal(
+        reading(HEAD + row(0, 0, 1, 0) + row(1, 1, 0, 0) + row(2, 2, 0, 1)),
+        "round 2 has a task of client 0 from model 1, which it cannot have begun",
+    ),
+]
