@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from engine_runs import tier_1
 from federations import Blobs, Consecutive, federate
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler, swa_utils
@@ -125,20 +126,23 @@ def test_every_schedule_of_torch_is_here():
     assert {name for name in of_torch if name.endswith(("LR", "Restarts", "Plateau", "ChainedScheduler"))} <= {*SCHEDULES}
 
 
-@pytest.mark.parametrize("interval", ["step", "epoch"])
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_decay_multiplies_what_the_schedule_gives(name, interval):
-    assert moved(SCHEDULES[name], interval) == pytest.approx(expected(alone(SCHEDULES[name], interval)), rel=1e-9)
+SOME = ("CosineAnnealingLR", "ReduceLROnPlateau", "SWALR", "OneCycleLR")
 
 
-@pytest.mark.parametrize("name", ["CosineAnnealingLR", "CosineAnnealingWarmRestarts", "SWALR", "OneCycleLR"])
+@pytest.mark.parametrize("name", tier_1(SCHEDULES, *SOME))
+def test_decay_multiplies_what_the_schedule_gives(name):
+    assert moved(SCHEDULES[name]) == pytest.approx(expected(alone(SCHEDULES[name], "step")), rel=1e-9)
+
+
 @pytest.mark.parametrize(
     "how",
-    [{"engine": "trainer"}, {"engine": "stacked"}, {"manual": True}, {"manual": True, "optimizer_state": "kept"}],
-    ids=["trainer", "stacked", "manual", "kept"],
+    [{"interval": "epoch"}, {"engine": "fabric"}, {"engine": "stacked"}, {"manual": True, "optimizer_state": "kept"}],
+    ids=["by epoch", "fabric", "stacked", "kept"],
 )
-def test_decay_is_the_same_in_every_engine(name, how):
-    assert moved(SCHEDULES[name], **how) == pytest.approx(expected(alone(SCHEDULES[name], "step")), rel=1e-9)
+@pytest.mark.parametrize("name", ["CosineAnnealingLR", pytest.param("SWALR", marks=pytest.mark.slow)])
+def test_decay_is_the_same_in_every_engine_and_interval(name, how):
+    rates = alone(SCHEDULES[name], how.get("interval", "step"))
+    assert moved(SCHEDULES[name], **how) == pytest.approx(expected(rates), rel=1e-9)
 
 
 class ByFunctions(lr_scheduler.LRScheduler):
@@ -163,9 +167,10 @@ OWN_SCHEDULES: dict[str, Callable[[Optimizer], Any]] = {
     "functions in a chain": lambda o: lr_scheduler.ChainedScheduler([ByFunctions(o), lr_scheduler.StepLR(o, 7)]),
 }
 WITHOUT_METRIC = {name: make for name, make in SCHEDULES.items() if name != "ReduceLROnPlateau"} | OWN_SCHEDULES
+QUICK = ("OneCycleLR", "SequentialLR", *OWN_SCHEDULES)
 
 
-@pytest.mark.parametrize("name", WITHOUT_METRIC)
+@pytest.mark.parametrize("name", tier_1(WITHOUT_METRIC, *QUICK))
 def test_clients_keep_schedules_that_manual_optimization_steps(name):
     make = WITHOUT_METRIC[name]
     assert moved(make, manual=True) == pytest.approx(expected(alone(make, "step")), rel=1e-9)
@@ -241,10 +246,7 @@ class Asking(ByFunctions):
     ],
 )
 def test_what_a_schedule_keeps_must_be_storable(make, message):
+    """One that is computed anew from the place in the training may keep anything."""
     with pytest.raises(ConfigurationError, match=message):
         moved(make, manual=True)
-
-
-@pytest.mark.parametrize("make", [Asking, Switching, Followed, Listed])
-def test_a_schedule_that_is_computed_may_keep_anything(make):
     assert moved(make) == pytest.approx(expected(alone(make, "step")), rel=1e-9)

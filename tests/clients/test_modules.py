@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import lightning as L
+import pytest
 import torch
-import torchvision
 from federations import Blobs, federate, weights
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel, ManualOptimBoringModel
-from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
-from fl_lightning import AdaFed, IIDPartitioner, LocalTraining
+from fl_lightning import IIDPartitioner, LocalTraining
 
 
 class BoringData(BoringDataModule):
@@ -24,72 +23,14 @@ class BoringData(BoringDataModule):
         return DataLoader(self.random_val)
 
 
-def test_lightnings_boring_model():
-    module = BoringModel()
-    before = weights(module)
-    run = federate(module, 2, data=BoringData(), partitioner=IIDPartitioner(4))
-    assert run.global_step == 2
-    assert not torch.equal(module.layer.weight, before["layer.weight"])
-
-
-def test_a_module_that_optimizes_manually():
-    """Its own backward and step, and no loss that Lightning sees."""
-    module = ManualOptimBoringModel()
+@pytest.mark.parametrize("kind", [BoringModel, ManualOptimBoringModel])
+def test_lightnings_boring_model(kind):
+    """Also the one with its own backward and step, and no loss that Lightning sees."""
+    module = kind()
     before = weights(module)
     run = federate(module, 2, data=BoringData(), partitioner=IIDPartitioner(4), local=LocalTraining(proximal_mu=0.1))
     assert run.global_step == 2
     assert not torch.equal(module.layer.weight, before["layer.weight"])
-    assert not module.automatic_optimization
-
-
-class Pictures(L.LightningDataModule):
-    """Random colour images, two classes; the datamodule normalises on the device, as torchgeo's do."""
-
-    def _set(self, n: int) -> TensorDataset:
-        generator = torch.Generator().manual_seed(n)
-        return TensorDataset(torch.rand(n, 3, 32, 32, generator=generator), torch.arange(n) % 2)
-
-    def train_dataloader(self) -> Any:
-        return DataLoader(self._set(16), batch_size=4, shuffle=True)
-
-    def val_dataloader(self) -> Any:
-        return DataLoader(self._set(8), batch_size=4)
-
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        assert self.trainer is not None
-        images, labels = batch
-        return (images - 0.5) / 0.25, labels
-
-
-def test_batchnorm_with_a_scheduler():
-    """ResNet-18 by torchvision in the module of Lightning's own examples: Adam and a schedule over steps."""
-
-    class Classifier(L.LightningModule):  # the tutorial's, word for word a plain Lightning module
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = torchvision.models.resnet18(num_classes=2)
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            x, y = batch
-            assert x.min() < -0.5  # normalised by the datamodule's hook
-            loss = F.cross_entropy(self.model(x), y)
-            self.log("train_loss", loss)
-            return loss
-
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self.log("val_loss", F.cross_entropy(self.model(batch[0]), batch[1]))
-
-        def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.Adam(self.parameters(), lr=1e-3)
-            steps = self.trainer.estimated_stepping_batches
-            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=int(steps))
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    module = Classifier()
-    run = federate(module, 2, data=Pictures(), partitioner=IIDPartitioner(2), strategy=AdaFed("val_loss", mode="min"))
-    assert run.global_step == 2
-    assert module.model.bn1.num_batches_tracked == 2 * 2 * 2  # rounds x epochs x batches of the larger client
-    assert torch.isfinite(run.callback_metrics["val_loss"])
 
 
 def test_several_optimizers_and_a_module_without_buffers():

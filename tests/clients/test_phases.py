@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from fl_lightning import (
     ClientEvaluation,
-    ConfigurationError,
     FedBABU,
     FederatedDataModule,
     FederatedOrchestrator,
@@ -22,7 +21,6 @@ from fl_lightning import (
     LocalTraining,
     PersonalPart,
 )
-from fl_lightning.errors import EngineError
 
 HEAD = [PersonalPart(names="net.3.*")]
 
@@ -72,8 +70,9 @@ def by_hand(phases, dtype, rounds=3, mu=0.0, decay=0.0):
     return clients
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+@pytest.mark.parametrize(
+    ("engine", "dtype"), [pytest.param("trainer", torch.float32, marks=pytest.mark.slow), ("fabric", torch.float64)]
+)
 @pytest.mark.parametrize(
     ("strategy", "phases"), [(FedRep(2), (True, True, False)), (FedBABU(), (False, False, False))], ids=["fedrep", "fedbabu"]
 )
@@ -114,24 +113,3 @@ def test_fine_tuning_trains_the_head_of_fedbabu():
         rows = [line.split(",") for line in file.read().splitlines()]
     after = torch.tensor([float(row[rows[0].index("personalised")]) for row in rows[1:4]])
     assert (after < before - 0.01).all()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"strategy": FedRep()}, "FedRep needs a head of each client, but 'federation.personal' is empty"),
-        ({"strategy": FedBABU()}, "FedBABU needs a head of each client"),
-        ({"strategy": FedRep(), "personal": HEAD}, "needs 2 local epochs or more, but 'federation.local.max_epochs' is 1"),
-        ({"strategy": FedBABU(), "personal": [PersonalPart(names="*")]}, "matches every parameter, so FedBABU has nothing"),
-    ],
-)
-def test_what_is_missing_is_named(settings, message):
-    with pytest.raises(ConfigurationError, match=message):
-        fit(1, **settings)
-    with pytest.raises(ConfigurationError, match=r"'federation.strategy.head_epochs' must be 1 or above, but is 0"):
-        FedRep(0)
-
-
-def test_stacked_clients_refuse_phases():
-    with pytest.raises(EngineError, match="Stacked clients do not support Phases"):
-        fit(1, strategy=FedBABU(), personal=HEAD, local=LocalTraining(engine="stacked"))

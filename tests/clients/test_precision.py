@@ -10,6 +10,7 @@ import lightning as L
 import pytest
 import torch
 from algorithms import ALGORITHMS, prepare
+from engine_runs import optimized, variant
 from federations import Blobs, Plain, federate, trainer, weights
 from lightning.fabric.plugins.precision import MixedPrecision as FabricMixedPrecision
 from lightning.pytorch.plugins import MixedPrecision
@@ -27,12 +28,6 @@ from fl_lightning.settings.local_training import resolve_precision
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
-def test_auto_precision_of_stacked_clients_is_full_unless_the_trainer_says_otherwise():
-    stacked = LocalTraining(engine="stacked")
-    assert resolve_precision(stacked, "32-true", CUDA) == "32-true"
-    assert resolve_precision(stacked, "bf16-true", CUDA) == "bf16-true"
-
-
 @pytest.mark.parametrize(
     ("local", "outer", "device", "bf16", "expected"),
     [
@@ -47,40 +42,36 @@ def test_auto_precision_of_stacked_clients_is_full_unless_the_trainer_says_other
 def test_auto_precision(local, outer, device, bf16, expected, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: bf16)
     assert resolve_precision(LocalTraining(precision=local), outer, device) == expected
+    stacked = LocalTraining(engine="stacked")
+    assert [resolve_precision(stacked, one, CUDA) for one in ("32-true", "bf16-true")] == ["32-true", "bf16-true"]
 
 
-@pytest.mark.parametrize("where", ["trainer", "federation.local"])
-def test_mixed_precision_trains_as_well(where):
+@pytest.mark.parametrize(
+    ("outer", "own", "types"),
+    [
+        ("bf16-mixed", "auto", {torch.bfloat16}),
+        ("32-true", "bf16-mixed", {torch.bfloat16}),
+        ("bf16-mixed", "32-true", {torch.float32}),
+    ],
+)
+def test_mixed_precision_trains_as_well(outer, own, types):
     """The outer Trainer's precision reaches clients and evaluation; the clients' own only them."""
     seen = set()
 
-    class Watch(Plain):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            seen.add(self.net(batch[0]).dtype)
-            return super().training_step(batch, batch_idx)
+    def watching(self: Any, batch: Any, batch_idx: int) -> Tensor:
+        seen.add(self.net(batch[0]).dtype)
+        return Plain.training_step(self, batch, batch_idx)
 
-    flags = {"precision": "bf16-mixed"} if where == "trainer" else {}
-    local = LocalTraining(max_epochs=2, precision="auto" if flags else "bf16-mixed")
-    accuracy = {}
-    for name, settings in (("full", {}), ("mixed", {"flags": flags, "local": local})):
+    accuracy = []
+    for flags, precision in (({}, "32-true"), ({"precision": outer}, own)):
+        seen.clear()
+        local = LocalTraining(max_epochs=2, precision=precision)
         L.seed_everything(0, verbose=False)
-        run = federate(Watch(), 4, strategy=AdaFed("val_acc"), **settings)
-        accuracy[name] = float(run.callback_metrics["val_acc"])
+        run = federate(variant(training_step=watching)(), 4, strategy=AdaFed("val_acc"), flags=flags, local=local)
+        accuracy.append(float(run.callback_metrics["val_acc"]))
         assert torch.isfinite(run.callback_metrics["federation/loss"])
-    assert seen == {torch.float32, torch.bfloat16}
-    assert accuracy["mixed"] == pytest.approx(accuracy["full"], abs=0.05)
-
-
-def test_the_clients_precision_is_their_own():
-    seen = set()
-
-    class Watch(Plain):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            seen.add(self.net(batch[0]).dtype)
-            return super().training_step(batch, batch_idx)
-
-    federate(Watch(), 1, flags={"precision": "bf16-mixed"}, local=LocalTraining(precision="32-true"))
-    assert seen == {torch.float32}
+    assert seen == types
+    assert accuracy[1] == pytest.approx(accuracy[0], abs=0.05)
 
 
 class InTheLoss(Plain):
@@ -97,8 +88,7 @@ class InTheLoss(Plain):
         return loss + self.mu / 2 * sum((now - then).pow(2).sum() for now, then in pairs)
 
 
-@pytest.mark.parametrize("clip", [None, 0.05])
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("clip", "accumulate"), [(None, 1), (0.05, 2)])
 def test_proximal_gradient_under_gradient_scaling(clip, accumulate):
     """float16 with a GradScaler at scale 1024: a term added before unscaling would be 1024 times too small."""
     results = []
@@ -183,7 +173,8 @@ def test_steps_that_gradient_scaling_leaves_out_do_not_count():
     assert any(not torch.equal(p, q) for p, q in zip(module.parameters(), before, strict=True))
 
 
-@pytest.mark.parametrize("algorithm", ["fednova", "scaffold", "fedprox", "attackers", "fedstar", "mediators"])
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["fednova", "scaffold", "attackers", "mediators"])
 def test_algorithms_under_mixed_precision_and_clipping(algorithm):
     """Finite, and about as good as in full precision."""
     accuracy = {}
@@ -230,9 +221,7 @@ def test_the_outer_precision_16_mixed_on_a_gpu_has_no_scaler_for_the_servers_ste
     assert run.precision_plugin.scaler is not None  # put back
 
 
-class Fused(Plain):
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1, fused=True)
+Fused = optimized(lambda p: torch.optim.SGD(p, lr=0.1, fused=True))
 
 
 def test_clipping_with_a_fused_optimizer_under_gradient_scaling_is_refused(monkeypatch):

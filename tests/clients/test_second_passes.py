@@ -9,10 +9,9 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from against_hand import Updates, assert_close, assert_follows, final
+from against_hand import Updates, assert_close, assert_follows, final, follow, own_of
 from by_hand import LR, B, averaged
-from federations import Blobs, Consecutive, Plain, client_scores, federate, trainer, weights
-from test_own_models import follow, own_of
+from federations import Blobs, Consecutive, Plain, federate, trainer, weights
 from torch import nn
 from torch.nn import functional as F
 from torchmetrics.classification import MulticlassAccuracy
@@ -20,19 +19,14 @@ from torchmetrics.classification import MulticlassAccuracy
 from fl_lightning import (
     APFL,
     MOON,
-    ClientEvaluation,
-    ConfigurationError,
-    ExamplePrivacy,
     Faults,
     FedAvg,
-    FedCyclic,
     FederatedDataModule,
     FederatedOrchestrator,
     LocalOnly,
     LocalTraining,
     PersonalPart,
 )
-from fl_lightning.errors import EngineError
 from fl_lightning.functional.contrast import model_contrast
 
 MU, T = 1.5, 0.4
@@ -80,22 +74,12 @@ def moon_step(last):
     return step
 
 
-@pytest.mark.parametrize(("engine", "dtype"), [("trainer", torch.float32), ("fabric", torch.float64)])
+@pytest.mark.parametrize(
+    ("engine", "dtype"), [pytest.param("trainer", torch.float32, marks=pytest.mark.slow), ("fabric", torch.float64)]
+)
 def test_moon_draws_representations_to_the_global_model(engine, dtype):
     local = LocalTraining(max_epochs=2, engine=engine)
     assert_follows(dtype, moon_step({}), strategy=MOON("net.2", MU, T), local=local)
-
-
-def test_moon_differs_from_fedavg_after_the_first_round():
-    fedavg, moon = ({}, {})
-    for rounds in (1, 2):
-        for found, strategy in ((fedavg, FedAvg()), (moon, MOON("2", MU, T))):
-            torch.manual_seed(3)
-            module = Plain(batchnorm=True)
-            federate(module, rounds, data=Blobs(shuffle=False), strategy=strategy)
-            found[rounds] = weights(module.net)
-    assert_close(fedavg[1], moon[1], 0.0)  # no client has a last model yet
-    assert max(float((fedavg[2][name] - moon[2][name]).abs().max()) for name in ("0.weight", "3.weight")) > 1e-3
 
 
 def test_the_contrast_is_that_of_the_paper():
@@ -147,7 +131,11 @@ def mix(mixture, v, w, alpha):
 
 @pytest.mark.parametrize(
     ("engine", "rate", "dtype"),
-    [("trainer", 2.0, torch.float32), ("trainer", 2.0, torch.float64), ("fabric", 0.0, torch.float64)],
+    [
+        pytest.param("trainer", 2.0, torch.float32, marks=pytest.mark.slow),
+        ("fabric", 2.0, torch.float64),
+        ("fabric", 0.0, torch.float64),
+    ],
 )
 def test_apfl_trains_a_mixture_beside_the_global_model(engine, rate, dtype):
     own, alphas, mixtures = {}, {}, {}
@@ -181,11 +169,10 @@ def decaying(parameters):
     return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)]
 
 
-@pytest.mark.parametrize("optimizer", [None, decaying], ids=["sgd", "adamw"])
-def test_a_mixture_of_nothing_but_v_is_training_alone(optimizer):
-    """Oracle: LocalOnly, also with the rates, the schedule and the decay of another optimizer."""
-    mixed, _ = fit_own(optimizer, strategy=APFL(1.0))
-    alone, _ = fit_own(optimizer, route=LocalOnly("val_acc"))
+def test_a_mixture_of_nothing_but_v_is_training_alone():
+    """Oracle: LocalOnly, with the rates, the schedule and the decay of another optimizer."""
+    mixed, _ = fit_own(decaying, strategy=APFL(1.0))
+    alone, _ = fit_own(decaying, route=LocalOnly("val_acc"))
     for one, other in zip(mixed, alone, strict=True):
         torch.testing.assert_close(one.vector, other.vector, rtol=1e-12, atol=1e-12)
         assert torch.equal(one.counters, other.counters)
@@ -203,22 +190,10 @@ def test_a_mixture_without_v_is_the_clients_w():
     assert all(not torch.equal(one.vector[:size], mixed[0].vector[:size]) for one in mixed[1:])
 
 
+@pytest.mark.slow
 def test_alpha_stays_between_0_and_1():
     _, rounds = fit_own(strategy=APFL(0.5, 1e6))
     assert {u.metrics["apfl_alpha"] for u in rounds[-1]} <= {0.0, 1.0}
-
-
-def test_the_mixture_is_evaluated():
-    module = Plain(batchnorm=True).double()
-    federation = FederatedOrchestrator(APFL(0.7), client_evaluation=ClientEvaluation(1, "val_loss"))
-    data = FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(), client_test=0.3)
-    trainer(1, federation, precision="64-true").fit(module, data)
-    x, y = Blobs(dtype=torch.float64).train
-    for client in range(3):
-        rows, net = data.splits.test[client], own_of(federation, client, module.net).eval()
-        with torch.no_grad():
-            expected = float(F.cross_entropy(net(x[rows]), y[rows]))
-        assert float(client_scores(federation)[0][client]) == pytest.approx(expected, rel=1e-6)
 
 
 # ------------------------------------------------------------------ what a further pass leaves alone
@@ -256,7 +231,7 @@ class Busy(Plain):
         return {"loss": loss, "logits": logits}
 
 
-@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+@pytest.mark.parametrize("engine", [pytest.param("trainer", marks=pytest.mark.slow), "fabric"])
 def test_the_shared_model_and_its_log_are_those_of_fedavg(engine):
     """Oracle: a term of weight 0, or one that is another model's alone, changes nothing, to the last bit."""
 
@@ -277,11 +252,13 @@ def test_the_shared_model_and_its_log_are_those_of_fedavg(engine):
         assert "outputs" in told[0][2]
 
 
+@pytest.mark.slow
 def test_clipping_each_value_leaves_the_shared_model_alone():
     local = LocalTraining(max_epochs=2, gradient_clip_val=0.01, gradient_clip_algorithm="value")
     assert_close(final(strategy=FedAvg(), local=local), final(strategy=APFL(0.5), local=local), 0.0)
 
 
+@pytest.mark.slow
 def test_moon_reads_the_clients_own_part():
     """With everything but the last layer personal, both references are the client's own body: only z itself is trained."""
     parts = [PersonalPart(names="net.0.*"), PersonalPart(modules="torch.nn.BatchNorm1d")]
@@ -290,120 +267,7 @@ def test_moon_reads_the_clients_own_part():
     assert not torch.equal(plain["3.weight"], moon["3.weight"])
 
 
-# ------------------------------------------------------------------ refusals
-
-
-class Named(Plain):
-    """Its parts: two blocks, of which one is not called and one returns a tuple, and a part of one number per example."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.idle = nn.Sequential(nn.Linear(4, 8)), nn.Sequential(nn.Linear(4, 8))
-        self.memory, self.norm = nn.LSTM(8, 8), nn.Flatten(0)
-        self.last = nn.Linear(8, 3)
-
-    def forward(self, x):
-        h, _ = self.memory(self.body(x))
-        self.norm(h)
-        return self.last(h)
-
-
-class Manual(Plain):
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch, batch_idx):
-        self.manual_backward(super().training_step(batch, batch_idx))
-        self.optimizers().step()
-
-
-class Streaming(Plain):
-    def training_step(self, dataloader_iter):
-        batch, batch_idx, _ = next(dataloader_iter)
-        return super().training_step(batch, batch_idx)
-
-
-class Follower(Plain):
-    """A frozen target follows the network."""
-
-    def __init__(self):
-        super().__init__()
-        self.target = nn.Linear(4, 8).requires_grad_(False)
-
-    def training_step(self, batch, batch_idx):
-        for own, followed in zip(self.target.parameters(), self.net[0].parameters(), strict=True):
-            own.data = own.data * 0.9 + followed.data * 0.1
-        return super().training_step(batch, batch_idx)
-
-
-class Quasi(Plain):
-    def configure_optimizers(self):
-        return torch.optim.LBFGS(self.parameters())
-
-
-def private():
-    return LocalTraining(privacy=ExamplePrivacy(1.0, 0.5, noise_seed=7))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (lambda: {"strategy": MOON("net.2", -1.0)}, "'federation.strategy.mu' must be 0 or above, but is -1.0"),
-        (lambda: {"strategy": MOON("net.2", 1.0, 0.0)}, "'federation.strategy.temperature' must be above 0"),
-        (
-            lambda: {"strategy": MOON("nte.2")},
-            r"'federation.strategy.representation' is 'nte.2', but Plain has no such part. Did you mean net.2\? It has: net, ",
-        ),
-        (
-            lambda: {"strategy": MOON("0"), "module": Named()},
-            "is '0', which is the name of 3 parts of Named: net.0, body.0, idle.0. Write the full name",
-        ),
-        (
-            lambda: {"strategy": MOON("idle.0"), "module": Named()},
-            "the output of 'idle.0' of Named, but 'training_step' does not call this part. Name a part",
-        ),
-        (
-            lambda: {"strategy": MOON("memory"), "module": Named()},
-            "of 'memory' of Named, which has the type tuple, but it needs",
-        ),
-        (lambda: {"strategy": MOON("norm"), "module": Named()}, r"of 'norm' of Named, which has the shape \(40,\), but it"),
-        (lambda: {"strategy": MOON("net.2"), "module": Manual()}, "ModelContrast, a part of .* but Manual optimizes manually"),
-        (
-            lambda: {"strategy": APFL(), "module": Streaming()},
-            "passes each batch through the module again, but Streaming.training_step takes 'dataloader_iter'",
-        ),
-        (lambda: {"strategy": MOON("net.2"), "route": FedCyclic()}, "FedCyclic sends a single model .* MOON has nothing"),
-        (lambda: {"strategy": MOON("net.2"), "local": private()}, "MOON passes .* 'federation.local.privacy' does not cover"),
-        (lambda: {"strategy": APFL(), "local": private()}, "APFL trains a second model .* 'federation.local.privacy' does not"),
-        (lambda: {"strategy": APFL(1.1)}, r"'federation.strategy.alpha' must be in \[0, 1\], but is 1.1"),
-        (lambda: {"strategy": APFL(0.5, -1.0)}, "'federation.strategy.alpha_lr' must be 0 or above"),
-        (
-            lambda: {"strategy": APFL(), "local": LocalTraining(gradient_clip_val=1.0)},
-            r"so 'federation.local.gradient_clip_val' \(1.0\) would clip the norm of both gradients together",
-        ),
-        (lambda: {"strategy": APFL(), "module": Quasi()}, "two models with one optimizer, but LBFGS treats all parameters as"),
-        (lambda: {"strategy": APFL(), "module": Follower()}, "training changes the frozen tensor 'target.weight', of which"),
-        (
-            lambda: {"strategy": APFL(), "personal": [PersonalPart(names="net.0")]},
-            "lets each client keep parts of its own, but APFL keeps a complete model of each client's own",
-        ),
-        (lambda: {"strategy": APFL(), "route": LocalOnly("val_acc")}, "APFL"),
-    ],
-)
-def test_what_does_not_work_is_refused(settings, message):
-    def run():
-        made = settings()
-        federate(made.pop("module", Plain()), 1, **made)
-
-    with pytest.raises(ConfigurationError, match=message):
-        run()
-
-
-@pytest.mark.parametrize("strategy", [MOON("net.2"), APFL()], ids=["moon", "apfl"])
-def test_stacked_clients_refuse_further_passes(strategy):
-    with pytest.raises(EngineError, match=r"Stacked clients do not support (ModelContrast|Mixture)"):
-        federate(Plain(), 1, strategy=strategy, local=LocalTraining(engine="stacked"))
+# ------------------------------------------------------------------ a turn that begins again
 
 
 class Asking(Plain):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import Consecutive, Plain, every_round, federate, same_bits, weights
+from federations import Consecutive, Plain, federate
 from torch import Tensor, nn
 
 from fl_lightning import LocalTraining
@@ -82,17 +82,16 @@ CHANGING = {
 }
 
 
-def fit(holder: Holder, engine: str = "trainer") -> list[str]:
+def fit(holder: Holder) -> list[str]:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        federate(holder, 2, local=LocalTraining(engine=engine), partitioner=Consecutive([10, 15]))
+        federate(holder, 2, local=LocalTraining(), partitioner=Consecutive([10, 15]))
     return [str(one.message) for one in found if "Training changed" in str(one.message)]
 
 
-@pytest.mark.parametrize("engine", ["trainer", "fabric"])
 @pytest.mark.parametrize("kind", CHANGING)
-def test_an_object_that_training_changes_is_announced_once(kind, engine):
-    (said,) = fit(Holder(*CHANGING[kind]), engine)
+def test_an_object_that_training_changes_is_announced_once(kind):
+    (said,) = fit(Holder(*CHANGING[kind]))
     assert said.startswith(
         f"Training changed 'helper' ({kind}) of Holder, which all clients of a process share. If it is more "
     )
@@ -149,30 +148,3 @@ def test_nothing_is_said_of_objects_that_stay_and_of_generators(make, change):
 def test_a_large_object_counts_as_data(monkeypatch):
     monkeypatch.setattr(shared_objects, "_LARGEST", 100)
     assert not fit(Holder(lambda m: Augmentation(), lambda m: m.helper()))
-
-
-class Drawing(Plain):
-    """Draws from generators in a dictionary."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.draws = {"torch": torch.Generator(), "numpy": [np.random.default_rng(0)]}
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        scale = 1 + torch.rand((), generator=self.draws["torch"]) + float(self.draws["numpy"][0].random())
-        return super().training_step(batch, batch_idx) * scale
-
-
-@pytest.mark.parametrize("engine", ["trainer", "fabric"])
-def test_generators_in_containers_are_seeded_for_each_turn(engine, tmp_path):
-    """So that a resumed run draws what the uninterrupted one does."""
-
-    def run(rounds: int, *callbacks: Any, **more: Any) -> Any:
-        torch.manual_seed(3)
-        module = Drawing()
-        federate(module, rounds, *callbacks, local=LocalTraining(engine=engine), **more)
-        return weights(module)
-
-    whole = run(4)
-    run(2, every_round(tmp_path), flags={"enable_checkpointing": True})
-    assert same_bits(whole, run(4, ckpt_path=str(tmp_path / "last.ckpt")))

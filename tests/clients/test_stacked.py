@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import JitteredBlobs, Transferred, differences, optimized, scheduled, stepping, variant
+from engine_runs import JitteredBlobs, Transferred, differences, optimized, scheduled, stepping, tier_1, variant
 from federations import CLASSES, Blobs, Plain
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn, optim
 from torch.nn import functional as F
 from torchmetrics import MeanMetric, MetricCollection
@@ -20,11 +18,9 @@ from fl_lightning import (
     ClassificationTask,
     CrossEntropy,
     F1WeightedCrossEntropy,
-    FedCyclic,
     FedNova,
     Mediators,
     PartialWork,
-    RingFed,
     Scaffold,
 )
 
@@ -54,19 +50,17 @@ SETTINGS: dict[str, Any] = {
     "transfer hooks": {"data": Transferred},
     "nova": {"server": {"strategy": FedNova}},
     "adafed": DOUBLE | {"server": {"strategy": lambda: AdaFed("val_acc")}},
-    "cyclic": {"server": {"route": FedCyclic}},
-    "ring": {"server": {"route": RingFed}},
     "mediators": {"server": {"route": lambda: Mediators(2)}},
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", tier_1(SETTINGS, "clip norm", "accumulate", "two at a time"))
 def test_settings_give_the_same_model(name):
     dtype = torch.float64 if "precision" in SETTINGS[name] else torch.float32
     assert same(lambda: Plain(batchnorm=name != "mediators", momentum=0.9).to(dtype), **SETTINGS[name]) == []
 
 
-@pytest.mark.parametrize("loss", [CrossEntropy, lambda: F1WeightedCrossEntropy(CLASSES)])
+@pytest.mark.parametrize("loss", [pytest.param(CrossEntropy, marks=pytest.mark.slow), lambda: F1WeightedCrossEntropy(CLASSES)])
 def test_classification_task_gives_the_same_model(loss):
     assert same(lambda: task(loss()).double(), sizes=(8, 13, 5, 9, 5), lr_decay=0.5, **DOUBLE) == []
 
@@ -83,18 +77,20 @@ def log_share_step(self, x, y, batch_idx):
 log_share = stepping(log_share_step)
 
 
+@pytest.mark.slow
 def test_double_precision_is_closer():
     options = {"data": lambda: Blobs(dtype=torch.float64), "flags": {"precision": "64-true"}}
     assert same(lambda: Plain(batchnorm=True, momentum=0.9).double(), 1e-10, **options) == []
     assert same(lambda: log_share().double(), 1e-10, **options) == []
 
 
-@settings(max_examples=3, deadline=None, derandomize=True)
-@given(st.lists(st.integers(2, 7), min_size=2, max_size=5))
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [[7, 2], [3, 2, 6, 5], [2, 2, 4, 7, 3]])
 def test_clients_of_any_sizes_give_the_same_model(sizes):
     assert same(Plain, sizes=[*sizes, 40 - sum(sizes)], stack_size=3) == []
 
 
+@pytest.mark.slow
 def test_a_compiled_step_gives_the_same_model():
     assert same(Plain, compile=True) == []
 
@@ -110,32 +106,22 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", tier_1(OPTIMIZERS, "adamw"))
 def test_optimizers_give_the_same_model(name):
     assert same(optimized(OPTIMIZERS[name])) == []
 
 
-@pytest.mark.parametrize("interval", ["step", "epoch"])
+@pytest.mark.parametrize("interval", tier_1(["step", "epoch"], "step"))
 def test_schedules_give_the_same_model(interval):
     halving = scheduled(lambda o: optim.lr_scheduler.StepLR(o, 1, 0.5), interval=interval)
     assert same(halving, lr_decay=0.9, accumulate_grad_batches=2) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mu", [0.0, 0.5])
 def test_only_the_optimizers_parameters_count_for_clipping(mu):
     last = variant(configure_optimizers=lambda self: optim.SGD(self.net[2].parameters(), lr=0.1))
     assert same(last, gradient_clip_val=0.05, proximal_mu=mu) == []
-
-
-class Twice(nn.Module):
-    """One layer, used twice under two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one = self.other = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.other(torch.tanh(self.one(x)))
 
 
 class Folded(nn.Module):
@@ -164,12 +150,6 @@ class Both(nn.Module):
         return self.head(torch.tanh(self.other(torch.tanh(self.one(x))) * self.scale)) * self.head.scale
 
 
-def tied() -> nn.Module:
-    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    net[2].weight = net[0].weight
-    return net
-
-
 def frozen() -> nn.Module:
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6).eval(), nn.Dropout(0.5).eval(), nn.Linear(6, 4))
     return net.requires_grad_(False)
@@ -181,8 +161,6 @@ BODIES = {
     "dropout of channels": lambda: Folded(nn.Dropout1d(0.4), lambda x: x.reshape(-1, 2, 2)),
     "dropout without batch": lambda: Folded(nn.Dropout1d(0.4), lambda x: x),
     "dropout of a transpose": lambda: Folded(nn.Dropout(0.4), lambda x: x.reshape(-1, 2, 2).transpose(1, 2)),
-    "tied": tied,
-    "one layer twice": Twice,
     "one layer twice, and tied": Both,
     "frozen": frozen,
     "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
@@ -190,7 +168,7 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("name", tier_1(BODIES, "dropout", "one layer twice, and tied"))
 def test_networks_give_the_same_model(name):
     def make():
         module = Plain()
@@ -261,11 +239,10 @@ STEPS = {
         on_train_epoch_end=lambda self: self.log("twice", 2 * self.trainer.callback_metrics["train_loss_epoch"]),
         stacked_hooks=("on_train_epoch_end",),
     ),
-    "no batch_idx": variant(training_step=lambda self, batch: F.cross_entropy(self(batch[0]), batch[1])),
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", tier_1(STEPS, "buffers", "metrics"))
 def test_training_steps_give_the_same_model(name):
     assert same(STEPS[name]) == []
 
@@ -286,6 +263,7 @@ def test_an_evaluation_leaves_nothing_behind_for_the_clients():
     assert same(Evaluated, server={"strategy": lambda: AdaFed("val_acc")}) == []
 
 
+@pytest.mark.slow
 def test_random_transforms_are_each_clients_own():
     def of_names(self, batch, batch_idx):
         return F.cross_entropy(self(batch["x"]), batch["y"])

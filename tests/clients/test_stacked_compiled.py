@@ -43,6 +43,7 @@ def many() -> Blobs:
     return Blobs(sum(GROUPS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda: Plain(batchnorm=True, momentum=0.9), regularized])
 def test_groups_of_any_size_share_graphs(make, compilations):
     """5 and 6 clients share one, 7 and 8 another; dropout, BatchNorm and what is logged are each client's own."""
@@ -50,6 +51,7 @@ def test_groups_of_any_size_share_graphs(make, compilations):
     assert len(compilations) == 2
 
 
+@pytest.mark.slow
 def test_last_batches_of_any_sizes_give_the_same_model(compilations):
     assert differences("stacked", regularized, 1e-5, sizes=(8, 8, 8, 8, 8), compile=True) == []
     assert len(compilations) == 2  # 5 clients with batches of 5, and with 3 examples left
@@ -57,6 +59,7 @@ def test_last_batches_of_any_sizes_give_the_same_model(compilations):
     assert differences("stacked", regularized, 1e-5, sizes=(8, 7, 8, 8, 9), stack_size=5, compile=True) == []
 
 
+@pytest.mark.slow
 def test_copies_of_a_client_change_nothing(compilations):
     """``stack_size`` 5 leaves 5 clients as they are, 6 pads them: the same in float64 within its rounding."""
     runs = []
@@ -69,6 +72,7 @@ def test_copies_of_a_client_change_nothing(compilations):
     assert sorted(compilations) == [1, 1, 5, 5, 6, 6]
 
 
+@pytest.mark.slow
 def test_a_cuda_graph_may_overwrite_its_outputs(monkeypatch):
     """As a recorded graph does in its next run: losses, buffers, accumulated gradients and logs are still needed then."""
     compile, modes = torch.compile, []
@@ -101,6 +105,7 @@ def test_the_whole_cohort_is_not_padded(compilations):
     assert compilations == [5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_a_padded_convolution_shares_its_graph(channels_last, compilations):
     """Whatever the layout in memory of the weights."""
@@ -143,6 +148,7 @@ def stumbled(failures: int, faults: Faults) -> dict[str, Tensor]:
     return weights(module)
 
 
+@pytest.mark.slow
 def test_a_retry_compiles_nothing_and_gives_the_same_bits(compilations):
     smooth = stumbled(0, Faults())
     assert len(compilations) == 4
@@ -150,6 +156,7 @@ def test_a_retry_compiles_nothing_and_gives_the_same_bits(compilations):
     assert len(compilations) == 4 + 4
 
 
+@pytest.mark.slow
 def test_clients_of_a_stack_that_failed_try_alone(compilations):
     """The error happens once: no client is left out, and graphs for one client are compiled once for each shape."""
     smooth = stumbled(0, Faults())

@@ -11,10 +11,12 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from federations import Blobs, Plain, every_round, federate, network
+from engine_runs import variant
+from federations import Blobs, Consecutive, Plain, every_round, federate, network, trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from torch import Tensor, nn
 
-from fl_lightning import AdaFed, ConfigurationError, LocalTraining
+from fl_lightning import AdaFed, ClientEvaluation, ConfigurationError, FederatedDataModule, FederatedOrchestrator, LocalTraining
 from fl_lightning.clients.isolation.outer_run import SilentLogger
 
 SEEN: list[Any] = []
@@ -32,8 +34,7 @@ class Asking(Plain):
         SEEN.append((logger.name, logger.version, logger.save_dir, logger.log_dir, logger.root_dir))
 
 
-@pytest.mark.parametrize("engine", ["trainer", "fabric"])
-@pytest.mark.parametrize("kind", [CSVLogger, TensorBoardLogger])
+@pytest.mark.parametrize(("engine", "kind"), [("trainer", CSVLogger), ("fabric", TensorBoardLogger)])
 def test_names_and_folders_are_those_of_the_users_logger(engine, kind, tmp_path):
     SEEN.clear()
     logger, saver = kind(tmp_path, name="mine", version=3), every_round(tmp_path)
@@ -162,8 +163,6 @@ def test_an_evaluation_finds_the_attributes_of_the_start():
     """A counter that training moves does not reach the validation of a client's model."""
 
     class Counting(Plain):
-        steps = 0
-
         def __init__(self) -> None:
             super().__init__()
             self.seen: Any = []
@@ -204,3 +203,85 @@ def test_frozen_parts_rest_without_a_word(recwarn):
     federate(module, 1)
     assert not [w for w in recwarn if "evaluation mode" in str(w.message) or "eval mode" in str(w.message)]
     assert torch.equal(module.frozen[1].running_mean, torch.zeros(8))
+
+
+# ---------------------------------------------------------------- numbers that validation reads
+
+
+class Centred(Plain):
+    """Finds the mean of its targets at the start of training, and predicts from it, in a method that validation calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.steps, self.name, self.rate = 0.0, 0, "at first", 1.0
+
+    def on_train_start(self) -> None:
+        self.mean, self.name = 2.0, "later"
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.steps += 1
+        self.rate = 0.5
+        return super().training_step(batch, batch_idx)
+
+    @property
+    def _halved(self) -> float:
+        return self.rate / 2
+
+    def _shift(self, x: Tensor) -> Tensor:
+        return x - self.mean * self._halved
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(self._shift(x))
+
+
+class Layer(nn.Linear):
+    scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
+
+
+class InPart(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Layer(4, 3)
+
+    def on_train_start(self) -> None:
+        self.net.scale = 2.0
+
+
+@pytest.mark.parametrize(("kind", "names"), [(Centred, "'mean', 'rate'"), (InPart, "'net.scale'")])
+def test_a_number_that_validation_reads_is_named(kind, names):
+    with pytest.warns(UserWarning, match=f"Training changed {names} of {kind.__name__}, which validation reads") as told:
+        federate(kind(), 2)
+    assert sum("which validation reads" in str(one.message) for one in told) == 1
+
+
+@pytest.mark.parametrize("kind", [Plain, variant(Centred, client_state=("mean", "rate"))])
+def test_other_numbers_are_not(kind, recwarn):
+    federate(kind(), 2)
+    assert not [one for one in recwarn if "which validation reads" in str(one.message)]
+
+
+class Follows(Plain):
+    """Steps its schedule and logs its rate in validation."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.25)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 50)]
+
+    def on_validation_epoch_end(self) -> None:
+        self.lr_schedulers().step()
+        self.log("rate", self.optimizers().param_groups[0]["lr"])
+
+
+def test_validation_may_read_optimizers_and_schedules(tmp_path):
+    module = Follows()
+    run = trainer(2, FederatedOrchestrator(client_evaluation=ClientEvaluation(1, "val_acc")), default_root_dir=tmp_path)
+    data = FederatedDataModule(Blobs(), Consecutive(), client_test=0.3)
+    with pytest.warns(UserWarning, match=r"The validation of Follows reads its optimizers or schedules\. They are") as told:
+        run.fit(module, data)
+    assert float(run.callback_metrics["rate"]) == 0.25
+    assert 1 <= sum("reads its optimizers" in str(one.message) for one in told) <= 2
+    assert not {"optimizers", "lr_schedulers"} & vars(module).keys()
+    assert isinstance(module.configure_optimizers()[0][0], torch.optim.SGD)

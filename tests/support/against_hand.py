@@ -7,10 +7,18 @@ import copy
 import lightning as L
 import numpy as np
 import torch
-from by_hand import LR, World
-from federations import SIZES, Blobs, Consecutive, Plain, federate, trainer, weights
+from by_hand import LR, World, build
+from federations import SIZES, Blobs, Consecutive, Plain, client_scores, federate, trainer, weights
+from torch.nn import functional
 
-from fl_lightning import ClientUpdate, FederatedDataModule, FederatedOrchestrator, FederationCallback, LocalTraining
+from fl_lightning import (
+    ClientEvaluation,
+    ClientUpdate,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    FederationCallback,
+    LocalTraining,
+)
 from fl_lightning.types import RoundStart, Snapshot
 
 DTYPES = [torch.float32, torch.float64]
@@ -82,6 +90,34 @@ def final(dtype=torch.float64, batchnorm=True, sizes=SIZES, **settings):
 def assert_close(one, other, tolerance=1e-11):
     for name, value in one.items():
         torch.testing.assert_close(value, other[name], rtol=tolerance, atol=tolerance)
+
+
+def follow(dtype, step, **settings):
+    """As ``assert_follows``, and return the federation."""
+    run, _ = assert_follows(dtype, step, **settings)
+    return next(callback for callback in run.callbacks if isinstance(callback, FederatedOrchestrator))
+
+
+def own_of(federation, client, like):
+    """A client's own network, as it is kept."""
+    found = federation._run.memory.last_model(client)
+    size = sum(p.numel() for p in like.parameters())
+    return build(like, found.vector[:size], found.vector[size:], found.counters)
+
+
+def assert_evaluated_with_own_models(strategy):
+    """The score on a client's test part is that of its own model, by hand."""
+    torch.manual_seed(3)
+    module = Plain(batchnorm=True).double()
+    federation = FederatedOrchestrator(strategy, client_evaluation=ClientEvaluation(1, "val_loss"))
+    data = FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(), client_test=0.3)
+    trainer(1, federation, precision="64-true").fit(module, data)
+    x, y = Blobs(dtype=torch.float64).train
+    for client in range(3):
+        rows, net = data.splits.test[client], own_of(federation, client, module.net).eval()
+        with torch.no_grad():
+            expected = float(functional.cross_entropy(net(x[rows]), y[rows]))
+        torch.testing.assert_close(float(client_scores(federation)[0][client]), expected, rtol=1e-6, atol=0)
 
 
 def combine(strategy, states, sizes=None):

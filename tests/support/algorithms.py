@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -153,9 +154,10 @@ class Following(Plain):
 
 
 class Remembering(Plain):
-    """Counts its steps, collects its losses, and keeps a queue for each client."""
+    """Counts its steps, also in its class, collects its losses, and keeps a queue for each client."""
 
     client_state = ("queue",)
+    total = 0
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
@@ -165,7 +167,15 @@ class Remembering(Plain):
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         self.count += 1
-        scale = 1 + self.count / 100 + len(self.losses) / 50 + self.queue.abs().mean() + torch.rand((), generator=self.draws)
+        Remembering.total += 1
+        scale = (
+            1
+            + self.count / 100
+            + self.total / 200
+            + len(self.losses) / 50
+            + self.queue.abs().mean()
+            + torch.rand((), generator=self.draws)
+        )
         self.queue = torch.cat([batch[0][:1, 0], self.queue])[:4]
         self.losses.append(0.0)
         return super().training_step(batch, batch_idx) * scale
@@ -187,6 +197,49 @@ class Hidden(Plain):
         if others:  # as contrastive losses do, which would mix clients here
             distributed.all_gather(others, batch[0].mean(0))
         return super().training_step((batch[0] - self.late + sum(others), batch[1]), batch_idx) * (1 + noise)
+
+
+class Changing(Plain):
+    """Changes its hyperparameters, what trains and what rests, and by hand the settings of its optimizer."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.hparams.temperature = 1.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.hparams.temperature *= 0.9
+        self.hparams.late = 0.9 * self.hparams.get("late", 1.0)
+        if self.global_step == 1:
+            self.net[0].requires_grad_(False)
+            self.net[1].eval()
+        return super().training_step(batch, batch_idx) * self.hparams.temperature * self.hparams.late
+
+    def on_train_epoch_end(self) -> None:
+        for group in self.optimizers().param_groups:
+            group["lr"] *= 0.8
+            group["weight_decay"] += 0.01
+
+
+class Unusual(Plain):
+    """Observes inputs as for quantization, in buffers that begin infinite or grow, and has buffers of one byte."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        observers = torch.ao.quantization
+        self.whole, self.mean = observers.MinMaxObserver(), observers.MovingAverageMinMaxObserver()
+        self.channels = observers.PerChannelMinMaxObserver(ch_axis=1)
+        self.register_buffer("tiny", torch.ones(4).to(torch.float8_e4m3fn))
+        self.register_buffer("shift", torch.full((1,), 0.5).expand(3))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.net[0] = torch.nn.utils.weight_norm(self.net[0])  # the older one keeps its weight in an attribute
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        for observer in (self.whole, self.channels, self.mean):
+            observer(batch[0])
+        self.tiny = torch.full_like(self.tiny.float(), 1.5).to(torch.float8_e4m3fn)
+        x = (batch[0] - self.mean.min_val) * self.tiny.to(batch[0]) + self.shift.sum()
+        return super().training_step((x, batch[1]), batch_idx)
 
 
 class Scaled(Plain):
@@ -415,6 +468,13 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
         "clients_per_round": 4,
         "more": 8,
     },
+    "changed settings": lambda: {
+        "module": Changing,
+        "local": {"optimizer_state": "kept"},
+        "momentum": 0.9,
+        "clients_per_round": 3,
+    },
+    "unusual buffers": lambda: {"module": Unusual, "clients_per_round": 3},
     "k-means": lambda: {"module": Clusters, "strategy": FederatedKMeans("split"), "clients_per_round": 3},
 }
 

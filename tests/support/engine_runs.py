@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import lightning as L
 import numpy as np
+import pytest
 import torch
 from federations import Blobs, Consecutive, Plain, blobs, federate, weights
 from torch import Tensor
@@ -73,6 +74,11 @@ def differences(engine: Any, make: Callable[[], L.LightningModule], tolerance: f
         if one != other and not close:
             far.append(f"{name}: {one} became {other}")
     return sorted(far)
+
+
+def tier_1(names: Iterable[str], *quick: str) -> list[Any]:
+    """Return the names as parameters, of which all but some are left to the slow tier."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def variant(base: type[L.LightningModule] = Plain, **methods: Any) -> Any:

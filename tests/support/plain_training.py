@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import lightning as L
 import torch
-from federations import Blobs, Consecutive, federate, trainer, weights
+from federations import SIZES, Blobs, Consecutive, federate, trainer, weights
 from lightning.pytorch import Callback
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import LocalTraining
+from fl_lightning import FederationCallback, LocalTraining
 from fl_lightning.functional.seeding import derive_seed
 
 Make = Callable[[], L.LightningModule]
@@ -96,3 +97,29 @@ def distance_from_plain(
     moved = {name for name, tensor in found.items() if tensor.is_floating_point() and tensor.dtype != dtype}
     assert not moved
     return max(float((plain[name].double() - found[name].double()).abs().max()) for name in plain if name not in without)
+
+
+class Models(FederationCallback):
+    """Keeps what each client sent."""
+
+    def __init__(self) -> None:
+        self.sent: dict[int, Tensor] = {}
+
+    def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        self.sent[update.client] = update.snapshot.vector.clone()
+
+
+def client_by_client(make: Make, **local: Any) -> float:
+    """How far the clients of a first round are from plain training, each alone, from the same start."""
+    torch.manual_seed(3)
+    module, models = make().double(), Models()
+    start = copy.deepcopy(module)
+    data, flags = Blobs(shuffle=False, dtype=torch.float64), {"precision": "64-true"}
+    federate(module, 1, models, data=data, local=LocalTraining(precision="64-true", **local), flags=flags)
+    found = []
+    for client, examples in enumerate(zip(*(part.split(list(SIZES)) for part in data.train), strict=True)):
+        alone = copy.deepcopy(start)
+        trainer(1, precision="64-true").fit(alone, InOrder(examples))
+        vector = torch.cat([parameter.detach().reshape(-1) for parameter in alone.parameters()])
+        found.append(float((vector - models.sent[client][: len(vector)]).abs().max()))
+    return max(found)

@@ -50,7 +50,7 @@ class OutsideState:
         self._owner = type(module).__name__
         self._classes = list(_classes_of(module))
         self._names: dict[type, tuple[str, ...]] = {}  # of each class, before a turn
-        own, methods = list(_functions_of(module)), list(_methods_of(self._classes))
+        own, methods = list(_enclosed(_functions_of(module))), list(_enclosed(_methods_of(self._classes)))
         found = [*_in_classes(self._classes), *chain.from_iterable(map(_closure_of, own))]
         found += chain.from_iterable(map(_defaults_of, [*own, *methods]))
         self._places = _named_apart([place for place in found if _is_small(place.beginning)])
@@ -217,6 +217,19 @@ def _functions_of(module: nn.Module) -> Iterator[FunctionType]:
             function = getattr(value, "__func__", getattr(value, "func", value))
             if isinstance(function, FunctionType) and is_users(function):
                 yield function
+
+
+def _enclosed(functions: Iterator[FunctionType]) -> Iterator[FunctionType]:
+    """Yield functions and those of the user's that they close over, as a decorator does, each once."""
+    seen: set[int] = set()
+    waiting = list(functions)
+    while waiting:
+        function = waiting.pop(0)
+        if id(function) not in seen:
+            seen.add(id(function))
+            yield function
+            inner = [_content(cell) for cell in function.__closure__ or ()]
+            waiting += [value for value in inner if isinstance(value, FunctionType) and is_users(value)]
 
 
 def _globals_of(functions: list[FunctionType]) -> Iterator[tuple[str, Callable[[], Any]]]:

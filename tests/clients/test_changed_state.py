@@ -1,0 +1,272 @@
+"""What training changes in optimizers and modules: each client goes on from what it changed itself, or is refused."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from algorithms import Changing
+from engine_runs import scheduled, tier_1, variant
+from federations import Blobs, Consecutive, Plain, every_round, federate, same_bits, weights
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from plain_training import client_by_client, distance_from_plain, federated_weights
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, StepLR
+
+from fl_lightning import LocalTraining
+from fl_lightning.errors import ConfigurationError, EngineError
+
+ENGINES = ["trainer", "fabric"]
+ONE_ENOUGH = [pytest.param("trainer", marks=pytest.mark.slow), "fabric"]
+
+# ---------------------------------------------------------------- optimizers and schedules
+
+
+class Counting(SGD):
+    """Counts its steps in its groups, as several optimizers do."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["k"] = group.get("k", 0) + 1
+            group["lr"] = 0.3 / group["k"]
+        return super().step(closure)
+
+
+def decays(self: Any) -> None:
+    for group in self.optimizers().param_groups:
+        group["weight_decay"] += 0.01
+
+
+def lowers_rates(self: Any) -> None:
+    decays(self)
+    self.optimizers().param_groups[0]["lr"] *= 0.8
+
+
+def by_the_module(rate: Any, interval: str) -> Any:
+    """A module with a rate that is computed from its own place in the training."""
+
+    def configure_optimizers(self: Any) -> Any:
+        optimizer = SGD(self.parameters(), lr=0.3)
+        return [optimizer], [{"scheduler": LambdaLR(optimizer, lambda _: rate(self)), "interval": interval}]
+
+    return variant(configure_optimizers=configure_optimizers)
+
+
+SETTINGS = {
+    "rates": variant(on_train_epoch_end=lowers_rates),
+    "counted": variant(configure_optimizers=lambda self: Counting(self.parameters(), lr=0.3)),
+    "decays with a schedule": variant(scheduled(lambda o: ExponentialLR(o, 0.9)), on_train_epoch_end=decays),
+    "by the epoch": by_the_module(lambda self: 1 / (1 + self.trainer.current_epoch), "epoch"),
+    "by the step": by_the_module(lambda self: 1 / (1 + self.global_step + 7 * self.current_epoch), "step"),
+}
+
+
+@pytest.mark.parametrize("engine", ONE_ENOUGH)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_optimizers_continue_over_rounds(name, engine):
+    assert distance_from_plain(SETTINGS[name], engine, rounds=4) < 1e-12
+
+
+def test_settings_that_training_changed_are_scaled_once_by_the_decay_of_the_round():
+    rates: list[float] = []
+
+    def halves(self: Any) -> None:
+        (group,) = self.optimizers().param_groups
+        rates.append(group["lr"])
+        if self.current_epoch == 1:
+            group["lr"] /= 2
+
+    local = LocalTraining(lr_decay=0.5, optimizer_state="kept")
+    make = variant(on_train_epoch_start=halves)
+    federate(make(lr=0.8), 4, data=Blobs(10), partitioner=Consecutive([10]), local=local)
+    assert rates == pytest.approx([0.8, 0.4, 0.1, 0.05])
+
+
+class ThawsOnce(Plain):
+    """As in Lightning's own finetuning: another group from the second epoch on."""
+
+    def configure_optimizers(self) -> Any:
+        self.net[0].requires_grad_(False)
+        return SGD(self.net[2].parameters(), 0.1)
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.net[0].requires_grad_(True)
+            self.optimizers().add_param_group({"params": list(self.net[0].parameters())})
+
+
+class ReplacesOnce(Plain):
+    def on_train_epoch_end(self) -> None:
+        if self.current_epoch == 1:
+            self.trainer.optimizers = [SGD(self.parameters(), 0.01)]
+
+
+class SchedulesOnce(Plain):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.global_step == 5:
+            self.trainer.lr_scheduler_configs.append(LRSchedulerConfig(StepLR(self.optimizers().optimizer, 1, 0.1)))
+
+
+@pytest.mark.parametrize("state", tier_1(["fresh", "kept"], "kept"))
+@pytest.mark.parametrize(
+    ("make", "engine"),
+    [(ThawsOnce, "trainer"), (ThawsOnce, "fabric"), (ReplacesOnce, "trainer"), (SchedulesOnce, "trainer")],
+)
+def test_other_optimizers_in_the_middle_of_a_training_are_refused(make, engine, state):
+    """The next turn would begin without them; where each turn is a training of its own, it is plain training."""
+    settings: dict[str, Any] = {"engine": engine, "optimizer_state": state, "max_epochs": 1}
+    said = rf"{make.__name__} or a callback .* 'trainer.optimizers' or their schedules .* those of 'configure_optimizers'"
+    with pytest.raises(ConfigurationError, match=said):
+        federated_weights(make, 3, torch.float64, {}, {}, **settings)
+    assert distance_from_plain(make, engine, rounds=1, epochs=3, progress="round", optimizer_state=state) < 1e-12
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_group_that_each_turn_adds_at_its_start_trains_in_each(engine):
+    make = variant(
+        configure_optimizers=lambda self: SGD(self.net[2].parameters(), 0.1),
+        on_train_start=lambda self: self.optimizers().add_param_group({"params": list(self.net[0].parameters())}),
+    )
+    assert distance_from_plain(make, engine, optimizer_state="fresh") < 1e-12
+
+
+# ---------------------------------------------------------------- what training changes in a module
+
+
+CHANGING = partial(Changing, batchnorm=True)
+
+
+class HooksOnce(Plain):
+    """Hooks of parts and parameters, and a list, from the start of training on."""
+
+    def on_fit_start(self) -> None:
+        self.net[0].weight.register_hook(lambda gradient: gradient * 0.5)
+        self.net[2].weight.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", parameter.grad / 2))
+
+
+class Hooks(HooksOnce):
+    def on_train_start(self) -> None:
+        if self.current_epoch == 0:
+            self.net[0].register_forward_hook(lambda part, given, output: output * 1.5)
+
+
+def accumulates(self: Any, batch: Any, batch_idx: int) -> None:
+    self.trainer.accumulate_grad_batches = 1 + batch_idx
+
+
+@pytest.mark.parametrize("engine", ONE_ENOUGH)
+@pytest.mark.parametrize("make", [CHANGING, Hooks])
+def test_no_client_finds_what_another_changed(make, engine):
+    assert client_by_client(make, engine=engine) < 1e-12
+
+
+def test_accumulation_that_training_changes_is_that_of_a_trainer():
+    make = variant(on_train_batch_start=accumulates)
+    assert client_by_client(make, progress="round") < 1e-12
+    with pytest.raises(EngineError, match=r"Variant sets 'trainer.accumulate_grad_batches'"):
+        federate(make(), 1, local=LocalTraining(engine="fabric"))
+
+
+@pytest.mark.parametrize("engine", ONE_ENOUGH)
+@pytest.mark.parametrize("make", [CHANGING, HooksOnce])
+def test_a_client_finds_what_it_changed(make, engine):
+    assert distance_from_plain(make, engine) < 1e-12
+
+
+STEPPED = scheduled(lambda o: StepLR(o, 1, 0.9), interval="step")
+"""Has a rate that depends on the number of steps, of which each epoch has five."""
+
+
+def accumulates_later(self: Any) -> None:
+    self.trainer.accumulate_grad_batches = 1 + (self.current_epoch > 1)
+
+
+def cuts_later(self: Any, batch: Any, batch_idx: int) -> Any:
+    return -1 if self.current_epoch > 1 and batch_idx == 3 else None
+
+
+@pytest.mark.parametrize(
+    ("methods", "engine"),
+    [
+        ({"on_train_epoch_start": accumulates_later}, "trainer"),
+        pytest.param({"on_train_batch_start": cuts_later}, "trainer", marks=pytest.mark.slow),
+        ({"on_train_batch_start": cuts_later}, "fabric"),
+    ],
+)
+def test_other_numbers_of_steps_than_planned_are_refused(methods, engine):
+    """A client's place in the whole training is computed from the planned steps: schedules would have wrong rates."""
+    make = variant(STEPPED, **methods)
+    said = "Variant has made 3 steps by the end of epoch 2, where 5 of .* 'federation.local.accumulate_grad_batches'"
+    with pytest.raises(ConfigurationError, match=said):
+        distance_from_plain(make, engine, rounds=4)
+    assert distance_from_plain(make, engine, rounds=1, epochs=4, progress="round") < 1e-12
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_turn_that_is_stopped_in_an_epoch_has_fewer_steps(engine):
+    """Its turn ends, not its training: it goes on where the turn was planned to end."""
+    stops = variant(
+        STEPPED, on_train_batch_end=lambda self, outputs, batch, batch_idx: setattr(self.trainer, "should_stop", batch_idx == 2)
+    )
+    assert federate(stops(), 2, local=LocalTraining(engine=engine)).global_step == 2
+
+
+class Restores(Plain):
+    """Attributes that the server's module changes, and finds again in a checkpoint; clients find those of the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.history = 1.0, [1.0]
+
+    def on_validation_epoch_end(self) -> None:
+        if not self.trainer.sanity_checking:
+            self.scale *= 0.5
+            self.history.append(self.scale)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["restored"] = {"scale": self.scale, "history": self.history}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        vars(self).update(checkpoint["restored"])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) * self.scale * len(self.history)
+
+
+def test_what_the_servers_module_restores_from_a_checkpoint_is_its_own(tmp_path):
+    ends = []
+    for rounds in ((3,), (2, 3)):
+        for number, end in enumerate(rounds):
+            torch.manual_seed(3)
+            module = Restores()
+            checkpoint = str(tmp_path / "last.ckpt") if number else None
+            flags = {"enable_checkpointing": True}
+            federate(module, end, every_round(tmp_path), ckpt_path=checkpoint, local=LocalTraining(), flags=flags)
+        ends.append(weights(module))
+    assert same_bits(*ends)
+
+
+def test_a_layer_without_weights_that_training_replaces_is_that_of_the_start_in_the_next_turn():
+    kinds: list[str] = []
+
+    def replaces(self: Any) -> None:
+        kinds.append(type(self.net[1]).__name__)
+        self.net[1] = nn.ReLU(inplace=True)
+
+    with pytest.warns(UserWarning, match=r"Training changed 'net.1' of Variant"):
+        federate(variant(on_train_epoch_start=replaces)(), 2, local=LocalTraining())
+    assert kinds == ["Tanh"] * 6
+
+
+def test_weights_that_a_layer_computes_from_others_are_not_named(recwarn):
+    class Normed(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            nn.utils.prune.random_unstructured(self.net[0], "weight", 0.5)
+            nn.utils.weight_norm(self.net[2])
+
+    federate(Normed(), 2)
+    assert not [str(w.message) for w in recwarn if "Training changed" in str(w.message)]

@@ -1,0 +1,81 @@
+"""Callbacks of clients that outlast a turn, and those that do not."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from federations import Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
+from lightning.pytorch.callbacks import (
+    Callback,
+    EarlyStopping,
+    EMAWeightAveraging,
+    GradientAccumulationScheduler,
+    LambdaCallback,
+    ModelPruning,
+    StochasticWeightAveraging,
+    Timer,
+    WeightAveraging,
+)
+from lightning.pytorch.callbacks.spike import SpikeDetection
+from plain_training import InOrder
+
+from fl_lightning import ConfigurationError, LocalTraining
+
+
+class Shadow(Callback):
+    """A user's own average of the weights."""
+
+    shadow: Any = None
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        now = [parameter.detach().clone() for parameter in pl_module.parameters()]
+        self.shadow = now if self.shadow is None else [(one + other) / 2 for one, other in zip(self.shadow, now, strict=True)]
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        for parameter, average in zip(pl_module.parameters(), self.shadow, strict=True):
+            parameter.data.copy_(average)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"shadow": self.shadow}
+
+
+LASTING: dict[str, Any] = {
+    "StochasticWeightAveraging, which averages": lambda: StochasticWeightAveraging(0.1, swa_epoch_start=1),
+    "WeightAveraging, which averages over a training, .* averages the global model over rounds": WeightAveraging,
+    "EMAWeightAveraging, which averages": lambda: EMAWeightAveraging(decay=0.5),
+    "ModelPruning, which prunes anew in every turn": lambda: ModelPruning("l1_unstructured", amount=0.3),
+    "GradientAccumulationScheduler, which changes": lambda: GradientAccumulationScheduler({0: 1, 2: 2}),
+    "Shadow, which keeps a state for the rest of a training .'state_dict'.": Shadow,
+    "LambdaCallback, which keeps a state .* .'on_save_checkpoint'.": lambda: LambdaCallback(on_save_checkpoint=print),
+}
+
+
+@pytest.mark.parametrize("what", LASTING)
+def test_callbacks_that_outlast_a_turn_act_only_where_each_turn_is_a_training(what):
+    """Elsewhere they would begin anew in each turn: average, prune or count a part. Within one it is as in plain training."""
+    make = LASTING[what]
+    said = f"^'federation.local.callbacks' contains {what}.* set 'federation.local.progress' to 'round'"
+    with pytest.raises(ConfigurationError, match=said):
+        federate(Plain(), 1, local=LocalTraining(callbacks=[make()]))
+    torch.manual_seed(3)
+    module = Plain().double()
+    alone = copy.deepcopy(module)
+    local = LocalTraining(max_epochs=4, precision="64-true", progress="round", callbacks=[make()])
+    data = Blobs(23, shuffle=False, dtype=torch.float64)
+    federate(module, 1, data=data, partitioner=Consecutive([23]), local=local, flags={"precision": "64-true"})
+    trainer(4, make(), precision="64-true").fit(alone, InOrder(data.train))
+    assert max(float((one - weights(alone)[name]).abs().max()) for name, one in weights(module).items()) < 1e-15
+
+
+def test_callbacks_whose_limits_are_those_of_a_turn_are_free():
+    found = []
+    limits = [EarlyStopping("train_loss", patience=9), SpikeDetection(), Timer("00:01:00:00")]
+    for callbacks in ([], limits):
+        torch.manual_seed(3)
+        module = Plain()
+        federate(module, 2, local=LocalTraining(callbacks=callbacks))
+        found.append(weights(module))
+    assert same_bits(*found)
