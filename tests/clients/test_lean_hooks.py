@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from bare_lightning import trainer
 from compat_names import relies_on
 from federations import Plain, federate, trainer
 from lightning.pytorch import Callback, LightningModule, Trainer
