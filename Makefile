@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: fit test lint package docs docs-test studies clean federation test-flower test-third-party
+.PHONY: fit test test-all smoke lint package docs studies clean federation test-flower test-third-party
 
 .venv/runs: pyproject.toml # what a fit and its study need
 	$(PYTHON) -m venv .venv
@@ -34,6 +34,9 @@ federation: .venv-flower-$(FLOWER)/installed .venv-flower-$(OTHER)/installed
 test-flower: .venv-flower-$(FLOWER)/installed # two federations beside each other, because these tests mostly wait
 	.venv-flower-$(FLOWER)/bin/python -m pytest -m flower --numprocesses 2 --dist loadfile tests/flower/test_flower.py tests/flower/test_flower_faults.py tests/flower/test_flower_masks.py tests/flower/test_flower_asynchronous.py tests/flower/test_flower_state.py tests/flower/test_flower_delivery.py tests/flower/test_flower_schema.py
 
+smoke: .venv-flower-$(FLOWER)/installed # of these what CI runs: three sites, two rounds, the bits of the simulation, a kill
+	.venv-flower-$(FLOWER)/bin/python -m pytest -m smoke tests/flower/test_flower.py
+
 .venv-third-party/installed: pyproject.toml # an environment of its own: these packages bring many others
 	$(PYTHON) -m venv .venv-third-party
 	.venv-third-party/bin/pip install --quiet --editable '.[third-party,test]'
@@ -42,9 +45,15 @@ test-flower: .venv-flower-$(FLOWER)/installed # two federations beside each othe
 test-third-party: .venv-third-party/installed # modules of other packages, unchanged
 	.venv-third-party/bin/pytest -m third_party tests/third_party
 
-test: export PYTHONDONTWRITEBYTECODE = # kept bytecode saves each worker three seconds
-test: .venv/installed # a worker more than cores: some tests wait for processes of their own
-	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile # a worker more than cores: some tests wait for processes of their own
+
+test test-all: export PYTHONDONTWRITEBYTECODE = # kept bytecode saves each worker three seconds
+test: .venv/installed # what is run at every step: five minutes on two quiet cores
+	$(PYTEST) -m 'not slow'
+
+test-all: .venv/installed # the rest: the whole matrix, every configuration, processes, the pages, properties with 200 examples
+	$(PYTEST) -m 'slow or property' --hypothesis-profile thorough
+	$(PYTEST) docs # every Python block and command of the pages, on little data
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -59,9 +68,6 @@ package: .venv/installed # wheel and sdist in dist/, checked; the wheel alone is
 
 docs: .venv/installed # the site, in docs/_build/html; any warning is an error
 	$(BIN)/sphinx-build --quiet -W -n docs docs/_build/html
-
-docs-test: .venv/installed # every Python block and command of the pages, on little data
-	$(BIN)/pytest docs
 
 studies: .venv/installed # the tables and figures of docs/studies again, from the run tables there
 	for folder in docs/studies/*/; do name=$$(basename $$folder); \

@@ -1,4 +1,4 @@
-"""Run what the pages show: Python blocks as they are, commands on little data. ``make docs-test`` calls this."""
+"""Run what the pages show: Python blocks as they are, commands on little data. ``make test-all`` calls this."""
 
 from __future__ import annotations
 

@@ -111,21 +111,10 @@ def tests_now(folder: Path) -> set[str]:
 
 def tests_of(mutant: dict[str, Any], coverage: list[Path], times: dict[str, float], known: set[str]) -> list[str]:
     """Return the tests that run a mutant's lines, those that run the fewest lines of the file first, few of each function."""
-    from coverage.numbits import numbits_to_nums
-
     lines = set(range(mutant["line"], mutant["line"] + mutant["before"].count("\n") + 1))
-    ran = Counter[str]()
-    for path in coverage:
-        with contextlib.closing(sqlite3.connect(path)) as data:
-            rows = data.execute(
-                "select context.context, line_bits.numbits from line_bits join context on context.id = context_id "
-                "join file on file.id = file_id where file.path like ?",
-                (f"%{mutant['file']}",),
-            ).fetchall()
-        for context, bits in rows:
-            numbers, test = set(numbits_to_nums(bits)), context.rpartition("|")[0]
-            if test in known and numbers & lines:
-                ran[test] += len(numbers)
+    ran = _that_run(mutant["file"], lines, coverage, known)
+    if not ran:  # an import runs it, such as the head of a function: the tests that run what follows
+        ran = _that_run(mutant["file"], set(range(max(lines), max(lines) + 15)), coverage, known)
     places = Counter[str]()
     order = list[tuple[int, int, str]]()
     for test in sorted(ran, key=lambda one: (ran[one], one)):
@@ -140,6 +129,25 @@ def tests_of(mutant: dict[str, Any], coverage: list[Path], times: dict[str, floa
             chosen.append(test)
             seconds += needed
     return chosen
+
+
+def _that_run(file: str, lines: set[int], coverage: list[Path], known: set[str]) -> Counter[str]:
+    """Return the known tests that run one of the lines, and how many lines of the file each runs."""
+    from coverage.numbits import numbits_to_nums
+
+    ran = Counter[str]()
+    for path in coverage:
+        with contextlib.closing(sqlite3.connect(path)) as data:
+            rows = data.execute(
+                "select context.context, line_bits.numbits from line_bits join context on context.id = context_id "
+                "join file on file.id = file_id where file.path like ?",
+                (f"%{file}",),
+            ).fetchall()
+        for context, bits in rows:
+            numbers, test = set(numbits_to_nums(bits)), context.rpartition("|")[0]
+            if test in known and numbers & lines:
+                ran[test] += len(numbers)
+    return ran
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -170,6 +178,8 @@ def result_of(mutant: dict[str, Any], tests: list[str], folder: Path) -> dict[st
     if ended.returncode == 0:
         return {"result": "survived", "tests": len(tests)}
     said = [line.split(maxsplit=1)[1] for line in ended.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    if not said and "no tests ran" not in ended.stdout:
+        raise RuntimeError(f"pytest itself failed: {ended.stdout[-500:]} {ended.stderr[-500:]}")
     by = next((test for test in tests for line in said if line == test or line.startswith(f"{test} - ")), "")
     return {"result": "killed", "by": by or (said or [ended.stdout[-200:]])[0], "tests": len(tests)}
 

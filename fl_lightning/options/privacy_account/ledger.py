@@ -14,6 +14,11 @@ LEDGER = "privacy_ledger.jsonl"
 """The file in ``trainer.default_root_dir``, append-only. Runs in one folder share it, and each line names its run."""
 
 
+def folder_of(root: Path) -> Path:
+    """Return the folder of a ledger: that of the run, or ``lightning_logs`` in the current one, where a Trainer without a folder logs."""
+    return root / "lightning_logs" if root.absolute() == Path.cwd() else root
+
+
 class PrivacyLedger:
     """Read and write the lines of one run in the file, on the rank that writes it.
 

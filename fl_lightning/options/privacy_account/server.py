@@ -17,7 +17,7 @@ from fl_lightning.errors import CheckpointError, ConfigurationError, FederationE
 from fl_lightning.functional.spending import Entry, Spendings
 from fl_lightning.messages import ClientTask
 from fl_lightning.options.privacy_account.budget import Budget
-from fl_lightning.options.privacy_account.ledger import PrivacyLedger
+from fl_lightning.options.privacy_account.ledger import PrivacyLedger, folder_of
 from fl_lightning.options.privacy_account.settings import PrivateOption
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.round_result import RoundResult
@@ -110,7 +110,7 @@ class PrivacyAccount(ServerHooks):
                 f"'trainer.default_root_dir' is {folder}, but the privacy ledger must be synced to a disk. "
                 "Use a folder on this machine."
             )
-        self._ledger = PrivacyLedger(Path(folder), run)
+        self._ledger = PrivacyLedger(folder_of(Path(folder)), run)
         spending, lines = self._ledger.read()
         if lines < before.get("lines", 0):
             there = f"has {lines} lines of this run" if self._ledger.path.exists() else "does not exist"
