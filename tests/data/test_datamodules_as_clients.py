@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from federations import same_bits, trainer, weights
-from PIL import Image
-from small_images import paint, write_torchvision_sets
+from small_images import paint, picture, write_torchvision_sets
+from small_tables import lines, write
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.transforms import v2
@@ -24,7 +24,6 @@ from fl_lightning import (
     CellFolderDataModule,
     ConfigurationError,
     DomainPartitioner,
-    ExamplePrivacy,
     FederatedDataModule,
     FederatedOrchestrator,
     ImageDataModule,
@@ -37,7 +36,6 @@ from fl_lightning import (
     SimulatedTasksDataModule,
     Standardized,
     TableDataModule,
-    USPSDataModule,
 )
 from fl_lightning.data import TensorLoader
 
@@ -63,17 +61,13 @@ class Painted(ImageDataModule):
 
 
 def write_table(path: Path, seed: int, rows: int = 15) -> str:
-    values = np.random.default_rng(seed).normal(seed, 2, (rows, 3))
-    path.write_text("\n".join(["a,b,target", *(",".join(map(repr, row)) for row in values.tolist())]) + "\n")
-    return str(path)
+    return write(path, "a,b,target", *lines(np.random.default_rng(seed).normal(seed, 2, (rows, 3))))
 
 
 def write_cells(root: Path, seed: int) -> str:
-    root.mkdir()
     for k in range(8):
-        pixels = np.random.default_rng(10 * seed + k).integers(0, 256, (8, 8), dtype=np.uint8)
-        Image.fromarray(pixels).save(root / f"{k}.png")
-        (root / f"{k}.csv").write_text(f"x,y\n{k % 8},3\n")
+        picture(root / f"{k}.png", 8, 8, 10 * seed + k)
+        write(root / f"{k}.csv", "x,y", f"{k % 8},3")
     return str(root)
 
 
@@ -144,7 +138,12 @@ def as_the_model_gets_them(datamodule: Any, loader: Any) -> TensorDataset:
     return TensorDataset(inputs, targets)
 
 
-@pytest.mark.parametrize("name", sorted(EVERY.keys() - MANY))
+ALIKE = {"CIFAR10DataModule", "CIFAR100DataModule", "FashionMNISTDataModule", "SVHNDataModule"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ()) for name in sorted(EVERY.keys() - MANY)]
+)
 def test_a_datamodule_as_a_client_trains_as_its_rows_given_as_a_dataset(name, tmp_path, monkeypatch):
     make = OWN.get(name) or of_torchvision(EVERY[name])
 
@@ -158,7 +157,7 @@ def test_a_datamodule_as_a_client_trains_as_its_rows_given_as_a_dataset(name, tm
         rows["training"][site] = as_the_model_gets_them(datamodule, datamodule.train_dataloader())
         rows["validation"][site] = as_the_model_gets_them(datamodule, datamodule.val_dataloader())
     features = rows["training"]["bonn"].tensors[0][0].numel()
-    for engine in ("trainer", "fabric", "stacked", "auto"):
+    for engine in ("trainer", "stacked"):
         plain = FederatedDataModule.from_clients(
             rows["training"], val=rows["validation"], batch_size=next(iter(sites.values())).batch_size
         )
@@ -196,7 +195,7 @@ class Turned(nn.Module):
         return images.flip(-1)
 
 
-@pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked", "auto"])
+@pytest.mark.parametrize("engine", ["trainer", "stacked"])
 def test_images_of_clients_are_augmented_in_training_alone_and_read_from_disk_alike(engine, tmp_path):
     """As one folder of two clients that is divided."""
     for seed, name in enumerate(("bonn", "oslo"), 1):
@@ -241,49 +240,6 @@ def test_tables_of_three_hospitals_in_yaml_with_default_settings(tmp_path, fl):
         assert re.search(rf"{name} +{rows * 4 // 5} +{rows // 5} +{rows // 5}\b", text)
 
 
-SCHEMA = "fields: [{name: a, type: number, constraints: {maximum: %s}}]\n"
-UNLIKE: dict[str, tuple[str, Callable[[Path], dict[str, Any]]]] = {
-    "mean": (
-        "The MNISTDataModule of client 'a' and the USPSDataModule of client 'b' scale or augment images in different ways",
-        lambda _: {"a": MNISTDataModule(), "b": USPSDataModule()},
-    ),
-    "augmentation": (
-        "client 'b' scale or augment images in different ways, but all clients share one. Give all of them the same 'mean'",
-        lambda _: {"a": MNISTDataModule(augmentation=RandomCropFlip(2)), "b": MNISTDataModule(augmentation=RandomCropFlip(3))},
-    ),
-    "unknown": (
-        "client 'b' scale or augment images in different ways",
-        lambda _: {name: MNISTDataModule(augmentation=v2.Lambda(torch.Generator())) for name in "ab"},
-    ),
-    "dataset": (
-        "client 'a' and the TensorDataset of client 'b' scale or augment images in different ways",
-        lambda _: {"a": MNISTDataModule(), "b": TensorDataset(torch.zeros(3, 1, 28, 28), torch.zeros(3))},
-    ),
-    "schema": (
-        "'schema' of the datamodules of clients 'a' and 'b' differs, so the same number would mean different things",
-        lambda folder: {
-            name: TableDataModule(
-                write_table(folder / f"{name}.csv", 0), schema=str(folder / f"{name}.yaml"), target="target", standardize=False
-            )
-            for name in "ab"
-        },
-    ),
-    "density": (
-        "'density_scale' of the datamodules of clients 'a' and 'b' differs",
-        lambda _: {"a": SimulatedCellsDataModule(), "b": SimulatedCellsDataModule(density_scale=1.0)},
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", UNLIKE)
-def test_datamodules_that_do_not_fit_together_are_refused(kind, tmp_path):
-    for name, most in (("a", 9), ("b", 10)):
-        (tmp_path / f"{name}.yaml").write_text(SCHEMA % most)
-    message, make = UNLIKE[kind]
-    with pytest.raises(ConfigurationError, match=re.escape(message)):
-        FederatedDataModule.from_clients(make(tmp_path))
-
-
 def test_equal_transforms_of_two_datamodules_are_shared():
     for make in (lambda: RandomCropFlip(2), lambda: v2.Compose([v2.RandomAffine(9), v2.RandomErasing(0.2)])):
         data = FederatedDataModule.from_clients({name: MNISTDataModule(augmentation=make()) for name in "ab"})
@@ -317,12 +273,6 @@ def test_the_schema_of_clients_tables_fills_in_what_is_missing(tmp_path):
     found = fit(FederatedDataModule.from_clients({name: TableDataModule(path, **shared) for name, path in paths.items()}))
     assert same_bits(found, fit(FederatedDataModule(TableDataModule(paths, **shared), DomainPartitioner())))
     assert float(found["net.mean"][0]) == pytest.approx(50)
-
-
-def test_tables_that_scale_themselves_are_refused_beside_noise(tmp_path):
-    tables = {name: TableDataModule(write_table(tmp_path / f"{name}.csv", seed)) for seed, name in enumerate("ab")}
-    with pytest.raises(ConfigurationError, match=r"'data.datamodule.standardize' is true"):
-        fitted(FederatedDataModule.from_clients(tables), 2, privacy=ExamplePrivacy(1.0, 1.0))
 
 
 def test_own_sets_that_another_client_lacks_are_named(tmp_path):

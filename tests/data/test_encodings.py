@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 from command_line import QUIET, ROOT
 
@@ -20,6 +21,7 @@ def column(path: Path, name: str) -> set[str]:
         return {row[name] for row in csv.DictReader(file)}
 
 
+@pytest.mark.slow
 def test_names_beyond_ascii_in_a_locale_that_has_only_ascii(tmp_path):
     """``config.yaml`` and the clients' tables, also where a resumed run appends to them; the own config starts a run again."""
     own = {"data": {"datamodule": {"sites": SITES, "test_images": 4}}}

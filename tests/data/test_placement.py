@@ -7,10 +7,10 @@ import weakref
 
 import pytest
 import torch
-from federations import Blobs, Consecutive, Plain, federate, trainer
+from federations import Blobs, Consecutive, Plain, federate, ready, trainer
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator, LocalTraining
+from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalTraining
 from fl_lightning.clients.engines.stacked.stack import ClientStack
 from fl_lightning.clients.training.inner_trainer import _ResidentStrategy, is_on
 from fl_lightning.data import TensorLoader, placement
@@ -31,8 +31,7 @@ def test_tensors_are_placed_where_they_fit():
 
 def test_a_cpu_keeps_what_it_has():
     assert placement.free_memory(torch.device("cpu")) == 0
-    data = FederatedDataModule(Blobs(), Consecutive())
-    data.setup("fit")
+    data = ready(FederatedDataModule(Blobs(), Consecutive()))
     data.place(torch.device("cpu"))
     assert data.client_datasets.training_loader(1, 0, False, False).tensors is data.client_datasets.source.dataset.tensors
 
@@ -49,8 +48,7 @@ class Tensors(Blobs):
 @pytest.mark.parametrize(("settings", "there"), [({}, True), ({"drop_last": True}, False), ({"collate_fn": list}, False)])
 def test_only_what_is_indexed_is_placed(monkeypatch, settings, there):
     monkeypatch.setattr("fl_lightning.data.client_datasets.free_memory", lambda device: 2**30)
-    data = FederatedDataModule(Tensors(**settings), Consecutive())
-    data.setup("fit")
+    data = ready(FederatedDataModule(Tensors(**settings), Consecutive()))
     data.place(META)
     loader = data.client_datasets.training_loader(1, 0, False, False)
     tensors = loader.tensors if there else loader.dataset.dataset.tensors
@@ -62,8 +60,7 @@ def test_only_what_is_indexed_is_placed(monkeypatch, settings, there):
 def test_another_training_set_takes_its_own_place(monkeypatch):
     """As where a cache of features replaces images after the first were placed."""
     monkeypatch.setattr("fl_lightning.data.client_datasets.free_memory", lambda device: 2**30)
-    data = FederatedDataModule(Blobs(), Consecutive())
-    data.setup("fit")
+    data = ready(FederatedDataModule(Blobs(), Consecutive()))
     data.place(META)
     data.datamodule.train = torch.zeros(40, 4), torch.zeros(40, dtype=torch.int64)
     data.reload()
@@ -85,12 +82,7 @@ def test_hooks_that_move_batches_get_them_where_they_were(monkeypatch):
         assert len(seen) == times
 
 
-def test_a_share_outside_its_range_is_refused():
-    with pytest.raises(ConfigurationError, match=r"'data\.memory_limit' must be 0 or above, in GiB, or null"):
-        federate(Plain(), 1, data=FederatedDataModule(Blobs(), Consecutive(), memory_limit=-1))
-
-
-@pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
+@pytest.mark.parametrize("engine", ["trainer", "stacked"])
 def test_the_training_set_leaves_the_device_with_the_fit(monkeypatch, engine):
     """Even if Trainer and orchestrator live on: a second fit would need the memory twice."""
     copies = []

@@ -11,10 +11,10 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from federations import SIZES, Consecutive, Plain, blobs, every_round, federate, same_bits, trainer, weights
+from federations import SIZES, Consecutive, Plain, blobs, federate, same_bits, weights
 from torch.utils.data import DataLoader, Dataset
 
-from fl_lightning import DataError, FederatedDataModule, FederatedOrchestrator, LocalTraining
+from fl_lightning import DataError, LocalTraining
 from fl_lightning.data.resident_loader import ClientLoader, ResidentLoader, close_all
 
 
@@ -39,9 +39,9 @@ class Readers(Lazy):
 
 
 class LazyBlobs(L.LightningDataModule):
-    def __init__(self, workers: int, noise: float = 0.0) -> None:
+    def __init__(self, workers: int) -> None:
         super().__init__()
-        self.workers, self.dataset = workers, Lazy(noise=noise)
+        self.workers, self.dataset = workers, Lazy()
 
     def train_dataloader(self) -> Any:
         return DataLoader(self.dataset, batch_size=5, shuffle=True, num_workers=self.workers)
@@ -94,42 +94,27 @@ def test_random_transforms_depend_on_seed_and_batch_alone():
     assert not torch.equal(once[:12], once[12:])
 
 
-def final(workers: int, rounds: int = 2, noise: float = 0.0, *callbacks: Any, **settings: Any) -> dict[str, torch.Tensor]:
+def final(workers: int, sizes: Any = SIZES, **local: Any) -> dict[str, torch.Tensor]:
     torch.manual_seed(2)
     module = Plain()
-    federate(module, rounds, *callbacks, data=LazyBlobs(workers, noise), **settings)
+    # torch's own sampler draws more in the main process when an epoch ends, so one epoch
+    local = LocalTraining(max_epochs=1, **local)
+    federate(module, 2, data=LazyBlobs(workers), partitioner=Consecutive(sizes), local=local)
     return weights(module)
 
 
-def test_workers_do_not_change_the_result():
-    one = {"local": LocalTraining(max_epochs=1)}  # torch's own sampler draws more in the main process when an epoch ends
-    assert same_bits(final(0, **one), final(2, **one))
-
-
-def test_resumed_with_workers_is_the_uninterrupted_run(tmp_path):
-    whole = final(2, 2, 0.3)
-    saved = {"flags": {"enable_checkpointing": True, "default_root_dir": tmp_path}}
-    final(2, 1, 0.3, every_round(tmp_path), **saved)
-    assert same_bits(whole, final(2, 2, 0.3, ckpt_path=str(tmp_path / "last.ckpt"), **saved))
-
-
-def test_workers_are_let_go_at_the_end():
-    data = FederatedDataModule(LazyBlobs(2), Consecutive())
+def test_workers_do_not_change_the_result_and_are_let_go_at_the_end():
     before = set(multiprocessing.active_children())
-    trainer(1, FederatedOrchestrator(local=LocalTraining())).fit(Plain(), data)
-    assert data.client_datasets._resident is not None
+    assert same_bits(final(0), final(2))
     assert set(multiprocessing.active_children()) <= before
 
 
 def test_stacked_clients_read_their_own_examples():
-    finals = []
-    for workers, engine in ((0, "trainer"), (2, "stacked")):
-        torch.manual_seed(2)
-        module = Plain()
-        local = LocalTraining(max_epochs=1, engine=engine, limit_train_batches=2)
-        federate(module, 2, data=LazyBlobs(workers), partitioner=Consecutive((13, 14, 13)), local=local)
-        finals.append(weights(module))
-    assert all(torch.allclose(finals[0][name], finals[1][name], atol=1e-6) for name in finals[0])
+    one, other = (
+        final(workers, (13, 14, 13), engine=engine, limit_train_batches=2)
+        for workers, engine in ((0, "trainer"), (2, "stacked"))
+    )
+    assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
 
 
 def test_two_iterations_at_once_are_refused():
@@ -147,8 +132,3 @@ def test_evaluation_reads_the_same_every_time():
     first = torch.cat([x for x, _ in loader])
     list(ClientLoader(resident, torch.arange(9), 3, torch.Generator().manual_seed(8), shuffle=True))
     assert torch.equal(first, torch.cat([x for x, _ in loader]))
-
-
-def test_a_clients_loader_holds_the_clients_examples():
-    resident = ResidentLoader(Lazy(), {"num_workers": 1})
-    assert len(ClientLoader(resident, torch.tensor([3, 1]), 2, None).dataset) == 2

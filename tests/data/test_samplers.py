@@ -8,7 +8,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from federations import Consecutive, Plain, blobs, federate, same_bits, trainer, weights
+from federations import Consecutive, Plain, blobs, federate, ready, trainer, weights
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -47,14 +47,11 @@ class Backwards(Sampler[int]):
         return iter(range(SIZE - 1, -1, -1))
 
 
-class Drawing(Sampler[int]):
+class Drawing(Backwards):
     """Shuffles with a generator of its own, as chemprop's sampler does."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(1)
-
-    def __len__(self) -> int:
-        return SIZE
 
     def __iter__(self) -> Any:
         return iter(self.rng.permutation(SIZE).tolist())
@@ -79,8 +76,7 @@ class Twice(Backwards):
 
 def read(sampler: Any, client: int = 0, seed: int = 1, sizes: Any = (10, 30)) -> tuple[list[int], Any]:
     """What a client reads in one epoch, and its loader."""
-    data = FederatedDataModule(Sampled(sampler, numbers=True), Consecutive(sizes))
-    data.setup("fit")
+    data = ready(FederatedDataModule(Sampled(sampler, numbers=True), Consecutive(sizes)))
     loader = data.client(client, seed).train_dataloader()
     return torch.cat([batch[0] for batch in loader]).tolist(), loader
 
@@ -135,45 +131,17 @@ def test_one_client_is_plain_training():
 
 
 def test_without_a_federation_the_sampler_is_that_of_the_union():
-    data = FederatedDataModule(Sampled(Backwards(), numbers=True), Consecutive((10, 20)))
-    data.setup("fit")
+    data = ready(FederatedDataModule(Sampled(Backwards(), numbers=True), Consecutive((10, 20))))
     assert torch.cat([batch[0] for batch in data.train_dataloader()]).tolist() == list(range(29, -1, -1))
-
-
-@pytest.mark.parametrize("engine", ["fabric", "stacked"])
-def test_every_engine_reads_the_same(engine):
-    found = []
-    for name in ("trainer", engine):
-        torch.manual_seed(3)
-        module = Plain()
-        sampler = WeightedRandomSampler(torch.rand(SIZE, generator=torch.Generator().manual_seed(1)).tolist(), SIZE)
-        federate(module, 2, data=Sampled(sampler), partitioner=Consecutive((20, 20)), local=LocalTraining(engine=name))
-        found.append(weights(module))
-    if engine == "fabric":
-        assert same_bits(*found)
-    assert all(torch.allclose(found[0][name], found[1][name], 0, 1e-6) for name in found[0])
-
-
-class Pairs(BatchSampler):
-    pass
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: Pairs(SequentialSampler(range(SIZE)), 2, False),
-            "uses Pairs, whose batches cannot be divided among clients. Use",
-        ),
+        (lambda: BatchSampler(SequentialSampler(range(SIZE)), 2, False), "uses BatchSampler, whose batches cannot be divided"),
         (Twice, "uses Twice, which repeats examples .* Use torch's WeightedRandomSampler"),
-        (
-            ByEpoch,
-            "uses ByEpoch, which reads other examples in each epoch, so which ones belong to this part is not known. Give",
-        ),
-        (
-            lambda: SubsetRandomSampler(range(20, 30)),
-            "indices from 0 to 39, but there are 10 .* that the loader's sampler never reads, are left out first",
-        ),
+        (ByEpoch, "uses ByEpoch, which reads other examples in each epoch, so which ones .* part is not known. Give"),
+        (lambda: SubsetRandomSampler(range(20, 30)), "from 0 to 39, but there are 10 .* never reads, are left out first"),
     ],
 )
 def test_what_cannot_be_carried_over(make, message):
@@ -181,29 +149,22 @@ def test_what_cannot_be_carried_over(make, message):
         read(make())
 
 
+def test_samplers_beside_other_settings():
+    data = ready(FederatedDataModule(Sampled(Backwards()), Consecutive((10, 30)), rebalancing=LabelAveraging()))
+    with pytest.raises(ConfigurationError, match=r"uses Backwards, but 'data.rebalancing' draws the examples itself. Remove"):
+        data.client(0, 1)
+    data = FederatedDataModule(Sampled(None, numbers=True, batch_size=None), Consecutive((10, 30)))
+    with pytest.raises(DataError, match=r"uses a loader with batch_size=None, whose batches cannot be divided"):
+        data.setup("fit")
+
+
 def test_epochs_of_different_lengths():
     class Later(ByEpoch):
         def __iter__(self) -> Any:
             return iter(range(40 - (self.epoch > 1)))
 
-    data = FederatedDataModule(Sampled(Later(), numbers=True), Consecutive((10, 30)))
-    data.setup("fit")
+    data = ready(FederatedDataModule(Sampled(Later(), numbers=True), Consecutive((10, 30))))
     loader = data.client(1, 1).train_dataloader()
     loader.sampler.set_epoch(2)
     with pytest.raises(DataError, match="Later reads 30 examples of a client in one epoch and 29 in another"):
         list(loader)
-
-
-def test_batches_that_other_settings_draw():
-    data = FederatedDataModule(Sampled(Backwards()), Consecutive((10, 30)), rebalancing=LabelAveraging())
-    data.setup("fit")
-    with pytest.raises(
-        ConfigurationError, match=r"uses Backwards, but 'data.rebalancing' draws the examples itself. Remove one"
-    ):
-        data.client(0, 1)
-
-
-def test_examples_without_batches():
-    data = FederatedDataModule(Sampled(None, numbers=True, batch_size=None), Consecutive((10, 30)))
-    with pytest.raises(DataError, match=r"uses a loader with batch_size=None, whose batches cannot be divided"):
-        data.setup("fit")

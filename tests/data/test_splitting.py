@@ -7,15 +7,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_labels import clients_of, few_labels, mixed, seeds, table_of
 from scipy import stats
 from sklearn.model_selection import train_test_split
 
-from fl_lightning import (
-    Partition,
-)
+from fl_lightning import Partition
 from fl_lightning.functional.splitting import class_balanced, hold_out
 
 
@@ -81,7 +79,6 @@ def test_holds_out_as_many_of_each_class_as_scikit_learn(size):
     assert table_of(taken, labels, 4)[0] == np.bincount(theirs).tolist()
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(2, 40), min_size=1, max_size=5), st.data())
 def test_holds_out_what_scikit_learn_does_to_within_one(counts, data):
     labels = mixed(counts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import small_tables
 import torch
 from command_line import QUIET
-from hypothesis import given, settings
+from federations import ready
+from hypothesis import given
 from hypothesis import strategies as st
-from test_other_tasks import bring_data
+from small_tables import SEX, bring_data, small, write
 from three_hospitals import NAMES, SCHEMA, SETTINGS, clean, expected, write_exports
 
-from fl_lightning import ConfigurationError, DataError, DomainPartitioner, FederatedDataModule, TableDataModule
-from fl_lightning.errors import VersionError
+from fl_lightning import DomainPartitioner, FederatedDataModule, TableDataModule
 
 
 @pytest.fixture
@@ -29,27 +29,14 @@ def schema() -> str:
 
 
 def set_up(path: Any, **more: Any) -> TableDataModule:
-    data = TableDataModule(path, **{"standardize": False, "test_share": 0.0, **more})
-    data.setup("fit")
-    return data
-
-
-def small(*fields: str, target: str = "", more: str = "") -> str:
-    """Write a schema of a few fields."""
-    lines = [f"  - {{{field}}}" for field in fields]
-    Path("small.yaml").write_text("\n".join(["fields:", *lines, f"target: {target}" if target else "", more, ""]))
-    return "small.yaml"
-
-
-AGE = "name: age, type: number, constraints: {minimum: 0, maximum: 120}"
-SEX = "name: sex, type: string, constraints: {enum: [male, female]}"
-OUTCOME = "name: outcome, type: string, constraints: {enum: [healthy, cancer]}"
+    return small_tables.set_up(path, **{"standardize": False, "test_share": 0.0, **more})
 
 
 # ------------------------------------------------------------------ unlike exports, equal tensors
 
 
 def test_three_unlike_exports_are_the_clean_table(schema):
+    """Also where a site reads its own file alone: the same features, classes and rows."""
     frame = clean()
     paths = write_exports(Path("exports"), frame)
     with pytest.warns(UserWarning, match=r"Columns that the schema does not name are ignored: 'exports/north.csv' has ward\."):
@@ -66,21 +53,13 @@ def test_three_unlike_exports_are_the_clean_table(schema):
     clean_columns.to_csv("clean.csv", index=False)
     again = set_up("clean.csv", schema=schema)
     assert all(map(torch.equal, again.train_set.tensors, data.train_set.tensors))
-
-
-def test_each_client_alone_has_the_same_features_and_classes(schema):
-    """What a site reads of its own files is what the simulation reads of them."""
-    paths = write_exports(Path("exports"), clean())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        together = set_up(paths, schema=schema, exports=SETTINGS)
-        for k, name in enumerate(NAMES):
+    for k, name in enumerate(NAMES):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             alone = set_up(paths[name], schema=schema, **SETTINGS[name])
-            mine = together.train_set.domains == k
-            assert torch.equal(alone.train_set.tensors[0], together.train_set.tensors[0][mine])
-            assert torch.equal(alone.train_set.tensors[1], together.train_set.tensors[1][mine])
-            assert alone.train_set.classes == together.train_set.classes
-            assert alone.feature_names == together.feature_names
+        mine = data.train_set.domains == k
+        assert all(torch.equal(own, whole[mine]) for own, whole in zip(alone.train_set.tensors, (inputs, targets), strict=True))
+        assert (alone.train_set.classes, alone.feature_names) == (data.train_set.classes, data.feature_names)
 
 
 def test_the_servers_set_lacks_a_class(schema):
@@ -88,13 +67,11 @@ def test_the_servers_set_lacks_a_class(schema):
     paths = write_exports(Path("exports"), frame)
     frame[frame["outcome"] != "healthy"].drop(columns="hospital").to_csv("server.csv", index=False)
     data = set_up(paths, schema=schema, exports=SETTINGS, test_path="server.csv", standardize=True)
-    federated = FederatedDataModule(data, DomainPartitioner())
-    federated.setup("fit")
+    federated = ready(FederatedDataModule(data, DomainPartitioner()))
     loader = data.val_dataloader()
     assert set(torch.cat([labels for _, labels in loader]).tolist()) == {1, 2}
     assert federated.label_counts().shape == (3, 3)
-    alone = TableDataModule(None, schema=schema, test_path="server.csv", standardize=False)
-    alone.setup("fit")
+    alone = ready(TableDataModule(None, schema=schema, test_path="server.csv", standardize=False))
     assert torch.equal(alone.val_dataloader().tensors[1], loader.tensors[1])
 
 
@@ -134,7 +111,7 @@ def test_dates_are_those_of_pandas():
     assert torch.equal(again.train_set.tensors[0], data.train_set.tensors[0])
 
 
-@pytest.mark.parametrize("scale", [0.0254, 0.01, 1 / 88.4, 18.018, -0.5, 3])
+@pytest.mark.parametrize("scale", [0.0254, 1 / 88.4, -0.5, 3])
 def test_a_unit_is_converted_by_its_factor(scale):
     """To float32, as the model gets it."""
     cells = [60.0, 70.5, 0.1, 12345.678]
@@ -145,11 +122,10 @@ def test_a_unit_is_converted_by_its_factor(scale):
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
-@pytest.mark.parametrize("zone", [None, "Asia/Tokyo"])
-@pytest.mark.parametrize("columns", [{}, {"day": {"format": "%d.%m.%Y"}}])
+@pytest.mark.parametrize(("zone", "columns"), [(None, {}), ("Asia/Tokyo", {"day": {"format": "%d.%m.%Y"}})])
 def test_timestamps_of_parquet_are_dates_as_they_are(unit, zone, columns):
     """The day is that of the column's own time zone, whatever the form of dates in texts."""
-    times = pd.date_range("1969-12-25 00:30:15", "2030-01-01", freq="1001h").tz_localize(zone).as_unit(unit)
+    times = pd.date_range("1969-12-25 00:30:15", "2030-01-01", freq="10001h").tz_localize(zone).as_unit(unit)
     pd.DataFrame({"day": times, "n": 1}).to_parquet("x.parquet")
     schema = small("name: day, type: date, since: 2000-02-29, missing: {constant: 2000-03-01}", "name: n, type: number")
     data = set_up("x.parquet", schema=schema, columns=columns)
@@ -163,12 +139,7 @@ def test_timestamps_of_parquet_are_dates_as_they_are(unit, zone, columns):
 
 
 @pytest.mark.parametrize(
-    ("missing", "row"),
-    [
-        ("{constant: 40}", [40.0]),
-        ("indicator", [0.0, 1.0]),
-        ("{indicator: 40}", [40.0, 1.0]),
-    ],
+    ("missing", "row"), [("{constant: 40}", [40.0]), ("indicator", [0.0, 1.0]), ("{indicator: 40}", [40.0, 1.0])]
 )
 def test_what_a_missing_number_becomes(missing, row):
     Path("x.csv").write_text("age,n\n30,1\n-9,1\n NA ,1\n")
@@ -217,31 +188,6 @@ def test_forms_of_csv(content, csv):
         assert set_up("x.csv", target="n", csv=own).train_set.tensors[1].tolist() == [2, 3]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (
-            "a;b,c;d\n1;2,3;4\n",
-            "'x.csv' may be separated by commas or semicolons. Set the one that it is, such as 'data.datamodule.csv",
-        ),
-        ("a;b\n1,500;2\n2,250;3\n", "x.csv, line 2: the column 'a' holds '1,500', which may be a decimal comma, or separate"),
-        ("a;b\n1;2\n2,25;3.5\n", "x.csv, line 3: the column 'a' holds '2,25', while other cells have decimal points"),
-        ("a;b\n1,234.5;2\n", "x.csv, line 2: the column 'a' holds '1,234.5', which is not a number"),
-    ],
-)
-def test_what_is_ambiguous_is_said(content, message):
-    Path("x.csv").write_text(content)
-    with pytest.raises(DataError) as caught:
-        set_up("x.csv", target=None)
-    assert message in str(caught.value)
-
-
-def test_the_line_of_a_cell_in_a_file_with_lines_in_quotes():
-    Path("x.csv").write_text('a,b\n1,"two\nlines"\n\n2,x\nbad,y\n')
-    with pytest.raises(DataError, match=r"x.csv, line 6: the column 'a' holds 'bad', which is not a number"):
-        set_up("x.csv", target="b", kind="classification")
-
-
 def test_tables_of_parquet_without_a_schema():
     frame = pd.DataFrame(
         {"a": np.array([1, 2], np.int8), "b": np.array([0.1, 2.5], np.float32), "site": ["n", "s"], "y": [1.0, 2.0]}
@@ -250,181 +196,20 @@ def test_tables_of_parquet_without_a_schema():
     data = set_up("x.parquet", target="y", client_column="site")
     assert data.feature_names == ("a", "b")
     assert torch.equal(data.train_set.tensors[0], torch.tensor([[1, 0.1], [2, 2.5]]))
-    frame.assign(b=[None, 1.0]).to_parquet("x.parquet")
-    with pytest.raises(DataError, match=r"x.parquet, row 1: the column 'b' is empty. Write a number"):
-        set_up("x.parquet", target="y", client_column="site")
-    Path("y.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match=r"Cannot read 'y.parquet' as a Parquet file"):
-        set_up("y.parquet")
-    frame.assign(b=[[1], [2]]).to_parquet("x.parquet")
-    with pytest.raises(DataError, match=r"x.parquet.* column 'b'"):
-        set_up("x.parquet", target="y", client_column="site")
-
-
-def test_without_pyarrow_the_message_names_the_extra(monkeypatch):
-    Path("x.csv").write_text("a,b\n1,2\n")
-    monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
-    with pytest.raises(VersionError, match=r"pip install 'fl_lightning\[tables\]'"):
-        set_up("x.csv", target="b")
 
 
 # ------------------------------------------------------------------ the comparison with the schema
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "wrong"),
-    [(40, 600, [4.1, 5.2, 9.8]), (20, 400, [1.9, 3.4]), (0.1, 20, [62.0, 88.4, 115.0])],
-    ids=["glucose", "LDL", "creatinine"],
-)
-def test_another_unit_is_asked_about_without_a_factor(low, high, wrong):
-    """In mmol/l or micromol/l instead of mg/dl: the factors are 18.018, 38.67 and 1 / 88.4, which no range tells."""
-    field = f"name: lab, type: number, unit: mg/dl, constraints: {{minimum: {low}, maximum: {high}}}"
-    Path("x.csv").write_text("lab\n" + "\n".join(map(str, wrong)) + "\n")
-    said = TableDataModule("x.csv", schema=small(field)).compare_with_schema()[-1]
-    count = f"{len(wrong)} of {len(wrong)} values are out of range (at least {low:g} mg/dl and at most {high:g} mg/dl)."
+def test_another_unit_is_asked_about_without_a_factor():
+    """In mmol/l instead of mg/dl, a factor of 18.018, which no range tells; not if some values are in the range."""
+    schema = small("name: lab, type: number, unit: mg/dl, constraints: {minimum: 40, maximum: 600}")
+    write("x.csv", "lab", "4.1", "5.2", "9.8")
+    said = TableDataModule("x.csv", schema=schema).compare_with_schema()[-1]
+    count = "3 of 3 values are out of range (at least 40 mg/dl and at most 600 mg/dl)."
     assert said == f"'x.csv': 'lab': {count} Is it another unit? Then set 'scale' of 'lab' to the factor from one to the other."
-    Path("x.csv").write_text(f"lab\n{wrong[0]}\n" + 2 * f"{low}\n")
-    assert "unit?" not in TableDataModule("x.csv", schema="small.yaml").compare_with_schema()[-1]
-
-
-# ------------------------------------------------------------------ mistakes, each with its message
-
-
-@pytest.mark.parametrize(
-    ("rows", "settings", "message"),
-    [
-        (
-            "years,sex,outcome\n1,male,healthy\n",
-            {},
-            "'x.csv' lacks columns of the schema: 'age'. Its columns are years, sex, outcome. Add the column, or name the one "
-            "that holds it: 'data.datamodule.columns: {FIELD: {from: COLUMN}}'.",
-        ),
-        ("Age,sex,outcome\n1,male,healthy\n", {}, "'age'. Did you mean Age? Its columns are"),
-        ("age,sex,outcome\n1,male,healthy\n", {"columns": {"age": {"from": "alter"}}}, "'alter' for 'age'."),
-        (
-            "age,sex,outcome\n1,male,healthy\n2,male,ill\n",
-            {},
-            "x.csv, line 3: the column 'outcome' holds 'ill', which is no category of 'outcome' in the schema (healthy, "
-            "cancer). Correct the cell, translate it with 'data.datamodule.columns: {outcome: {values: {'ill': ...}}}', or add "
-            "it to the schema of all.",
-        ),
-        ("age,sex,outcome\n1,m,healthy\n", {}, "x.csv, line 2: the column 'sex' holds 'm', which is no category of 'sex'"),
-        (
-            "age,sex,outcome\n1,male,healthy\n150,male,cancer\n",
-            {},
-            "x.csv, line 3: the column 'age' holds '150' but 'age' is at most 120 in the schema. Correct the cell, "
-            "convert the unit with 'data.datamodule.columns: {age: {scale: ...}}', or change the schema of all.",
-        ),
-        (
-            "alter,sex,outcome\n-12,male,healthy\n",
-            {"columns": {"age": {"from": "alter", "scale": 0.5}}},
-            "the column 'alter' holds '-12', -6 after conversion, but 'age' is at least 0 in the schema",
-        ),
-        (
-            "age,sex,outcome\n,male,healthy\n",
-            {},
-            "x.csv, line 2: the column 'age' is empty. Fill it, or remove the row; or set 'missing' of 'age' in the schema of "
-            "all.",
-        ),
-        ("age,sex,outcome\n1,male,\n", {}, "x.csv, line 2: the column 'outcome' is empty. Fill it, or remove the row."),
-        (
-            "age,sex,outcome\n1,unknown,healthy\n",
-            {"csv": {"missing": ["unknown"]}},
-            "the column 'sex' holds 'unknown', which stands for a missing value. Fill it, or remove the row; or set 'missing'",
-        ),
-        ("age,sex,outcome\nold,male,healthy\n", {}, "x.csv, line 2: the column 'age' holds 'old', which is not a number"),
-    ],
-)
-def test_mistakes_in_files(rows, settings, message):
-    Path("x.csv").write_text(rows)
-    with pytest.raises(DataError) as caught:
-        set_up("x.csv", schema=small(AGE, SEX, OUTCOME, target="outcome"), **settings)
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("field", "cell", "message"),
-    [
-        ("name: a, type: integer", "1.5", "the column 'a' holds '1.5' but 'a' is a whole number in the schema"),
-        ("name: a, type: boolean", "maybe", "holds 'maybe', which is neither true nor false, yes nor no, 1 nor 0"),
-        (
-            "name: a, type: date, since: 2000-01-01",
-            "31.12.2020",
-            "which is not a date of the form %Y-%m-%d. Correct the cell, or say how dates are written: "
-            "'data.datamodule.columns: {a: {format: '%d.%m.%Y'}}'.",
-        ),
-        (
-            "name: a, type: date, since: 2000-01-01, constraints: {maximum: 2001-01-01}",
-            "2002-01-01",
-            "holds '2002-01-01' but 'a' is at most 2001-01-01 in the schema. Correct the cell, or change the schema of all.",
-        ),
-        ("name: a, type: number", "1e39", "the column 'a' holds '1e39', which is not a finite number"),
-        (
-            "name: a, type: number, unit: kg, constraints: {minimum: 2}",
-            "1",
-            "holds '1' but 'a' is at least 2 kg in the schema",
-        ),
-    ],
-)
-def test_cells_that_do_not_fit_their_type(field, cell, message):
-    Path("x.csv").write_text(f"a,n\n{cell},1\n")
-    with pytest.raises(DataError) as caught:
-        set_up("x.csv", schema=small(field, "name: n, type: number"))
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"target": "age"}, "'data.datamodule.target' is 'age', but the schema says 'outcome'. Remove 'target'"),
-        ({"kind": "ranking"}, "'data.datamodule.kind' is 'ranking', but the schema says 'classification'"),
-        ({"classes": ["a", "b"]}, "'data.datamodule.classes' must be left out with a 'schema'"),
-        ({"client_column": "sex"}, "'data.datamodule.client_column' must be a column that is not a field of the schema"),
-        ({"columns": {"agee": {}}}, "'data.datamodule.columns' has no 'agee'. It has age, sex, outcome. Did you mean age?"),
-        ({"columns": {"age": {"form": "x"}}}, "'data.datamodule.columns.age' has no 'form'. It has from, scale,"),
-        ({"columns": {"age": {"scale": 0}}}, "'data.datamodule.columns.age.scale' must be a number other than 0, but is 0"),
-        ({"columns": {"age": {"format": "%Z"}}}, "'data.datamodule.columns.age.format' must be a date's form"),
-        (
-            {"columns": {"sex": {"values": {True: "male"}}}},
-            "'data.datamodule.columns.sex.values' has True, which YAML does not",
-        ),
-        (
-            {"csv": {"missing": [-9.9]}},
-            "'data.datamodule.csv.missing' has -9.9, which YAML does not read as a text. Put quotes",
-        ),
-        ({"columns": {"age": "alter"}}, "'data.datamodule.columns.age' must be a mapping, but is 'alter'"),
-        ({"csv": {"separator": "::"}}, "'data.datamodule.csv.separator' must be one character"),
-        ({"csv": {"decimal": ";"}}, "'data.datamodule.csv.decimal' must be '.' or ','"),
-        ({"csv": {"encoding": "base64"}}, "'data.datamodule.csv.encoding' must be an encoding such as cp1252"),
-        ({"csv": {"missing": "NA"}}, "'data.datamodule.csv.missing' must be a list of cells"),
-        ({"exports": {"a": {"colums": {}}}}, "'data.datamodule.exports.a' has no 'colums'. It has csv, columns. Did you mean"),
-        ({"exports": {"a": {"columns": {"x": {}}}}}, "'data.datamodule.exports.a.columns' has no 'x'. It has age"),
-    ],
-)
-def test_settings_of_schemas(settings, message):
-    with pytest.raises(ConfigurationError) as caught:
-        TableDataModule("x.csv", schema=small(AGE, SEX, OUTCOME, target="outcome"), **settings)
-    assert message in str(caught.value)
-
-
-def test_settings_that_need_a_schema_or_a_client():
-    with pytest.raises(ConfigurationError, match=r"'data.datamodule.columns' needs 'data.datamodule.schema'"):
-        TableDataModule("x.csv", columns={"age": {"from": "alter"}})
-    Path("c").mkdir()
-    for name in ("ann", "bob"):
-        Path(f"c/{name}.csv").write_text("a,target\n1,2\n")
-    with pytest.raises(ConfigurationError, match=r"names the client 'anne', who has no file in 'data.datamodule.path'. Did"):
-        set_up("c", exports={"anne": {}})
-    Path("c/ann.parquet").write_bytes(b"")
-    with pytest.raises(DataError, match=r"The folder 'c' has several tables named 'ann'. Give every client one file"):
-        set_up("c")
-
-
-def test_a_formula_in_a_cell_is_text_in_a_message():
-    Path("x.csv").write_text('age,sex,outcome\n1,"=cmd()\x1b[2J",healthy\n')
-    with pytest.raises(DataError) as caught:
-        set_up("x.csv", schema=small(AGE, SEX, OUTCOME, target="outcome"))
-    assert "\x1b" not in str(caught.value)
+    write("x.csv", "lab", "4.1", "40", "40")
+    assert "unit?" not in TableDataModule("x.csv", schema=schema).compare_with_schema()[-1]
 
 
 def test_categories_in_another_order_are_columns_in_another_order(schema):
@@ -448,7 +233,6 @@ def test_categories_in_another_order_are_columns_in_another_order(schema):
     encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "cp1252"]),
     order=st.permutations(["n", "größe", "sex"]),
 )
-@settings(max_examples=120, deadline=None)
 def test_a_table_survives_every_form_of_csv(rows, separator, decimal, quoting, end, encoding, order):
     values = [{"n": str(n), "größe": repr(x).replace(".", decimal), "sex": sex} for n, x, sex in rows]
     with open("x.csv", "w", newline="", encoding=encoding) as file:
@@ -461,14 +245,15 @@ def test_a_table_survives_every_form_of_csv(rows, separator, decimal, quoting, e
     assert torch.equal(inputs, torch.tensor(expected, dtype=torch.float64).float())
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_schema(fl):
     bring_data("hospital_tables")
     arguments = ["fit", "--config", "hospital_tables", *QUIET, "--trainer.logger=false"]
     assert fl(*arguments, "--trainer.max_epochs=1")[0] == 0
     text = Path("data/schema.yaml").read_text()
-    Path("data/schema.yaml").write_text(text.replace("[female, male, diverse]", "[male, female, diverse]"))
+    write("data/schema.yaml", text.replace("[female, male, diverse]", "[male, female, diverse]"))
     status, said = fl(*arguments, "--trainer.max_epochs=2", "--ckpt_path=last")
     assert status == 1
     assert "written with 'data.datamodule.schema.fields.2.enum.0' 'female', but this run has 'male'" in " ".join(said.split())
-    Path("data/schema.yaml").write_text(f"title: the same\n{text}")
+    write("data/schema.yaml", f"title: the same\n{text}")
     assert fl(*arguments, "--trainer.max_epochs=2", "--ckpt_path=last")[0] == 0

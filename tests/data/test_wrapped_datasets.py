@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from federations import ready
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from fl_lightning import ClassesPartitioner, ColumnPartitioner, FederatedDataModule, PartitionReport
@@ -87,9 +88,7 @@ WRAPPED: dict[str, Callable[[], Any]] = {
 
 def divided(dataset: Any, partitioner: Any) -> FederatedDataModule:
     loader = DataLoader(dataset, 5)
-    data = FederatedDataModule.from_loaders(loader, partitioner=partitioner, client_validation=0.2, client_test=0.3)
-    data.setup("fit")
-    return data
+    return ready(FederatedDataModule.from_loaders(loader, partitioner=partitioner, client_validation=0.2, client_test=0.3))
 
 
 @pytest.mark.parametrize("kind", WRAPPED)
@@ -107,8 +106,7 @@ def test_a_wrapper_with_labels_and_columns_of_its_own_is_divided_as_a_plain_data
 
 @pytest.mark.parametrize("kind", WRAPPED)
 def test_patients_of_a_wrapper_are_in_one_part_also_at_a_client(kind):
-    data = FederatedDataModule.from_clients({"a": WRAPPED[kind](), "b": Plain(**OWN)}, client_test=0.3)
-    data.setup("fit")
+    data = ready(FederatedDataModule.from_clients({"a": WRAPPED[kind](), "b": Plain(**OWN)}, client_test=0.3))
     for client, begin in ((0, 0), (1, ROWS)):
         trained, tested = (
             {OWN["persons"][k - begin] for k in part[client].tolist()} for part in (data.splits.training, data.splits.test)

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from fl_lightning import (
     ClassificationTask,
-    ConfigurationError,
     CrossEntropy,
     F1WeightedCrossEntropy,
     FederatedDataModule,
@@ -97,16 +96,3 @@ def test_examples_count_once_towards_what_a_loss_adapts_to(monkeypatch):
 def test_other_losses_have_one_name():
     run = federate(ClassificationTask(Plain().net, 3, CrossEntropy()), 1)
     assert "val_adaptive_loss" not in run.callback_metrics
-
-
-def test_a_task_of_one_class_refuses_several():
-    """Targets of shape (B, C), one column for each class, as for examples of several classes."""
-
-    class Several(Blobs):
-        def __init__(self) -> None:
-            super().__init__()
-            self.train, self.val = ((x, F.one_hot(y, 3)) for x, y in (self.train, self.val))
-
-    message = r"ClassificationTask learns one class for each example, but the data return targets of shape \(5, 3\) for 5 in"
-    with pytest.raises(ConfigurationError, match=message):
-        federate(ClassificationTask(Plain().net, 3, CrossEntropy()), 1, data=Several())

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, optimize, special, stats
 
-from fl_lightning import AdaFed, ConfigurationError, RobustLoss
+from fl_lightning import AdaFed, RobustLoss
 from fl_lightning.functional import log_partition, most_likely, residual_counts, robust_loss
 
 X = torch.tensor([-300.0, -2.5, -1e-3, 0.0, 1e-6, 0.7, 3.0, 40.0], dtype=torch.float64)
@@ -149,26 +149,6 @@ def test_nothing_seen_leaves_the_loss_mild_to_none():
     none = residual_counts(torch.zeros(0))
     assert most_likely(none, 0.3, 0.5, 1.5, fit_scale=True) == (1.5, 0.3)
     assert most_likely(residual_counts(torch.zeros(9)), 0.3, 0.5, 1.5, fit_scale=True)[1] == 0.3
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"scale": 0.0}, r"'model.loss.scale' must be above 0 and finite, in units of the target, but is 0.0"),
-        ({"shape": 2.5}, r"'model.loss.shape' must be at most 2, but is 2.5"),
-        ({"shape": -2.0}, r"'model.loss.shape' must be from 0.0 to 2.0 if 'adaptive' is true, but is -2.0"),
-        ({"lowest": -0.5}, r"'model.loss.lowest' must be from 0 to 'highest', 2.0, which is at most 2, but is -0.5"),
-        ({"adaptive": False, "adapt_scale": True}, r"'model.loss.adapt_scale' must be false if 'adaptive' is false"),
-    ],
-)
-def test_settings_outside_their_range(settings, message):
-    with pytest.raises(ConfigurationError, match=message):
-        RobustLoss(**settings)
-
-
-def test_shapes_that_would_be_broadcast_are_refused():
-    with pytest.raises(ConfigurationError, match=r"of the same shape, but got \(3, 1\) and \(3,\)"):
-        RobustLoss()(torch.zeros(3, 1), torch.zeros(3))
 
 
 class Numbers(Plain):

@@ -3,50 +3,24 @@
 from __future__ import annotations
 
 import math
-from argparse import Namespace
-from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
-from federations import SIZES, Blobs, Consecutive, Plain, every_round, federate, network, same_bits, trainer, weights
-from hypothesis import given, settings
+from algorithms import Scaled
+from federations import SIZES, Blobs, Consecutive, federate, same_bits, trainer, weights
+from hypothesis import given
 from hypothesis import strategies as st
-from sites_over_bytes import NAMES, SERVERS, TOLD, configuration, prepare, simulate, start_site
-from sites_over_bytes import federate as at_sites
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import (
-    MLP,
-    ClientPrivacy,
-    ConfigurationError,
-    DataError,
-    ExamplePrivacy,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    LocalTraining,
-    Option,
-    SecureAggregation,
-    Standardized,
-)
-from fl_lightning.core.capabilities import Capability, Removal
-from fl_lightning.flower import site_check
+from fl_lightning import LocalTraining, SecureAggregation, Standardized
 from fl_lightning.functional.exact_moments import Moments, moments_of, together
 from fl_lightning.functional.small_counts import told, without_small
 
 UNIT = 2**172
-
-
-class Scaled(Plain):
-    """A module whose inputs are scaled."""
-
-    def __init__(self, features: int = 4, **more: Any) -> None:
-        super().__init__(**more)
-        self.net = Standardized(network(), features)
 
 
 class Shifted(Blobs):
@@ -117,7 +91,6 @@ def views(total: int, cells: int, least: int) -> dict[tuple[int | None, ...], li
 
 
 @given(small, st.integers(2, 6))
-@settings(max_examples=60, deadline=None)
 def test_counts_of_few_rows_do_not_follow_from_those_that_are_told(counts, least):
     """Also for someone who knows the total and the rule, by trying all tables."""
     tells = told(counts, least)
@@ -173,19 +146,6 @@ class Many(Blobs):
         self.train = (torch.arange(404.0).reshape(101, 4), torch.arange(101) % 2)
 
 
-class Hides(Option):
-    """An option with which the server sees no single client."""
-
-    def removes(self) -> Any:
-        yield Removal(Capability.SINGLE_UPDATES, "it hides them", "remove it")
-
-
-class Seals(Hides):
-    """It says that it adds up what it hides, and does not."""
-
-    seals = True
-
-
 # ------------------------------------------------------------------ in a federation
 
 
@@ -195,9 +155,8 @@ def expected(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.filterwarnings("error:Standardized has not been measured")
-@pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
-@pytest.mark.parametrize("sizes", [SIZES, (20, 20)])
-def test_totals_under_masks_give_the_same_bits(engine, sizes):
+@pytest.mark.parametrize(("engine", "sizes"), [("trainer", SIZES), ("stacked", (20, 20))])
+def test_the_scale_is_that_of_all_clients_rows_also_under_masks(engine, sizes):
     finals = []
     for masks in (None, SecureAggregation()):
         torch.manual_seed(0)
@@ -205,25 +164,19 @@ def test_totals_under_masks_give_the_same_bits(engine, sizes):
         federate(module, 2, data=Shifted(), partitioner=Consecutive(sizes), local=local, secure_aggregation=masks)
         finals.append(weights(module))
     assert same_bits(*finals)
-    assert torch.equal(finals[1]["net.std"], expected(Shifted().train[0][: sum(sizes)])[1])
+    mean, std = expected(Shifted().train[0][: sum(sizes)])
+    assert torch.allclose(module.net.mean, mean, rtol=1e-6)
+    assert torch.equal(module.net.std, std)
+    assert float(module.trainer.callback_metrics["val_acc"]) > 0.5
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in weights(module).values())
 
 
+@pytest.mark.slow
 def test_more_clients_than_share_masks_in_pairs():
     module = Scaled()
     cohort = {"partitioner": Consecutive([1] * 101), "clients_per_round": 3, "data": Many()}
     federate(module, 1, secure_aggregation=SecureAggregation(), **cohort)
     assert torch.allclose(module.net.mean, expected(Many().train[0])[0], rtol=1e-6)
-
-
-@pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
-def test_the_scale_is_that_of_all_clients_rows(engine):
-    module, data = Scaled(), Shifted()
-    federate(module, 2, data=data, local=LocalTraining(engine=engine, max_epochs=2))
-    mean, std = expected(data.train[0])
-    assert torch.allclose(module.net.mean, mean, rtol=1e-6)
-    assert torch.allclose(module.net.std, std, rtol=1e-6)
-    assert float(module.trainer.callback_metrics["val_acc"]) > 0.5
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in weights(module).values())
 
 
 def test_one_client_is_plain_training_on_scaled_rows():
@@ -246,19 +199,6 @@ def test_a_missing_number_becomes_the_mean():
     assert net(torch.tensor([[math.nan, 4.0], [5.0, 2.0]])).tolist() == [[0.0, 2.0], [3.0, 0.0]]
 
 
-def test_a_resumed_run_keeps_the_scale(tmp_path):
-    module = Scaled()
-    start = weights(module)
-    federate(module, 3, data=Shifted())
-    half = Scaled()
-    half.load_state_dict(start)
-    half.net._is_measured = False
-    federate(half, 2, every_round(tmp_path), data=Shifted(), flags={"enable_checkpointing": True})
-    again = Scaled()
-    federate(again, 3, data=Shifted(), ckpt_path=str(tmp_path / "last.ckpt"))
-    assert same_bits(weights(module), weights(again))
-
-
 def test_central_training_has_the_same_scale():
     federation, central = Scaled(), Scaled()
     federate(federation, 1, data=Shifted())
@@ -279,28 +219,6 @@ def test_a_loaded_scale_stays():
 def test_a_training_that_nobody_measured_warns():
     with pytest.warns(UserWarning, match=r"has not been measured, so inputs pass unchanged\. .* call its 'measure'"):
         trainer(1).fit(Scaled(), Blobs())
-
-
-class Words(L.LightningDataModule):
-    def train_dataloader(self) -> Any:
-        return DataLoader([{"text": torch.ones(3)} for _ in range(sum(SIZES))], batch_size=5)
-
-
-class Infinite(Blobs):
-    def __init__(self) -> None:
-        super().__init__()
-        self.train[0][10, 2] = math.inf
-
-
-class Twice(Scaled):
-    def __init__(self) -> None:
-        super().__init__()
-        self.more = Standardized(MLP(4, [2], 3), 4)
-
-
-class Changing(Scaled):
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        return [batch[0] * 2, batch[1]]
 
 
 class Augmented(Blobs):
@@ -327,173 +245,9 @@ class Counting(Blobs):
         return together(moments_of(2 * rows) for rows, _ in batches)
 
 
-class Wrong(Blobs):
-    def statistics(self, batches: Any) -> Any:
-        return 3
-
-
 def test_a_datamodule_may_measure_its_inputs_itself():
     module, data = Scaled(), Counting()
     federate(module, 1, data=data)
     mean, std = expected(2 * data.train[0])
     assert torch.allclose(module.net.mean, mean, rtol=1e-6)
     assert torch.allclose(module.net.std, std, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("module", "settings", "message"),
-    [
-        (Scaled, {"data": Wrong()}, "'statistics' of Wrong returned a int. Return what 'fl_lightning.functional.exact_mom"),
-        (
-            Scaled,
-            {"transforms": [ClientPrivacy(1.0, 1.0, "local", noise_seed=1)]},
-            "inputs, which get no noise, but ClientPrivacy does not",
-        ),
-        (Scaled, {"options": [Hides()]}, "Standardized reads sums of each client, but it hides them"),
-        (Scaled, {"options": [Seals()]}, "Standardized needs the sums of the inputs over all clients, which no option adds up"),
-        (
-            lambda: Scaled(5),
-            {"secure_aggregation": SecureAggregation()},
-            r"The inputs have 4 channels, but 'model.network.num_features' is 5. Set it to 4\.",
-        ),
-        (
-            Scaled,
-            {"secure_aggregation": SecureAggregation(), "data": Infinite()},
-            "The inputs cannot be measured: A number is infinite",
-        ),
-        (Changing, {}, "Changing changes batches in 'on_after_batch_transfer', but Standardized is measured before that"),
-        (Twice, {}, "Twice contains Standardized 2 times"),
-        (lambda: Scaled(5), {}, r"The inputs have 4 channels, but 'model.network.num_features' is 5. Set it to 4\."),
-        (Scaled, {"data": Infinite()}, "The inputs cannot be measured: A number is infinite"),
-        (Scaled, {"data": Words()}, "but a batch is a dict. Scale such inputs in the module itself"),
-    ],
-)
-def test_what_cannot_be_scaled_is_refused(module, settings, message):
-    with pytest.raises((ConfigurationError, DataError), match=message):
-        federate(module(), 1, **settings)
-
-
-def test_private_examples_have_no_exact_sums():
-    pytest.importorskip("opacus")
-    module = Scaled()
-    module.train_acc = None
-    local = LocalTraining(privacy=ExamplePrivacy(1.0, 0.5, noise_seed=7))
-    with pytest.raises(ConfigurationError, match=r"get no noise, but 'federation\.local\.privacy' does not cover"):
-        federate(module, 1, local=local, flags={"limit_val_batches": 0})
-
-
-class Endless(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        return ((torch.ones(4), 0) for _ in range(9))
-
-
-def test_a_stream_is_not_measured():
-    data = FederatedDataModule.from_clients({"a": DataLoader(Endless(), batch_size=3)})
-    with pytest.raises(DataError, match="Client a trains on a stream, whose inputs cannot be measured before training"):
-        trainer(1, FederatedOrchestrator(), limit_val_batches=0).fit(Scaled(), data)
-
-
-def test_the_number_of_channels_is_checked():
-    with pytest.raises(ConfigurationError, match=r"'model\.network\.num_features' must be at least 1"):
-        Standardized(MLP(), 0)
-
-
-def test_clients_with_other_numbers_of_channels_are_refused():
-    with pytest.raises(DataError, match=r"Inputs have different numbers of channels: 2 and 3\. Give all clients"):
-        together([moments_of(torch.ones(2, 3)), moments_of(torch.ones(2, 2))])
-
-
-def test_a_channel_without_numbers_is_refused():
-    data = Blobs()
-    data.train[0][:, 2] = math.nan
-    federation = FederatedOrchestrator()
-    with pytest.raises(DataError, match=r"No client has a number for channel 2 of the inputs\. Leave it out"):
-        trainer(1, federation).fit(Scaled(), FederatedDataModule(data, Consecutive()))
-
-
-# ------------------------------------------------------------------ at sites
-
-
-def scaled() -> dict[str, Any]:
-    config = configuration()
-    inner = config["model"]["init_args"]["network"]
-    config["model"]["init_args"]["network"] = {
-        "class_path": "Standardized",
-        "init_args": {"num_features": 6, "network": inner},
-    }
-    return config
-
-
-def refused(config: dict[str, Any], capsys: Any, folder: str = "real") -> str:
-    with pytest.raises(SystemExit):
-        at_sites(config, folder)
-    return " ".join(capsys.readouterr().err.split())
-
-
-def test_sites_that_consent_give_the_bits_of_the_simulation(tmp_path, monkeypatch):
-    prepare(tmp_path, monkeypatch, {"statistics": True})
-    one, other = simulate(scaled()), at_sites(scaled())
-    assert same_bits(one, other)
-    (mean,) = (tensor for name, tensor in one.items() if name.endswith("network.mean"))
-    rows = np.concatenate([np.loadtxt(tmp_path / name / "own.csv", delimiter=",", skiprows=1)[:, :6] for name in NAMES])
-    assert np.allclose(mean, rows.mean(0), rtol=1e-6)
-
-
-def test_sites_tell_no_sums_unless_their_policy_says_so(tmp_path, monkeypatch, capsys):
-    prepare(tmp_path, monkeypatch)
-    assert "but site north does not tell the sums of its inputs. Its staff set 'policy.statistics' to true" in refused(
-        scaled(), capsys
-    )
-    assert all(info.moments is None for info in TOLD.values())
-
-
-@pytest.mark.parametrize("policy", [{"min_count": 30}, {"min_noise": 0.5}])
-def test_sites_tell_no_sums_over_few_rows_or_where_noise_is_required(policy, tmp_path, monkeypatch, capsys):
-    prepare(tmp_path, monkeypatch, {"statistics": True, **policy})
-    assert "but site north does not tell the sums" in refused(scaled(), capsys)
-
-
-def test_sums_are_not_told_to_a_server_that_does_not_ask(tmp_path, monkeypatch):
-    prepare(tmp_path, monkeypatch, {"statistics": True})
-    at_sites(configuration())
-    assert all(info.moments is None for info in TOLD.values())
-    assert not list(tmp_path.rglob("statistics.sha256"))
-
-
-def test_changed_data_are_not_told_again(tmp_path, monkeypatch, capsys):
-    """The difference of two answers is the sum over the rows that changed."""
-    prepare(tmp_path, monkeypatch, {"statistics": True})
-    at_sites(scaled())
-    at_sites(scaled(), "again")  # the same answer tells nothing new
-    path = tmp_path / "south" / "own.csv"
-    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
-    start_site(tmp_path, "south")
-    told = refused(scaled(), capsys, "changed")
-    assert "Site south: RefusedError: The data of this site have changed since it told the sums of its inputs" in told
-    (tmp_path / "south" / "state" / "statistics.sha256").unlink()
-    at_sites(scaled(), "third")
-
-
-@pytest.mark.parametrize(
-    "told",
-    [
-        (("3",), ("0",)),
-        (("3", "3"), ("0",), ("0",)),
-        (("f" * 18,), ("0",), ("0",)),
-        (("2",), ("a",), ("1",)),
-        (("2",), ("0",), ("-1",)),
-        (("2",), ("word",), ("1",)),
-        (("2",), ("0",), ("f" * 10**5,)),
-    ],
-)
-def test_impossible_sums_are_refused(told, tmp_path, monkeypatch, capsys):
-    prepare(tmp_path, monkeypatch, {"statistics": True})
-    own = SERVERS["west"]._data.info
-    monkeypatch.setattr(SERVERS["west"]._data, "info", lambda *args: replace(own(*args), moments=told))
-    assert "Site west tells impossible sums of its inputs." in refused(scaled(), capsys)
-
-
-def test_the_check_of_a_site_says_what_would_leave(tmp_path, monkeypatch):
-    prepare(tmp_path, monkeypatch, {"statistics": True})
-    said = site_check._data(Namespace(data=str(tmp_path / "north" / "data.yaml"), name="north", schema=None, folder=None))
-    assert "; to a server that asks, once, the exact sums of its inputs and of their squares; " in said

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +15,6 @@ from fl_lightning import (
     AdaFedSimulation1,
     ClassesPartitioner,
     ColumnPartitioner,
-    ConfigurationError,
     DataError,
     DirichletPartitioner,
     DomainPartitioner,
@@ -28,19 +27,10 @@ from fl_lightning import (
 from fl_lightning.partitioners.base import draw_until
 
 
-@given(few_labels, clients_of, betas, st.booleans(), st.integers(1, 4), seeds)
-def test_dirichlet_loses_nobody(labels, clients, beta, capped, least, seed):
-    partition = split(DirichletPartitioner(clients, beta, capped, least, seed), labels)
-    if partition is None:
-        assert clients > 1 or len(labels) < least
-        return
-    assert_shared_out(partition, clients, range(len(labels)))
-    assert min(len(part) for part in partition) >= least
-
-
+@pytest.mark.parametrize("make", [DirichletPartitioner, partial(DirichletPartitioner, capped=False), QuantityPartitioner])
 @given(few_labels, clients_of, betas, st.integers(1, 4), seeds)
-def test_quantity_loses_nobody(labels, clients, beta, least, seed):
-    partition = split(QuantityPartitioner(clients, beta, least, seed), labels)
+def test_random_shares_lose_nobody(make, labels, clients, beta, least, seed):
+    partition = split(make(num_clients=clients, beta=beta, min_examples=least, seed=seed), labels)
     if partition is None:
         assert clients > 1 or len(labels) < least
         return
@@ -95,21 +85,6 @@ def test_every_deal_is_even(classes):
             assert_dealt(partition, labels, clients, wanted)
 
 
-def test_classes_that_cannot_be_dealt_as_asked():
-    with pytest.raises(
-        DataError, match=r"3 clients with 2 classes .* the 7 classes .*classes_per_client' to a number from 3 to 7"
-    ):
-        ClassesPartitioner(3, 2).partition(70, torch.arange(7).repeat(10))
-    with pytest.raises(
-        DataError, match=r"4 clients with 3 classes .* the 2 classes .*classes_per_client' to a number from 1 to 2"
-    ):
-        ClassesPartitioner(4, 3).partition(20, torch.arange(2).repeat(10))
-    with pytest.raises(
-        DataError, match=r"has 3 examples, fewer than .* \(about 4\)\. Lower 'data\.partitioner\.classes_per_client'"
-    ):
-        ClassesPartitioner(8, 1).partition(23, torch.tensor([0] * 20 + [1] * 3))
-
-
 @given(st.lists(st.integers(-3, 6), min_size=1, max_size=60).map(torch.tensor), st.integers(1, 9))
 def test_a_client_for_every_value_of_a_column(column, least):
     values = [v for v in range(-3, 7) if (column == v).sum() >= least]
@@ -135,18 +110,6 @@ def test_domains_are_shared_evenly_by_their_clients(domains, several, seed):
         assert len(part) in (counts[domain] // several, -(-counts[domain] // several))
 
 
-@given(few_labels, st.lists(st.lists(st.integers(0, 5), min_size=7, max_size=7).filter(any), min_size=1, max_size=5), seeds)
-def test_a_table_gives_nobody_to_two_clients(labels, table, seed):
-    available = labels.bincount(minlength=7).tolist()
-    partition = split(TablePartitioner(table, seed, scale_to_fit=True), labels)
-    if partition is None:
-        assert any(sum(row[c] > 0 for row in table) > available[c] for c in range(7))
-        return
-    assert_shared_out(partition, len(table), set(partition.order.tolist()))
-    for row, asked in zip(table_of(partition, labels, 7), table, strict=True):
-        assert all(0 < got <= wanted or got == wanted == 0 for got, wanted in zip(row, asked, strict=True))
-
-
 @pytest.mark.parametrize(
     "partitioner",
     [
@@ -166,69 +129,6 @@ def test_a_seed_decides(partitioner):
     assert torch.equal(one.order, same.order)
     assert torch.equal(one.offsets, same.offsets)
     assert not torch.equal(one.order, other.order)
-
-
-@pytest.mark.parametrize("beta", [0.0, -1.0, float("nan"), float("inf")])
-@pytest.mark.parametrize("partitioner", [DirichletPartitioner, QuantityPartitioner])
-def test_a_concentration_that_is_none(partitioner, beta):
-    with pytest.raises(ConfigurationError, match=r"'data\.partitioner\.beta'"):
-        partitioner(3, beta)
-
-
-@pytest.mark.parametrize(
-    ("make", "setting"),
-    [
-        (lambda: DirichletPartitioner(0), "num_clients"),
-        (lambda: DirichletPartitioner(min_examples=0), "min_examples"),
-        (lambda: QuantityPartitioner(0), "num_clients"),
-        (lambda: QuantityPartitioner(min_examples=0), "min_examples"),
-        (lambda: ShardPartitioner(0), "num_clients"),
-        (lambda: ShardPartitioner(shards_per_client=0), "shards_per_client"),
-        (lambda: ClassesPartitioner(0), "num_clients"),
-        (lambda: ClassesPartitioner(classes_per_client=0), "classes_per_client"),
-        (lambda: ColumnPartitioner(""), "column"),
-        (lambda: ColumnPartitioner("user", 0), "min_examples"),
-        (lambda: DomainPartitioner(0), "clients_per_domain"),
-    ],
-)
-def test_settings_below_their_least(make, setting):
-    with pytest.raises(ConfigurationError, match=rf"'data\.partitioner\.{setting}' must be"):
-        make()
-
-
-@pytest.mark.parametrize(
-    "partitioner",
-    [DirichletPartitioner(2), ShardPartitioner(2), ClassesPartitioner(2), AdaFedSimulation1(), ColumnPartitioner("user")],
-)
-def test_labels_that_are_missing(partitioner):
-    with pytest.raises(DataError, match=rf"{type(partitioner).__name__} .*(the training data have no labels|needs the values)"):
-        partitioner.partition(3, None)
-
-
-@pytest.mark.parametrize(
-    "partitioner", [DirichletPartitioner(2), ShardPartitioner(2), ClassesPartitioner(2), AdaFedSimulation1()]
-)
-def test_labels_below_zero(partitioner):
-    with pytest.raises(DataError, match="labels of 0 and above, but the lowest is -1"):
-        partitioner.partition(3, torch.tensor([0, -1, 1]))
-
-
-@pytest.mark.parametrize(
-    "partitioner",
-    [
-        DirichletPartitioner(2),
-        QuantityPartitioner(2),
-        ShardPartitioner(2),
-        ClassesPartitioner(2),
-        ColumnPartitioner("user"),
-        DomainPartitioner(2),
-        TablePartitioner([[1, 2]]),
-        AdaFedSimulation1(),
-    ],
-)
-def test_no_examples_at_all(partitioner):
-    with pytest.raises(DataError):
-        partitioner.partition(0, torch.zeros(0, dtype=torch.int64))
 
 
 def breaches(partition, labels, clients):
@@ -276,14 +176,6 @@ def test_draws_again_until_everybody_has_enough(partitioner, least):
     assert again > 0
 
 
-@pytest.mark.parametrize("partitioner", [DirichletPartitioner, QuantityPartitioner])
-def test_gives_up_after_ten_more_draws(partitioner):
-    message = r"All 11 draws .* fewer than 99 examples; the best had (\d+)\. .*'data\.partitioner\.min_examples'"
-    with pytest.raises(DataError, match=message) as caught:
-        partitioner(4, 0.5, min_examples=99).partition(400, torch.arange(4).repeat(100))
-    assert 0 < int(re.search(message, str(caught.value))[1]) <= 100
-
-
 def test_draws_eleven_times_and_reports_the_best():
     smallest = iter([3, 1, 7, 2, 0, 5, 4, 6, 2, 1, 3, 9])
     with pytest.raises(DataError, match=r"the best had 7\. Fix it\."):
@@ -327,24 +219,12 @@ def test_adafeds_first_simulation_on_a_stand_in():
     ]
 
 
-@pytest.mark.parametrize("counts", [[501] * 9, [501] * 9 + [500], [501] * 11])
-def test_adafeds_first_simulation_needs_ten_classes(counts):
-    labels = mixed(counts)
-    found = re.escape(str(counts if len(counts) > 9 else [*counts, 0]))
-    with pytest.raises(DataError, match=rf"classes 0 to 9 with more than 500 .* {found}"):
-        AdaFedSimulation1().partition(len(labels), labels)
-
-
 def test_columns_name_their_clients():
+    """Numbers are sorted as numbers."""
     codes = torch.tensor([2, 0, 2, 3, 0, 2])
     partition = ColumnPartitioner("hospital", min_examples=2).partition_by(codes, ["Bonn", "Gent", "Lund", "Pisa"])
     assert partition.names == ("Bonn", "Lund")
     assert [part.tolist() for part in partition] == [[1, 4], [0, 2, 5]]
-    with pytest.raises(DataError, match=r"'hospital' has 4 examples; the largest has 3. .*'data.partitioner.min_examples'"):
-        ColumnPartitioner("hospital", min_examples=4).partition_by(codes, ["Bonn", "Gent", "Lund", "Pisa"])
-
-
-def test_numbers_of_a_column_are_sorted_as_numbers():
     partition = ColumnPartitioner("user").partition(4, torch.tensor([100, 9, 10, 9]))
     assert partition.names == ("9", "10", "100")
     assert [part.tolist() for part in partition] == [[1, 3], [2], [0]]
@@ -356,43 +236,32 @@ def test_domains_name_their_clients():
     partition = DomainPartitioner(2).partition_by(codes, ["photo", "sketch"])
     assert partition.names == ("photo 0", "photo 1", "sketch 0", "sketch 1")
     assert [len(part) for part in partition] == [2, 1, 3, 2]
-    with pytest.raises(DataError, match=r"'photo' has 3 examples for 4 clients. .*'data.partitioner.clients_per_domain'"):
-        DomainPartitioner(4).partition_by(codes, ["photo", "sketch"])
+
+
+CLASSES, USERS = torch.arange(10).repeat(20_000), torch.arange(10_000).repeat(20)
 
 
 @pytest.mark.parametrize(
-    "partitioner",
+    ("partitioner", "column"),
     [
-        IIDPartitioner(100_000),
-        DirichletPartitioner(100_000, 100.0, min_examples=1),
-        QuantityPartitioner(100_000, 100.0, min_examples=1),
-        ShardPartitioner(100_000),
-        ClassesPartitioner(100_000),
+        (IIDPartitioner(10_000), CLASSES),
+        (DirichletPartitioner(10_000, 100.0, min_examples=1), CLASSES),
+        (QuantityPartitioner(10_000, 100.0, min_examples=1), CLASSES),
+        (ShardPartitioner(10_000), CLASSES),
+        (ClassesPartitioner(10_000), CLASSES),
+        (ColumnPartitioner("user"), USERS),
+        (DomainPartitioner(10), USERS // 10),
     ],
-    ids=lambda partitioner: type(partitioner).__name__,
+    ids=lambda each: type(each).__name__,
 )
-def test_a_hundred_thousand_clients_are_one_tensor(partitioner):
-    labels = torch.arange(10).repeat(200_000)
-    partition = partitioner.partition(2_000_000, labels)
+def test_ten_thousand_clients_are_one_tensor(partitioner, column):
+    partition = partitioner.partition(len(column), column)
     assert isinstance(partition, Partition)
-    assert_one_tensor(partition, 2_000_000)
-
-
-def test_a_hundred_thousand_users_and_domains_are_one_tensor():
-    users = torch.arange(100_000).repeat(20)
-    for partitioner, column in ((ColumnPartitioner("user"), users), (DomainPartitioner(10), users // 10)):
-        partition = partitioner.partition(2_000_000, column)
-        assert isinstance(partition, Partition)
-        assert_one_tensor(partition, 2_000_000)
-
-
-def assert_one_tensor(partition, n):
-    assert len(partition) == 100_000
+    assert len(partition) == 10_000
     assert partition.order.dtype == partition.offsets.dtype == torch.int64
-    assert partition.order.bincount(minlength=n).eq(1).all()
-    assert partition.offsets[[0, -1]].tolist() == [0, n]
+    assert partition.order.bincount(minlength=len(column)).eq(1).all()
+    assert partition.offsets[[0, -1]].tolist() == [0, len(column)]
     assert partition.sizes.min() >= 1
     held = [value for name, value in vars(partition).items() if name != "names"]
     assert [type(value) for value in held] == [torch.Tensor, torch.Tensor]
-    last = partition[99_999]
-    assert last.untyped_storage().data_ptr() == partition.order.untyped_storage().data_ptr()
+    assert partition[9_999].untyped_storage().data_ptr() == partition.order.untyped_storage().data_ptr()

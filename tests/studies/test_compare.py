@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from client_sites import CONFIG as CLIENTS
 from command_line import ADAFED, ROOT, completion
 from launching import Launched, finish, launch, start
-from test_client_sets import CONFIG as CLIENTS
 from wandb_file import records
 
 from fl_lightning import ConfigurationError, DataError

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from client_sites import CONFIG as CLIENTS
 from scipy import stats
-from test_client_sets import CONFIG as CLIENTS
 
 from fl_lightning import ConfigurationError
 from fl_lightning.studies import ReportOptions, Row, RunTable, Study
@@ -84,7 +84,7 @@ def test_a_table_without_sites_has_none():
 def base() -> None:
     Path("own.yaml").write_text(
         CLIENTS.replace("out}", "out, logger: false}")
-        + "    hospital_c: {class_path: test_client_sets.Images, init_args: {seed: 2, size: 10}}\n"
+        + "    hospital_c: {class_path: client_sites.Images, init_args: {seed: 2, size: 10}}\n"
         + "federation: {client_evaluation: {metric: val_loss}}\nbest_checkpoint: {monitor: val_loss}\n"
     )
 

@@ -69,6 +69,12 @@ class Consecutive(Partitioner):
         return list(torch.arange(sum(self.sizes)).split(self.sizes))
 
 
+def ready(data: Any) -> Any:
+    """Return data that are set up."""
+    data.setup("fit")
+    return data
+
+
 def client_scores(federation: FederatedOrchestrator, whose: str = "scores") -> dict[int, Tensor]:
     """The scores on the clients' own test parts so far, by round; empty without an evaluation there."""
     hooks: Any = federation._run.hooks.get("client_evaluation")

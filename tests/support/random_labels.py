@@ -8,9 +8,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from fl_lightning import (
-    DataError,
-)
+from fl_lightning import DataError
 
 SETTING = re.compile(r"'data\.partitioner\.\w+'")
 MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]

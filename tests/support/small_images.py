@@ -52,3 +52,61 @@ def write_torchvision_sets(root: Path, monkeypatch: Any, seed: int = 0) -> str:
         rows = [f"{k % 10 + 1} " + " ".join(f"{i + 1}:{rng.uniform(-1, 1):.6f}" for i in range(256)) for k in range(12)]
         (root / name).write_bytes(bz2.compress("\n".join(rows).encode()))
     return str(root)
+
+
+def picture(path: Path, width: int = 20, height: int = 16, seed: int = 0, channels: int = 1) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
+    Image.fromarray(pixels.squeeze(2) if channels == 1 else pixels).save(path)
+
+
+def dots(path: Path, at: list[tuple[int, int]], width: int = 20, height: int = 16, mode: str = "RGB") -> None:
+    image = Image.new(mode, (width, height))
+    if mode == "P":
+        image.putpalette([0, 0, 0, 0, 90, 0])
+    for place in at:
+        image.putpixel(place, {"RGB": (255, 0, 0), "I;16": 1}.get(mode, 1))
+    image.save(path)
+
+
+def cells_beside_tables(root: Path) -> Path:
+    """Four images with 2, 0, 1 and 0 cells."""
+    own = (("a.png", "x,y\n3,4\n10.5,15.9\n"), ("b.jpg", ""), ("c.tif", "19.5 , 0\n"), ("d.jpeg", "X, Y\n"))
+    for k, (name, text) in enumerate(own):
+        picture(root / name, seed=k)
+        (root / name).with_suffix(".csv").write_text(text)
+    return root
+
+
+def cells_of_two_clients(root: Path) -> Path:
+    """Two clients with 3 and 5 images; image k of a client has k dots."""
+    for client, size in (("oxford", 3), ("delft", 5)):
+        for k in range(size):
+            picture(root / client / f"{k:03d}cell.png", seed=k, channels=3)
+            dots(root / client / f"{k:03d}dots.png", [(4 * i, 3 * i) for i in range(k)])
+    return root
+
+
+ANIMALS = "fields: [{name: animal, type: string, constraints: {enum: [emu, dog, cat, fox]}}]\ntarget: animal\n"
+"""A schema of images."""
+
+
+def halved(root: Path) -> None:
+    """Cut an image in the middle: its header is fine."""
+    path = root / "emu" / "1.png"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def by_class(root: Path) -> Path:
+    """Images of three classes: 6, 7 and 8."""
+    for k, name in enumerate(("cat", "dog", "emu")):
+        paint(root / name, 6 + k, seed=k)
+    return root
+
+
+def by_domain(root: Path) -> Path:
+    """Images of two domains with two classes: 10 and 16."""
+    for d, domain in enumerate(("amazon", "dslr")):
+        for k, name in enumerate(("cat", "dog")):
+            paint(root / domain / "images" / name, 5 + 3 * d, seed=10 * d + k)
+    return root

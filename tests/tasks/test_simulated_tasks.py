@@ -5,25 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from federations import ready
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, chisquare, kstest
 
-from fl_lightning import ConfigurationError, DomainPartitioner, FederatedDataModule, IIDPartitioner, SimulatedTasksDataModule
+from fl_lightning import DomainPartitioner, FederatedDataModule, IIDPartitioner, SimulatedTasksDataModule
 from fl_lightning.functional.related_tasks import related_examples, related_weights
 
 
 def drawn(**more) -> SimulatedTasksDataModule:
-    data = SimulatedTasksDataModule(**more)
-    data.setup("fit")
-    return data
+    return ready(SimulatedTasksDataModule(**more))
 
 
 # ------------------------------------------------------------------ the weights
 
 
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(1, 6), st.integers(0, 3))
-@settings(max_examples=50, deadline=None)
 def test_without_spread_a_group_shares_its_weights(clients, groups, features, seed):
     groups = min(groups, clients)
     weights = related_weights(clients, groups, features, 0.0, torch.Generator().manual_seed(seed))
@@ -87,8 +85,7 @@ def test_clusters_are_blobs_around_the_weights():
 @pytest.mark.parametrize("kind", ["regression", "classification", "clusters"])
 def test_every_task_is_a_client(kind):
     base = SimulatedTasksDataModule(12, 3, 4, (5, 9), kind, test_examples=100, seed=4)
-    data = FederatedDataModule(base, DomainPartitioner())
-    data.setup("fit")
+    data = ready(FederatedDataModule(base, DomainPartitioner()))
     assert [data.client_name(k) for k in (0, 4, 11)] == ["client 00 of group 0", "client 04 of group 1", "client 11 of group 2"]
     assert data.num_clients == 12
     assert set(data.indices.sizes.tolist()) <= {5, 6, 7, 8, 9}
@@ -103,8 +100,7 @@ def test_every_task_is_a_client(kind):
     held, _ = next(iter(data.val_dataloader()))
     assert held.shape == (100, 4)
     assert not set(map(tuple, held.tolist())) & set(map(tuple, inputs.tolist()))
-    mixed = FederatedDataModule(base, IIDPartitioner(3))
-    mixed.setup("fit")
+    mixed = ready(FederatedDataModule(base, IIDPartitioner(3)))
     assert len(set(base.train_set.domains[mixed.indices[0]].tolist())) > 4
 
 
@@ -155,30 +151,3 @@ def test_the_seed_alone_decides():
     assert all(torch.equal(a, b) for a, b in zip(one.train_set.tensors, same.train_set.tensors, strict=True))
     assert not torch.equal(one.true_weights(), other.true_weights())
     assert not torch.equal(one.train_set.tensors[0][:20], other.train_set.tensors[0][:20])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"num_clients": 0}, "'data.datamodule.num_clients' must be 1 or above"),
-        ({"groups": 0}, "'data.datamodule.groups' must be from 1 to the 10 clients, but is 0"),
-        ({"groups": 11}, "'data.datamodule.groups' must be from 1 to the 10 clients, but is 11"),
-        ({"features": 0}, "'data.datamodule.features' must be 1 or above"),
-        ({"examples": (5, 4)}, "'data.datamodule.examples' must be two numbers of 1 or above, the smallest and the largest"),
-        ({"examples": (0, 4)}, "'data.datamodule.examples' must be two numbers"),
-        ({"kind": "blobs"}, "'data.datamodule.kind' must be one of regression, classification, clusters, but is 'blobs'"),
-        ({"spread": -0.1}, "'data.datamodule.spread' must be 0 or above"),
-        ({"noise": -0.1}, "'data.datamodule.noise' must be 0 or above"),
-        ({"shift": -0.1}, "'data.datamodule.shift' must be 0 or above"),
-        ({"outlier_noise": -1.0}, "'data.datamodule.outlier_noise' must be 0 or above"),
-        ({"outliers": 1.1}, "'data.datamodule.outliers' must be a share from 0 to 1, but is 1.1"),
-        ({"server_outliers": -0.1}, "'data.datamodule.server_outliers' must be a share from 0 to 1, but is -0.1"),
-        ({"kind": "clusters", "outliers": 0.1}, "'data.datamodule.outliers' must be 0 unless 'kind' is regression, but is 0.1"),
-        ({"test_examples": 0}, "'data.datamodule.test_examples' must be 1 or above"),
-        ({"batch_size": 0}, "'data.datamodule.batch_size' must be 1 or above"),
-        ({"eval_batch_size": 0}, "'data.datamodule.eval_batch_size' must be 1 or above"),
-    ],
-)
-def test_settings_of_the_simulator(settings, message):
-    with pytest.raises(ConfigurationError, match=message):
-        SimulatedTasksDataModule(**settings)

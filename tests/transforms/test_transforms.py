@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from against_hand import DTYPES, Updates, assert_follows, clients_of
+from against_hand import Updates, assert_follows, clients_of
 from by_hand import averaged, build, flat
 from command_line import small
-from federations import Plain, federate, same_bits, weights
+from federations import Plain, federate, weights
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_lightning import (
-    Attackers,
-    ClipUpdate,
-    ConfigurationError,
-    HalfPrecision,
-    Quantize,
-    ScaledUpdate,
-    TopK,
-    Transform,
-)
+from fl_lightning import Attackers, ClipUpdate, HalfPrecision, Quantize, ScaledUpdate, TopK
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.transforms import Message, Sender
@@ -127,8 +117,7 @@ def test_numbers_that_are_not_sent_are_not_quantised():
     assert sent.change[1] == pytest.approx(-2.0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_clipped_updates_in_a_federation(dtype):
+def test_clipped_updates_in_a_federation():
     lengths = []
 
     def step(net, world, t):
@@ -139,11 +128,11 @@ def test_clipped_updates_in_a_federation(dtype):
             clients[k] = build(client, w + change * min(1, 0.5 / lengths[-1]), *flat(client)[1:])
         return averaged(net, clients, world.sizes)
 
-    assert_follows(dtype, step, transforms=[ClipUpdate(0.5)])
+    assert_follows(torch.float64, step, transforms=[ClipUpdate(0.5)])
     assert min(lengths) < 0.5 < max(lengths)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_halved_updates_in_a_federation(dtype):
     def step(net, world, t):
         w, clients = flat(net)[0], clients_of(net, world)
@@ -177,8 +166,7 @@ def test_numbers_are_counted_as_halves_as_long_as_they_are(transforms, bits):
     assert {u.bytes_up for r in updates.rounds for u in r} == {parameters * bits // 8}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_sparse_updates_in_a_federation(dtype):
+def test_sparse_updates_in_a_federation():
     """A tenth of the numbers, and what each client has kept over three rounds."""
     kept = {}
 
@@ -193,8 +181,8 @@ def test_sparse_updates_in_a_federation(dtype):
             clients[k] = build(client, w + sent, *flat(client)[1:])
         return averaged(net, clients, world.sizes)
 
-    _, rounds = assert_follows(dtype, step, transforms=[TopK(0.1)], tolerance=1e-7)
-    width = 4 if dtype == torch.float32 else 8
+    _, rounds = assert_follows(torch.float64, step, transforms=[TopK(0.1)], tolerance=1e-7)
+    width = 8
     parameters = sum(p.numel() for p in Plain(batchnorm=True).parameters())
     whole, count = rounds[0][0].bytes_down, round(0.1 * parameters)
     assert {u.bytes_up for r in rounds for u in r} == {whole - width * parameters + count * (width + 4)}
@@ -224,90 +212,15 @@ def test_clipping_binds_attackers_too():
     assert float((after - before).norm()) <= 0.3 + 1e-5
 
 
-def test_the_same_draws_give_the_same_bits():
-    finals = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        module = Plain()
-        federate(module, 2, transforms=[Quantize(4)])
-        finals.append(weights(module))
-    assert same_bits(*finals)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["=ClipUpdate", ".max_norm=0"], "'federation.transforms.max_norm' must be above 0"),
-        (["=Quantize", ".bits=1"], "'federation.transforms.bits' must be from 2 to 16"),
-        (["=Quantize", ".block=0"], "'federation.transforms.block' must be 1 or above"),
-        (["=TopK", ".share=0"], "'federation.transforms.share' must be above 0 and at most 1"),
-        (
-            ["=HalfPrecision", ".dtype=float8"],
-            "'federation.transforms.dtype' must be one of 'bfloat16', 'float16', but is 'float8'",
-        ),
-        (["=NoSuch"], "Known: ClientPrivacy, ClipUpdate, HalfPrecision, Quantize, TopK"),
+        (["+=HalfPrecision", ".dtype=float8"], "transforms.dtype' must be one of 'bfloat16', 'float16', but is 'float8'"),
+        (["+=NoSuch"], "Known: ClientPrivacy, ClipUpdate, HalfPrecision, Quantize, TopK"),
     ],
 )
-def test_wrong_settings_are_named(fl, options, message):
-    status, text = small(fl, *(f"--federation.transforms{'+' if option[0] == '=' else ''}{option}" for option in options))
+def test_wrong_names_are_told(fl, options, message):
+    status, text = small(fl, *(f"--federation.transforms{option}" for option in options))
     assert status in (1, 2)
     assert message in text
     assert "Traceback" not in text
-
-
-def test_routes_without_a_server(fl):
-    options = ["--federation.transforms+=Quantize", "--federation.route=FedCyclic", "--federation.strategy=FedAvg"]
-    status, text = small(fl, *options, "--model.init_args.loss=CrossEntropy")
-    assert status == 1
-    assert "Quantize changes the updates that clients send to the server, but on the route FedCyclic" in text
-
-
-class Answer(Transform):
-    """Returns something else than a message of the same length, or than the same change."""
-
-    def __init__(self, sent=None, received=None):
-        self.sent, self.received = sent, received
-
-    def apply(self, message, sender):
-        return message if self.sent is None else self.sent(message)
-
-    def receive(self, change, received, expected, draw, secret):
-        return change if self.received is None else self.received(change)
-
-
-@pytest.mark.parametrize(
-    ("sent", "told"),
-    [
-        (lambda message: replace(message, change=message.change.mean()), r"'change' is a tensor of shape \(\) in float64"),
-        (lambda message: replace(message, change=message.change[:1]), r"'change' is a tensor of shape \(1,\) in float64"),
-        (lambda message: [], "returned an object of the class list, but a Message is needed"),
-        (lambda message: message.change, r"returned a tensor of shape \(67,\) in float64, but a Message is needed"),
-    ],
-)
-def test_a_message_that_would_be_broadcast_is_refused(sent, told):
-    """Of 67 parameters, a mean or the first number would be added to each."""
-    with pytest.raises(ConfigurationError, match=rf"Answer\.apply returned .*{told}|Answer\.apply {told}"):
-        federate(Plain(), 1, transforms=[Answer(sent)])
-
-
-@pytest.mark.parametrize(
-    ("received", "told"),
-    [
-        (lambda change: change.mean(), r"a tensor of shape \(\) in float64"),
-        (lambda change: change[:1], r"a tensor of shape \(1,\) in float64"),
-        (lambda change: change.float(), r"a tensor of shape \(67,\) in float32"),
-        (lambda change: 1.0, "an object of the class float"),
-    ],
-)
-def test_an_average_that_would_be_broadcast_is_refused(received, told):
-    with pytest.raises(ConfigurationError, match=rf"Answer\.receive returned {told}, but a float64 tensor of shape \(67,\)"):
-        federate(Plain(), 1, transforms=[Answer(received=received)])
-
-
-def test_a_forgotten_return_is_named():
-    class Forgets(Transform):
-        def apply(self, message, sender):
-            replace(message, change=2 * message.change)
-
-    with pytest.raises(ConfigurationError, match=r"Forgets\.apply returned None, but a Message is needed\. Return"):
-        federate(Plain(), 1, transforms=[Forgets()])

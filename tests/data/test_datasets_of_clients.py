@@ -1,0 +1,180 @@
+"""The user's dataset as a module sees it, and what is no DataLoader."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from client_sites import Own, numbers
+from federations import Blobs, Consecutive, Plain, ready, same_bits, trainer, weights
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback, LocalTraining
+
+
+class Listed(Dataset[Any]):
+    """A dataset with attributes and methods that a module may use."""
+
+    def __init__(self, begin: int = 0) -> None:
+        self.targets = [k % 3 for k in range(begin, begin + 20)]
+        self.names = np.array([f"row {k}" for k in range(begin, begin + 20)])
+        self.begin, self.shift = begin, 0.0
+
+    def describe(self) -> str:
+        return f"shifted by {self.shift}"
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((4,), float(self.begin + index)) + self.shift, self.targets[index]
+
+
+class Reads(L.LightningDataModule):
+    def __init__(self, begin: int = 0, workers: int = 0) -> None:
+        super().__init__()
+        self.dataset, self.workers = Listed(begin), workers
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.dataset, 5, num_workers=self.workers)
+
+
+SHIFTED: list[tuple[float, list[int], str]] = []
+
+
+class SetsShift(Plain):
+    """Makes the inputs harder from epoch to epoch, as a curriculum does."""
+
+    def on_train_epoch_start(self) -> None:
+        self.trainer.train_dataloader.dataset.shift = 1000.0 * (self.current_epoch + 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        dataset = self.trainer.train_dataloader.dataset
+        SHIFTED.append((float(batch[0].min()), list(dataset.targets), dataset.describe()))
+        return super().training_step((batch[0] / 1e4, batch[1]), batch_idx)
+
+
+@pytest.mark.parametrize(("divided", "engine", "workers"), [(True, "trainer", 0), (False, "fabric", 0), (True, "fabric", 1)])
+def test_a_module_reaches_its_clients_dataset(divided, engine, workers):
+    SHIFTED.clear()
+    local = LocalTraining(engine=engine, max_epochs=2)
+    if divided:
+        source = Reads(0, workers)
+        data = FederatedDataModule(source, Consecutive([10, 10]))
+    else:
+        source = {"a": Reads(0, workers), "b": Reads(20, workers)}
+        data = FederatedDataModule.from_clients(source)
+    trainer(1, FederatedOrchestrator(local=local)).fit(SetsShift(), data)
+    size = 10 if divided else 20
+    firsts = [int(low // 1000) for low, _, _ in SHIFTED]
+    each = size // 5
+    assert firsts == [*[1] * each, *[2] * each] * 2  # each client begins anew
+    assert [targets for _, targets, _ in SHIFTED[:1]] == [[k % 3 for k in range(size)]]
+    assert [len(targets) for _, targets, _ in SHIFTED] == [size] * len(SHIFTED)
+    assert SHIFTED[0][2] == "shifted by 1000.0"
+    left = [source.dataset] if divided else [one.dataset for one in source.values()]
+    assert [dataset.shift for dataset in left] == [0.0] * len(left)
+
+
+def test_a_part_has_the_columns_of_its_examples():
+    data = ready(FederatedDataModule(Reads(), Consecutive([12, 8])))
+    part = data.client(1, 1).train_dataloader().dataset
+    assert part.names.tolist() == [f"row {k}" for k in range(12, 20)]
+    assert part.targets == [k % 3 for k in range(12, 20)]
+    with pytest.raises(AttributeError, match="no_such"):
+        part.no_such  # noqa: B018
+    assert isinstance(part, Subset)
+    data = ready(FederatedDataModule(Own(DataLoader(numbers(), 5)), Consecutive([30, 10])))
+    x, y = data.client(1, 1).train_dataloader().dataset.tensors
+    assert x[:, 0].tolist() == list(range(30, 40))
+    assert y.tolist() == [k % 3 for k in range(30, 40)]
+
+
+# ---------------------------------------------------------------- what is no DataLoader
+
+
+class Counts(FederationCallback):
+    def __init__(self) -> None:
+        self.examples: list[tuple[int, int, int]] = []
+
+    def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        self.examples.append((update.client, update.num_examples, update.num_steps))
+
+
+class Iterates:
+    """A stream of batches, not of examples."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Any:
+        return iter(self.batches)
+
+
+class WebLoader(Iterates, IterableDataset[Any]):
+    """Like webdataset's."""
+
+
+@pytest.mark.parametrize("batches", [WebLoader, lambda batches: Own(Iterates(batches))], ids=["a stream", "a datamodule"])
+def test_batches_are_not_batched_again(batches):
+    x, y = Blobs().train
+    expected, found = [], []
+    for batched in (False, True):
+        torch.manual_seed(3)
+        module, counts = Plain(), Counts()
+        source: Any = DataLoader(TensorDataset(x, y), 5)
+        source = batches(list(source)) if batched else source
+        data = FederatedDataModule.from_clients({"a": source}, val=DataLoader(TensorDataset(*Blobs().val), 16))
+        trainer(2, FederatedOrchestrator(), counts).fit(module, data)
+        (found if batched else expected).append((weights(module), counts.examples))
+    assert same_bits(expected[0][0], found[0][0])
+    assert expected[0][1] == found[0][1]
+
+
+def test_a_list_that_looks_like_batches_is_named():
+    batches = list(DataLoader(numbers(), 5))
+    with pytest.warns(UserWarning, match=r"client 'a' are a list whose first element has tensors of the shapes \(5, 4\)"):
+        FederatedDataModule.from_clients({"a": batches}).setup("fit")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FederatedDataModule.from_clients({"a": [numbers()[k] for k in range(5)]}).setup("fit")
+
+
+class Overstates(IterableDataset[Any]):
+    """Says that it has 100 examples, and yields 20."""
+
+    def __init__(self, size: int = 20, says: int = 100) -> None:
+        self.size, self.says = size, says
+
+    def __len__(self) -> int:
+        return self.says
+
+    def __iter__(self) -> Any:
+        return iter([numbers()[k] for k in range(self.size)])
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+def test_a_stream_counts_with_what_it_yields(engine):
+    counts = Counts()
+    clients = {"a": Overstates(), "b": Overstates(15, 15)}
+    data = FederatedDataModule.from_clients(clients, batch_size=5)
+    local = LocalTraining(engine=engine, max_epochs=2)
+    with pytest.warns(UserWarning, match=r"The stream of client a has a length of 100, but yielded 20 examples in an epoch"):
+        trainer(1, FederatedOrchestrator(local=local), counts).fit(Plain(), data)
+    assert sorted(counts.examples) == [(0, 20, 8), (1, 15, 6)]
+
+
+def test_a_stream_that_is_cut_off_counts_with_its_length():
+    counts = Counts()
+    data = FederatedDataModule.from_clients({"a": Overstates(20, 20)}, batch_size=5)
+    trainer(1, FederatedOrchestrator(local=LocalTraining(limit_train_batches=2)), counts).fit(Plain(), data)
+    trainer(1, FederatedOrchestrator(local=LocalTraining(max_steps=3, max_epochs=-1)), counts).fit(Plain(), data)
+    assert [count for _, count, _ in counts.examples] == [20, 20]
+
+
+def test_names_of_clients_are_texts():
+    assert FederatedDataModule.from_clients({1: numbers(), "2": numbers()}).datamodule.names == ("1", "2")

@@ -1,0 +1,130 @@
+"""Clients' own data, loaders and parts: what cannot be used together, and files that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from client_sites import VAL, Hospital, Images, Missing, Own, Read, fitted, shares
+from federations import Blobs, blobs
+from refusing import Refusal
+from torch.utils.data import DataLoader, TensorDataset
+from torchvision.transforms import v2
+
+from fl_lightning import (
+    DataError,
+    FederatedDataModule,
+    IIDPartitioner,
+    LocalTraining,
+    MNISTDataModule,
+    RandomCropFlip,
+    SimulatedCellsDataModule,
+    USPSDataModule,
+)
+
+from_clients = FederatedDataModule.from_clients
+
+
+def told(call: Callable[[], Any], words: str) -> Refusal:
+    return Refusal(call, words, DataError)
+
+
+def set_up(clients: Any, **settings: Any) -> Callable[[], Any]:
+    return lambda: from_clients(clients, **settings).setup("fit")
+
+
+class Transfers(Own):
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch
+
+
+class Blackened(MNISTDataModule):
+    """One of the package's, whose clients share how images are changed, with a change of its own."""
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch
+
+
+def public_share_of_persons() -> None:
+    named = TensorDataset(*blobs(40, 1))
+    named.persons = list(range(40))
+    FederatedDataModule(Own(DataLoader(named)), IIDPartitioner(2), public_share=0.2).setup("fit")
+
+
+CLIENTS = [
+    Refusal(set_up({}), "'data.clients' must be at least one client"),
+    Refusal(set_up(shares(), batch_size=0), "'data.batch_size' must be 1 or above"),
+    Refusal(set_up(shares(), val={"a": VAL, "b": VAL}), "'val' has sets for the clients a, b, ... sets are those of a, b, c"),
+    Refusal(set_up({"a": Transfers(VAL), "b": Own(VAL)}), "client 'a' overrides 'on_after_batch_transfer'"),
+    Refusal(set_up({"a": VAL, "b": Blackened()}), "client 'b' overrides 'on_before_batch_transfer'"),
+    Refusal(set_up(shares(), public_share=0.1), "'data.public_share' must be 0 if each client"),
+    Refusal(set_up(shares(), val=shares(2, (4, 5, 6)), client_validation=0.2), "'data.client_validation' ... validation sets"),
+    Refusal(lambda: FederatedDataModule(Blobs(), clients={"a": Images()}), "'data.datamodule' must be null ... but is 'Blobs'"),
+    Refusal(FederatedDataModule, "'data.datamodule' is missing. Set it, or give each client data"),
+    Refusal(lambda: from_clients({1: VAL, "1": VAL}), "Two clients have the name '1', once as a ... . Give each client a name"),
+    told(set_up({"a": DataLoader(VAL, 5), "b": DataLoader(VAL, 6)}), "'batch_size' is 5 for 'a', but 6 for 'b'"),
+    told(set_up({"a": DataLoader(VAL, 5), "b": DataLoader(VAL, 5, shuffle=True)}), "'shuffle' is False for ... True for 'b'"),
+    Refusal(lambda: FederatedDataModule(Blobs(), memory_limit=-1).setup("fit"), "'data.memory_limit' must ... in GiB, or null"),
+    Refusal(public_share_of_persons, "'data.public_share' must be 0 if the data name persons"),
+    told(set_up({"a": 3}), "client 'a' are a int, but must be a dataset"),
+    told(set_up({"a": TensorDataset(torch.zeros(0, 4), torch.zeros(0))}), "Client 'a' has no examples"),
+    told(set_up({"a": Own([DataLoader(VAL, 5)])}), "'train_dataloader' of client 'a' returns a ... client trains on a single"),
+]
+
+
+def gone(call: Callable[[], Any], words: str) -> Refusal:
+    return Refusal(call, words, FileNotFoundError)
+
+
+def on_engine(engine: Any) -> Callable[[], Any]:
+    sets = {name: (Missing if name == "b" else Read)(own) for name, own in shares().items()}
+    return lambda: fitted(from_clients(sets, batch_size=5), rounds=1, local=LocalTraining(engine=engine))
+
+
+def of_south(where: str) -> dict[str, Any]:
+    return {"north": Read(TensorDataset(*blobs(9, 1))), "south": Missing(TensorDataset(*blobs(9, 2)), where)}
+
+
+def labels() -> None:
+    data = from_clients(of_south("item"))
+    data.setup("fit")
+    data.label_counts()
+
+
+FILES = [
+    *(
+        gone(on_engine(engine), "No such file ... (in round 0, client b): 'scan_7.png'")
+        for engine in ("trainer", "fabric", "stacked", "auto")
+    ),
+    *(
+        gone(
+            lambda where=where: fitted(from_clients({"north": Hospital(), "south": Hospital(where)})),
+            "No such file ... (in the data of client 'south'): 'index.csv'",
+        )
+        for where in ("prepare", "setup", "train", "val")
+    ),
+    gone(set_up(of_south("len")), "(in the data of client 'south')"),
+    gone(labels, "(in example 11 of client south, whose label is read)"),
+]
+
+PACKAGES = [
+    Refusal(lambda: from_clients({"a": MNISTDataModule(), "b": USPSDataModule()}), "The MNISTDataModule of ... different ways"),
+    Refusal(
+        lambda: from_clients({name: MNISTDataModule(augmentation=RandomCropFlip(k)) for k, name in enumerate("ab", 2)}),
+        "client 'b' scale or augment images in different ways, but all clients share one. Give all of them the same 'mean'",
+    ),
+    Refusal(
+        lambda: from_clients({name: MNISTDataModule(augmentation=v2.Lambda(torch.Generator())) for name in "ab"}),
+        "client 'b' scale or augment images in different ways",
+    ),
+    Refusal(
+        set_up({"a": MNISTDataModule(), "b": TensorDataset(torch.zeros(3, 1, 28, 28), torch.zeros(3))}),
+        "client 'a' and the TensorDataset of client 'b' scale or augment images in different ways",
+    ),
+    Refusal(
+        lambda: from_clients({"a": SimulatedCellsDataModule(), "b": SimulatedCellsDataModule(density_scale=1.0)}),
+        "'density_scale' of the datamodules of clients 'a' and 'b' differs",
+    ),
+]
+REFUSALS = [*CLIENTS, *FILES, *PACKAGES]

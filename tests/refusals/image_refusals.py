@@ -1,0 +1,148 @@
+"""Images: folders, files and settings that cannot be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from federations import trainer
+from refusing import Refusal
+from small_images import ANIMALS, by_class, by_domain, halved, paint
+
+from fl_lightning import (
+    ClassificationTask,
+    DataError,
+    DomainPartitioner,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    IIDPartitioner,
+    ImageFolderDataModule,
+    LeNet,
+    RandomCropFlip,
+    TableDataModule,
+)
+
+Change = Callable[[Path], Any]
+
+
+def told(call: Callable[[], Any], words: str) -> Refusal:
+    return Refusal(call, words, DataError)
+
+
+def folder(change: Change, write: Callable[[Path], Path] = by_class, **settings: Any) -> Callable[[], Any]:
+    """Return a call that reads all training images of a folder after a change of it."""
+
+    def call() -> None:
+        change(write(Path("own")))
+        data = ImageFolderDataModule(**{"root": "own", **settings})
+        data.setup("fit")
+        list(data.train_dataloader())
+
+    return call
+
+
+def schema(text: str) -> Change:
+    return lambda root: Path("schema.yaml").write_text(text)
+
+
+def read_by(kind: Any, text: str, **settings: Any) -> Callable[[], Any]:
+    def call() -> None:
+        Path("schema.yaml").write_text(text)
+        kind("own", schema="schema.yaml", **settings)
+
+    return call
+
+
+def painted(*names: str, count: int = 2, **settings: Any) -> Callable[[], Any]:
+    return folder(lambda root: [paint(root / name, count) for name in names], Path, **settings)
+
+
+def nothing_in(*names: str) -> Change:
+    return lambda root: [(root / name).mkdir(parents=True) for name in names]
+
+
+def broken(root: Path, *names: str) -> None:
+    paint(root / "cat", 2)
+    for name in names:
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text("")
+
+
+def fitted(network: LeNet, num_classes: int) -> Callable[[], Any]:
+    def call() -> None:
+        own = ImageFolderDataModule(by_class(Path("own")), test_share=0.2, batch_size=5)
+        task = ClassificationTask(network, num_classes)
+        trainer(1, FederatedOrchestrator()).fit(task, FederatedDataModule(own, IIDPartitioner(2)))
+
+    return call
+
+
+REFUSALS = [
+    told(
+        folder(lambda root: (schema(ANIMALS)(root), paint(root / "gnu", 2)), schema="schema.yaml"),
+        "has a folder of the class 'gnu', which is not one of ... the schema's classes: emu, ",
+    ),
+    Refusal(read_by(ImageFolderDataModule, ANIMALS, classes=["cat", "dog"]), "'data.datamodule.classes' ... with a 'schema'"),
+    Refusal(read_by(TableDataModule, ANIMALS), "'data.datamodule.schema' must be the file of a schema with features"),
+    Refusal(
+        read_by(ImageFolderDataModule, "fields: [{name: age, type: number}]\n"),
+        "'data.datamodule.schema' must be a schema whose target has classes",
+    ),
+    told(folder(Path, root={"a": "no"}), "'no' is not a folder"),
+    Refusal(folder(Path, root={}), "'data.datamodule.root' must be a folder, or a folder f"),
+    told(
+        lambda: FederatedDataModule(ImageFolderDataModule(by_class(Path("own"))), DomainPartitioner()).setup("fit"),
+        "examples have no domains. Put each client's files ... partitioner",
+    ),
+    told(
+        folder(lambda root: [paint(root / name, 1) for name in ("test/cat", "test/dog", "train/cat", "train/ant")], Path),
+        "test' has the classes cat, dog, but the training images have ant, cat. Give",
+    ),
+    told(
+        folder(lambda root: [paint(root / part / name, 1) for part in ("a", "b") for name in "cd"], Path, test_root="own/b"),
+        "'data.datamodule.test_root' is own/b, which is inside 'root' own, so the federation would train on",
+    ),
+    told(
+        painted("train/cat", "train/dog", "test/cat", "test/dog", "unlabelled/cat"),
+        "contains unlabelled next to 'train' and 'test', ... Set 'data.datamodule.root'",
+    ),
+    told(folder(lambda root: paint(root / "cat", 1, size=20, kind="bmp")), "different sizes: ... Set ... resize all of them"),
+    told(folder(halved, memory_limit=0.0), "Cannot read ... emu/1.png ... set 'data.datamodule.unreadable' to 'skip'"),
+    told(lambda: ImageFolderDataModule("nowhere").setup("fit"), "is not a folder. Set 'data.datamodule.root'"),
+    told(folder(Path.mkdir, Path), "own' contains no folders"),
+    told(painted("cat"), "own' contains the single class 'cat'"),
+    told(folder(lambda root: (root / "ant").mkdir()), "ant' contains no images (.jpg"),
+    told(
+        folder(lambda root: Path("none/cat").mkdir(parents=True), root={"a": "none", "b": "own"}),
+        "none' contains no images (.jpg ... Add some, or remove the folder",
+    ),
+    told(folder(lambda root: (root / "webcam").mkdir(), by_domain), "is nested more deeply ...: ... 'webcam', which is empty"),
+    told(painted("a/b/cat", "a/b/dog", "a/c/cat"), "is nested more deeply than root/domain/class/image: 'b' contains folders"),
+    told(painted("cat", "dog", count=1, test_share=0.99), "'data.datamodule.test_share' is 0.99, ... the 2 images to train on"),
+    told(folder(lambda root: broken(root, "dog/0.png"), Path, unreadable="skip"), "Without them class 'dog' ... images left"),
+    told(
+        folder(lambda root: broken(root, "dog/0.png", "cat/0.png", "cat/1.png"), Path),
+        "None of the 3 images can be read, such as ... (cannot identify",
+    ),
+    *(
+        Refusal(lambda wrong=wrong: ImageFolderDataModule("x", **wrong), f"'data.datamodule.{words}")
+        for wrong, words in (
+            ({"test_share": 1.0}, "test_share' must be at least 0 and below 1"),
+            ({"image_size": 0}, "image_size' must be 1 or above, or null"),
+            ({"memory_limit": -1}, "memory_limit' must be 0 or above"),
+            ({"num_workers": -1}, "num_workers' must be 0 or above"),
+            ({"eval_batch_size": 0}, "eval_batch_size' must be 1 or above"),
+            ({"white": 0}, "white' must be 1 to 65535"),
+            ({"mean": [0.5]}, "std' must be above 0, with one value for each value of 'mean'"),
+            ({"mean": [0.5], "std": [0.5]}, "mean' must be one number for each of 3 channels"),
+            ({"mean": [0.5] * 3, "std": [0.5, 0.5, 0]}, "std' must be above 0"),
+            ({"mean": [127.0], "std": [0.5]}, "mean' must be between 0 and 1 for each channel, since images are in [0, 1]"),
+            ({"mean": [0.5], "std": [50.0]}, "std' must be between 0 and 1 for each channel ... by 255), but is [50.0]"),
+        )
+    ),
+    Refusal(lambda: RandomCropFlip(-1), "'padding' must be 0 or above"),
+    Refusal(lambda: RandomCropFlip(1, 2), "'flip' must be in [0, 1]"),
+    Refusal(fitted(LeNet(1, 16, 3), 3), "LeNet cannot take inputs of shape ( ... , 3, 16, 16): ... Change 'model.network'"),
+    Refusal(fitted(LeNet(3, 16, 4), 3), "LeNet returns outputs of shape ( ... , 4) for ... inputs, but the task has 3 classes"),
+]

@@ -1,0 +1,276 @@
+"""Tables: files, cells and settings that cannot be used."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pandas as pd
+from client_sites import fitted
+from lightning.pytorch.demos.boring_classes import BoringDataModule
+from refusing import Refusal
+from small_tables import AGE, OUTCOME, SEX, set_up, small, write
+
+from fl_lightning import (
+    DataError,
+    DomainPartitioner,
+    ExamplePrivacy,
+    FederatedDataModule,
+    ImageFolderDataModule,
+    LocalTraining,
+    TableDataModule,
+)
+from fl_lightning.errors import VersionError
+from fl_lightning.flower.pool import FlowerPool
+
+
+def told(call: Callable[[], Any], words: str) -> Refusal:
+    return Refusal(call, words, DataError)
+
+
+def reading(files: str | dict[str, str], path: Any = "x.csv", **settings: Any) -> Callable[[], Any]:
+    """Return a call that writes files, or the text of x.csv, and reads them."""
+
+    def call() -> None:
+        for name, text in ({"x.csv": files} if isinstance(files, str) else files).items():
+            write(name)
+            Path(name).write_bytes(text.encode("latin-1"))
+        set_up(path, **settings)
+
+    return call
+
+
+def by_schema(fields: tuple[str, ...], text: str, target: str = "", **settings: Any) -> Callable[[], Any]:
+    """Return a call that reads x.csv by a schema of these fields."""
+    return lambda: reading(
+        text, schema=small(*fields, target=target), **{"standardize": False, "test_share": 0.0, **settings}
+    )()
+
+
+def patient(text: str, **settings: Any) -> Callable[[], Any]:
+    return by_schema((AGE, SEX, OUTCOME), text, "outcome", **settings)
+
+
+def parquet(**columns: Any) -> Callable[[], Any]:
+    def call() -> None:
+        pd.DataFrame({"a": [1, 2], "b": [0.1, 2.5], "y": [1.0, 2.0], **columns}).to_parquet("x.parquet")
+        set_up("x.parquet", target="y")
+
+    return call
+
+
+def without_pyarrow() -> None:
+    with patch.dict(sys.modules, {"pyarrow.csv": None}):
+        reading("a,target\n1,2\n")()
+
+
+def unlike_schemas() -> None:
+    made = {}
+    for name, most in (("a", 9), ("b", 10)):
+        Path(small(f"name: a, type: number, constraints: {{maximum: {most}}}")).rename(f"{name}.yaml")
+        made[name] = TableDataModule("x.csv", schema=f"{name}.yaml", standardize=False)
+    FederatedDataModule.from_clients(made)
+
+
+def scaled_and_private() -> None:
+    reading(GOOD)()
+    data = FederatedDataModule.from_clients({"a": TableDataModule("x.csv", kind="classification")})
+    fitted(data, local=LocalTraining(privacy=ExamplePrivacy(1.0, 1.0)))
+
+
+GOOD = "a,b,target\n1,2,3\n4,5,6\n"
+CLIENTS = {"c/ann.csv": "a,target\n1,2\n", "c/bob.csv": "a,target\n1,2\n"}
+CLASSES = {"kind": "classification"}
+COLUMNS = {f"c/{name}.csv": "age,dose,target\n1,2,3\n" for name in ("ann", "bob", "cy")} | {
+    "c/al.csv": "age,target\n1,2\n",
+    "c/zoe.csv": "age,dosis,target,weight\n1,2,3,4\n",
+}
+MORE_COLUMNS = COLUMNS | {f"c/more{k}.csv": "x,target\n1,2\n" for k in range(7)}
+MORE_COLUMNS |= {f"c/usual{k}.csv": "age,dose,target\n1,2,3\n" for k in range(7)}
+
+FILES = [
+    *(
+        told(reading(text), words)
+        for text, words in (
+            ("", "'x.csv' is empty. Add a header with column names and at least one row"),
+            ("a,b,target\n", "'x.csv' has a header but no rows"),
+            ("1,2,3\n4,5,6\n", "'x.csv' begins with numbers (1, 2, 3). Add a header"),
+            ("a,a,target\n1,2,3\n", "The header of 'x.csv' names the column 'a' twice"),
+            ("a,,target\n1,2,3\n", "The header of 'x.csv' has a column without a name. Give every column"),
+            ("a,,,target\n1,2,3,4\n", "The header of 'x.csv' has a column without a name"),
+            ("a,b\n1,2\n", "'x.csv' has no column 'target'. Its columns are a, b. Set 'data.datamodule.target' to one of them"),
+            ("target\n1\n2\n", "'x.csv' has no columns besides target. Add columns of features"),
+            ("a,b,target\n1,2,3\n4,5\n", "x.csv, line 3 has 2 cells, but the header has 3. Fix that line"),
+            ("a,target\n1,3\n\nfive,6\n", "x.csv, line 4: the column 'a' holds 'five', which is not a number. Write a number"),
+            ("a,target\n1,3\n4,?\n", "x.csv, line 3: the column 'target' holds '?', which is not a number"),
+            ("a,target\n,3\n", "line 2: the column 'a' is empty. Write a number, remove the row, or remove the column"),
+            ("a,target\n1,3\nnan,6\n", "x.csv, line 3: the column 'a' holds 'nan', which is not a finite number"),
+            ("a,target\n-inf,3\n", "line 2: the column 'a' holds '-inf', which is not a finite number"),
+            ("a,target\n1e39,3\n", "line 2: the column 'a' holds '1e39', which is not a finite number"),
+            ("a,target\n1,\xff\n", "Cannot read 'x.csv' as a CSV file in UTF-8 ( ... ). Fix the file"),
+            (",".join(f"c{k}" for k in range(30)) + "\n" + ",".join("1" * 30), "Its columns are c0, ..., c19 and 10 more. Set"),
+            ("a;b,c;d\n1;2,3;4\n", "'x.csv' may be separated by commas or semicolons. Set the one ... 'data.datamodule.csv"),
+            ("a;target\n1,500;2\n2,250;3\n", "'a' holds '1,500', which may be a decimal comma, or separate"),
+            ("a;target\n1;2\n2,25;3.5\n", "line 3: the column 'a' holds '2,25', while other cells have decimal points"),
+            ("a;target\n1,234.5;2\n", "x.csv, line 2: the column 'a' holds '1,234.5', which is not a number"),
+        )
+    ),
+    told(reading('a,b\n1,"two\nlines"\n\n2,x\nbad,y\n', target="b", **CLASSES), "x.csv, line 6: the column ... not a number"),
+    told(reading("a;target\n1;3\n4;6\n", csv={"separator": ","}), "The header of 'x.csv' is one ... 'data.datamodule.csv: "),
+    told(
+        reading(COLUMNS, "c"),
+        "The files have different features: 'c/al.csv' lacks dose; 'c/zoe.csv' lacks dose and also has dosis, weight; "
+        "the others have age, dose. Give every file of 'data.datamodule.path' the same columns.",
+    ),
+    told(reading(MORE_COLUMNS, "c"), "'c/more3.csv' lacks age, dose and also has x, and 4 more files; the others have"),
+    told(
+        reading({"c/a.csv": "age,dose,target\n1,2,3\n", "test.csv": "age,dosis,target\n1,2,3\n"}, "c", test_path="test.csv"),
+        "The files have different features: 'test.csv' lacks dose and also has dosis; the training data have age, dose. "
+        "Give every file of 'data.datamodule.test_path' the same columns.",
+    ),
+    told(parquet(b=[None, 1.0]), "x.parquet, row 1: the column 'b' is empty. Write a number"),
+    told(parquet(b=[[1], [2]]), "x.parquet ... column 'b'"),
+    told(reading({"y.parquet": "PAR1"}, "y.parquet"), "Cannot read 'y.parquet' as a Parquet file"),
+    Refusal(without_pyarrow, "pip install 'fl_lightning[tables]'", VersionError),
+    # places
+    told(reading({}, "no"), "'no' is neither a file nor a folder. Set 'data.datamodule.path' to a CSV file, or"),
+    told(reading({"c/notes.txt": ""}, "c"), "The folder 'c' has no CSV file (*.csv) and no Parquet file. Set 'data"),
+    told(reading(GOOD, test_path="no"), "'no' is neither a file nor a folder. Set 'data.datamodule.test_path'"),
+    told(reading(CLIENTS, "c", test_path="c/ann.csv"), "'c/ann.csv' is inside 'c', so its rows would be trained on, too"),
+    told(reading(GOOD, test_path="x.csv"), "'x.csv' is inside 'x.csv', so its rows would be trained on, too"),
+    told(reading(CLIENTS, {"a": "c"}, test_path="c/ann.csv"), "'c/ann.csv' is inside 'c', so its ... would be trained on, too"),
+    told(reading(CLIENTS, "c/ann.csv", test_path="c"), "'c/ann.csv' is inside 'c', so its rows would be tested on, too"),
+    told(reading(CLIENTS, "c", client_column="a"), "'data.datamodule.client_column' names the ... 'path' is the folder 'c'"),
+    Refusal(reading({}, {}), "'data.datamodule.path' must be a file, a folder, or a file for each client"),
+    told(reading(CLIENTS, {"a": "c/ann.csv"}, client_column="a"), "client_column' names the clients ... 'path' has a file for"),
+    told(reading(CLIENTS | {"c/ann.parquet": ""}, "c"), "The folder 'c' has several tables named ... every client one file"),
+    # clients and classes
+    told(reading("a,site,target\n1,n,u\n2,,v\n", client_column="site", **CLASSES), "x.csv, line 3: the ... or remove the row"),
+    told(reading(GOOD, client_column="place"), "has no column 'place'. Its columns are a, ... 'data.datamodule.client_column"),
+    told(reading(GOOD, person_column="person"), "has no column 'person'"),
+    told(reading("person,a,target\np,1,2\n,3,4\n", person_column="person"), "line 3: the column 'person' is empty"),
+    told(
+        lambda: (reading(GOOD)(), FederatedDataModule(TableDataModule("x.csv"), DomainPartitioner()).setup("fit")),
+        "name a column of clients in a table), or set 'data.partitioner' to another",
+    ),
+    told(reading("a,target\n1,u\n2,\n", **CLASSES), "x.csv, line 3: the column 'target' is empty. Fill it"),
+    told(reading("a,target\n1,u\n2,u\n", **CLASSES), "The column 'target' of 'x.csv' has the single ... 'data.datamodule.tar"),
+    told(
+        reading({"x.csv": "a,target\n1,u\n2,v\n", "z.csv": "a,target\n1,u\n2,w\n"}, test_path="z.csv", **CLASSES),
+        "z.csv, line 3: the column 'target' has the class 'w', which does not occur in the",
+    ),
+    told(
+        reading("a,client\n1,x\n2,y\n", target=None, test_share=0.5, client_column="client"),
+        "'data.datamodule.test_share' is 0.5 ... selects no rows, ... more than one. Set it to 0",
+    ),
+]
+
+NAMED_IN_YAML = [
+    Refusal(
+        lambda build=build, name=name: build({"a": 1, name: 2}),
+        f"'{setting}' has the name {name!r}, which is not text. Put quotes around it",
+    )
+    for setting, build, names in (
+        ("data.datamodule.path", TableDataModule, (8, False, None, 0.5)),  # YAML's 010, no, null, .5 and 1e3 are these
+        ("data.datamodule.exports", lambda given: TableDataModule("x.csv", exports=given), (8,)),
+        ("data.datamodule.root", lambda given: ImageFolderDataModule(given, test_share=0.2), (8,)),
+        ("data.clients", lambda given: FederatedDataModule(clients=dict.fromkeys(given, BoringDataModule())), (None,)),
+        ("federation.pool.max_examples", lambda given: FlowerPool(max_examples=given), (8,)),
+    )
+    for name in names
+]
+
+CELLS = [
+    told(
+        patient("years,sex,outcome\n1,male,healthy\n"),
+        "'x.csv' lacks ... : 'age'. Its columns are years, ... COLUMN}}'.",
+    ),
+    told(patient("Age,sex,outcome\n1,male,healthy\n"), "'age'. Did you mean Age? Its columns are"),
+    told(patient("age,sex,outcome\n1,male,healthy\n", columns={"age": {"from": "alter"}}), "'alter' for 'age'."),
+    told(
+        patient("age,sex,outcome\n1,male,healthy\n2,male,ill\n"),
+        "line 3: the column 'outcome' holds 'ill', which is no ... (healthy, cancer) ... {'ill'",
+    ),
+    told(patient('age,sex,outcome\n1,"=cmd()\x1b[2J",healthy\n'), "holds '=cmd()?[2J', which is no category of 'sex'"),
+    told(
+        patient("age,sex,outcome\n1,male,healthy\n150,male,cancer\n"), "holds '150' but 'age' is at most 120 ... {age: {scale"
+    ),
+    told(
+        patient("alter,sex,outcome\n-12,male,healthy\n", columns={"age": {"from": "alter", "scale": 0.5}}),
+        "the column 'alter' holds '-12', -6 after conversion, but 'age' is at least 0 in the schema",
+    ),
+    told(patient("age,sex,outcome\n,male,healthy\n"), "x.csv, line 2: the column 'age' is ... of 'age' in the schema of all."),
+    told(patient("age,sex,outcome\n1,male,\n"), "x.csv, line 2: the column 'outcome' is empty. Fill it, or remove the row."),
+    told(
+        patient("age,sex,outcome\n1,unknown,healthy\n", csv={"missing": ["unknown"]}),
+        "'sex' holds 'unknown', which stands for a missing value. Fill it, or remove the row; or set 'missing'",
+    ),
+    told(patient("age,sex,outcome\nold,male,healthy\n"), "x.csv, line 2: the column 'age' holds 'old', which is not a number"),
+    *(
+        told(by_schema((field, "name: n, type: number"), f"a,n\n{cell},1\n"), words)
+        for field, cell, words in (
+            ("name: a, type: integer", "1.5", "the column 'a' holds '1.5' but 'a' is a whole number in the schema"),
+            ("name: a, type: boolean", "maybe", "holds 'maybe', which is neither true nor false, yes nor no, 1 nor 0"),
+            ("name: a, type: date, since: 2000-01-01", "31.12.2020", "which is not a date of the ... {format: '%d.%m.%Y'}}'."),
+            (
+                "name: a, type: date, since: 2000-01-01, constraints: {maximum: 2001-01-01}",
+                "2002-01-01",
+                "holds '2002-01-01' but 'a' is at most 2001-01-01 in the schema. Correct the cell, or change the",
+            ),
+            ("name: a, type: number", "1e39", "the column 'a' holds '1e39', which is not a finite number"),
+            ("name: a, type: number, unit: kg, constraints: {minimum: 2}", "1", "'1' but 'a' is at least 2 kg in the schema"),
+        )
+    ),
+]
+
+SETTINGS = [
+    *(
+        Refusal(lambda wrong=wrong: TableDataModule("x.csv", **wrong), f"'data.datamodule.{words}")
+        for wrong, words in (
+            ({"test_share": 1.0}, "test_share' must be at least 0 and below 1"),
+            ({"kind": "ranking"}, "kind' must be regression or classification, but is 'ranking'"),
+            ({"kind": "classification", "target": None}, "kind' must be left out without a 'target'"),
+            ({"client_column": "target"}, "client_column' must be a column other than 'target'"),
+            ({"person_column": "target"}, "person_column' must be a column other than 'target'"),
+            ({"batch_size": 0}, "batch_size' must be 1 or above"),
+            ({"eval_batch_size": 0}, "eval_batch_size' must be 1 or above"),
+            ({"columns": {"age": {"from": "alter"}}}, "columns' needs 'data.datamodule.schema'"),
+        )
+    ),
+    *(
+        Refusal(patient("", **wrong), f"'data.datamodule.{words}")
+        for wrong, words in (
+            ({"kind": "ranking"}, "kind' is 'ranking', but the schema says 'classification'"),
+            ({"classes": ["a", "b"]}, "classes' must be left out with a 'schema'"),
+            ({"client_column": "sex"}, "client_column' must be a column that is not a field of the schema"),
+            ({"columns": {"agee": {}}}, "columns' has no 'agee'. It has age, sex, outcome. Did you mean age?"),
+            ({"columns": {"age": {"form": "x"}}}, "columns.age' has no 'form'. It has from, scale,"),
+            ({"columns": {"age": {"scale": 0}}}, "columns.age.scale' must be a number other than 0, but is 0"),
+            ({"columns": {"age": {"format": "%Z"}}}, "columns.age.format' must be a date's form"),
+            ({"columns": {"sex": {"values": {True: "male"}}}}, "columns.sex.values' has True, which YAML does not"),
+            ({"csv": {"missing": [-9.9]}}, "csv.missing' has -9.9, which YAML does not read as a text. Put quotes"),
+            ({"columns": {"age": "alter"}}, "columns.age' must be a mapping, but is 'alter'"),
+            ({"csv": {"separator": "::"}}, "csv.separator' must be one character"),
+            ({"csv": {"decimal": ";"}}, "csv.decimal' must be '.' or ','"),
+            ({"csv": {"encoding": "base64"}}, "csv.encoding' must be an encoding such as cp1252"),
+            ({"csv": {"missing": "NA"}}, "csv.missing' must be a list of cells"),
+            ({"exports": {"a": {"colums": {}}}}, "exports.a' has no 'colums'. It has csv, columns. Did you mean"),
+            ({"exports": {"a": {"columns": {"x": {}}}}}, "exports.a.columns' has no 'x'. It has age"),
+        )
+    ),
+    Refusal(
+        lambda: TableDataModule("x.csv", "age", schema=small(AGE, SEX, OUTCOME, target="outcome")),
+        "'data.datamodule.target' is 'age', but the schema says 'outcome'. Remove 'target'",
+    ),
+    Refusal(
+        by_schema(("name: age, type: number, missing: mean",), "", standardize=True),
+        "'data.datamodule.standardize' is true, but the schema leaves missing values of 'age'",
+    ),
+    Refusal(unlike_schemas, "'schema' of the datamodules of clients 'a' and 'b' ... same number would mean different things"),
+    Refusal(scaled_and_private, "'data.datamodule.standardize' is true"),
+    Refusal(reading(CLIENTS, "c", exports={"anne": {}}), "names the client 'anne', who has no ... 'data.datamodule.path'. Did"),
+]
+REFUSALS = [*FILES, *NAMED_IN_YAML, *CELLS, *SETTINGS]

@@ -1,0 +1,168 @@
+"""Tasks, losses and transforms: wrong settings, and what they do not go with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from federations import Blobs, federate
+from refusing import Refusal, fitting
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import BinaryF1Score
+
+from fl_lightning import (
+    AdaFed,
+    ClassificationTask,
+    ClipUpdate,
+    CrossEntropy,
+    F1WeightedCrossEntropy,
+    FedCyclic,
+    HalfSquaredError,
+    Hinge,
+    PercentageError,
+    ProximalLoss,
+    Quantize,
+    RegressionTask,
+    RobustLoss,
+    SimulatedTasksDataModule,
+    TopK,
+    Transform,
+)
+
+
+class Alone(Blobs):
+    """Inputs without a target."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(self.train[0]), batch_size=7)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(self.val[0]), batch_size=7)
+
+
+class Numbers(Blobs):
+    """Real targets of a shape."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.train, self.val = ((x, x.sum(1).reshape(-1, *shape)) for x, _ in (self.train, self.val))
+
+
+class Several(Blobs):
+    """Targets of shape (B, C), one column for each class, as for examples of several classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.train, self.val = ((x, nn.functional.one_hot(y, 3)) for x, y in (self.train, self.val))
+
+
+def task(network: Any, *args: Any, kind: Any = RegressionTask, **settings: Any) -> Callable[[], Any]:
+    return lambda: federate(kind(network, *args), 1, **{"data": Numbers(), **settings})
+
+
+def classes(network: Any, *args: Any, **settings: Any) -> Callable[[], Any]:
+    return task(network, *args, kind=ClassificationTask, **{"data": Blobs(), **settings})
+
+
+WITH_GRADIENT = torch.zeros(2, 3, requires_grad=True)
+LINE = nn.Linear(4, 1)
+TASKS = [
+    Refusal(task(nn.Linear(4, 2)), "outputs of shape ( ... , 2), but the targets have shape ("),
+    Refusal(task(nn.Linear(5, 1)), "Linear cannot take inputs of shape"),
+    Refusal(task(LINE, nn.CrossEntropyLoss()), "must be a loss of numbers, ... but is 'CrossEntropyLoss'"),
+    Refusal(task(LINE, F1WeightedCrossEntropy(3)), "'model.loss' must be a loss of numbers"),
+    Refusal(classes(nn.Linear(4, 3), 3, nn.MSELoss()), "MSELoss cannot compare outputs of shape"),
+    Refusal(task(LINE, strategy=AdaFed(BinaryF1Score())), "BinaryF1Score cannot compare ... 'federation.strategy.metric'"),
+    Refusal(task(LINE, data=Alone()), "RegressionTask learns from batches of (input, target), but the data return only inputs"),
+    Refusal(classes(nn.Linear(4, 3), 3, CrossEntropy(), data=Several()), "ClassificationTask learns ... shape (5, 3) for 5 in"),
+    Refusal(lambda: RegressionTask(LINE, l2=-1.0), "'model.l2' must be 0 or above, but is -1.0"),
+    Refusal(lambda: RegressionTask(LINE, mape_floor=0.0), "mape_floor' must be above 0, in units of the target, but is 0.0"),
+    Refusal(lambda: Hinge()(torch.zeros(4, 1), torch.zeros(4)), "one class per example, but got ... targets of torch.float32"),
+    *(
+        Refusal(lambda compare=compare: compare(torch.zeros(3, 1), torch.zeros(3)), "of the same shape, but ... 1) and (3,)")
+        for compare in (HalfSquaredError(), PercentageError().update, RobustLoss())
+    ),
+    Refusal(lambda: RobustLoss(scale=0.0), "'model.loss.scale' must be above 0 and finite, in units of the target, but is 0.0"),
+    Refusal(lambda: RobustLoss(shape=2.5), "'model.loss.shape' must be at most 2, but is 2.5"),
+    Refusal(lambda: RobustLoss(shape=-2.0), "'model.loss.shape' must be from 0.0 to 2.0 if 'adaptive' is true, but is -2.0"),
+    Refusal(lambda: RobustLoss(lowest=-0.5), "lowest' must be from 0 to 'highest', 2.0, which is at most 2, but is -0.5"),
+    Refusal(lambda: RobustLoss(adaptive=False, adapt_scale=True), "adapt_scale' must be false if 'adaptive' is false"),
+    Refusal(lambda: F1WeightedCrossEntropy(1), "'num_classes' must be at least 2, but is 1"),
+    Refusal(lambda: F1WeightedCrossEntropy(3, epsilon=0.0), "'epsilon' must be above 0 and below 1, but is 0.0"),
+    Refusal(lambda: ProximalLoss(CrossEntropy(), mu=-1.0), "'mu' must be 0 or above, but is -1.0"),
+    Refusal(
+        lambda: ProximalLoss(CrossEntropy(), 0.1)(WITH_GRADIENT, torch.tensor([0, 1])),
+        "Call its anchor(self.parameters()) in 'on_train_start'",
+    ),
+    *(
+        Refusal(lambda wrong=wrong: SimulatedTasksDataModule(**wrong), f"'data.datamodule.{words}")
+        for wrong, words in (
+            ({"num_clients": 0}, "num_clients' must be 1 or above"),
+            ({"groups": 0}, "groups' must be from 1 to the 10 clients, but is 0"),
+            ({"groups": 11}, "groups' must be from 1 to the 10 clients, but is 11"),
+            ({"features": 0}, "features' must be 1 or above"),
+            ({"examples": (5, 4)}, "examples' must be two numbers of 1 or above, the smallest and the largest"),
+            ({"examples": (0, 4)}, "examples' must be two numbers"),
+            ({"kind": "blobs"}, "kind' must be one of regression, classification, clusters, but is 'blobs'"),
+            ({"spread": -0.1}, "spread' must be 0 or above"),
+            ({"noise": -0.1}, "noise' must be 0 or above"),
+            ({"shift": -0.1}, "shift' must be 0 or above"),
+            ({"outlier_noise": -1.0}, "outlier_noise' must be 0 or above"),
+            ({"outliers": 1.1}, "outliers' must be a share from 0 to 1, but is 1.1"),
+            ({"server_outliers": -0.1}, "server_outliers' must be a share from 0 to 1, but is -0.1"),
+            ({"kind": "clusters", "outliers": 0.1}, "outliers' must be 0 unless 'kind' is regression, but is 0.1"),
+            ({"test_examples": 0}, "test_examples' must be 1 or above"),
+            ({"batch_size": 0}, "batch_size' must be 1 or above"),
+            ({"eval_batch_size": 0}, "eval_batch_size' must be 1 or above"),
+        )
+    ),
+]
+
+
+class Answer(Transform):
+    """Returns something else than a message of the same length, or than the same change."""
+
+    def __init__(self, sent: Any = None, received: Any = None) -> None:
+        self.sent, self.received = sent, received
+
+    def apply(self, message: Any, sender: Any) -> Any:
+        return message if self.sent is None else self.sent(message)
+
+    def receive(self, change: Any, received: Any, expected: Any, draw: Any, secret: Any) -> Any:
+        return change if self.received is None else self.received(change)
+
+
+TRANSFORMS = [
+    Refusal(lambda: ClipUpdate(0), "'federation.transforms.max_norm' must be above 0"),
+    Refusal(lambda: Quantize(1), "'federation.transforms.bits' must be from 2 to 16"),
+    Refusal(lambda: Quantize(17), "'federation.transforms.bits' must be from 2 to 16"),
+    Refusal(lambda: Quantize(8, 0), "'federation.transforms.block' must be 1 or above"),
+    Refusal(lambda: TopK(0), "'federation.transforms.share' must be above 0 and at most 1"),
+    Refusal(fitting(transforms=[Quantize()], route=FedCyclic()), "Quantize changes the updates that ... the route FedCyclic"),
+    *(  # of 67 parameters, a mean or the first number would be added to each
+        Refusal(fitting(transforms=[Answer(sent)]), f"Answer.apply ... {words}")
+        for sent, words in (
+            (lambda message: replace(message, change=message.change.mean()), "'change' is a tensor of shape () in float64"),
+            (lambda message: replace(message, change=message.change[:1]), "'change' is a tensor of shape (1,) in float64"),
+            (lambda message: [], "returned an object of the class list, but a Message is needed"),
+            (lambda message: message.change, "returned a tensor of shape (67,) in float64, but a Message is needed"),
+            (lambda message: replace(message) and None, "returned None, but a Message is needed. Return"),
+        )
+    ),
+    *(
+        Refusal(
+            fitting(transforms=[Answer(received=received)]),
+            f"Answer.receive returned {words}, but a float64 tensor of shape (67,)",
+        )
+        for received, words in (
+            (lambda change: change.mean(), "a tensor of shape () in float64"),
+            (lambda change: change[:1], "a tensor of shape (1,) in float64"),
+            (lambda change: change.float(), "a tensor of shape (67,) in float32"),
+            (lambda change: 1.0, "an object of the class float"),
+        )
+    ),
+]
+REFUSALS = [*TASKS, *TRANSFORMS]

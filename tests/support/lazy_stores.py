@@ -1,0 +1,52 @@
+"""Four clients whose examples are read when they are drawn, and a federation of them."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from client_sites import Read
+from federations import Plain, blobs, trainer, weights
+from torch.utils.data import TensorDataset
+
+from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalTraining
+
+SIZES = [7, 12, 5, 9]
+
+
+class Store:
+    """Open clients, and count how often, and how many are open at once."""
+
+    def __init__(self, listed: bool = False) -> None:
+        self.listed = listed
+        self.opened: list[int] = []
+        self.alive: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.most = 0
+
+    def __call__(self, client: int) -> Any:
+        examples = TensorDataset(*blobs(SIZES[client], client))
+        found = Read(examples) if self.listed else examples
+        self.opened.append(client)
+        self.alive.add(found)
+        self.most = max(self.most, len(self.alive))
+        return found
+
+
+def lazily(store: Any, sizes: Any = SIZES, **settings: Any) -> FederatedDataModule:
+    return FederatedDataModule.from_clients(store, num_clients=4, num_examples=sizes, batch_size=4, **settings)
+
+
+def at_once(listed: bool = False) -> FederatedDataModule:
+    return FederatedDataModule.from_clients({str(k): Store(listed)(k) for k in range(4)}, batch_size=4)
+
+
+def fit(data: FederatedDataModule, rounds: int = 2, *callbacks: Any, engine: str = "fabric", **settings: Any) -> Any:
+    """Return the weights after a federation of two clients a round."""
+    local = LocalTraining(engine=engine, **settings.pop("local", {}))
+    federation = FederatedOrchestrator(local=local, clients_per_round=2, **settings.pop("federation", {}))
+    run = trainer(rounds, federation, *callbacks, enable_checkpointing=bool(callbacks))
+    torch.manual_seed(0)
+    module = Plain()
+    run.fit(module, data, **settings)
+    return weights(module)
