@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
-import launching
 import numpy as np
 import pytest
 import shake
 import torch
 from accountants import gaussian_epsilon
 from by_hand import flat
-from federations import Plain, every_round, federate, same_bits, weights
-from launching import launch
+from federations import Plain, federate
+from private_runs import NO_NOISE
 
 from fl_lightning import (
     ClientPrivacy,
-    ConfigurationError,
     FedAvg,
     FederationCallback,
-    SecureAggregation,
 )
 from fl_lightning.functional.adaptive_norm import AdaptiveNorm, noise_of_changes
 
-GAMMA, RATE, NO_NOISE = 0.3, 0.2, 1e-9
+GAMMA, RATE = 0.3, 0.2
 
 
 class Norms(FederationCallback):
@@ -37,18 +33,12 @@ class Norms(FederationCallback):
         self.seen.append(float(trainer.logged_metrics["federation/clipping_norm"]))
 
 
-def fit(norm, z=NO_NOISE, rounds=4, folder=None, ckpt_path=None, callbacks=(), **more):
+def fit(norm, z=NO_NOISE, rounds=4, **more):
     torch.manual_seed(0)
     module, norms = Plain().double(), Norms()
-    settings = {"target_quantile": GAMMA, "norm_rate": RATE, "noise_seed": 7, **more}
-    privacy = ClientPrivacy(norm, z, delta=1e-3, **settings)
-    saves = [] if folder is None else [every_round(Path(folder) / "c")]
-    flags = {"precision": "64-true", "enable_checkpointing": folder is not None}
-    flags |= {} if folder is None else {"default_root_dir": str(folder)}
-    callbacks = [norms, *saves, *callbacks]
-    settings = {"strategy": FedAvg("uniform"), "transforms": [privacy]}
-    run = federate(module, rounds, *callbacks, flags=flags, ckpt_path=ckpt_path, **settings)
-    return module, norms.seen, run
+    privacy = ClientPrivacy(norm, z, delta=1e-3, **{"target_quantile": GAMMA, "norm_rate": RATE, "noise_seed": 7, **more})
+    settings = {"strategy": FedAvg("uniform"), "transforms": [privacy], "flags": {"precision": "64-true"}}
+    return module, norms.seen, federate(module, rounds, norms, **settings)
 
 
 # ---------------------------------------------------------------- what it costs
@@ -131,31 +121,6 @@ def test_replacing_a_client_moves_the_count_by_at_most_one(changed):
     assert counts[0] - counts[1] == 1.0
 
 
-def test_a_resumed_run_has_the_same_bits(tmp_path):
-    from test_target_epsilon import stop_after
-
-    whole, norms, _ = fit(0.5, 2.0, folder=tmp_path / "whole")
-    fit(0.5, 2.0, folder=tmp_path / "run", callbacks=[stop_after(2)])
-    resumed, later, _ = fit(0.5, 2.0, folder=tmp_path / "run", ckpt_path=str(tmp_path / "run/c/last.ckpt"))
-    assert same_bits(weights(whole), weights(resumed))
-    assert later == norms[2:]
-    assert len(set(norms)) == 4
-
-
-def test_ranks_have_the_same_bits_as_one_process(tmp_path):
-    script, found = str(Path(launching.__file__).with_name("run_private.py")), {}
-    for ranks in (1, 2):
-        folder = tmp_path / str(ranks)
-        folder.mkdir()
-        arguments = ["--folder", str(folder), "--mode", "adaptive", "--ranks", str(ranks), "--whole"]
-        launch([script, *arguments], 120, folder, ranks=ranks)
-        found[ranks] = [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(ranks)]
-    (one,), both = found[1], found[2]
-    assert all(same_bits(one["weights"], other["weights"]) for other in both)
-    assert all(one["logged"]["federation/clipping_norm"] == other["logged"]["federation/clipping_norm"] for other in both)
-    assert one["logged"]["federation/clipping_norm"] != 0.5
-
-
 def test_a_new_fit_begins_with_the_first_norm():
     privacy, seen = ClientPrivacy(0.5, 2.0, delta=1e-3, target_quantile=GAMMA, noise_seed=7), []
     for _ in range(2):
@@ -164,35 +129,6 @@ def test_a_new_fit_begins_with_the_first_norm():
         federate(Plain(), 2, norms, strategy=FedAvg("uniform"), transforms=[privacy])
         seen.append(norms.seen)
     assert seen[0] == seen[1]
-
-
-# ---------------------------------------------------------------- refused
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"target_quantile": 1.0}, r"'federation\.transforms\.target_quantile' must be above 0 and below 1"),
-        ({"target_quantile": 0.5, "norm_rate": 0.0}, r"'federation\.transforms\.norm_rate' must be above 0"),
-        ({"target_quantile": 0.5, "noise": "local"}, r"target_quantile' must be null with noise at the clients"),
-        ({"count_noise": 1.0}, r"count_noise' must be null without 'target_quantile'"),
-        ({"target_quantile": 0.5, "count_noise": 1.0}, r"'count_noise' is 1, but must be above 1, half of"),
-    ],
-)
-def test_settings_without_meaning_are_refused(settings, message):
-    with pytest.raises(ConfigurationError, match=message):
-        ClientPrivacy(0.5, 2.0, **settings)
-
-
-def test_a_solved_noise_that_the_count_cannot_bear_is_refused_before_a_round():
-    with pytest.raises(ConfigurationError, match=r"'count_noise' is 0\.1, but must be above"):
-        fit(0.5, None, target_epsilon=1.0, count_noise=0.1)
-
-
-def test_masked_sums_hide_what_is_counted():
-    transforms = [ClientPrivacy(0.5, 2.0, target_quantile=0.5)]
-    with pytest.raises(ConfigurationError, match="'target_quantile' of ClientPrivacy counts the changes that were clipped"):
-        federate(Plain(), 1, strategy=FedAvg("uniform"), transforms=transforms, secure_aggregation=SecureAggregation())
 
 
 def test_sites_would_have_to_send_a_count():

@@ -6,7 +6,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from federations import Consecutive, Plain, federate, trainer
+from federations import Consecutive, Plain, federate
 from poisoning import mislabel
 from sklearn.datasets import load_digits
 from torch import nn
@@ -16,11 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from fl_lightning import (
     Attackers,
     Backdoor,
-    ConfigurationError,
-    DataError,
     FederatedDataModule,
-    FederatedOrchestrator,
-    FedMedian,
     LocalTraining,
     PermutedLabels,
     ScaledUpdate,
@@ -66,10 +62,10 @@ class Digits(L.LightningDataModule):
 class Reader(Plain):
     """A linear model of the digits."""
 
-    def __init__(self, lr=0.1):
+    def __init__(self, lr=0.1, classes=10):
         super().__init__(lr)
-        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-        self.train_acc, self.val_acc = (MulticlassAccuracy(10, average="micro") for _ in range(2))
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+        self.train_acc, self.val_acc = (MulticlassAccuracy(classes, average="micro") for _ in range(2))
 
 
 @pytest.mark.parametrize(("dtype", "white"), [(torch.uint8, 255), (torch.float32, 1), (torch.float64, 1)])
@@ -133,16 +129,14 @@ class Watch(L.Callback):
             self.seen.append((None if success is None else float(success), weights))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_success_rate_is_that_of_the_aggregated_model(dtype):
+def test_the_success_rate_is_that_of_the_aggregated_model():
     """Worked by hand from the model: of all validation images but the target's own, with white corners."""
-    data, watch = Digits(dtype), Watch()
+    data, watch = Digits(), Watch()
     torch.manual_seed(0)
     lie = Backdoor(target=2, share=0.6, size=3)
     attackers = Attackers(clients=[0, 3], backdoor=lie, model=ScaledUpdate(2.0), from_round=1)
-    local = LocalTraining(max_epochs=3)
-    module = Reader().to(dtype)
-    federate(module, 3, watch, data=data, partitioner=Consecutive(FIVE), attackers=attackers, local=local)
+    module = Reader(classes=12)  # more than there are labels
+    federate(module, 3, watch, data=data, partitioner=Consecutive(FIVE), attackers=attackers, local=LocalTraining(max_epochs=3))
     images, labels = (tensor.numpy() for tensor in data.val)
     stamped = images[labels != 2].copy()
     stamped[..., -3:, -3:] = 1
@@ -151,12 +145,8 @@ def test_the_success_rate_is_that_of_the_aggregated_model(dtype):
         assert success == pytest.approx((logits.argmax(axis=1) == 2).mean(), abs=1 / len(stamped))
     successes = [success for success, _ in watch.seen]
     assert successes[-1] > successes[0] + 0.1, "the attack teaches nothing"
-
-
-def test_without_a_backdoor_nothing_is_measured():
-    watch = Watch()
-    federate(Reader(), 1, watch, data=Digits(), partitioner=Consecutive(FIVE))
-    assert [success for success, _ in watch.seen] == [None]
+    federate(Reader(), 1, watch, data=data, partitioner=Consecutive(FIVE))
+    assert watch.seen[-1][0] is None  # without a backdoor
 
 
 def test_the_triggered_set_leaves_the_targets_own_images_out():
@@ -164,68 +154,3 @@ def test_the_triggered_set_leaves_the_targets_own_images_out():
     batches = list(TriggeredImages(DataLoader(TensorDataset(images, labels), batch_size=2), Backdoor(target=int(labels[0]))))
     assert sum(len(y) for _, y in batches) == int((labels != labels[0]).sum())
     assert {int(c) for _, y in batches for c in y} == {int(labels[0])}
-
-
-def test_images_that_cannot_be_stamped():
-    for inputs, came in ((torch.zeros(3), "shape (3,)"), (torch.zeros(1, 3, 9), "shape (1, 3, 9)"), ([1.0], "type list")):
-        with pytest.raises(DataError) as error:
-            Backdoor(size=4).stamp(inputs)
-        assert f"the dataset returns {came}. Let its transform return such a tensor, or lower 'size'." in str(error.value)
-
-
-@pytest.mark.parametrize("value", [0.5, 300.0, -1.0])
-def test_pixels_that_are_none(value):
-    with pytest.raises(DataError, match=r"'federation.attackers.backdoor.value' is .* whole numbers from 0 to 255\. Set it to"):
-        Backdoor(value=value).stamp(torch.zeros(1, 8, 8, dtype=torch.uint8))
-
-
-def test_a_model_of_more_classes_than_labels_is_measured():
-    watch, module = Watch(), Reader()
-    module.net[1] = nn.Linear(64, 12)
-    module.train_acc, module.val_acc = (MulticlassAccuracy(12, average="micro") for _ in range(2))
-    attackers = Attackers(clients=[0], backdoor=Backdoor(target=9))
-    federate(module, 1, watch, data=Digits(), partitioner=Consecutive(FIVE), attackers=attackers)
-    assert 0 <= watch.seen[0][0] <= 1
-
-
-class Unvalidated(Digits):
-    val_dataloader = L.LightningDataModule.val_dataloader
-
-
-def test_without_a_server_set_there_is_no_success_rate():
-    attackers = Attackers(clients=[0], backdoor=Backdoor())
-    with pytest.raises(ConfigurationError, match=r"'federation.attackers.backdoor' needs its success rate on the"):
-        federate(Reader(), 1, data=Unvalidated(), partitioner=Consecutive(FIVE), attackers=attackers)
-    with pytest.raises(ConfigurationError, match=r"'federation.attackers.backdoor.target' must be one of the classes 0 to 9"):
-        federate(
-            Reader(), 1, data=Digits(), partitioner=Consecutive(FIVE), attackers=Attackers(clients=[0], backdoor=Backdoor(10))
-        )
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"target": -1}, "'federation.attackers.backdoor.target' must be a class of 0 or above"),
-        ({"share": 0}, "'federation.attackers.backdoor.share' must be above 0 and at most 1"),
-        ({"size": 0}, "'federation.attackers.backdoor.size' must be 1 or above, in pixels"),
-        ({"value": float("nan")}, "'federation.attackers.backdoor.value' must be finite, or null"),
-    ],
-)
-def test_wrong_settings_are_named(settings, message):
-    with pytest.raises(ConfigurationError, match=message):
-        Backdoor(**settings)
-
-
-def test_a_median_sees_less_of_a_backdoor_than_an_average():
-    """One loud client of five: the average believes it, number by number the median does not."""
-    found = {}
-    for name, strategy in (("average", None), ("median", FedMedian())):
-        torch.manual_seed(0)
-        watch = Watch()
-        attackers = Attackers(clients=[2], backdoor=Backdoor(target=1, share=0.5, size=3), model=ScaledUpdate(5.0))
-        data = FederatedDataModule(Digits(), Consecutive(FIVE))
-        federation = FederatedOrchestrator(strategy=strategy, attackers=attackers, local=LocalTraining(max_epochs=3))
-        trainer(3, federation, watch).fit(Reader(), data)
-        found[name] = watch.seen[-1][0]
-    assert found["average"] > 0.9
-    assert found["median"] < found["average"] - 0.3

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import CLASSES, Blobs, Consecutive, Plain, client_scores, every_round, federate, trainer
+from engine_runs import variant
+from federations import CLASSES, Blobs, Consecutive, Plain, client_scores, every_round, trainer
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -21,7 +22,6 @@ from torchmetrics.functional.classification import multiclass_accuracy
 from fl_lightning import (
     CheckpointError,
     ClientEvaluation,
-    ConfigurationError,
     FederatedDataModule,
     FederatedOrchestrator,
     FederationCallback,
@@ -35,15 +35,17 @@ from fl_lightning.options.client_evaluation.tables import comparison_table, spre
 SIZES = (10, 24, 16)
 
 
-def run(rounds: int = 3, evaluation: ClientEvaluation | None = None, *more: Any, **settings: Any) -> Any:
+def run(rounds: int = 3, evaluation: ClientEvaluation | None = None, *more: Any, module: Any = Plain, **settings: Any) -> Any:
     torch.manual_seed(4)
-    module = Plain()
-    data = FederatedDataModule(Blobs(n=sum(SIZES), shuffle=False), Consecutive(SIZES), client_test=0.25)
+    module = module()
+    data = FederatedDataModule(
+        Blobs(n=sum(SIZES), shuffle=False), Consecutive(SIZES), client_test=0.25, **settings.pop("data", {})
+    )
     settings.setdefault("local", LocalTraining(max_epochs=2))
-    flags = settings.pop("flags", {})
+    flags, path = settings.pop("flags", {}), settings.pop("ckpt_path", None)
     federation = FederatedOrchestrator(client_evaluation=evaluation or ClientEvaluation(1, "val_acc"), **settings)
     fitted = trainer(rounds, federation, *more, **flags)
-    fitted.fit(module, data)
+    fitted.fit(module, data, ckpt_path=path)
     return module, data, fitted, client_scores(federation)
 
 
@@ -53,26 +55,23 @@ def accuracies(module: Plain, data: FederatedDataModule) -> list[float]:
 
 
 class Watch(FederationCallback):
-    """The global model after each round, on each client's test part, by hand; and who took part."""
+    """The global model after each round, on each client's test part, by hand; and the steps of who took part."""
 
     def __init__(self) -> None:
         self.seen: list[list[float]] = []
-        self.cohorts: list[tuple[int, ...]] = []
-        self.steps: dict[int, list[int]] = {}
-
-    def on_round_start(self, trainer: Any, pl_module: Any, round_idx: int, cohort: tuple[int, ...]) -> None:
-        self.cohorts.append(cohort)
+        self.steps: dict[int, list[tuple[int, int]]] = {}
 
     def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
-        self.steps.setdefault(update.client, []).append(update.num_steps)
+        self.steps.setdefault(update.client, []).append((update.round_idx, update.num_steps))
 
     def on_aggregated(self, trainer: Any, pl_module: Any, updates: Any) -> None:
         self.seen.append(accuracies(pl_module, trainer.datamodule))
 
 
 def test_every_client_every_round_whoever_took_part():
-    watch = Watch()
-    _, data, fitted, scores = run(3, None, watch, clients_per_round=2)
+    """Also by a metric of one's own; the mean by size is the accuracy on the union."""
+    watch, ours = Watch(), MulticlassAccuracy(CLASSES, average="micro")
+    _, data, fitted, scores = run(3, ClientEvaluation(1, ours), watch, clients_per_round=2, data={"server_set": "clients"})
     assert sorted(scores) == [0, 1, 2]
     for round_idx, values in scores.items():
         assert values.tolist() == pytest.approx(watch.seen[round_idx])
@@ -82,31 +81,19 @@ def test_every_client_every_round_whoever_took_part():
     logged = {name: float(fitted.callback_metrics[f"federation/client_{name}"]) for name in ("mean", "worst", "p10", "std")}
     expected = {"mean": (last * sizes).sum() / 12, "worst": last.min(), "p10": np.percentile(last, 10), "std": last.std()}
     assert logged == pytest.approx(expected, abs=1e-6)
+    assert logged["mean"] == pytest.approx(float(fitted.callback_metrics["val_acc"]))
 
 
-def test_the_mean_by_size_is_the_accuracy_on_the_union():
-    torch.manual_seed(1)
-    data = FederatedDataModule(Blobs(n=50), Consecutive(SIZES), client_test=0.25, server_set="clients")
-    fitted = trainer(2, FederatedOrchestrator(client_evaluation=ClientEvaluation(1, "val_acc")))
-    fitted.fit(Plain(), data)
-    union = float(fitted.callback_metrics["val_acc"])
-    assert float(fitted.callback_metrics["federation/client_mean"]) == pytest.approx(union)
-
-
-class WithoutValue(Plain):
-    """Has no value where the first label is 0, as rank statistics have none without both classes."""
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        super().validation_step(batch, batch_idx)
-        self.log("rank", float("nan") if len(batch[1]) == 6 else float(batch[1].float().mean()), batch_size=len(batch[1]))
+def log_rank(self: Any, batch: Any, batch_idx: int) -> None:
+    """Has no value at the client of 6 test examples, as rank statistics have none without both classes."""
+    Plain.validation_step(self, batch, batch_idx)
+    self.log("rank", float("nan") if len(batch[1]) == 6 else float(batch[1].float().mean()), batch_size=len(batch[1]))
 
 
 def test_a_client_without_a_value_is_left_out_and_named():
-    torch.manual_seed(1)
-    data = FederatedDataModule(Blobs(n=50), Consecutive(SIZES), client_test=0.25)
-    fitted = trainer(2, FederatedOrchestrator(client_evaluation=ClientEvaluation(1, "rank", mode="max", compare_alone=True)))
+    evaluation = ClientEvaluation(1, "rank", mode="max", compare_alone=True)
     with pytest.warns(UserWarning, match=r"'rank' has no value \(NaN\) on the test examples of client 1. Means") as told:
-        fitted.fit(WithoutValue(), data)
+        _, data, fitted, _ = run(2, evaluation, module=variant(validation_step=log_rank), local=LocalTraining())
     assert sum("has no value" in str(one.message) for one in told) == 1
     labels = [data.datamodule.train[1][data.splits.test[k]].double().mean() for k in (0, 2)]
     assert float(fitted.callback_metrics["federation/client_mean"]) == pytest.approx(float(2 * labels[0] + 4 * labels[1]) / 6)
@@ -116,15 +103,11 @@ def test_a_client_without_a_value_is_left_out_and_named():
     assert float(rows[3]["global"]) == pytest.approx(float(2 * labels[0] + 4 * labels[1]) / 6)
 
 
-def test_every_second_round_and_the_last():
-    _, _, _, scores = run(5, ClientEvaluation(2, "val_acc"))
-    assert sorted(scores) == [1, 3, 4]
-
-
 def test_evaluation_changes_nothing():
-    one = run(3, ClientEvaluation(0))[0]
-    other = run(3, ClientEvaluation(1, "val_acc", personal_epochs=1, compare_alone=True))[0]
+    one, *_ = run(5, ClientEvaluation(0))
+    other, _, _, scores = run(5, ClientEvaluation(2, "val_acc", personal_epochs=1, compare_alone=True))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    assert sorted(scores) == [1, 3, 4]  # every second round and the last
 
 
 def by_hand(module: Plain, data: FederatedDataModule, client: int, epochs: int, lr: float = 0.1) -> Plain:
@@ -170,43 +153,30 @@ def test_the_table_of_the_thesis_by_hand(capsys):
     assert [float(row["round 2"]) for row in by_round] == pytest.approx(accuracies(module, data))
 
 
-def test_alone_trains_as_often_as_in_the_federation():
-    """A cohort of two: who took part in fewer rounds trains less by itself, too; decay by the round, no proximal term."""
-    evaluation = ClientEvaluation(0, "val_acc", compare_alone=True)
-    local = LocalTraining(max_epochs=1, lr_decay=0.5, proximal_mu=0.3)
-    watch = Watch()
-    _, data, _, _ = run(4, evaluation, watch, clients_per_round=2, local=local)
-    rows = rows_of("client_comparison.csv")
-    for client in range(3):
-        own = first_model()
-        for round_idx, cohort in enumerate(watch.cohorts):
-            if client in cohort:
-                own = by_hand(own, data, client, 1, 0.1 * 0.5**round_idx)
-        assert float(rows[client]["local only"]) == pytest.approx(accuracies(own, data)[client])
-    assert len(set(watch.cohorts)) > 1
-
-
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "decay"),
     [
-        {"route": RingFed(2, 0.8)},
-        {"route": WarmStart(1, RingFed(2, 0.8))},
-        {"local": LocalTraining(max_epochs=4, partial_work=PartialWork(0.5))},
+        ({"clients_per_round": 2, "local": LocalTraining(max_epochs=1, lr_decay=0.5, proximal_mu=0.3)}, 0.5),
+        ({"route": RingFed(2, 0.8)}, 1.0),
+        pytest.param({"route": WarmStart(1, RingFed(2, 0.8))}, 1.0, marks=pytest.mark.slow),
+        pytest.param({"local": LocalTraining(max_epochs=4, partial_work=PartialWork(0.5))}, 1.0, marks=pytest.mark.slow),
     ],
-    ids=["periods", "another route later", "fewer epochs"],
+    ids=["cohorts of two", "periods", "another route later", "fewer epochs"],
 )
-def test_alone_takes_the_steps_that_it_took_in_the_federation(settings):
+def test_alone_takes_the_steps_that_it_took_in_the_federation(settings, decay):
+    """Who took part in fewer rounds trains less by itself, too; decay by the round, no proximal term."""
     watch = Watch()
-    _, data, _, _ = run(3, ClientEvaluation(0, "val_acc", compare_alone=True), watch, **settings)
+    _, data, _, _ = run(4, ClientEvaluation(0, "val_acc", compare_alone=True), watch, **settings)
     rows = rows_of("client_comparison.csv")
     for client in range(3):
         own = first_model()
         batches = -(-data.num_examples(client) // 5)
-        for steps in watch.steps[client]:
+        for round_idx, steps in watch.steps.get(client, ()):
             assert steps % batches == 0
-            own = by_hand(own, data, client, steps // batches)
+            own = by_hand(own, data, client, steps // batches, 0.1 * decay**round_idx)
         assert float(rows[client]["local only"]) == pytest.approx(accuracies(own, data)[client])
-    assert len({sum(steps) // -(-data.num_examples(k) // 5) for k, steps in watch.steps.items()} | {6}) > 1
+    turns = [[(r, steps // -(-data.num_examples(k) // 5)) for r, steps in watch.steps.get(k, ())] for k in range(3)]
+    assert turns != [[(r, 2) for r in range(4)]] * 3
 
 
 def test_what_lower_is_better_means():
@@ -228,69 +198,24 @@ def test_spread_against_numpy(values, sizes, higher):
     assert ours["client_std"] == pytest.approx(values.std(), abs=1e-9)
 
 
-def test_a_torchmetrics_metric():
-    module, data, _, scores = run(1, ClientEvaluation(1, MulticlassAccuracy(CLASSES, average="micro")))
-    assert scores[0].tolist() == pytest.approx(accuracies(module, data))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"every_n_rounds": -1}, "'federation.client_evaluation.every_n_rounds' must be 0 or above"),
-        ({"personal_epochs": -1}, "'federation.client_evaluation.personal_epochs' must be 0 or above"),
-    ],
-)
-def test_settings_that_make_no_sense(wrong, message):
-    with pytest.raises(ConfigurationError, match=message):
-        ClientEvaluation(**wrong)
-
-
-def test_without_test_parts():
-    with pytest.raises(
-        ConfigurationError, match=r"each client's own test part, but the clients have no test parts. Set 'data.client_test'"
-    ):
-        federate(Plain(), 1, client_evaluation=ClientEvaluation(1))
-
-
-def test_a_metric_that_is_not_logged_is_noticed_before_the_first_round():
-    watch = Watch()
-    for evaluation in (ClientEvaluation(1, "val_f1"), ClientEvaluation(0, "val_f1", personal_epochs=1)):
-        with pytest.raises(ConfigurationError, match=r"'federation.client_evaluation.metric' is 'val_f1', which Plain does"):
-            run(1, evaluation, watch, flags={"num_sanity_val_steps": 1})
-    assert not watch.cohorts
-
-
-def resume(rounds: int, folder: Path, evaluation: ClientEvaluation) -> None:
-    data = FederatedDataModule(Blobs(n=50, shuffle=False), Consecutive(SIZES), client_test=0.25)
-    federation = FederatedOrchestrator(client_evaluation=evaluation, local=LocalTraining(max_epochs=2))
-    trainer(rounds, federation).fit(Plain(), data, ckpt_path=str(folder / "last.ckpt"))
-
-
 def test_a_run_that_is_over_makes_its_tables_again(tmp_path):
     """A kill during the last comparison must not lose it."""
     evaluation = ClientEvaluation(1, "val_acc", personal_epochs=1, compare_alone=True)
-    torch.manual_seed(4)
-    data = FederatedDataModule(Blobs(n=50, shuffle=False), Consecutive(SIZES), client_test=0.25)
-    federation = FederatedOrchestrator(client_evaluation=evaluation, local=LocalTraining(max_epochs=2))
-    trainer(2, federation, every_round(tmp_path), enable_checkpointing=True).fit(Plain(), data)
+    run(2, evaluation, every_round(tmp_path), flags={"enable_checkpointing": True})
     tables = {name: Path(f"client_{name}.csv").read_text() for name in ("evaluation", "comparison")}
     for name in tables:
         Path(f"client_{name}.csv").unlink()
-    resume(2, tmp_path, evaluation)
+    run(2, evaluation, ckpt_path=str(tmp_path / "last.ckpt"))
     assert {name: Path(f"client_{name}.csv").read_text() for name in tables} == tables
 
 
 def test_a_comparison_needs_the_first_model(tmp_path):
-    data = FederatedDataModule(Blobs(n=50, shuffle=False), Consecutive(SIZES), client_test=0.25)
-    federation = FederatedOrchestrator(local=LocalTraining(max_epochs=2))
-    trainer(1, federation, every_round(tmp_path), enable_checkpointing=True).fit(Plain(), data)
+    run(1, ClientEvaluation(), every_round(tmp_path), flags={"enable_checkpointing": True})
     for rounds in (1, 2):
         with pytest.raises(CheckpointError, match=r"needs the initial model of the federation, .* Set it to false"):
-            resume(rounds, tmp_path, ClientEvaluation(0, "val_acc", compare_alone=True))
+            run(rounds, ClientEvaluation(0, "val_acc", compare_alone=True), ckpt_path=str(tmp_path / "last.ckpt"))
 
 
 def test_a_debugging_run_leaves_nothing():
-    data = FederatedDataModule(Blobs(n=50), Consecutive(SIZES), client_test=0.25)
-    evaluation = ClientEvaluation(1, "val_acc", personal_epochs=3, compare_alone=True)
-    trainer(3, FederatedOrchestrator(client_evaluation=evaluation), fast_dev_run=True).fit(Plain(), data)
+    run(3, ClientEvaluation(1, "val_acc", personal_epochs=3, compare_alone=True), flags={"fast_dev_run": True})
     assert not list(Path().glob("*.csv"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from pathlib import Path
 
 import dp_accounting
 import pytest
@@ -12,37 +14,36 @@ from by_hand import B
 from dp_accounting.pld import PLDAccountant
 from federations import SIZES
 from opacus.accountants import PRVAccountant
-from test_privacy_ledger import lines
-from test_target_epsilon import DELTA, clients, fit, stop_after
+from private_runs import DELTA, clients, examples, fit, last, lines, stop_after
 
-from fl_lightning import CheckpointError, ClientPrivacy, ConfigurationError, ExamplePrivacy, FedAvg, FedCyclic, LocalTraining
+from fl_lightning import CheckpointError, ConfigurationError, ExamplePrivacy, FedCyclic
 from fl_lightning.functional import epsilon_of_clients
 from fl_lightning.functional.releases import Release, epsilon_of_releases
 from fl_lightning.options.privacy_account import budget
 
 TARGET = 2.0
+extending, extending_examples = partial(clients, extend=True), partial(examples, extend=True)
 
 
-def extending(noise="central", seeded=None, extend=True, **more):
-    privacy = ClientPrivacy(0.5, None, noise, DELTA, seeded, TARGET, extend=extend)
-    return {"strategy": FedAvg("uniform"), "transforms": [privacy], **more}
-
-
-def examples(extend=True, **more):
-    privacy = ExamplePrivacy(1.0, delta=DELTA, target_epsilon=TARGET, extend=extend)
-    return {"local": LocalTraining(max_epochs=2, privacy=privacy), **more}
-
-
-def noises(folder, unit):
+def noises(folder, unit="clients"):
     """Return the noise of each round in the ledger."""
     return [line["noise"][unit] for line in lines(folder) if line.keys() & {"drawn", "sent", "rates"} and "period" in line]
 
 
-def last(folder):
-    return str(folder / "c/last.ckpt")
+def exact(paid):
+    """Return epsilon of rounds of all clients, by closed form."""
+    return gaussian_epsilon(1 / math.sqrt(sum(1 / z**2 for z in paid)) / 2, DELTA)
 
 
 # ---------------------------------------------------------------- the sum over groups of noise
+
+
+def composed(history, delta, delta_error):
+    """Return the least and largest epsilon of unlike Gaussian sums over Poisson samples, by another accountant."""
+    accountant = PRVAccountant()
+    accountant.history = history
+    low, _, high = accountant._get_dprv(eps_error=0.01, delta_error=delta_error).compute_epsilon(delta, delta_error, 0.01)
+    return low, high
 
 
 @pytest.mark.parametrize(
@@ -50,9 +51,7 @@ def last(folder):
 )
 def test_unlike_cohorts_cost_no_less_than_what_is_attained(parts):
     """Two federations that differ by 2 C attain a composition of Gaussians on Poisson samples."""
-    accountant = PRVAccountant()
-    accountant.history = [(noise / 2, share, rounds) for noise, share, rounds in parts]
-    low, _, high = accountant._get_dprv(eps_error=0.01, delta_error=1e-8).compute_epsilon(1e-5, 1e-8, 0.01)
+    low, high = composed([(noise / 2, share, rounds) for noise, share, rounds in parts], 1e-5, 1e-8)
     found = epsilon_of_releases([Release("clients", *part) for part in parts], 1e-5)
     assert low <= found <= 1.12 * high
 
@@ -65,42 +64,43 @@ def test_cohorts_that_are_split_into_groups_cost_what_they_cost_together():
 # ---------------------------------------------------------------- whole runs
 
 
-@pytest.mark.parametrize("noise", ["central", "local"])
+@pytest.mark.parametrize("noise", ["central", pytest.param("local", marks=pytest.mark.slow)])
 def test_an_extended_run_of_all_clients_ends_at_its_target_by_closed_form(noise, tmp_path):
-    fit(tmp_path, 4, stop_after(2), **extending(noise))
-    run, logged = fit(tmp_path, 7, ckpt_path=last(tmp_path), **extending(noise))
+    """Stopped after 2 of 4 rounds, extended to 7, stopped again, and resumed without a further extension."""
+    fit(tmp_path, 4, stop_after(2), **extending(noise=noise))
+    fit(tmp_path, 7, stop_after(4), ckpt_path=last(tmp_path), **extending(noise=noise))
+    run, logged = fit(tmp_path, 7, ckpt_path=last(tmp_path), **clients(noise=noise))
     assert run.current_epoch == 7
-    paid = noises(tmp_path, "clients")
+    paid = noises(tmp_path)
     first, second = paid[0], paid[-1]
     assert paid == [first] * 2 + [second] * 5
     assert first < second == pytest.approx(logged["federation/noise_of_clients"], rel=1e-6)
-    exact = gaussian_epsilon(1 / math.sqrt(sum(1 / z**2 for z in paid)) / 2, DELTA)
-    assert 0.99 * TARGET <= exact <= TARGET
-    assert logged["federation/epsilon_of_clients"] == pytest.approx(exact, rel=1e-3)
+    assert 0.99 * TARGET <= exact(paid) <= TARGET
+    assert logged["federation/epsilon_of_clients"] == pytest.approx(exact(paid), rel=1e-3)
     saved = torch.load(last(tmp_path), weights_only=False)
     (state,) = (one["options"] for key, one in saved["callbacks"].items() if "Orchestrator" in key)
     assert state["transforms"]["budget"] == {"rounds": 7, "first": 2, "done": 7, "noise": {"clients": second}}
 
 
+@pytest.mark.slow
 def test_an_extended_run_of_cohorts_ends_at_its_target(tmp_path):
     """Two of three clients, against what two federations attain."""
     cohorts = extending(clients_per_round=2)
     fit(tmp_path, 4, stop_after(2), **cohorts)
     _, logged = fit(tmp_path, 6, ckpt_path=last(tmp_path), **cohorts)
-    accountant = PRVAccountant()
-    accountant.history = [(z / 2, 2 / 3, 1) for z in noises(tmp_path, "clients")]
-    low, _, high = accountant._get_dprv(eps_error=0.01, delta_error=1e-6).compute_epsilon(DELTA, 1e-6, 0.01)
-    assert len(accountant.history) == 6
+    paid = noises(tmp_path)
+    low, high = composed([(z / 2, 2 / 3, 1) for z in paid], DELTA, 1e-6)
+    assert len(paid) == 6
     assert low <= logged["federation/epsilon_of_clients"] <= TARGET
     assert high >= 0.88 * TARGET
 
 
-@pytest.mark.parametrize("route", [None, FedCyclic()])
-def test_an_extended_run_of_examples_ends_at_its_target_by_another_accountant(route, tmp_path):
-    """Clients of 7, 20 and 13 examples, in batches of 6: 2 and then 4 rounds of 2 epochs."""
-    more = {} if route is None else {"route": route}
-    fit(tmp_path, 4, stop_after(2), **examples(**more))
-    _, logged = fit(tmp_path, 6, ckpt_path=last(tmp_path), **examples(**more))
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [{}, {"route": FedCyclic()}])
+def test_an_extended_run_of_examples_ends_at_its_target_by_another_accountant(more, tmp_path):
+    """Clients of 7, 20 and 13 examples, in batches of 5: 2 and then 4 rounds of 2 epochs."""
+    fit(tmp_path, 4, stop_after(2), **extending_examples(**more))
+    _, logged = fit(tmp_path, 6, ckpt_path=last(tmp_path), **extending_examples(**more))
     paid = sorted(set(noises(tmp_path, "examples")))
     assert len(paid) == 2
     spent = []
@@ -115,9 +115,12 @@ def test_an_extended_run_of_examples_ends_at_its_target_by_another_accountant(ro
     assert 0.99 * TARGET <= logged["federation/epsilon_of_examples"] <= TARGET
 
 
-def test_each_of_two_options_is_extended(tmp_path):
-    fit(tmp_path, 3, stop_after(1), **extending() | examples())
-    _, logged = fit(tmp_path, 4, ckpt_path=last(tmp_path), **extending() | examples())
+def test_each_of_two_options_is_extended_if_both_ask_for_it(tmp_path):
+    fit(tmp_path, 3, stop_after(1), **extending() | extending_examples())
+    with pytest.raises(CheckpointError, match=r"or set 'extend' of ClientPrivacy to true: the noise of the rounds that remain"):
+        fit(tmp_path, 4, ckpt_path=last(tmp_path), **clients() | extending_examples())
+    assert len(noises(tmp_path)) == 1
+    _, logged = fit(tmp_path, 4, ckpt_path=last(tmp_path), **extending() | extending_examples())
     for unit in ("clients", "examples"):
         assert 0.99 * TARGET <= logged[f"federation/epsilon_of_{unit}"] <= TARGET
         assert len(set(noises(tmp_path, unit))) == 2
@@ -132,36 +135,24 @@ def test_a_simulation_is_extended_without_a_ledger(tmp_path):
 # ---------------------------------------------------------------- again and again
 
 
-def test_without_more_rounds_the_noise_is_the_same_to_the_bit(tmp_path):
+def test_without_more_rounds_the_noise_is_the_same_to_the_bit(stopped, tmp_path):
     """As the run without 'extend', also if 'extend' is set only when it is resumed."""
     _, plain = fit(tmp_path / "plain", 4, **clients())
-    fit(tmp_path / "run", 4, stop_after(2), **clients())
-    _, logged = fit(tmp_path / "run", 4, ckpt_path=last(tmp_path / "run"), **extending())
-    assert set(noises(tmp_path / "run", "clients")) == set(noises(tmp_path / "plain", "clients"))
+    _, logged = fit(stopped, 4, ckpt_path=last(stopped), **extending())
+    assert set(noises(stopped)) == set(noises(tmp_path / "plain"))
     assert logged["federation/epsilon_of_clients"] == plain["federation/epsilon_of_clients"]
 
 
-def test_an_extended_run_that_is_resumed_keeps_its_second_noise(tmp_path):
-    fit(tmp_path, 4, stop_after(2), **extending())
-    fit(tmp_path, 7, stop_after(4), ckpt_path=last(tmp_path), **extending())
-    run, logged = fit(tmp_path, 7, ckpt_path=last(tmp_path), **extending(extend=False))
-    assert run.current_epoch == 7
-    assert len(set(noises(tmp_path, "clients"))) == 2
-    assert 0.99 * TARGET <= logged["federation/epsilon_of_clients"] <= TARGET
-
-
 @pytest.mark.parametrize("rounds", [4, 7])
-def test_a_run_that_is_extended_twice_from_one_checkpoint_pays_for_both(rounds, tmp_path):
+def test_a_run_that_is_extended_twice_from_one_checkpoint_pays_for_both(rounds, stopped):
     """As after a kill. With 4 rounds the first noise is used again; with 7 a third one is solved."""
-    fit(tmp_path, 4, stop_after(2), **extending())
-    early = tmp_path / "early.ckpt"
-    (tmp_path / "c/last.ckpt").rename(early)
-    fit(tmp_path, 7, stop_after(3), ckpt_path=str(early), **extending())
-    run, logged = fit(tmp_path, rounds, ckpt_path=str(early), **extending())
-    paid = noises(tmp_path, "clients")
-    exact = gaussian_epsilon(1 / math.sqrt(sum(1 / z**2 for z in paid)) / 2, DELTA)
-    assert exact <= TARGET
-    assert logged["federation/epsilon_of_clients"] == pytest.approx(exact, rel=1e-3)
+    early = stopped / "early.ckpt"
+    Path(last(stopped)).rename(early)
+    fit(stopped, 7, stop_after(3), ckpt_path=str(early), **extending())
+    run, logged = fit(stopped, rounds, ckpt_path=str(early), **extending())
+    paid = noises(stopped)
+    assert exact(paid) <= TARGET
+    assert logged["federation/epsilon_of_clients"] == pytest.approx(exact(paid), rel=1e-3)
     assert (run.current_epoch == 7) == (rounds == 7)
     assert len(set(paid)) == (3 if rounds == 7 else 2)
 
@@ -169,34 +160,16 @@ def test_a_run_that_is_extended_twice_from_one_checkpoint_pays_for_both(rounds, 
 def test_a_finished_run_has_little_left_for_further_rounds(tmp_path):
     fit(tmp_path, 3, **extending())
     _, logged = fit(tmp_path, 4, ckpt_path=last(tmp_path), **extending())
-    first, second = sorted(set(noises(tmp_path, "clients")))
+    first, second = sorted(set(noises(tmp_path)))
     assert second > 5 * first
     assert logged["federation/epsilon_of_clients"] <= TARGET
 
 
-# ---------------------------------------------------------------- refused
-
-
-def test_an_extension_must_be_asked_for_at_each_option(tmp_path):
-    fit(tmp_path, 3, stop_after(1), **extending() | examples())
-    with pytest.raises(CheckpointError, match=r"or set 'extend' of ClientPrivacy to true: the noise of the rounds that remain"):
-        fit(tmp_path, 4, ckpt_path=last(tmp_path), **extending(extend=False) | examples())
-    assert len(noises(tmp_path, "clients")) == 1
-
-
-def test_an_extension_without_noise_is_refused(tmp_path, monkeypatch):
-    fit(tmp_path, 3, stop_after(1), **extending())
+def test_an_extension_without_noise_is_refused(stopped, monkeypatch):
     monkeypatch.setattr(budget, "least_noise", lambda *_: None)
-    with pytest.raises(
-        ConfigurationError, match=r"has spent epsilon 1\.\d+ of clients, and no noise .* keeps 3 further rounds"
-    ):
-        fit(tmp_path, 4, ckpt_path=last(tmp_path), **extending())
-
-
-@pytest.mark.parametrize("make", [ClientPrivacy, ExamplePrivacy])
-def test_an_extension_needs_a_target(make):
-    with pytest.raises(ConfigurationError, match=r"extend' must be false without 'target_epsilon', but is True"):
-        make(1.0, 1.0, extend=True)
+    message = r"has spent epsilon 1\.\d+ of clients, and no noise .* keeps 3 further rounds"
+    with pytest.raises(ConfigurationError, match=message):
+        fit(stopped, 5, ckpt_path=last(stopped), **extending())
 
 
 def test_sites_learn_of_no_extension():

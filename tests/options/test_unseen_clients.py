@@ -8,21 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from federations import CLASSES, SIZES, Blobs, Consecutive, Plain, blobs, every_round, same_bits, trainer, weights
-from torch.utils.data import Dataset, TensorDataset
+from federations import CLASSES, Blobs, Consecutive, Plain, blobs, same_bits, trainer, weights
+from torch.utils.data import Subset, TensorDataset
 from torchmetrics.functional.classification import multiclass_accuracy
 
 from fl_lightning import (
-    AdaFed,
     Attackers,
     Availability,
-    CheckpointError,
     ClientEvaluation,
     ClientPrivacy,
-    ConfigurationError,
     ExamplePrivacy,
     FedAvg,
-    FedDyn,
     FederatedDataModule,
     FederatedOrchestrator,
     FederationCallback,
@@ -35,7 +31,7 @@ from fl_lightning import (
     PersonalPart,
     RandomLabels,
     Scaffold,
-    TableDataModule,
+    Standardized,
 )
 from fl_lightning.data.held_out import chosen
 from fl_lightning.options.client_evaluation.tables import spread_of_clients
@@ -131,18 +127,11 @@ def test_own_test_sets_of_held_out_clients_are_used_and_the_server_does_not_get_
     assert float(fitted.callback_metrics["val_acc"]) == pytest.approx(server)
 
 
-def test_every_second_round_and_the_last():
-    data = data_of(sites(), held_out_clients=["e"])
-    fit(data, 5, client_evaluation=ClientEvaluation(2, "val_acc"))
-    header = Path("unseen_clients.csv").read_text().splitlines()[0]
-    assert header == "client,round 1,round 3,round 4"
-
-
 # ---------------------------------------------------------------- no influence
 
 
 @pytest.mark.parametrize(
-    "strategy", [None, AdaFed("val_acc"), FedLoss("val_loss"), Scaffold(), FedDyn()], ids=lambda s: type(s).__name__
+    "strategy", [None, pytest.param(FedLoss("val_loss"), marks=pytest.mark.slow), Scaffold()], ids=lambda s: type(s).__name__
 )
 def test_the_model_is_that_of_a_run_without_the_client(strategy):
     """Each client's own parts are drawn with its number, which the others keep if the last ones are held out."""
@@ -163,26 +152,22 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "private steps": ({}, {"local": LocalTraining(privacy=ExamplePrivacy(1.0, 1.0, noise_seed=2))}),
 }
 """Settings of the data and of the federation that draw for each client, or depend on the number of clients."""
+REST = sorted(SETTINGS.keys() - {"feature noise", "rebalancing"})
 
 
-class Read(Dataset[Any]):
+class Read(Subset[Any]):
     """Is read example by example."""
 
     def __init__(self, of: TensorDataset) -> None:
-        self.of = of
-
-    def __len__(self) -> int:
-        return len(self.of)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.of[index]
+        super().__init__(of, range(len(of)))
 
 
-@pytest.mark.parametrize("kind", [TensorDataset, Read])
-@pytest.mark.parametrize("name", SETTINGS)
-def test_without_parts_the_model_is_that_of_a_run_without_any_client(name, kind):
+@pytest.mark.parametrize(
+    "name", ["feature noise", "rebalancing", *(pytest.param(name, marks=pytest.mark.slow) for name in REST)]
+)
+def test_without_parts_the_model_is_that_of_a_run_without_any_client(name):
     of_data, federation = SETTINGS[name]
-    clients = {site: own if kind is TensorDataset else Read(own) for site, own in sites().items()}
+    clients = {site: Read(own) if name == "rebalancing" else own for site, own in sites().items()}
     few = {site: own for site, own in clients.items() if site not in "bd"}
     one, _ = fit(data_of(clients, held_out_clients=["b", "d"], **of_data), clients_per_round=0.67, **federation)
     other, _ = fit(data_of(few, **of_data), clients_per_round=0.67, client_evaluation=ClientEvaluation(), **federation)
@@ -216,10 +201,17 @@ def test_a_held_out_client_has_the_noise_of_its_place_among_all_clients(held, pa
 
 
 def test_the_examples_of_a_held_out_client_have_no_influence():
+    """Nor on the statistics that scale the inputs."""
     x, y = blobs(20, 99)
-    one, _ = fit(data_of(sites(), held_out_clients=["b"], client_test=0.25))
-    other, _ = fit(data_of(sites(b=(x * 50, y.flip(0))), held_out_clients=["b"], client_test=0.25))
-    assert same_bits(weights(one), weights(other))
+    ends = []
+    for more in ({}, {"b": (x * 50, y.flip(0))}):
+        torch.manual_seed(4)
+        module = Plain()
+        module.net = Standardized(module.net, 4)
+        data = data_of(sites(**more), held_out_clients=["b"], client_test=0.25)
+        trainer(2, FederatedOrchestrator()).fit(module, data)
+        ends.append(weights(module))
+    assert same_bits(*ends)
 
 
 def test_the_centralized_baseline_does_not_read_them():
@@ -228,22 +220,6 @@ def test_the_centralized_baseline_does_not_read_them():
     read = torch.cat([batch[0] for batch in data.train_dataloader()])
     expected = torch.cat([sites()[name].tensors[0] for name in "ace"])
     assert torch.equal(read.sort(0).values, expected.sort(0).values)
-
-
-def test_standardized_does_not_read_them():
-    from fl_lightning import Standardized
-
-    def fitted(**settings: Any) -> Any:
-        torch.manual_seed(4)
-        module = Plain()
-        module.net = Standardized(module.net, 4)
-        trainer(1, FederatedOrchestrator()).fit(module, data_of(**settings))
-        return weights(module)
-
-    few = {name: data for name, data in sites().items() if name != "b"}
-    assert same_bits(
-        fitted(clients=sites(b=(blobs(20, 9)[0] * 100, blobs(20, 9)[1])), held_out_clients=["b"]), fitted(clients=few)
-    )
 
 
 # ---------------------------------------------------------------- what draws and counts
@@ -261,13 +237,11 @@ def test_a_share_of_the_clients_per_round_is_one_of_the_others():
 def test_epsilon_is_that_of_the_clients_that_train():
     few = {name: data for name, data in sites().items() if name not in "bd"}
     privacy = ClientPrivacy(max_norm=1.0, noise_multiplier=1.0, noise_seed=1)
-    figures = [
-        fit(data, strategy=FedAvg("uniform"), transforms=[privacy], clients_per_round=2, client_evaluation=ClientEvaluation())[
-            1
-        ].callback_metrics["federation/epsilon_of_clients"]
-        for data in (data_of(sites(), held_out_clients=["b", "d"]), data_of(few))
-    ]
-    assert float(figures[0]) == float(figures[1])
+    settings = {"strategy": FedAvg("uniform"), "transforms": [privacy], "client_evaluation": ClientEvaluation()}
+    both = data_of(sites(), held_out_clients=["b", "d"]), data_of(few)
+    runs = [fit(data, clients_per_round=2, **settings)[1] for data in both]
+    one, other = (float(run.callback_metrics["federation/epsilon_of_clients"]) for run in runs)
+    assert one == other
 
 
 def test_a_share_and_a_number_are_drawn_with_the_seed_and_leave_the_data_divided_as_they_were():
@@ -282,72 +256,7 @@ def test_a_share_and_a_number_are_drawn_with_the_seed_and_leave_the_data_divided
     assert (counts / 2000 - 0.3).abs().max() < 0.05  # five standard deviations
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (1.0, "'data.held_out_clients' must be a share of at least 0 and below 1"),
-        (20.0, "Write 20 for a number, or 0.2 for 20 %"),
-        (-1, "a number of clients, or a list of their names, but is -1"),
-        (["a", "a"], "must be names that differ, but is ['a', 'a']"),
-        (["f"], "'data.held_out_clients' has 'f', but the clients are: a, b, c, d, e. Use their names."),
-        (5, "must be fewer than the 5 clients, so that some train, but is 5"),
-        (list("abcde"), "must be fewer than the 5 clients"),
-    ],
-)
-def test_wrong_values_are_refused(given, said):
-    with pytest.raises(ConfigurationError) as told:
-        data_of(sites(), held_out_clients=given)
-    assert said in str(told.value)
-
-
-def test_an_unknown_name_of_a_divided_set_is_refused_at_set_up():
-    data = FederatedDataModule(Blobs(), Consecutive(), held_out_clients=[7])
-    with pytest.raises(ConfigurationError, match="has '7', but the clients are: 0, 1, 2"):
-        data.setup("fit")
-
-
-def test_a_public_share_would_contain_their_examples():
-    with pytest.raises(ConfigurationError, match=r"'data.public_share' must be 0 with held-out clients, .* but is 0.1"):
-        FederatedDataModule(Blobs(), Consecutive(), public_share=0.1, held_out_clients=1)
-
-
-def test_a_table_that_is_scaled_by_all_rows_is_refused():
-    rows = TableDataModule("table.csv", "target", kind="classification")
-    with pytest.raises(ConfigurationError, match=r"'data.datamodule.standardize' must be false with held-out clients"):
-        FederatedDataModule(rows, Consecutive(), held_out_clients=1)
-
-
-def test_clients_that_are_opened_when_drawn_cannot_be_held_out():
-    data = FederatedDataModule.from_clients(
-        lambda client: TensorDataset(*blobs(8, client)), num_clients=4, num_examples=8, held_out_clients=1
-    )
-    with pytest.raises(ConfigurationError, match=r"'data.held_out_clients' must be off if clients read when they are drawn"):
-        data.setup("fit")
-
-
-def test_without_test_parts_nothing_else_is_measured():
-    with pytest.raises(ConfigurationError, match="the clients have no test parts"):
-        fit(data_of(sites(), held_out_clients=["b"]), client_evaluation=ClientEvaluation(1, "val_acc", personal_epochs=1))
-
-
-# ---------------------------------------------------------------- resume, ranks, own parts
-
-
-def test_a_resumed_run_has_the_same_held_out_clients_and_figures(tmp_path):
-    data = FederatedDataModule(Blobs(sum(SIZES)), Consecutive(), client_test=0.25, held_out_clients=["1"])
-    whole, fitted = fit(data, 3)
-    data = FederatedDataModule(Blobs(sum(SIZES)), Consecutive(), client_test=0.25, held_out_clients=["1"])
-    flags = {"enable_checkpointing": True, "default_root_dir": str(tmp_path)}
-    fit(data, 2, every_round(tmp_path), flags=flags)
-    path = str(tmp_path / "last.ckpt")
-    resumed, again = fit(data, 3, ckpt_path=path)
-    assert same_bits(weights(resumed), weights(whole))
-    name = "federation/unseen_mean"
-    assert float(again.callback_metrics[name]) == float(fitted.callback_metrics[name])
-    assert Path("unseen_clients.csv").read_text().startswith("client,round 0,round 1,round 2")
-    other = FederatedDataModule(Blobs(sum(SIZES)), Consecutive(), client_test=0.25, held_out_clients=["0"])
-    with pytest.raises(CheckpointError, match="different training examples"):
-        fit(other, 3, ckpt_path=path)
+# ---------------------------------------------------------------- own parts and models
 
 
 def test_parts_of_their_own_are_those_of_a_client_that_has_not_trained():

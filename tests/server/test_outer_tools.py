@@ -1,4 +1,4 @@
-"""Tools of the Trainer that act on steps, and data that come as loaders."""
+"""Tools of the Trainer that act on steps."""
 
 from __future__ import annotations
 
@@ -11,64 +11,31 @@ from typing import Any
 import pytest
 import torch
 from command_line import small
-from federations import Blobs, Consecutive, Plain, blobs, every_round, federate, same_bits, trainer, weights
+from federations import Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
 from lightning.pytorch.callbacks import (
-    BackboneFinetuning,
     BatchSizeFinder,
     Callback,
     EMAWeightAveraging,
     GradientAccumulationScheduler,
     LearningRateFinder,
     ModelCheckpoint,
-    ModelPruning,
-    OnExceptionCheckpoint,
-    StochasticWeightAveraging,
-    TQDMProgressBar,
     WeightAveraging,
 )
-from lightning.pytorch.callbacks.spike import SpikeDetection
-from lightning.pytorch.callbacks.throughput_monitor import ThroughputMonitor
 from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import (
-    AdaFed,
     ClientPrivacy,
     ConfigurationError,
-    DataError,
     ExamplePrivacy,
     FederatedDataModule,
     FederatedOrchestrator,
     FederationCallback,
     FlowerPool,
-    IIDPartitioner,
     LocalTraining,
     SecureAggregation,
-    ServerEvaluation,
 )
-
-
-class Milestones(LearningRateFinder):
-    """As in Lightning's documentation: it would find a new rate at some epochs, which here are rounds."""
-
-
-REFUSED = {
-    "Milestones is a subclass of LearningRateFinder, which may tune rounds": lambda: Milestones(),
-    "GradientAccumulationScheduler would accumulate rounds": lambda: GradientAccumulationScheduler({1: 2}),
-    "ModelPruning would prune the server's weights": lambda: ModelPruning("l1_unstructured", amount=0.5),
-    "StochasticWeightAveraging would set the rate of the server's optimizer": lambda: StochasticWeightAveraging(0.1),
-    "BackboneFinetuning would set the rate of the server's optimizer": lambda: BackboneFinetuning(),
-    "SpikeDetection would look for the loss of a training step": lambda: SpikeDetection(),
-    "ThroughputMonitor would measure batches of examples": lambda: ThroughputMonitor(batch_size_fn=len),
-}
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_callbacks_that_act_on_steps(message):
-    with pytest.raises(ConfigurationError, match=message):
-        federate(Plain(batchnorm=True), 2, REFUSED[message]())
 
 
 class Touching(Callback):
@@ -137,61 +104,36 @@ def test_nothing_but_its_own_step_changes_the_servers_optimizer(hook, what):
 
 
 def test_a_callback_changes_the_servers_optimizer_at_the_start():
-    class Fast(Callback):
-        def on_fit_start(self, run: Any, pl_module: Any) -> None:
-            to(run, "lr", 3.0)
-
-    run = trainer(1, Fast(), FederatedOrchestrator())
+    fast = type("Fast", (Callback,), {"on_fit_start": lambda self, run, module: to(run, "lr", 3.0)})()
+    run = trainer(1, fast, FederatedOrchestrator())
     with pytest.raises(ConfigurationError, match=r"round 0, .*\(Fast\) has set 'lr' of the server's optimizer from 1.0 to 3.0"):
         run.fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
 
 
 class CountsInItsGroups(torch.optim.SGD):
-    """As schedule-free optimizers do."""
+    """Changes its settings in each step, as schedule-free optimizers do, and its rate before."""
 
     def step(self, closure: Any = None) -> None:
+        self.param_groups[0]["lr"] /= 2
         super().step()
-        for group in self.param_groups:
-            group["k"] = group.get("k", 0) + 1
-            group["lr"] = group["lr"] / 2
-
-
-def test_the_servers_optimizer_may_change_its_own_settings(tmp_path):
-    """Also where a resumed run restores them."""
-
-    def run(rounds: int, **more: Any) -> Any:
-        torch.manual_seed(1)
-        module = Plain()
-        flags = {"enable_checkpointing": True}
-        done = federate(module, rounds, every_round(tmp_path), flags=flags, server_optimizer=halving, **more)
-        return done.optimizers[0].param_groups[0], weights(module)
-
-    def halving(parameters: Any) -> Any:
-        return CountsInItsGroups(parameters, lr=1.0)
-
-    whole = run(3)
-    run(1)
-    resumed = run(3, ckpt_path=str(tmp_path / "last.ckpt"))
-    assert [(group["k"], group["lr"]) for group, _ in (whole, resumed)] == [(3, 0.125)] * 2
-    assert same_bits(whole[1], resumed[1])
+        self.param_groups[0]["k"] = self.param_groups[0].get("k", 0) + 1
 
 
 def hooked(parameters: Any) -> Any:
-    optimizer = torch.optim.SGD(parameters, lr=2.0)
+    optimizer = torch.optim.SGD(parameters, lr=1.0)
     optimizer.register_step_pre_hook(lambda its, *_: its.param_groups[0].update(lr=its.param_groups[0]["lr"] / 2))
     return optimizer
 
 
-class HalvesFirst(torch.optim.SGD):
-    def step(self, closure: Any = None) -> Any:
-        self.param_groups[0]["lr"] /= 2
-        return super().step(closure)
-
-
-@pytest.mark.parametrize("build", [hooked, partial(HalvesFirst, lr=2.0)], ids=["hook", "step"])
-def test_the_servers_optimizer_may_set_its_rate_before_its_step(build):
-    rates = federate(Plain(), 2, server_optimizer=build).optimizers[0].param_groups
-    assert rates[0]["lr"] == 0.5
+@pytest.mark.parametrize("build", [partial(CountsInItsGroups, lr=1.0), hooked], ids=["step", "hook"])
+def test_the_servers_optimizer_may_change_its_own_settings(build, tmp_path):
+    """Also where a resumed run restores them."""
+    flags = {"enable_checkpointing": True}
+    federate(Plain(), 1, every_round(tmp_path), server_optimizer=build, flags=flags)
+    run = federate(Plain(), 3, server_optimizer=build, ckpt_path=str(tmp_path / "last.ckpt"))
+    group = run.optimizers[0].param_groups[0]
+    assert group["lr"] == 0.125
+    assert group.get("k", 3) == 3
 
 
 @pytest.mark.parametrize(
@@ -213,24 +155,6 @@ def test_averages_of_weights_are_those_of_the_rounds(average, decay):
         one, two, three = (each[name] for each in found)
         expected = (one + two + three) / 3 if decay is None else decay * (decay * one + 0.25 * two) + 0.25 * three
         torch.testing.assert_close(parameter.detach().double(), expected, rtol=0, atol=1e-6)
-
-
-AT_CLIENTS = {
-    "ModelCheckpoint, which writes checkpoints": lambda: ModelCheckpoint(),
-    "OnExceptionCheckpoint, which writes checkpoints": lambda: OnExceptionCheckpoint("."),
-    "TQDMProgressBar, which shows progress": lambda: TQDMProgressBar(),
-    "LearningRateFinder, which would tune each client anew": lambda: LearningRateFinder(),
-    "BatchSizeFinder, which would tune each client anew": lambda: BatchSizeFinder(),
-    "BackboneFinetuning, which freezes layers at the start of each turn": lambda: BackboneFinetuning(),
-}
-
-
-@pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
-@pytest.mark.parametrize("message", AT_CLIENTS)
-def test_callbacks_that_a_client_does_not_serve(message, engine):
-    local = LocalTraining(engine=engine, callbacks=[AT_CLIENTS[message]()])
-    with pytest.raises(ConfigurationError, match=f"^'federation.local.callbacks' contains {message}"):
-        federate(Plain(), 1, local=local)
 
 
 SEEN: tuple[list[int], list[float]] = ([], [])
@@ -264,7 +188,7 @@ def federated(*callbacks: Any) -> Any:
     return trainer(1, *callbacks, FederatedOrchestrator())
 
 
-def test_a_tuner_finds_the_rate_of_the_centralized_module(seen, caplog):
+def test_a_tuner_finds_rate_and_batch_size_of_the_centralized_module(seen, caplog):
     """The same as Lightning's own Tuner on a Trainer without a federation, and the module's weights stay."""
     central, module = Tuned(), Tuned()
     torch.manual_seed(6)  # of the shuffling
@@ -278,19 +202,15 @@ def test_a_tuner_finds_the_rate_of_the_centralized_module(seen, caplog):
     assert module.lr == central.lr == found.suggestion() != 0.125
     assert same_bits(weights(module), weights(Tuned()))
     assert not any(isinstance(one, LearningRateFinder) for one in run.callbacks)
-    seen[1].clear()
-    run.fit(module, data)
-    assert set(seen[1]) == {module.lr}
-
-
-def test_a_tuner_finds_the_batch_size_of_all_clients(seen):
-    run, data, module = federated(), FederatedDataModule(Blobs(), Consecutive()), Tuned()
+    seen[0].clear()
     tuned = Tuner(run).scale_batch_size(module, datamodule=data, max_trials=2, steps_per_trial=1, init_val=4)
     assert set(seen[0]) == {5, 8}  # the first trial has the loader of before, in a plain run as well
     assert data.datamodule.batch_size == tuned == 8
     assert same_bits(weights(module), weights(Tuned()))
-    seen[0].clear()
+    for noted in seen:
+        noted.clear()
     run.fit(module, data)
+    assert set(seen[1]) == {module.lr}
     assert max(seen[0]) == 8
 
 
@@ -310,6 +230,7 @@ def test_tuning_callbacks_run_before_the_federation(seen):
     assert same_bits(weights(module), weights(given))
 
 
+@pytest.mark.slow
 def test_tuning_by_command(fl, monkeypatch, tmp_path):
     """With a task of the package, whose adaptive loss and callbacks need a Trainer of their own."""
     found: list[tuple[int, int]] = []
@@ -355,16 +276,12 @@ def test_tuners_need_all_examples_in_one_process(monkeypatch):
         run.fit(Tuned(), data)
 
 
-def test_train_steps_of_a_checkpoint_callback_are_rounds(tmp_path):
-    def run(*callbacks: Any, ckpt: Any = None) -> Any:
-        torch.manual_seed(1)
-        module = Plain()
-        federate(module, 4, *callbacks, flags={"enable_checkpointing": True}, ckpt_path=ckpt)
-        return weights(module)
+class Marks(ModelCheckpoint):
+    """Of the user's own; reaches the module."""
 
-    whole = run(ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1))
-    assert {path.name for path in tmp_path.iterdir()} == {"epoch=1-step=2.ckpt", "epoch=3-step=4.ckpt"}
-    assert same_bits(run(ckpt=str(tmp_path / "epoch=1-step=2.ckpt")), whole)
+    def on_train_batch_end(self, run: Any, pl_module: Any, *more: Any) -> None:
+        pl_module.marker = isinstance(pl_module, Plain)
+        super().on_train_batch_end(run, pl_module, *more)
 
 
 @pytest.mark.parametrize(
@@ -377,27 +294,11 @@ def test_train_steps_of_a_checkpoint_callback_are_rounds(tmp_path):
 )
 def test_a_checkpoint_callback_sees_a_round_as_a_step_of_automatic_optimization(tmp_path, settings, rounds, recwarn):
     """As in plain Lightning, whatever the server's own step needs."""
-    federate(Plain(), 3, ModelCheckpoint(tmp_path, save_top_k=-1, **settings), flags={"enable_checkpointing": True})
+    module = Plain()
+    federate(module, 3, Marks(tmp_path, save_top_k=-1, **settings), flags={"enable_checkpointing": True})
+    assert module.marker
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"epoch={n - 1}-step={n}.ckpt" for n in rounds]
     assert not [str(one.message) for one in recwarn if "manual optimization" in str(one.message)]
-
-
-class Marks(ModelCheckpoint):
-    def on_train_batch_end(self, run: Any, pl_module: Any, *more: Any) -> None:
-        assert isinstance(pl_module, Plain)
-        pl_module.marker = self.every_n_train_steps if hasattr(self, "every_n_train_steps") else 1
-        super().on_train_batch_end(run, pl_module, *more)
-
-
-def test_a_checkpoint_callback_of_ones_own_reaches_the_module(tmp_path):
-    module = Plain()
-    federate(module, 1, Marks(tmp_path), flags={"enable_checkpointing": True})
-    assert module.marker
-
-
-def test_validation_inside_a_round():
-    with pytest.raises(ConfigurationError, match=r"'trainer.val_check_interval' is 3, but a federation validates between"):
-        federate(Plain(), 2, flags={"val_check_interval": 3})
 
 
 def test_without_a_federation_the_tools_are_free():
@@ -417,123 +318,3 @@ def test_without_a_federation_the_tools_are_free():
 def test_central_training_says_that_nothing_is_private(settings, named):
     with pytest.warns(UserWarning, match=f"'federation.enabled' is false, so the module trains .* in one place, and {named}"):
         trainer(1, FederatedOrchestrator(enabled=False, **settings)).fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
-
-
-def loader(seed: int, n: int, **settings: Any) -> DataLoader[Any]:
-    return DataLoader(TensorDataset(*blobs(n, seed)), **settings)
-
-
-def test_loaders_instead_of_a_datamodule():
-    found = []
-    given = FederatedDataModule.from_loaders(
-        loader(1, 40, batch_size=5, shuffle=True), loader(2, 61, batch_size=16), partitioner=Consecutive()
-    )
-    for data in (FederatedDataModule(Blobs(), Consecutive()), given):
-        torch.manual_seed(3)
-        module = Plain()
-        run = trainer(2, FederatedOrchestrator())
-        run.fit(module, data)
-        assert "val_acc" in run.callback_metrics
-        found.append(weights(module))
-    assert same_bits(*found)
-
-
-def test_what_to_write_for_loaders():
-    with pytest.raises(ConfigurationError, match=r"FederatedDataModule.from_loaders\(train_loader, val_loader, part"):
-        trainer(1, FederatedOrchestrator()).fit(Plain(), loader(1, 40, batch_size=5), loader(2, 61, batch_size=16))
-    with pytest.raises(
-        ConfigurationError, match=r"is a torch.utils.data.dataloader.DataLoader. Write FederatedDataModule.from_l"
-    ):
-        FederatedDataModule(loader(1, 40), IIDPartitioner(2))
-
-
-class Several(Blobs):
-    """Two validation sets, the second one with wrong labels."""
-
-    def __init__(self, kind: type = list) -> None:
-        super().__init__()
-        self.kind = kind
-
-    def val_dataloader(self) -> Any:
-        x, y = self.val
-        loaders = [DataLoader(TensorDataset(x, labels), 16) for labels in (y, 2 - y)]
-        return dict(zip("ab", loaders, strict=True)) if self.kind is dict else loaders
-
-
-class Both(Plain):
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        accuracy = (self(batch[0]).argmax(1) == batch[1]).float().mean()
-        self.log("acc", accuracy, batch_size=len(batch[1]))
-
-
-@pytest.mark.parametrize("kind", [list, dict])
-def test_several_validation_loaders(kind):
-    """AdaFed weighs by the loader that its metric names; the others have columns of their own."""
-    scores = []
-
-    class Scores(FederationCallback):
-        def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
-            scores.append(update.score)
-
-    strategy = AdaFed("acc/dataloader_idx_1")
-    run = federate(Both(), 2, Scores(), data=Several(kind), strategy=strategy)
-    assert {"acc/dataloader_idx_0", "acc/dataloader_idx_1"} <= run.callback_metrics.keys()
-    assert run.callback_metrics["acc/dataloader_idx_0"] > 0.6
-    assert max(scores) < 0.5
-    with pytest.raises(
-        ConfigurationError, match=r"The metric for models is 'acc'.* It logs: acc/dataloader_idx_0, acc/dataload"
-    ):
-        federate(Both(), 1, data=Several(kind), strategy=AdaFed("acc"), flags={"num_sanity_val_steps": 0})
-    with pytest.raises(DataError, match=r"'federation.server_evaluation' cannot divide a (list|dict)"):
-        federate(Both(), 1, data=Several(kind), strategy=strategy, server_evaluation=ServerEvaluation(examples=0.5))
-
-
-class Subclass(DataLoader[Any]):
-    pass
-
-
-def test_a_subclass_of_dataloader_is_named():
-    class Data(Blobs):
-        def train_dataloader(self) -> Any:
-            return Subclass(TensorDataset(*self.train), batch_size=5)
-
-    with pytest.warns(
-        UserWarning, match=r"Data.train_dataloader\(\) returns a Subclass, but clients get a plain torch DataLoader"
-    ):
-        federate(Plain(), 1, data=Data())
-
-
-def test_the_other_package():
-    """Its classes have the same names, but are not Lightning's: lightly and others import them."""
-    other = pytest.importorskip("pytorch_lightning")
-    demos = pytest.importorskip("pytorch_lightning.demos.boring_classes")
-    flags = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    message = "import from 'lightning.pytorch' instead of 'pytorch_lightning'"
-    for given in ({"datamodule": FederatedDataModule(Blobs(), Consecutive())}, {}):
-        run = other.Trainer(max_epochs=1, callbacks=[FederatedOrchestrator()], **flags)
-        with pytest.raises(ConfigurationError, match=message):
-            run.fit(demos.BoringModel(), **given)
-
-    class Own(demos.BoringDataModule):
-        pass
-
-    with pytest.raises(ConfigurationError, match=f"is a test_outer_tools.*Own. .*{message}"):
-        FederatedDataModule(Own(), IIDPartitioner(2))
-    with pytest.raises(ConfigurationError, match=f"The data of client 'a' are a Own. .*{message}"):
-        FederatedDataModule.from_clients({"a": Own()})
-    with pytest.raises(TypeError, match="switch to a single import style"):  # Lightning's own words
-        federate(demos.BoringModel(), 1)
-
-
-class Own(FederatedOrchestrator):
-    """A user's subclass."""
-
-
-@pytest.mark.parametrize("second", [FederatedOrchestrator, Own])
-def test_two_federations_of_one_module(second):
-    said = (
-        f"^The Trainer has 2 callbacks that federate the module: FederatedOrchestrator, {second.__name__}. Keep one of them.$"
-    )
-    with pytest.raises(ConfigurationError, match=said):
-        federate(Plain(), 1, second())
-    assert federate(Plain(), 1, second(enabled=False)).global_step == 1

@@ -12,8 +12,6 @@ from federations import Plain, federate, same_bits, weights
 from fl_lightning import (
     ClientError,
     ClientUpdate,
-    ConfigurationError,
-    FederatedOrchestrator,
     FederationCallback,
     FedMedian,
     ShapleyValues,
@@ -108,8 +106,3 @@ def test_two_runs_in_one_folder_keep_apart(tmp_path):
     one.close()
     assert other.kept[0].load().state.tolist() == [2.0] * 9
     other.close()
-
-
-def test_a_negative_limit_is_refused():
-    with pytest.raises(ConfigurationError, match=r"'federation.memory_limit' must be 0 or above, in GiB"):
-        FederatedOrchestrator(memory_limit=-1)

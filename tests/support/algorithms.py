@@ -69,6 +69,7 @@ from fl_lightning import (
     RingFed,
     Scaffold,
     SecureAggregation,
+    ServerEvaluation,
     ShapleyValues,
     Standardized,
     TopK,
@@ -476,6 +477,12 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "unusual buffers": lambda: {"module": Unusual, "clients_per_round": 3},
     "k-means": lambda: {"module": Clusters, "strategy": FederatedKMeans("split"), "clients_per_round": 3},
+    "adaptive norm": lambda: {
+        "strategy": FedAvg("uniform"),
+        "transforms": [ClientPrivacy(0.5, 2.0, target_quantile=0.5, noise_seed=7)],
+        "batchnorm": False,
+    },
+    "kept scores": lambda: {"strategy": AdaFed("val_acc"), "server_evaluation": ServerEvaluation(every_n_rounds=3)},
 }
 
 

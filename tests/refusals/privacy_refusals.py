@@ -1,0 +1,258 @@
+"""Differential privacy of clients and of examples, and targets of epsilon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from engine_runs import variant
+from federations import Blobs, Consecutive, Plain, trainer
+from refusing import Refusal, fitting
+from torch import nn
+
+from fl_lightning import (
+    ALIE,
+    AdaFed,
+    Asynchronous,
+    Attackers,
+    Availability,
+    ClientPrivacy,
+    ClipUpdate,
+    CrossEntropy,
+    ExamplePrivacy,
+    FedAvg,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    FedLoss,
+    FedStar,
+    LabelAveraging,
+    LocalTraining,
+    Mediators,
+    ProximalLoss,
+    Quantize,
+    Scaffold,
+    SecureAggregation,
+    WarmStart,
+)
+from fl_lightning.options.example_privacy.checks import check_module
+
+UNIFORM = FedAvg("uniform")
+WITH_TESTS = {"server_set": "clients", "client_test": 0.2}
+
+
+# ---------------------------------------------------------------- calls that fail
+
+
+def clients(*after: Any, data: Any = None, **settings: Any) -> Callable[[], Any]:
+    """Fit with noise at the server, and what comes after it."""
+    return divided(data, **{"strategy": UNIFORM, "transforms": [ClientPrivacy(1.0, 1.0), *after], **settings})
+
+
+def sent(data: Any = None, **settings: Any) -> Callable[[], Any]:
+    """Fit with noise at the clients."""
+    return divided(data, transforms=[ClientPrivacy(1.0, 1.0, "local")], **settings)
+
+
+def examples(data: Any = None, local: Any = None, **settings: Any) -> Callable[[], Any]:
+    return divided(data, local=lambda: LocalTraining(privacy=ExamplePrivacy(1.0, 1.0), **(local or {})), **settings)
+
+
+def divided(
+    data: Any, module: Any = Plain, local: Any = LocalTraining, folder: str = ".", **settings: Any
+) -> Callable[[], Any]:
+    """Fit with settings of the data."""
+
+    def call() -> None:
+        federation = FederatedOrchestrator(local=local() if callable(local) else local, **settings)
+        trainer(1, federation, default_root_dir=folder).fit(
+            module(), FederatedDataModule(Blobs(), Consecutive(), **(data or {}))
+        )
+
+    return call
+
+
+def solved(rounds: int = 4, **settings: Any) -> Callable[[], Any]:
+    """Fit with noise for an epsilon of clients."""
+    noise = settings.pop("noise", "central")
+    privacy = ClientPrivacy(0.5, None, noise, **{"target_epsilon": 1.0, **settings.pop("more", {})})
+    flags = {"max_time": "00:00:01:00"} if rounds == -1 else {}
+    return fitting(strategy=UNIFORM, transforms=[privacy], rounds=rounds, flags=flags, **settings)
+
+
+def checked(loss: nn.Module) -> Callable[[], Any]:
+    def call() -> None:
+        module = Plain()
+        module.loss = loss
+        check_module("32-true", module)
+
+    return call
+
+
+# ---------------------------------------------------------------- what they are given
+
+
+class With(Plain):
+    """A module with another part."""
+
+    def __init__(self, name: str, part: Any) -> None:
+        super().__init__()
+        if isinstance(part, torch.Tensor):
+            self.register_buffer(name, part)
+        else:
+            setattr(self, name, part)
+
+
+def given(name: str, make: Callable[[], Any], **methods: Any) -> Callable[[], Any]:
+    return lambda: variant(With, **methods)(name, make())
+
+
+def two_optimizers(self: Any) -> Any:
+    half = list(self.parameters())
+    return [torch.optim.SGD(half[:2], 0.1), torch.optim.SGD(half[2:], 0.1)]
+
+
+ByHand = variant(automatic_optimization=False, configure_optimizers=two_optimizers)
+Positions = given(
+    "places",
+    lambda: nn.Embedding(3, 4),
+    forward=lambda self, x: self.net(x + self.places(torch.arange(3)).mean(dim=0)),  # without a batch in front
+)
+
+
+REFUSALS = [
+    # settings of clients' privacy
+    *(
+        Refusal(lambda given=given: ClientPrivacy(**{"max_norm": 0.5, "noise_multiplier": 2.0, **given}), words)
+        for given, words in (
+            ({"max_norm": float("inf")}, "'federation.transforms.max_norm' must be above 0 and below"),
+            ({"noise_multiplier": 0}, "'federation.transforms.noise_multiplier' must be"),
+            ({"delta": 1.0}, "'federation.transforms.delta' must be above 0 and below 1"),
+            ({"noise": "none"}, "'federation.transforms.noise' must be"),
+            ({"target_quantile": 1.0}, "'federation.transforms.target_quantile' must be above 0 and below 1"),
+            ({"target_quantile": 0.5, "norm_rate": 0.0}, "'federation.transforms.norm_rate' must be above 0"),
+            ({"target_quantile": 0.5, "noise": "local"}, "target_quantile' must be null with noise at the clients"),
+            ({"count_noise": 1.0}, "count_noise' must be null without 'target_quantile'"),
+            ({"target_quantile": 0.5, "count_noise": 1.0}, "'count_noise' is 1, but must be above 1, half of"),
+        )
+    ),
+    # what it does not go with
+    Refusal(clients(strategy=AdaFed("val_acc")), "but AdaFed combines models in another way"),
+    Refusal(clients(strategy=FedAvg()), "but FedAvg weighs by 'examples'"),
+    Refusal(sent(strategy=Scaffold()), "Scaffold's clients send control variates with their models"),
+    Refusal(sent({"client_validation": 0.2}, strategy=FedLoss()), "FedLoss reads metrics that"),
+    Refusal(clients(Quantize()), "Quantize comes after ClientPrivacy and may increase the norm"),
+    Refusal(clients(ClientPrivacy(1.0, 1.0)), "contains ClientPrivacy more than once"),
+    Refusal(clients(availability=Availability(leave=0.1)), "because 'federation.availability.leave' is 0.1"),
+    Refusal(clients(data={"rebalancing": LabelAveraging()}), "'data.rebalancing' lets each client's label counts influence"),
+    Refusal(
+        clients(attackers=Attackers(clients=[1], model=ALIE())),
+        "ALIE reads the honest clients' changes before",
+    ),
+    Refusal(clients(data=WITH_TESTS), "'data.server_set' is clients, so the"),
+    Refusal(
+        clients(local=LocalTraining(precision="bf16-true")),
+        "'federation.local.precision' must be one of at least 32 bits",
+    ),
+    Refusal(clients(route=WarmStart()), "n the route WarmStart clients pass models to each other"),
+    Refusal(
+        clients(module=lambda: Plain(batchnorm=True)),
+        "buffers net.1.running_mean, net.1.running_var, net.1",
+    ),
+    Refusal(
+        fitting(
+            strategy=UNIFORM,
+            transforms=[ClientPrivacy(0.5, 2.0, target_quantile=0.5)],
+            secure_aggregation=SecureAggregation(),
+        ),
+        "'target_quantile' of ClientPrivacy counts the changes that were clipped",
+    ),
+    Refusal(
+        fitting(
+            strategy=UNIFORM,
+            transforms=[ClientPrivacy(1.0, 1.0, noise_seed=7)],
+            local=LocalTraining(privacy=ExamplePrivacy(1.0, 1.0)),
+        ),
+        "'noise_seed' of ClientPrivacy is 7, but 'noise_seed' of ... is None. Set both to",
+    ),
+    Refusal(
+        clients(folder="memory://bucket"),
+        "'trainer.default_root_dir' is memory://bucket, but the privacy ledger must",
+    ),
+    # settings of examples' privacy
+    Refusal(lambda: ExamplePrivacy(0, 1.0), "'federation.local.privacy.max_grad_norm' must be above 0 and below 1e12"),
+    Refusal(lambda: ExamplePrivacy(1.0, float("inf")), "'federation.local.privacy.noise_multiplier' must be above 0 and below"),
+    Refusal(lambda: ExamplePrivacy(1.0, 1.0, 0), "'federation.local.privacy.delta' must be above 0 and below 1"),
+    # what it does not go with
+    Refusal(examples(route=FedStar(1, "val_acc")), "The route FedStar evaluates clients' models on their training"),
+    Refusal(examples(route=Mediators(2)), "The route Mediators evaluates clients' models on their tr"),
+    Refusal(examples(WITH_TESTS), "'data.server_set' is clients, so the server"),
+    Refusal(examples(local={"engine": "stacked"}), "'federation.local.engine' must be one of trainer, fabric, auto with"),
+    Refusal(examples(local={"accumulate_grad_batches": 2}), "'federation.local.accumulate_grad_batches' must be 1 with"),
+    Refusal(
+        examples(local={"precision": "16-mixed"}),
+        "'federation.local.precision' must be one of 32-true, 64-true, bf16-mixed",
+    ),
+    Refusal(examples({"rebalancing": LabelAveraging()}), "'data.rebalancing' repeats examples"),
+    Refusal(examples({"client_validation": 0.2}, strategy=FedLoss()), "'federation.local.privacy' does not cover"),
+    # modules that mix examples
+    *(
+        Refusal(examples(module=module), words)
+        for module, words in (
+            (
+                lambda: Plain(batchnorm=True),
+                "cannot separate an example's gradient from the others: net.1 (BatchNorm1d)",
+            ),
+            (ByHand, "optimizes manually"),
+            (Positions, "found gradients of 3 and ... examples ... a layer of Variant does not have the batch"),
+            (given("net", lambda: nn.RNN(4, 3)), "others: net (RNN). Use GroupNorm"),
+            (given("loss", lambda: ProximalLoss(CrossEntropy(), 1.0)), "others: loss (ProximalLoss)"),
+            (given("mean", lambda: torch.zeros(4)), "The clients send the buffers mean with the parameters"),
+            (
+                given("spare", lambda: nn.Linear(2, 2)),
+                "a gradient for every trainable parameter, but 'spare.weight' does not contribute to the loss",
+            ),
+        )
+    ),
+    Refusal(checked(nn.CrossEntropyLoss(ignore_index=0)), "'ignore_index', which changes the number of examples"),
+    Refusal(checked(nn.CrossEntropyLoss(reduction="sum")), "reduction 'sum' instead of 'mean'"),
+    Refusal(
+        checked(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0]))),
+        "class weights, by whose sum the loss is divided",
+    ),
+    # targets
+    *(
+        Refusal(
+            lambda make=make, more=more: make(1.0, **more),
+            "needs exactly one of 'noise_multiplier' and 'target_epsilon', but",
+        )
+        for make in (ClientPrivacy, ExamplePrivacy)
+        for more in ({}, {"noise_multiplier": 1.0, "target_epsilon": 1.0})
+    ),
+    *(
+        Refusal(
+            lambda make=make: make(1.0, 1.0, extend=True),
+            "extend' must be false without 'target_epsilon', but is True",
+        )
+        for make in (ClientPrivacy, ExamplePrivacy)
+    ),
+    Refusal(solved(-1), "needs the number of rounds, but 'trainer.max_epochs' is -1. Set it to"),
+    Refusal(
+        solved(more={"target_epsilon": 1e-6, "delta": 1e-12}),
+        "No noise multiplier up to a million ... over 4 rounds. Raise 'target_epsil",
+    ),
+    Refusal(
+        solved(noise="local", asynchronous=Asynchronous(2, 2)),
+        "'target_epsilon' of ClientPrivacy needs rounds that draw a cohort",
+    ),
+    Refusal(solved(more={"target_quantile": 0.3, "count_noise": 0.1}), "'count_noise' is 0.1, but must be above"),
+    Refusal(
+        lambda: ClientPrivacy(1.0, target_epsilon=2.0).multiplier,
+        "has not been solved for 'target_epsilon' 2.0, which happens at the server",
+    ),
+    # transforms
+    Refusal(
+        fitting(transforms=[ClipUpdate(0.1)], strategy=UNIFORM, route=WarmStart(1)),
+        "n the route WarmStart clients pass models to each other",
+    ),
+]

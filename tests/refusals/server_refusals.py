@@ -1,0 +1,271 @@
+"""Faults, availability, evaluation at the server, checkpoints, and what acts on a Trainer's steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from engine_runs import variant
+from federations import Blobs, Plain, blobs, federate, trainer
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ModelPruning,
+    OnExceptionCheckpoint,
+    StochasticWeightAveraging,
+    TQDMProgressBar,
+)
+from lightning.pytorch.callbacks.spike import SpikeDetection
+from lightning.pytorch.callbacks.throughput_monitor import ThroughputMonitor
+from refusing import Refusal, fitting
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from fl_lightning import (
+    ALIE,
+    AdaFed,
+    Attackers,
+    Availability,
+    ClientError,
+    ClipUpdate,
+    DataError,
+    ExamplePrivacy,
+    Faults,
+    FedCyclic,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    FedMedian,
+    IIDPartitioner,
+    JointStrategy,
+    LocalOnly,
+    LocalTraining,
+    RingFed,
+    SecureAggregation,
+    ServerEvaluation,
+    ShapleyValues,
+    TrimmedMean,
+)
+from fl_lightning.data.loaders import reduced
+from fl_lightning.errors import EngineError
+
+STACKED = LocalTraining(engine="stacked")
+
+
+# ---------------------------------------------------------------- calls that fail
+
+
+def trusting(names: Any) -> Callable[[], Any]:
+    return lambda: FederatedOrchestrator(trusted_classes=names)
+
+
+def calling(callback: Callable[[], Any]) -> Callable[[], Any]:
+    return lambda: federate(Plain(batchnorm=True), 1, callback())
+
+
+def at_clients(callback: Callable[[], Any], **local: Any) -> Callable[[], Any]:
+    return lambda: federate(Plain(), 1, local=LocalTraining(callbacks=[callback()], **local))
+
+
+def bf16_of(precision: Any, dtype: torch.dtype) -> Callable[[], Any]:
+    """Evaluate in bfloat16 models that are stored in another precision than 32 bits."""
+    settings = {"local": LocalTraining(precision=precision), "server_evaluation": ServerEvaluation(precision="bf16-mixed")}
+    return lambda: federate(Plain().to(dtype), 1, data=Blobs(dtype=dtype), strategy=AdaFed("val_acc"), **settings)
+
+
+def loader(n: int = 40) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(*blobs(n, 1)), batch_size=5)
+
+
+# ---------------------------------------------------------------- what they are given
+
+
+class Weightless(JointStrategy):
+    def combine(self, updates: Any, worth: Any) -> Any:
+        return updates[0].state.double(), [math.nan] * len(updates)
+
+
+class Milestones(LearningRateFinder):
+    """As in Lightning's documentation: it would find a new rate at some epochs, which here are rounds."""
+
+
+class Own(FederatedOrchestrator):
+    """A user's subclass."""
+
+
+class Following(Plain):
+    """A target follows the network, as in BYOL."""
+
+    moves: Any = staticmethod(lambda batches: True)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.target = torch.nn.Linear(4, 8).requires_grad_(False)
+        self.train_acc = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.moves(self.trainer.num_training_batches):
+            for own, followed in zip(self.target.parameters(), self.net[0].parameters(), strict=True):
+                own.data = own.data * 0.8 + followed.data * 0.2
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+
+OneMoves = variant(Following, moves=staticmethod(lambda batches: batches == 4))
+Declares = variant(Following, constant_parts=("target",))
+TwoSets = variant(Blobs, val_dataloader=lambda self: [Blobs.val_dataloader(self), Blobs.val_dataloader(self)])
+
+
+REFUSALS = [
+    # faults and availability
+    Refusal(lambda: Faults("ignore"), "'federation.faults.policy' must be"),
+    Refusal(lambda: Faults(retries=-1), "'federation.faults.retries' must be a whole number of 0 or above, but is -1"),
+    Refusal(lambda: Faults(min_updates=0), "'federation.faults.min_updates' must be a number of 1 or above, or a share"),
+    Refusal(lambda: Faults(deadline=0), "'federation.faults.deadline' must be above 0 seconds, or null"),
+    Refusal(lambda: Availability(drop_out=1), "'federation.availability.drop_out' must be from 0 to below 1"),
+    Refusal(lambda: Availability(slow=2), "'federation.availability.slow' must be from 0 to 1"),
+    Refusal(lambda: Availability(slowness=0.5), "'federation.availability.slowness' must be 1 or above"),
+    Refusal(lambda: Availability(leave=2), "'federation.availability.leave' must be from 0 to 1"),
+    Refusal(lambda: Availability(come_back=0), "'federation.availability.come_back' must be above 0 and at most 1"),
+    Refusal(
+        fitting(faults=Faults("skip", min_updates=7)),
+        "'federation.faults.min_updates' must be at most the 3 clients of a round",
+    ),
+    Refusal(fitting(faults=Faults("skip"), route=FedCyclic()), "FedCyclic needs every client in every round"),
+    Refusal(
+        fitting(availability=Availability(leave=0.1), route=LocalOnly("val_acc")), "'federation.availability' may lose some"
+    ),
+    Refusal(
+        fitting(faults=Faults(deadline=9), local=STACKED),
+        "'federation.faults.deadline' is checked between a client's steps, but the engine 'stacked'",
+    ),
+    *(
+        Refusal(
+            fitting(availability=Availability(slow=1.0), local=LocalTraining(engine=engine)),
+            "'federation.availability.slow' is checked between a client's steps",
+        )
+        for engine in ("fastest", "stacked")
+    ),
+    Refusal(
+        fitting(availability=Availability(drop_out=0.99), faults=Faults(min_updates=3)),
+        "of 3 clients are available, but the round needs 3. Lower 'federation.faults.min_updates'",
+        ClientError,
+    ),
+    Refusal(fitting(strategy=Weightless()), "Weightless gave 3 updates the weights", ClientError),
+    # evaluation at the server
+    Refusal(lambda: ServerEvaluation(0), "'federation.server_evaluation.every_n_rounds' must be 1 or above"),
+    *(
+        Refusal(
+            lambda share=share: ServerEvaluation(examples=share),
+            "'federation.server_evaluation.examples' must be a number of 1 or above, or a share in",
+        )
+        for share in (0, 1.5)
+    ),
+    Refusal(lambda: ServerEvaluation(batch_size=0), "'federation.server_evaluation.batch_size' must be 1 or above"),
+    Refusal(bf16_of("64-true", torch.float64), "models are stored in 64-true. Remove it"),
+    Refusal(bf16_of("bf16-true", torch.float32), "models are stored in bf16-true. Remove it"),
+    Refusal(
+        fitting(
+            strategy=AdaFed("val_acc"),
+            server_evaluation=ServerEvaluation(batch_size="auto"),
+            flags={"limit_val_batches": 2},
+        ),
+        "'trainer.limit_val_batches' counts batches",
+    ),
+    Refusal(
+        lambda: reduced(TwoSets().val_dataloader(), 10, None, 0),
+        "cannot divide a list. Let 'val_dataloader' return one DataLoader",
+        DataError,
+    ),
+    # checkpoints
+    Refusal(lambda: FederatedOrchestrator(memory_limit=-1), "'federation.memory_limit' must be 0 or above, in GiB"),
+    Refusal(trusting(["no.such.Class"]), "'federation.trusted_classes' contains 'no.such.Class', which cannot be imported"),
+    Refusal(trusting(["collections.NoSuch"]), "which cannot be imported"),
+    Refusal(trusting(["os.system"]), "'os.system', which can run arbitrary code"),
+    *(
+        Refusal(trusting([name]), "which can run arbitrary code")
+        for name in ("builtins.eval", "torch.os.system", "subprocess.Popen")
+    ),
+    Refusal(
+        trusting("argparse.Namespace"),
+        "'trusted_classes' must be a list of texts or None, but is 'argparse.Namespace' ... Put it in a list",
+    ),
+    Refusal(trusting([3]), "'trusted_classes' must be a list of texts or None, but is [3]"),
+    # targets that follow the network
+    *(
+        Refusal(
+            fitting(module=Following, **parts),
+            f"Training changes 'target...{named} does not cover such tensors",
+        )
+        for named, parts in (
+            ("FedMedian", {"strategy": FedMedian()}),
+            ("TrimmedMean", {"strategy": TrimmedMean(1)}),
+            ("ShapleyValues", {"strategy": ShapleyValues("val_acc")}),
+            ("ClipUpdate", {"transforms": [ClipUpdate(1.0)]}),
+            ("ALIE", {"attackers": Attackers(clients=[1], model=ALIE(1.0))}),
+            ("'federation.secure_aggregation'", {"secure_aggregation": SecureAggregation()}),
+            ("'federation.local.privacy'", {"local": LocalTraining(privacy=ExamplePrivacy(1.0, 0.5, noise_seed=7))}),
+        )
+    ),
+    Refusal(
+        fitting(module=OneMoves, route=RingFed(2, 0.8)),
+        "has not changed the frozen tensor 'target.bias', but other clients have",
+    ),
+    Refusal(fitting(module=Declares), "Training changed 'target.weight', which Variant declares constant"),
+    Refusal(fitting(module=Following, local=STACKED), "", EngineError),
+    # tools of the Trainer that act on steps
+    *(
+        Refusal(calling(callback), words)
+        for callback, words in (
+            (Milestones, "Milestones is a subclass of LearningRateFinder, which may tune rounds"),
+            (lambda: GradientAccumulationScheduler({1: 2}), "GradientAccumulationScheduler would accumulate rounds"),
+            (lambda: ModelPruning("l1_unstructured", amount=0.5), "ModelPruning would prune the server's weights"),
+            (
+                lambda: StochasticWeightAveraging(0.1),
+                "StochasticWeightAveraging would set the rate of the server's optimizer",
+            ),
+            (BackboneFinetuning, "BackboneFinetuning would set the rate of the server's optimizer"),
+            (SpikeDetection, "SpikeDetection would look for the loss of a training step"),
+            (lambda: ThroughputMonitor(batch_size_fn=len), "ThroughputMonitor would measure batches of examples"),
+            *(
+                (
+                    kind,
+                    "The Trainer has 2 callbacks that federate the module: FederatedOrchestrator, "
+                    f"{kind.__name__}. Keep one of them.",
+                )
+                for kind in (FederatedOrchestrator, Own)
+            ),
+        )
+    ),
+    *(
+        Refusal(at_clients(callback), f"'federation.local.callbacks' contains {words}")
+        for callback, words in (
+            (ModelCheckpoint, "ModelCheckpoint, which writes checkpoints"),
+            (lambda: OnExceptionCheckpoint("."), "OnExceptionCheckpoint, which writes checkpoints"),
+            (TQDMProgressBar, "TQDMProgressBar, which shows progress"),
+            (LearningRateFinder, "LearningRateFinder, which would tune each client anew"),
+            (BatchSizeFinder, "BatchSizeFinder, which would tune each client anew"),
+            (BackboneFinetuning, "BackboneFinetuning, which freezes layers at the start of each turn"),
+        )
+    ),
+    *(
+        Refusal(at_clients(TQDMProgressBar, engine=engine), "'federation.local.callbacks' contains TQDMProgressBar")
+        for engine in ("fabric", "stacked")
+    ),
+    Refusal(
+        fitting(flags={"val_check_interval": 3}),
+        "'trainer.val_check_interval' is 3, but a federation validates between",
+    ),
+    # data that come as loaders
+    Refusal(
+        lambda: trainer(1, FederatedOrchestrator()).fit(Plain(), loader(), loader()),
+        "FederatedDataModule.from_loaders(train_loader, val_loader, part",
+    ),
+    Refusal(
+        lambda: FederatedDataModule(loader(), IIDPartitioner(2)),
+        "is a torch.utils.data.dataloader.DataLoader. Write FederatedDataModule.from_l",
+    ),
+]
