@@ -235,6 +235,21 @@ def _union(rounds: list[RoundRecord], name: str) -> dict[str, list[Any]]:
     return {f"client {client}": found[client] for client in sorted(found)}
 
 
+def differences(one: Any, other: Any, place: str = "") -> Iterator[str]:
+    """Yield a line for each place in which two files differ, except the wording of refusals."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in [*one, *(key for key in other if key not in one)]:
+            if key not in one or key not in other:
+                yield f"{place}{key}: only in the {'first' if key in one else 'second'} file"
+            elif key != "message":
+                yield from differences(one[key], other[key], f"{place}{key} / ")
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for position, pair in enumerate(zip(one, other, strict=True)):
+            yield from differences(*pair, f"{place}{position} / ")
+    elif one != other:
+        yield f"{place.removesuffix(' / ')}: {one} became {other}"
+
+
 def of_checkpoint(path: Path) -> dict[str, Any]:
     """Return a digest for each part of a checkpoint, and of each part of the orchestrator's state in it."""
     content = torch.load(path, weights_only=True)
@@ -244,8 +259,8 @@ def of_checkpoint(path: Path) -> dict[str, Any]:
         part = state.pop(name)
         if parts:
             state[name] = {option: {k: v for k, v in own.items() if k not in parts} for option, own in part.items()}
-    memory = state["memory"]
-    state["memory"] = {client: "in a file" if "stored" in kept else kept for client, kept in memory.items()}
+    memory = state["memory"]  # by client, and by a word what is in files
+    state["memory"] = {client: kept if isinstance(client, int) else "in files" for client, kept in memory.items()}
     return {name: digest(part) for name, part in content.items()} | {f"federation: {k}": digest(v) for k, v in state.items()}
 
 

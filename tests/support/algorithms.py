@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from federations import Blobs, Consecutive, Plain, client_scores, weights
+from federations import CLASSES, Blobs, Consecutive, Plain, client_scores, network, weights
 from own_option import DropNumbers
 from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
@@ -21,6 +21,7 @@ from fl_lightning import (
     Asynchronous,
     Attackers,
     Availability,
+    ClassificationTask,
     ClientEvaluation,
     ClientPrivacy,
     ClipUpdate,
@@ -29,6 +30,7 @@ from fl_lightning import (
     DiagnosticOddsRatio,
     Ditto,
     ExamplePrivacy,
+    F1WeightedCrossEntropy,
     Faults,
     FedAdagrad,
     FedAsync,
@@ -162,7 +164,7 @@ class Remembering(Plain):
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
-        self.count, self.losses = 0, []
+        self.count, self.losses, Remembering.total = 0, [], 0
         self.register_buffer("queue", torch.zeros(4))
         self.draws = torch.Generator().manual_seed(1)
 
@@ -251,6 +253,12 @@ class Scaled(Plain):
         self.net = Standardized(self.net, 4)
 
 
+def adaptive(batchnorm: bool, momentum: float) -> ClassificationTask:
+    """Return a task with a loss that the server adapts, and with dropout."""
+    net = torch.nn.Sequential(*network(batchnorm)[:-1], torch.nn.Dropout(0.2), torch.nn.Linear(8, CLASSES))
+    return ClassificationTask(net, CLASSES, F1WeightedCrossEntropy(CLASSES), lambda p: torch.optim.SGD(p, 0.1, momentum))
+
+
 class ThreeLines(Plain):
     """A linear model."""
 
@@ -282,6 +290,12 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
     "fedloss": lambda: {"strategy": FedLoss(examples=0.5), "data": {"client_validation": 0.4}},
     "adafed": lambda: {"strategy": AdaFed("val_acc", power=2, examples=True)},
     "adafed odds": lambda: {"strategy": AdaFed(DiagnosticOddsRatio(3))},
+    "adaptive loss": lambda: {
+        "module": adaptive,
+        "strategy": AdaFed("val_accuracy"),
+        "server_optimizer": lambda p: torch.optim.SGD(p, lr=0.9, momentum=0.5),
+        "clients_per_round": 0.7,
+    },
     "kept optimizers": lambda: {
         "module": Scheduled,
         "local": {"optimizer_state": "kept", "lr_decay": 0.9},
@@ -486,8 +500,8 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def prepare(name: str) -> tuple[Plain, FederatedDataModule, FederatedOrchestrator]:
-    """Module, data and callback of an algorithm: BatchNorm, shuffling, two local epochs, one thread."""
+def prepare(name: str, sizes: Sequence[int] = SIZES) -> tuple[Plain, FederatedDataModule, FederatedOrchestrator]:
+    """Module, data and callback of an algorithm: BatchNorm, shuffling, two local epochs, one thread; clients of these sizes."""
     chosen = ALGORITHMS[name]()
     torch.manual_seed(11)
     module = chosen.pop("module", Plain)(batchnorm=chosen.pop("batchnorm", True), momentum=chosen.pop("momentum", 0.0))
@@ -495,7 +509,7 @@ def prepare(name: str) -> tuple[Plain, FederatedDataModule, FederatedOrchestrato
     data = (
         source.divided()
         if isinstance(source, Streams)
-        else FederatedDataModule(source, Consecutive(SIZES), **chosen.pop("data", {}))
+        else FederatedDataModule(source, Consecutive(sizes), **chosen.pop("data", {}))
     )
     local = LocalTraining(**{"max_epochs": 2, "threads": 1, **chosen.pop("local", {})})
     return module, data, FederatedOrchestrator(local=local, **chosen)

@@ -15,9 +15,7 @@ from torchmetrics import MeanMetric
 
 from fl_lightning import (
     AdaFed,
-    Asynchronous,
     ClassificationTask,
-    Clock,
     F1WeightedCrossEntropy,
     FederatedDataModule,
     FederatedOrchestrator,
@@ -27,8 +25,7 @@ from fl_lightning import (
 
 
 class Kill(FederationCallback):
-    """SIGKILL in round 2: before its second client trains, or while its checkpoint is half written; or SIGTERM there,
-    or what SLURM sends before the end of a job.
+    """SIGKILL in round 2, or while its checkpoint is half written; or SIGTERM, or what SLURM sends before the end of a job.
 
     With several ranks, one of them alone is killed.
     """
@@ -37,8 +34,6 @@ class Kill(FederationCallback):
         self.when, self.rank = when, rank
 
     def on_client_start(self, trainer, pl_module, round_idx, client) -> None:
-        if self.when == "in a round" and round_idx == 2 and client == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
         if self.when == "SLURM" and round_idx == 2 and client == 1:
             os.kill(os.getpid(), signal.SIGUSR1)
         if self.when == "politely" and round_idx == 2 and client == 1:
@@ -119,9 +114,7 @@ def main() -> None:
     parser.add_argument("--kill", default="")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--module", default="task")
-    parser.add_argument("--engine", default="trainer")
     parser.add_argument("--mistake", default="", choices=["partition", "state"])
-    parser.add_argument("--asynchronous", action="store_true")
     args = parser.parse_args()
 
     L.seed_everything(11, verbose=False)
@@ -133,11 +126,9 @@ def main() -> None:
         module, metric = (Broken if args.module == "broken" else Uneven)(momentum=0.9), "val_acc"
     federation = FederatedOrchestrator(
         (OfThisRank if args.mistake == "state" else AdaFed)(metric),
-        LocalTraining(max_epochs=2, threads=1, engine=args.engine),
+        LocalTraining(max_epochs=2, threads=1),
         server_optimizer=lambda p: torch.optim.SGD(p, lr=0.9, momentum=0.5),
-        clients_per_round=0.7 if args.module == "task" and not args.asynchronous else 1.0,
-        asynchronous=Asynchronous(4, 2) if args.asynchronous else None,
-        clock=Clock("lognormal", "half_normal") if args.asynchronous else None,
+        clients_per_round=0.7 if args.module == "task" else 1.0,
     )
     trainer = L.Trainer(
         max_epochs=args.rounds,
