@@ -107,6 +107,20 @@ def require(condition: bool, setting: str, wanted: str, came: Any, hint: str = "
         raise ConfigurationError(f"'{setting}' must be {wanted}, but is {came!r}.{' ' if hint else ''}{hint}")
 
 
+def require_counts(section: str, **counts: int) -> None:
+    """Raise a :class:`ConfigurationError` for a number of things below 1.
+
+    Args:
+        section: what comes before the settings' names, such as ``model.network.``.
+        counts: the numbers by the settings' names.
+
+    Raises:
+        ConfigurationError: naming the first one.
+    """
+    for name, count in counts.items():
+        require(count >= 1, section + name, "1 or above", count)
+
+
 def require_texts(setting: str, given: Iterable[Any]) -> None:
     """Raise a :class:`ConfigurationError` for a name that is not text: YAML reads 010 as 8, no as False and 12:30 as 750.
 

@@ -14,14 +14,15 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.compat.lightning import FindsLastCheckpoint
-from fl_lightning.errors import CheckpointError, ConfigurationError, did_you_mean
+from fl_lightning.errors import CheckpointError, ConfigurationError, did_you_mean, require_counts
 from fl_lightning.functional.metric_mode import higher_is_better, known_direction
 from fl_lightning.functional.metric_names import is_validation_figure
 from fl_lightning.server.checks.metric_names import refuse_unknown_metrics
 from fl_lightning.server.requeue import requeued
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 
-class _InTheRunsFolder(FindsLastCheckpoint):
+class _InTheRunsFolder(ChecksTypes, FindsLastCheckpoint):
     """Save into a fixed folder that a later process can find; by default, Lightning makes a new folder for each run."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -130,6 +131,7 @@ class LastCheckpoint(_InTheRunsFolder):
     """
 
     def __init__(self, dirpath: str | None = None, every_n_rounds: int = 1) -> None:
+        require_counts("last_checkpoint.", every_n_rounds=every_n_rounds)
         super().__init__(
             dirpath,
             filename="last",

@@ -15,9 +15,10 @@ from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.images import ImageDataModule
 from fl_lightning.errors import require
 from fl_lightning.models.frozen_backbone import FrozenBackbone
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 
-class FeatureCache(Callback):
+class FeatureCache(ChecksTypes, Callback):
     """Train the head of a :class:`~fl_lightning.FrozenBackbone` on features that are computed once, before training.
 
     The cache works if the module's ``network`` is a FrozenBackbone and the data come from an

@@ -5,9 +5,10 @@ from __future__ import annotations
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from fl_lightning.types import ClientFailure, ClientUpdate
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 
-class FederationCallback(Callback):
+class FederationCallback(ChecksTypes, Callback):
     """Extend Lightning's callback with hooks for rounds and clients; add it to the Trainer next to the orchestrator.
 
     On several ranks, ``on_client_start`` and ``on_client_end`` run on the rank that trains the client; the other hooks run on

@@ -24,12 +24,13 @@ from fl_lightning.reporting.feature_charts import draw_features
 from fl_lightning.reporting.features import FeatureSummary
 from fl_lightning.reporting.partition import PartitionSummary, draw_partition
 from fl_lightning.reporting.tables import log_table
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 _MOST_CLASSES = 1_000
 """Largest whole number that counts as a class; labels above it are treated as other values."""
 
 
-class PartitionReport(Callback):
+class PartitionReport(ChecksTypes, Callback):
     """Show the partition when a fit starts: a table on the terminal, ``partition.csv``, ``partition.png``, and W&B.
 
     The report shows classes if the partitioner has read the labels, or if the dataset provides them without reading every

@@ -14,9 +14,10 @@ from torch import Tensor
 from fl_lightning.errors import require
 from fl_lightning.functional.seeding import isolated_rng
 from fl_lightning.reporting.prediction_images import draw_predictions, keep_picture
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 
-class PredictionImages(Callback):
+class PredictionImages(ChecksTypes, Callback):
     """Draw image, target and prediction of an image-to-image network.
 
     ``val_predictions.png`` shows the global model on the first validation images at the end of a fit, and

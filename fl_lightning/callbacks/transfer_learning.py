@@ -10,9 +10,10 @@ from torch import nn
 
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 
-class TransferLearning(Callback):
+class TransferLearning(ChecksTypes, Callback):
     """Freeze parts of the module, such as a pretrained backbone, and thaw them in a later round.
 
     A frozen part has no gradients and is in evaluation mode: no dropout, and BatchNorm uses its stored statistics. It is not
@@ -34,10 +35,11 @@ class TransferLearning(Callback):
 
     changes_training = True
     """Declares that the callback changes the training, so that a resumed run compares its settings."""
+    checked_elsewhere = ("parts",)
     on_resume = ResumeRule(on_purpose="parts thaw_after freeze_after")
 
     def __init__(self, parts: Sequence[str], thaw_after: int | None = None, freeze_after: int = 0) -> None:
-        require(not isinstance(parts, str) and len(parts) > 0, "parts", "a list of names of submodules", parts)
+        require(isinstance(parts, list | tuple) and len(parts) > 0, "parts", "a list of names of submodules", parts)
         require(freeze_after >= 0, "freeze_after", "0 or above", freeze_after)
         later = thaw_after is None or thaw_after > freeze_after
         require(later, "thaw_after", f"above 'freeze_after', {freeze_after}, or null", thaw_after)

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fl_lightning.errors import require
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 
-class RandomCropFlip(nn.Module):
+class RandomCropFlip(ChecksTypes, nn.Module):
     """Pad with zeros, crop at random, flip half of the images left to right: the usual augmentation of CIFAR.
 
     It draws for all images of a batch at once, several times faster than transforms that are applied to one image at a time.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -14,13 +13,15 @@ from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.cells import Microscope, annotate, draw_cells
 from fl_lightning.functional.seeding import generator
+from fl_lightning.utilities.argument_types import checks_types
 
 _NAME = "data.datamodule.sites.*."
 _SHARES = ("brightness", "brightness_spread", "background", "gradient", "missed", "spurious")
 _ABOVE_0 = ("radius", "softness")
-_MOST_CELLS = 1_000
+_MOST_CELLS, _LARGEST = 1_000, 10_000
 
 
+@checks_types
 @dataclass(frozen=True)
 class CellSite(Microscope):
     """Describe a clinic's images and the care of its annotator.
@@ -54,9 +55,9 @@ class CellSite(Microscope):
             if field.name in _SHARES:
                 require(0 <= value <= 1, _NAME + field.name, "from 0 to 1", value)
             elif field.name in _ABOVE_0:
-                require(0 < value < math.inf, _NAME + field.name, "above 0", value)
+                require(0 < value <= _LARGEST, _NAME + field.name, f"above 0 and at most {_LARGEST}", value)
             elif field.name not in ("images", "cells"):
-                require(0 <= value < math.inf, _NAME + field.name, "0 or above", value)
+                require(0 <= value <= _LARGEST, _NAME + field.name, f"0 or above and at most {_LARGEST}", value)
 
 
 @dataclass(frozen=True)

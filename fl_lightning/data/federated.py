@@ -35,11 +35,10 @@ from fl_lightning.data.views import TRANSFER_HOOKS, EvaluationView, ServerView, 
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.messages import Part
 from fl_lightning.partitioners.base import Partitioner
-from fl_lightning.utilities.argument_types import ChecksTypes
 from fl_lightning.utilities.checkpoint_file import LoadsSafely
 
 
-class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
+class FederatedDataModule(LoadsSafely, ClientHolder):
     """Distribute the training set of a datamodule over clients; validation, test and prediction stay with the server.
 
     With a :class:`~fl_lightning.FederatedOrchestrator` in the Trainer it serves rounds. Without one it serves the union of the

@@ -26,13 +26,14 @@ from fl_lightning.data.remote import RemotePartition
 from fl_lightning.errors import ConfigurationError, DataError, require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.messages import Part
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 _NOT_READ = "The clients' examples are read when the clients are drawn, so {}. Remove {}, or give the clients' datasets."
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-class LazyClients(LightningDataModule):
+class LazyClients(ChecksTypes, LightningDataModule):
     """Describe clients whose examples are read when they are drawn, and released after their turn.
 
     Pass it to :class:`~fl_lightning.FederatedDataModule` without a partitioner. Subclasses define :meth:`num_examples` and

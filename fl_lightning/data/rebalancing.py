@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.functional.labels import repeats
 from fl_lightning.functional.seeding import generator
+from fl_lightning.utilities.argument_types import checks_types
 
 
+@checks_types
 @dataclass(frozen=True)
 class LabelAveraging:
     """Let each client repeat examples, drawn with replacement, of the classes of which it has fewer than the average client.

@@ -72,7 +72,8 @@ class SimulatedTasksDataModule(InMemoryDataModule):
         super().__init__(batch_size, eval_batch_size)
         name = "data.datamodule."
         require(num_clients >= 1, name + "num_clients", "1 or above", num_clients)
-        require(1 <= groups <= num_clients, name + "groups", f"from 1 to the {num_clients} clients", groups)
+        wanted, hint = f"from 1 to the {num_clients} clients", f"'num_clients' is {num_clients}."
+        require(1 <= groups <= num_clients, name + "groups", wanted, groups, hint)
         require(features >= 1, name + "features", "1 or above", features)
         rising = len(examples) == 2 and 1 <= examples[0] <= examples[1]
         require(rising, name + "examples", "two numbers of 1 or above, the smallest and the largest", examples)

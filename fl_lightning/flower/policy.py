@@ -52,10 +52,10 @@ def with_preset(given: Any) -> Any:
     Raises:
         ConfigurationError: for a preset that does not exist.
     """
-    if not isinstance(given, str) and not (isinstance(given, dict) and "preset" in given):
+    if given is None or (isinstance(given, dict) and "preset" not in given):
         return given
-    name, more = (given, {}) if isinstance(given, str) else (given["preset"], given)
-    if name not in PRESETS:
+    name, more = (given["preset"], given) if isinstance(given, dict) else (given, {})
+    if not isinstance(name, str) or name not in PRESETS:
         raise ConfigurationError(
             f"'policy' is the preset '{name}', but must be {' or '.join(PRESETS)}, or limits by name."
             f"{did_you_mean(str(name), PRESETS)}"

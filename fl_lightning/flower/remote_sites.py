@@ -36,13 +36,14 @@ from fl_lightning.messages import ClientInfo
 from fl_lightning.models.standardized import standardized_parts
 from fl_lightning.routes.server import ServerRoute
 from fl_lightning.settings.pool import RemoteClients
+from fl_lightning.utilities.argument_types import ChecksTypes
 from fl_lightning.utilities.collectives import Collectives
 
 _WAIT = 300.0
 """The seconds for which a site may load its data or build the model."""
 
 
-class RemoteSites(RemoteClients):
+class RemoteSites(ChecksTypes, RemoteClients):
     """Connect to sites over any transport.
 
     Args:

@@ -11,9 +11,10 @@ from torchmetrics import Metric
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_parts import server_buffers
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 
-class AdaptiveLoss(nn.Module, ABC):
+class AdaptiveLoss(ChecksTypes, nn.Module, ABC):
     """Compute a loss whose buffers the server sets after evaluating the aggregated model on its own set.
 
     To add one, subclass it with ``forward``, a ``signal`` and :meth:`adapt`; it does not need a strategy or a callback. After

@@ -5,8 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fl_lightning.utilities.argument_types import ChecksTypes
 
-class CrossEntropy(nn.Module):
+
+class CrossEntropy(ChecksTypes, nn.Module):
     """Compute the mean cross-entropy of unnormalised scores and class indices (AdaFed, eq. 1).
 
     Args:

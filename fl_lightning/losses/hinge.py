@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 
-class Hinge(nn.Module):
+class Hinge(ChecksTypes, nn.Module):
     """Compute the squared or plain hinge loss, ``mean max(0, 1 - y f(x))``, for each class against the rest.
 
     Of C outputs, the one of the true class has y = 1 and the others -1. A sample's loss is the sum over the outputs, as in

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.proximal import proximal_term
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 
-class ProximalLoss(nn.Module):
+class ProximalLoss(ChecksTypes, nn.Module):
     """Add a proximal term to a loss: ``loss(logits, target) + mu / 2 * ||w - w_t||^2``.
 
     w_t are the weights at the start of the round. :class:`~fl_lightning.ClassificationTask` anchors the loss automatically.

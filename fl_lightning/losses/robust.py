@@ -35,6 +35,7 @@ class RobustLoss(AdaptiveLoss):
     """
 
     server_buffers = ("shape", "scale")
+    may_be_infinite = ("shape",)
     shape: Tensor
     scale: Tensor
 
@@ -52,7 +53,8 @@ class RobustLoss(AdaptiveLoss):
         require(shape <= 2, "model.loss.shape", "at most 2", shape)
         require(0 <= lowest <= highest <= 2, "model.loss.lowest", f"from 0 to 'highest', {highest}, which is at most 2", lowest)
         inside = not adaptive or lowest <= shape <= highest
-        require(inside, "model.loss.shape", f"from {lowest} to {highest} if 'adaptive' is true", shape)
+        hint = "These are 'lowest' and 'highest'."
+        require(inside, "model.loss.shape", f"from {lowest} to {highest} if 'adaptive' is true", shape, hint)
         require(adaptive or not adapt_scale, "model.loss.adapt_scale", "false if 'adaptive' is false", adapt_scale)
         self.adaptive, self.adapt_scale = adaptive, adapt_scale
         self.lowest, self.highest = lowest, highest

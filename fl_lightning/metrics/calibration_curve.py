@@ -9,9 +9,10 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 
-class CalibrationCurve(Metric):
+class CalibrationCurve(ChecksTypes, Metric):
     """Compute the mean predicted probability and the observed share of class 1 in bins of equal width.
 
     scikit-learn's ``calibration_curve`` with the strategy ``uniform`` leaves out empty bins; here they are NaN, so that the

@@ -10,9 +10,10 @@ from torchmetrics import Metric
 
 from fl_lightning.errors import require
 from fl_lightning.functional.exact_sum import to_float64
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 
-class DiagnosticOddsRatio(Metric):
+class DiagnosticOddsRatio(ChecksTypes, Metric):
     """Compute the diagnostic odds ratio of each class against the others, averaged over the classes.
 
     The ratio is ``(TP + 1/2) (TN + 1/2) / ((FP + 1/2) (FN + 1/2))``; the halves (Haldane and Anscombe) keep it finite. 1 is

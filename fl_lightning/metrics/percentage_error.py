@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.errors import require, require_same_shape
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 
-class PercentageError(Metric):
+class PercentageError(ChecksTypes, Metric):
     """Compute ``mean |y - prediction| / max(|y|, floor)`` as a ratio: 0.1 is 10 %.
 
     With the floor 1 and counts, an image without cells counts as if it held one: each extra cell is 100 %. torchmetrics' own
@@ -26,7 +29,7 @@ class PercentageError(Metric):
 
     def __init__(self, floor: float = 1.0) -> None:
         super().__init__()
-        require(floor > 0, "mape_floor", "above 0, in units of the target", floor)
+        require(0 < floor < math.inf, "mape_floor", "above 0, in units of the target", floor)
         self.floor = floor
         self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
         self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.errors import require
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 
-class DensityCount(nn.Module):
+class DensityCount(ChecksTypes, nn.Module):
     """Sum a density image over its pixels, and divide by the scale that multiplied its target.
 
     The module has no trainable weights. It sums in float32, or in float64 for float64 images, whatever the run's precision.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from fl_lightning.utilities.argument_types import ChecksTypes
 
-class FrozenBackbone(nn.Module):
+
+class FrozenBackbone(ChecksTypes, nn.Module):
     """Train a head on the features of a frozen backbone.
 
     The backbone has no gradients and is always in evaluation mode: no dropout, and BatchNorm with its own statistics. An

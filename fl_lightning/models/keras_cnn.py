@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fl_lightning.errors import require
+from fl_lightning.errors import require, require_counts
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 
-class KerasCNN(nn.Sequential):
+class KerasCNN(ChecksTypes, nn.Sequential):
     """Apply two 3x3 convolutions, max-pooling, dropout, a dense layer, dropout, and a dense layer of logits.
 
     With the defaults it has 1,199,882 parameters, as Keras counts them. It is initialised as in Keras: Glorot uniform
@@ -23,6 +24,7 @@ class KerasCNN(nn.Sequential):
     """
 
     def __init__(self, num_classes: int = 10, in_channels: int = 1, image_size: int = 28) -> None:
+        require_counts("model.network.", num_classes=num_classes, in_channels=in_channels)
         require(image_size >= 6, "image_size", "at least 6", image_size)
         side = (image_size - 4) // 2
         super().__init__(

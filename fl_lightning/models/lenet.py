@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fl_lightning.errors import require
+from fl_lightning.errors import require, require_counts
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 
-class LeNet(nn.Module):
+class LeNet(ChecksTypes, nn.Module):
     """Apply 5 x 5 convolutions of 6 and 16 filters, each with ReLU and 2 x 2 max-pooling; 120 and 84 units; logits.
 
     It has 44,426 parameters for 28 x 28 grey images, 62,006 for 32 x 32 colour images.
@@ -21,6 +22,7 @@ class LeNet(nn.Module):
 
     def __init__(self, channels: int = 1, image_size: int = 28, num_classes: int = 10, batch_norm: bool = False) -> None:
         super().__init__()
+        require_counts("model.network.", channels=channels, num_classes=num_classes)
         require(image_size >= 16, "model.network.image_size", "at least 16", image_size)
         side = ((image_size - 4) // 2 - 4) // 2
         self.layers = nn.Sequential(

@@ -7,10 +7,11 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from fl_lightning.errors import require
+from fl_lightning.errors import require, require_counts
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 
-class MLP(nn.Module):
+class MLP(ChecksTypes, nn.Module):
     """Flatten the input and apply hidden layers with ReLU, each with dropout, and a layer of logits.
 
     With the defaults it has 199,210 parameters: McMahan et al.'s 2NN for MNIST.
@@ -27,6 +28,7 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         require(in_features >= 1, "model.network.in_features", "at least 1", in_features)
+        require_counts("model.network.", num_classes=num_classes)
         require(all(units >= 1 for units in hidden), "model.network.hidden", "numbers of units of at least 1", list(hidden))
         require(0 <= dropout < 1, "model.network.dropout", "at least 0 and below 1", dropout)
         layers: list[nn.Module] = [nn.Flatten()]

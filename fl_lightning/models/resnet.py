@@ -7,11 +7,12 @@ from typing import Literal
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
-from fl_lightning.errors import require
+from fl_lightning.errors import require, require_counts
 from fl_lightning.models.weights import load_weights
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 
-class ResNet18(nn.Module):
+class ResNet18(ChecksTypes, nn.Module):
     """Build ResNet-18 with logits for any number of classes.
 
     It has 11,181,642 parameters for 3 channels and 10 classes, 11,173,962 with the stem ``cifar``. Its BatchNorm needs at
@@ -37,6 +38,7 @@ class ResNet18(nn.Module):
         weights: str | None = None,
     ) -> None:
         super().__init__()
+        require_counts("model.network.", num_classes=num_classes, channels=channels)
         require(channels == 3 or weights is None, "model.network.weights", "null if 'channels' is not 3", weights)
         network = resnet18()
         load_weights(network, "resnet18", weights)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fl_lightning.errors import DataError, require
 from fl_lightning.functional.exact_moments import Moments, moments_of_batches
 from fl_lightning.functional.small_counts import most_frequent
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 _UNMEASURED = (
     "Standardized has not been measured, so inputs pass unchanged. A federation measures it before round 0; in any other "
@@ -19,7 +20,7 @@ _UNMEASURED = (
 )
 
 
-class Standardized(nn.Module):
+class Standardized(ChecksTypes, nn.Module):
     """Subtract the mean of each channel, divide by its standard deviation, and apply a network.
 
     In a federation, both are those of the clients' training examples together, which clients measure before round 0; see

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.errors import ConfigurationError, require_counts
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 
-class UNet(nn.Module):
+class UNet(ChecksTypes, nn.Module):
     """Halve the image ``depth`` times and double it again, concatenating the features of equal size on each level.
 
     As in the paper (section 2), each level has two 3 x 3 convolutions with ReLU, followed by 2 x 2 max-pooling and twice as
@@ -29,10 +30,7 @@ class UNet(nn.Module):
 
     def __init__(self, channels: int = 1, outputs: int = 1, width: int = 16, depth: int = 2) -> None:
         super().__init__()
-        require(channels >= 1, "model.network.channels", "1 or above", channels)
-        require(outputs >= 1, "model.network.outputs", "1 or above", outputs)
-        require(width >= 1, "model.network.width", "1 or above", width)
-        require(depth >= 1, "model.network.depth", "1 or above", depth)
+        require_counts("model.network.", channels=channels, outputs=outputs, width=width, depth=depth)
         self.depth = depth
         widths = [width * 2**level for level in range(depth + 1)]
         self.down = nn.ModuleList(_two(a, b) for a, b in zip([channels, *widths], widths, strict=False))

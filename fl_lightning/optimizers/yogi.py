@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.errors import require
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 
-class Yogi(torch.optim.Optimizer):
+class Yogi(ChecksTypes, torch.optim.Optimizer):
     """Step by Yogi's rule, Adam with an additive update of the variance.
 
     The rule is ``m <- b1 m + (1 - b1) g; v <- v - (1 - b2) g^2 sign(v - g^2); w <- w - lr m / (sqrt(v) + eps)``. As in
@@ -21,7 +22,7 @@ class Yogi(torch.optim.Optimizer):
         params: the parameters or groups of them.
         lr: the learning rate, > 0.
         betas: b1 and b2, each in [0, 1).
-        eps: tau of the paper, the degree of adaptivity, > 0; 1e-3 in the paper.
+        eps: tau of the paper, the degree of adaptivity, above 0 and at most 1e15; 1e-3 in the paper.
 
     Raises:
         ConfigurationError: if a value is outside its range.
@@ -35,8 +36,8 @@ class Yogi(torch.optim.Optimizer):
         eps: float = 1e-3,
     ) -> None:
         require(lr > 0, "Yogi.lr", "above 0", lr)
-        require(all(0 <= beta < 1 for beta in betas), "Yogi.betas", "each at least 0 and below 1", betas)
-        require(eps > 0, "Yogi.eps", "above 0", eps)
+        require(len(betas) == 2 and all(0 <= beta < 1 for beta in betas), "Yogi.betas", "each at least 0 and below 1", betas)
+        require(0 < eps <= 1e15, "Yogi.eps", "above 0 and at most 1e15", eps)
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
 
     @torch.no_grad()

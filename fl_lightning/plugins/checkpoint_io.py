@@ -14,6 +14,7 @@ from lightning.pytorch.plugins import TorchCheckpointIO
 
 from fl_lightning.compat.lightning import innermost_checkpoint_io
 from fl_lightning.errors import CheckpointError, ConfigurationError
+from fl_lightning.utilities.argument_types import ChecksTypes
 from fl_lightning.utilities.atomic_file import PARTIAL, fill_whole
 from fl_lightning.utilities.checkpoint_file import read_checkpoint, refuse_unsafe, require_trusted
 from fl_lightning.utilities.collectives import Collectives
@@ -23,7 +24,7 @@ _UNFINISHED = PARTIAL.format(name="*.ckpt", process="*")
 """Names of checkpoints while they are being written."""
 
 
-class AtomicCheckpointIO(TorchCheckpointIO):
+class AtomicCheckpointIO(ChecksTypes, TorchCheckpointIO):
     """Write a checkpoint next to its target, sync it to disk, and rename it; read only tensors and plain values.
 
     Lightning writes to the system's temp folder and moves the file: across file systems that is a copy, and a kill leaves an

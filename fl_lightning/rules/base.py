@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.rules.passes import Batch, LocalModel
 from fl_lightning.types import Pull, Snapshot
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 Part = Literal["shared", "held"]
 """The parameters that the server averages, or those that each client keeps."""
@@ -57,7 +58,7 @@ class LocalEnd:
     kept: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class ClientRule(ABC):
+class ClientRule(ChecksTypes, ABC):
     """Change a client's gradients, and store and send additional tensors.
 
     One rule serves all clients, so the arguments contain everything that belongs to a client. Engines call :meth:`begin` once
@@ -91,7 +92,7 @@ class ClientRule(ABC):
         An empty list turns the rule off for this client.
         """
 
-    def correct_gradients(  # noqa: B027
+    def correct_gradients(
         self, parameters: Sequence[Tensor], terms: Sequence[Tensor], scale: float = 1.0, pull: Pull | None = None
     ) -> None:
         """Change ``.grad`` of each parameter in place; nothing by default. It is multiplied by ``scale`` and not yet clipped.
@@ -152,7 +153,7 @@ class ClientRule(ABC):
         """Return the part that does not train in an epoch of the client's turn, counted from 0; None by default."""
         return None
 
-    def keep(self, kept: MutableMapping[str, Tensor], extras: Mapping[str, Tensor], in_place: bool) -> None:  # noqa: B027
+    def keep(self, kept: MutableMapping[str, Tensor], extras: Mapping[str, Tensor], in_place: bool) -> None:
         """Store the client's tensors for its next round; nothing by default.
 
         Args:
@@ -161,7 +162,7 @@ class ClientRule(ABC):
             in_place: whether to change the tensors in ``kept`` in place, which is safe if their old values are not needed.
         """
 
-    def check_optimizers(self, optimizers: Sequence[Optimizer], words: str) -> None:  # noqa: B027
+    def check_optimizers(self, optimizers: Sequence[Optimizer], words: str) -> None:
         """Refuse optimizers for which the rule is not defined; accept all by default.
 
         Args:
@@ -172,9 +173,7 @@ class ClientRule(ABC):
             ConfigurationError: if the rule is not defined for them.
         """
 
-    def join_optimizers(  # noqa: B027
-        self, optimizers: Sequence[Optimizer], parameters: Sequence[Tensor], terms: Sequence[Tensor]
-    ) -> None:
+    def join_optimizers(self, optimizers: Sequence[Optimizer], parameters: Sequence[Tensor], terms: Sequence[Tensor]) -> None:
         """Add tensors of the rule's own to the optimizers before the first step; nothing by default.
 
         Args:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from fl_lightning.errors import require
 from fl_lightning.functional.proximal import add_proximal_gradient
 from fl_lightning.rules.base import ClientRule, LocalStart
 from fl_lightning.types import Pull
@@ -19,6 +20,7 @@ class ProximalRule(ClientRule):
     """
 
     def __init__(self, mu: float) -> None:
+        require(mu > 0, "ProximalRule.mu", "above 0", mu)
         self.mu = mu
 
     def begin(self, start: LocalStart) -> list[Tensor]:

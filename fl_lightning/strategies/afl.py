@@ -26,7 +26,7 @@ class AFL(WeightedAverage):
     clients take as many as ``federation.local`` says. Every client must take part in every round.
 
     Args:
-        rate: the step gamma of lambda, >= 0; 0 is FedAvg with ``weighting`` uniform.
+        rate: the step gamma of lambda, from 0 to 1e6; 0 is FedAvg with ``weighting`` uniform.
         loss: the name under which the module logs the loss in validation, or a torchmetrics metric.
 
     Example:
@@ -40,7 +40,7 @@ class AFL(WeightedAverage):
     on_resume = ResumeRule(on_purpose="rate loss")
 
     def __init__(self, rate: float = 0.1, loss: str | Metric = "val_loss") -> None:
-        require(rate >= 0, "federation.strategy.rate", "0 or above", rate)
+        require(0 <= rate <= 1e6, "federation.strategy.rate", "0 or above and at most 1e6", rate)
         wanted = "a loss, for which lower is better"
         require(known_direction(loss) is not True, "federation.strategy.loss", wanted, loss)
         self.rate = rate

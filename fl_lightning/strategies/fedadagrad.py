@@ -21,7 +21,7 @@ class FedAdagrad(FedAvg):
 
     Args:
         lr: the server's learning rate eta, > 0.
-        tau: the degree of adaptivity, > 0; smaller values are more adaptive.
+        tau: the degree of adaptivity, above 0 and at most 1e15; smaller values are more adaptive.
         weighting: the weighting of the average, as in FedAvg.
 
     Example:
@@ -35,7 +35,7 @@ class FedAdagrad(FedAvg):
 
     def __init__(self, lr: float = 0.03, tau: float = 1e-3, weighting: Literal["examples", "uniform"] = "examples") -> None:
         require(lr > 0, "federation.strategy.lr", "above 0", lr)
-        require(tau > 0, "federation.strategy.tau", "above 0", tau)
+        require(0 < tau <= 1e15, "federation.strategy.tau", "above 0 and at most 1e15", tau)
         super().__init__(weighting)
         self.lr, self.tau = lr, tau
 

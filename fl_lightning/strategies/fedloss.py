@@ -30,7 +30,7 @@ class FedLoss(WeightedAverage):
 
     Args:
         loss: the name under which the module logs the loss in validation, or a torchmetrics metric.
-        examples: the exponent of the number of examples, >= 0: 0 is FedLoss, 1 the product, values between them a mixture.
+        examples: the exponent of the number of examples, from 0 to 10: 0 is FedLoss, 1 the product, others a mixture.
 
     Raises:
         ConfigurationError: if the exponent is negative, or if higher is better for the metric.
@@ -46,7 +46,7 @@ class FedLoss(WeightedAverage):
     on_resume = ResumeRule(on_purpose="loss examples")
 
     def __init__(self, loss: str | Metric = "val_loss", examples: float = 0.0) -> None:
-        require(examples >= 0, "federation.strategy.examples", "0 or above", examples)
+        require(0 <= examples <= 10, "federation.strategy.examples", "from 0 to 10", examples)
         wanted = "a loss, for which lower is better"
         require(known_direction(loss) is not True, "federation.strategy.loss", wanted, loss)
         self.loss = self.local_metric = loss

@@ -51,7 +51,7 @@ class PFedMe(FedAvg):
     ) -> None:
         require(strength > 0, "federation.strategy.strength", "above 0", strength)
         require(steps >= 1, "federation.strategy.steps", "1 or above", steps)
-        require(0 < lr * strength <= 1, "federation.strategy.lr", "above 0 and at most 1 / strength", lr)
+        require(0 < lr * strength <= 1, "federation.strategy.lr", f"above 0 and at most 1 / strength, 1 / {strength:g}", lr)
         require(beta > 0, "federation.strategy.beta", "above 0", beta)
         super().__init__(weighting)
         self.strength, self.steps, self.lr, self.beta = strength, steps, lr, beta

@@ -11,8 +11,10 @@ from fl_lightning.functional.metric_mode import higher_is_better, known_directio
 from fl_lightning.studies.facts import METRIC
 from fl_lightning.studies.panels import Measure, Panel, panels
 from fl_lightning.studies.run_table import RunTable
+from fl_lightning.utilities.argument_types import checks_types
 
 
+@checks_types
 @dataclass(frozen=True)
 class ReportOptions:
     """Choose what a study's report shows.

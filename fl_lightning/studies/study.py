@@ -30,13 +30,14 @@ from fl_lightning.studies.set_up import named_settings, on_test_set, set_up
 from fl_lightning.studies.settings import SettingsReader, fingerprint
 from fl_lightning.studies.sweep import Method, refuse_test_set, write_sweep
 from fl_lightning.studies.terminal import LiveStatus, print_curves
+from fl_lightning.utilities.argument_types import ChecksTypes
 from fl_lightning.utilities.machine import cores
 
 KEPT = (*VALIDATION, "test_*", "client_share/*", "client_comparison/*", "federation/*", "partition/*")
 """Patterns of the metrics that go into the table by default."""
 
 
-class Study:
+class Study(ChecksTypes):
     """Run every combination of the axes' choices with every seed, and report the results.
 
     A finished run is repeated only if its settings have changed. An interrupted run resumes from its last checkpoint. A failed
@@ -86,7 +87,7 @@ class Study:
         self.seeds = _seeds(seeds)
         require(bool(self.seeds) and min(self.seeds) >= 0, "seeds", "at least 1, or numbers of at least 0", seeds)
         require(len(set(self.seeds)) == len(self.seeds), "seeds", "numbers that differ", seeds)
-        require(jobs == "auto" or jobs >= 1, "jobs", "at least 1, or auto", jobs)
+        require(jobs == "auto" or (isinstance(jobs, int) and jobs >= 1), "jobs", "at least 1, or auto", jobs)
         require(sweep in get_args(Method), "sweep", f"one of {', '.join(get_args(Method))}", sweep)
         self.settings = dict(full_names(settings or {}))
         self.axes: list[Axis] = read_axes(over or {})

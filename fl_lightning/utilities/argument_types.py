@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import os
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
@@ -36,9 +37,11 @@ class ChecksTypes:
 
     Attributes:
         checked_elsewhere: the arguments for which the constructor has a message of its own.
+        may_be_infinite: the arguments that need not be finite numbers.
     """
 
     checked_elsewhere: tuple[str, ...] = ()
+    may_be_infinite: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Let the constructor of a class of this package check its arguments; others may annotate as they like."""
@@ -57,20 +60,30 @@ def checks_types(cls: Class) -> Class:
     @functools.wraps(build)
     def checking(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            given = signature.bind_partial(self, *args, **kwargs).arguments
+            bound = signature.bind_partial(self, *args, **kwargs)
         except TypeError:
-            given = {}  # Python names a wrong argument better
-        wanted = _hints(build)
+            build(self, *args, **kwargs)  # Python names a wrong argument better
+            return
+        given = bound.arguments
         for name, value in given.items():
-            if name in wanted and name not in getattr(self, "checked_elsewhere", ()) and not fits(value, wanted[name]):
-                raise ConfigurationError(
-                    f"{type(self).__name__}: '{name}' must be {in_words(wanted[name])}, but is {_shown(value)}."
-                    f"{_hint(value, wanted[name])}"
-                )
-        build(self, *args, **kwargs)
+            given[name] = value.item() if isinstance(value, Real) and hasattr(value, "dtype") else value  # NumPy's
+        wanted = {name: kind for name, kind in _hints(build).items() if name not in getattr(self, "checked_elsewhere", ())}
+        _refuse_misfits(type(self).__name__, given, wanted, False)
+        build(*bound.args, **bound.kwargs)
+        finite = {name: value for name, value in given.items() if name not in getattr(self, "may_be_infinite", ())}
+        _refuse_misfits(type(self).__name__, finite, wanted, True)  # after the constructor's own messages
 
     cls.__init__ = checking  # type: ignore[misc]
     return cls
+
+
+def _refuse_misfits(owner: str, given: Mapping[str, Any], wanted: Mapping[str, Any], strict: bool) -> None:
+    for name, value in given.items():
+        huge = isinstance(value, Integral) and abs(value) >= 2**63 and not name.endswith("seed")
+        if name in wanted and (huge or not fits(value, wanted[name], strict)):
+            allowed = in_words(wanted[name], _WORDS | ({float: "a finite number"} if strict else {}))
+            hint = " Write a smaller one." if huge else _hint(value, wanted[name])
+            raise ConfigurationError(f"{owner}: '{name}' must be {allowed}, but is {_shown(value)}.{hint}")
 
 
 @functools.cache
@@ -81,36 +94,46 @@ def _hints(build: Callable[..., None]) -> dict[str, Any]:
         return {}
 
 
-def fits(value: Any, wanted: Any) -> bool:
-    """Return whether a value has a type; true where that is not certain. Numbers of NumPy and paths fit as well."""
+def fits(value: Any, wanted: Any, strict: bool = False) -> bool:
+    """Return whether a value has a type; true where that is not certain. Numbers of NumPy and paths fit as well.
+
+    Args:
+        value: the value.
+        wanted: the type.
+        strict: whether words must be among those that the type lists, and numbers finite.
+    """
     origin, inner = get_origin(wanted), get_args(wanted)
     if origin is Annotated:
-        return fits(value, inner[0])
+        return fits(value, inner[0], strict)
     if origin in (Union, types.UnionType):
-        return any(fits(value, one) for one in inner)
+        return any(fits(value, one, strict) for one in inner)
     if origin is None and isinstance(value, type) and inspect.isclass(wanted) and issubclass(value, wanted):
         return False  # the class instead of an object of it
+    if origin is Literal:
+        return not strict or any(type(value) is type(one) and value == one for one in inner)
     kind = origin or wanted
     if kind is Callable or not inspect.isclass(kind) or kind is object:
         return kind is not Callable or callable(value)
     if kind in (int, float):
-        return isinstance(value, _NUMBERS[kind]) and not isinstance(value, bool)
+        finite = not strict or not isinstance(value, Real) or math.isfinite(value)
+        return isinstance(value, _NUMBERS[kind]) and not isinstance(value, bool) and finite
     if kind is str:
-        return isinstance(value, str | os.PathLike)
+        return isinstance(value, str | os.PathLike) and value != ""
     if issubclass(kind, Mapping):
-        return isinstance(value, Mapping) and (len(inner) != 2 or all(fits(one, inner[1]) for one in value.values()))
+        return isinstance(value, Mapping) and (len(inner) != 2 or all(fits(one, inner[1], strict) for one in value.values()))
     if kind in (list, tuple, Sequence):
-        return _fits_sequence(value, inner)
+        return _fits_sequence(value, inner, strict)
     try:
         return isinstance(value, kind)
     except TypeError:  # a protocol
         return True
 
 
-def _fits_sequence(value: Any, inner: tuple[Any, ...]) -> bool:
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sized):
+def _fits_sequence(value: Any, inner: tuple[Any, ...], strict: bool) -> bool:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sized) or getattr(value, "ndim", 1) == 0:
         return False
-    return len(inner) != 1 or not isinstance(value, list | tuple) or all(fits(one, inner[0]) for one in value)
+    kinds = inner[:1] * len(value) if len(inner) == 1 or ... in inner else inner
+    return not isinstance(value, list | tuple) or all(map(fits, value, kinds, [strict] * len(value)))
 
 
 def in_words(wanted: Any, words: Mapping[Any, str] = _WORDS) -> str:
@@ -140,6 +163,8 @@ def _with_article(name: str) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
+    if isinstance(value, str) and not value:
+        return "empty"
     text, kind = repr(value), _with_article(type(value).__name__)
     return kind if text.startswith("<") or len(text) > 80 else f"{text} ({kind})"
 

@@ -23,6 +23,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 from fl_lightning.compat.lightning import class_only
 from fl_lightning.compat.python import modules_today
 from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 """First bytes of files of torch.save, in its current and its old format."""
@@ -67,7 +68,7 @@ def refuse_unsafe(weights_only: bool | None) -> None:
         )
 
 
-class LoadsSafely:
+class LoadsSafely(ChecksTypes):
     """Make ``load_from_checkpoint`` safe, also for URLs; inherit from it before LightningModule or LightningDataModule."""
 
     @class_only
