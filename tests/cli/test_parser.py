@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from unittest.mock import patch
-
 import pytest
-import shortcuts
-import yaml
-from command_line import ADAFED
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
-from fl_lightning.cli.federation_cli import FederationCLI
 from fl_lightning.cli.parser import FederationParser
 
 seen: list[int] = []
@@ -77,21 +70,3 @@ def test_each_setting_of_a_command_is_checked_once(parser):
     seen.clear()
     parser.validate(given)
     assert seen == [4]
-
-
-def test_commands_that_share_a_parser_keep_nothing(fl):
-    """Oracle: the settings of each command from a parser of its own; a command that fails comes in between."""
-    Path("own.yaml").write_text("federation: {clients_per_round: 2, faults: {policy: skip}}\nseed_everything: 7\n")
-    commands = [
-        ["--config", ADAFED, "--config", "own.yaml", "--federation.strategy=FedAvgM", "--trainer.logger=false"],
-        ["--config", ADAFED, "--federation.strategy.powr=3"],
-        ["--config", "kmeans_simulated", "--federation.local.threads=2"],
-        ["--config", ADAFED],
-    ]
-    shared = [fl("fit", *command, "--print_config") for command in commands]
-    with patch.object(FederationCLI, "prepare_subcommand", shortcuts.PREPARE):
-        alone = [fl("fit", *command, "--print_config") for command in commands]
-    assert shared == alone
-    assert [status for status, _ in shared] == [0, 2, 0, 0]
-    assert "clients_per_round: 2" in shared[0][1]
-    assert yaml.safe_load(shared[3][1])["seed_everything"] == 0

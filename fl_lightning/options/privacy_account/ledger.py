@@ -15,7 +15,7 @@ LEDGER = "privacy_ledger.jsonl"
 
 
 def folder_of(root: Path) -> Path:
-    """Return the folder of a ledger: that of the run, or ``lightning_logs`` in the current one, where a Trainer without a folder logs."""
+    """Return a ledger's folder: that of the run, or ``lightning_logs`` in the current one, where a Trainer without one logs."""
     return root / "lightning_logs" if root.absolute() == Path.cwd() else root
 
 
