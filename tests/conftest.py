@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it: also for
 
 import pytest
 from hypothesis import settings
+from shared_runs import adafed_run, copied_run, resumed_run  # noqa: F401 - fixtures
 
 settings.register_profile("quick", max_examples=20, deadline=None)
 settings.register_profile("thorough", max_examples=200, deadline=None)  # --hypothesis-profile=thorough, in 'make test-all'

@@ -52,6 +52,7 @@ class PartitionReport(ChecksTypes, Callback):
         self.max_clients = max_clients
         require(min_count >= 1, "partition_report.min_count", "at least 1", min_count)
         self.features, self.min_count = features, min_count
+        self._summary: PartitionSummary | None = None
 
     @property
     def reads_inputs(self) -> bool:
@@ -66,8 +67,13 @@ class PartitionReport(ChecksTypes, Callback):
             summary = self.show(data, Path(trainer.default_root_dir))
             if self.features:
                 self.show_features(data, Path(trainer.default_root_dir))
-            if any(isinstance(logger, WandbLogger) for logger in trainer.loggers):
-                log_table(trainer, "partition", summary.columns, summary.rows, **_picture(trainer))
+            self._summary = summary
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Send the table to W&B, once rounds are its x-axis: before, each row has one of Lightning's, and it a panel."""
+        summary, self._summary = self._summary, None
+        if summary is not None and any(isinstance(logger, WandbLogger) for logger in trainer.loggers):
+            log_table(trainer, "partition", summary.columns, summary.rows, 0, **_picture(trainer))
 
     def show(self, data: FederatedDataModule, folder: Path | None) -> PartitionSummary:
         """Print the table, and write the files into a folder.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_runs import variant
 from federations import Blobs, NoValidation, Plain, federate
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -17,49 +18,42 @@ from fl_lightning import (
     AdaptiveLoss,
     BestCheckpoint,
     ConfigurationError,
+    Focus,
     LastCheckpoint,
     LocalOnly,
     LocalTraining,
 )
 
 
-class Worse(Plain):
-    """Its accuracy falls in each epoch."""
-
-    def on_validation_epoch_end(self) -> None:
-        self.log("val_fall", 1.0 - 0.1 * self.trainer.current_epoch)
+def falls(self) -> None:
+    self.log("val_fall", 1.0 - 0.1 * self.trainer.current_epoch)
 
 
-def run(folder: Path, rounds: int, **more: object) -> None:
+def run(folder: Path, rounds: int, resume: Path | None = None) -> None:
     torch.manual_seed(3)
-    best = BestCheckpoint("val_fall", "max")
     flags = {"default_root_dir": folder, "enable_checkpointing": True}
-    federate(Worse(), rounds, best, LastCheckpoint(), local=LocalTraining(), flags=flags, **more)
+    callbacks = BestCheckpoint("val_fall", "max"), LastCheckpoint()
+    module, ckpt_path = variant(on_validation_epoch_end=falls)(), resume and str(resume / "checkpoints" / "last.ckpt")
+    federate(module, rounds, *callbacks, local=LocalTraining(), flags=flags, ckpt_path=ckpt_path)
 
 
 def epoch_of(path: Path) -> int:
     return int(torch.load(path, weights_only=True)["epoch"])
 
 
-@pytest.mark.filterwarnings("ignore:Round .* goes beyond")
-def test_a_copied_run_keeps_its_best_round(tmp_path):
+@pytest.mark.filterwarnings("ignore:Round .* goes beyond", "ignore:The dirpath has changed")
+def test_a_copied_run_keeps_its_best_round_and_that_of_another_run_does_not_count(tmp_path):
     run(tmp_path / "first", 2)
     shutil.copytree(tmp_path / "first", tmp_path / "copy")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="The dirpath has changed")
-        run(tmp_path / "copy", 4, ckpt_path=str(tmp_path / "copy" / "checkpoints" / "last.ckpt"))
-    assert epoch_of(tmp_path / "copy" / "checkpoints" / "best.ckpt") == 0
-    assert epoch_of(tmp_path / "copy" / "checkpoints" / "last.ckpt") == 3
-
-
-@pytest.mark.filterwarnings("ignore:Round .* goes beyond", "ignore:The dirpath has changed")
-def test_another_runs_best_round_does_not_count(tmp_path):
-    """A folder with a checkpoint that is not the run's: the first round here is the best so far."""
-    run(tmp_path / "first", 2)
     (tmp_path / "other" / "checkpoints").mkdir(parents=True)
     (tmp_path / "other" / "checkpoints" / "best.ckpt").write_bytes(b"something else")
-    run(tmp_path / "other", 4, ckpt_path=str(tmp_path / "first" / "checkpoints" / "last.ckpt"))
-    assert epoch_of(tmp_path / "other" / "checkpoints" / "best.ckpt") == 2
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="The dirpath has changed")
+        run(tmp_path / "copy", 4, tmp_path / "copy")
+    assert epoch_of(tmp_path / "copy" / "checkpoints" / "best.ckpt") == 0
+    assert epoch_of(tmp_path / "copy" / "checkpoints" / "last.ckpt") == 3
+    run(tmp_path / "other", 4, tmp_path / "first")
+    assert epoch_of(tmp_path / "other" / "checkpoints" / "best.ckpt") == 2  # the first round here
 
 
 def test_a_mode_that_contradicts_the_metric_is_announced():
@@ -67,9 +61,8 @@ def test_a_mode_that_contradicts_the_metric_is_announced():
         BestCheckpoint("val_mae", "max")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        BestCheckpoint("val_mae", "min")
-        BestCheckpoint("val_f1", "max")
-        BestCheckpoint("anything", "min")
+        for metric, mode in (("val_mae", "min"), ("val_f1", "max"), ("anything", "min")):
+            BestCheckpoint(metric, mode)
 
 
 def test_a_run_without_validation_says_that_no_round_is_the_best(tmp_path):
@@ -78,7 +71,7 @@ def test_a_run_without_validation_says_that_no_round_is_the_best(tmp_path):
         federate(Plain(), 1, BestCheckpoint("val_acc"), LastCheckpoint(), data=NoValidation(), flags=flags)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="There are no examples to validate on")
-        federate(Plain(), 1, BestCheckpoint("val_acc"), data=Blobs(), flags={"default_root_dir": tmp_path / "b"} | flags)
+        federate(Plain(), 1, BestCheckpoint("val_acc"), data=Blobs(), flags=flags | {"default_root_dir": tmp_path / "b"})
 
 
 # ------------------------------------------------------------------ monitors and metrics that do not exist
@@ -107,6 +100,7 @@ MISSPELLED = {
     "'ModelCheckpoint.monitor' is 'val_los'": lambda: [ModelCheckpoint(monitor="val_los"), ModelCheckpoint(monitor="val_loss")],
     "'best_checkpoint.monitor' is 'val_los'": lambda: [BestCheckpoint("val_los", "min")],
     "'federation.strategy.metric' is 'al_loss'": lambda: {"strategy": AdaFed("al_loss")},
+    "'federation.strategy.loss' is 'val_los'": lambda: {"strategy": Focus("val_los")},
     "'federation.route.metric' is 'loss'": lambda: {"route": LocalOnly("loss")},
     "'Follows.signal' is 'val_los'": lambda: {"module": WithLoss()},
 }
@@ -124,30 +118,31 @@ def test_a_misspelled_metric_is_refused_before_the_first_round(said, tmp_path):
     assert not trained
 
 
-class Later(Plain):
-    """Logs what the sanity check does not see."""
-
-    def on_validation_epoch_end(self) -> None:
+def test_a_metric_that_is_logged_after_the_sanity_check_or_never_may_be_monitored(tmp_path):
+    def logs_later(self) -> None:
         if not self.trainer.sanity_checking:
             self.log(f"{'val'}_auroc", 0.5)
         if self.global_step:
             self.log("val_acd", 0.5)
 
-
-@pytest.mark.parametrize("monitor", ["val_auroc", "val_acd", "train_loss", "federation/loss"])
-def test_a_metric_that_is_logged_after_the_sanity_check_may_be_monitored(monitor, tmp_path):
-    flags = CHECKED | {"default_root_dir": tmp_path}
-    callbacks = [EarlyStopping(monitor), ModelCheckpoint(monitor=monitor), BestCheckpoint(monitor, "min")]
-    assert federate(Later(), 2, *callbacks, flags=flags).global_step == 2
-
-
-def test_a_monitor_that_may_be_missing_is_not_refused(tmp_path):
-    flags = CHECKED | {"default_root_dir": tmp_path}
     callbacks = [EarlyStopping("val_los", strict=False), ModelCheckpoint(monitor="val_los", save_top_k=0)]
-    assert federate(Plain(), 1, *callbacks, flags=flags).global_step == 1
+    for monitor in ("val_auroc", "val_acd", "train_loss", "federation/loss"):
+        callbacks += [EarlyStopping(monitor), ModelCheckpoint(monitor=monitor)]
+    module = variant(on_validation_epoch_end=logs_later)()
+    flags = CHECKED | {"default_root_dir": tmp_path}
+    assert federate(module, 2, *callbacks, BestCheckpoint("val_auroc", "min"), flags=flags).global_step == 2
 
 
 def test_without_a_sanity_check_the_first_round_finds_a_misspelled_monitor(tmp_path):
     flags = CHECKED | {"default_root_dir": tmp_path, "num_sanity_val_steps": 0}
     with pytest.raises(MisconfigurationException, match="could not find the monitored key"):
         federate(Plain(), 1, ModelCheckpoint(monitor="val_los"), flags=flags)
+
+
+def test_a_strategys_metric_that_comes_after_the_sanity_check_is_waited_for():
+    def later(self, batch, batch_idx) -> None:
+        if not self.trainer.sanity_checking:
+            Plain.validation_step(self, batch, batch_idx)
+
+    run = federate(variant(validation_step=later)(), 1, strategy=AdaFed("val_acc"), flags={"num_sanity_val_steps": 1})
+    assert "val_acc" in run.callback_metrics

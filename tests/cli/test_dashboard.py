@@ -50,16 +50,13 @@ def test_it_shows_metrics_that_there_are(tmp_path, capsys):
 
 
 def test_it_asks_whose_it_is(capsys):
+    assert "unrecognized arguments: --colour" in refused(capsys, "--colour", "red")[1]
     status, said = refused(capsys)
     assert status == 2
     assert said == (
         "fl-lightning dashboard: error: no user or team given. Set --entity, or --out FILE to write only the specification. "
         "All settings: fl-lightning dashboard --help."
     )
-
-
-def test_wrong_arguments_are_one_message(capsys, tmp_path):
-    assert "unrecognized arguments: --colour" in refused(capsys, "--colour", "red")[1]
 
 
 def test_a_file_that_cannot_be_written_is_one_message(capsys, tmp_path):
@@ -85,19 +82,6 @@ def test_a_missing_key_is_one_message(capsys):
     assert "W&B has no API key. Run 'wandb login'" in said
 
 
-def test_what_the_server_refuses_is_one_message(capsys, monkeypatch):
-    workspaces = pytest.importorskip("wandb_workspaces.workspaces", reason="an extra: pip install 'fl_lightning[dashboard]'")
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-
-    def save(self):
-        raise ValueError("permission denied")
-
-    monkeypatch.setattr(workspaces.Workspace, "save", save)
-    status, said = refused(capsys, "--entity", "me", "--project", "p")
-    assert status == 1
-    assert "W&B did not accept the workspace for 'me/p' (ValueError: permission denied)" in said
-
-
 def test_its_address_is_printed(capsys, monkeypatch):
     workspaces = pytest.importorskip("wandb_workspaces.workspaces", reason="an extra: pip install 'fl_lightning[dashboard]'")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
@@ -107,3 +91,11 @@ def test_its_address_is_printed(capsys, monkeypatch):
     dashboard.main(["--entity", "me", "--project", "p"])
     assert capsys.readouterr().out.strip() == "https://wandb.example/me/p"
     assert len(sent) == 1
+
+    def refuse(self):
+        raise ValueError("permission denied")
+
+    monkeypatch.setattr(workspaces.Workspace, "save", refuse)
+    status, said = refused(capsys, "--entity", "me", "--project", "p")
+    assert status == 1
+    assert "W&B did not accept the workspace for 'me/p' (ValueError: permission denied)" in said

@@ -19,8 +19,16 @@ COMPLETE = [path for path in CONFIGS if "class_path: ClassificationTask" in path
 """With data and model of their own."""
 
 
+FIRST = ("adafed_mnist", "centralized_mnist", "fedasync_mnist", "fedper_mnist", "label_skew", "stacked")
+"""A run of each kind; 'make test-all' fits the others as well, and test_configs.py parses all."""
+
+
+def each(configs: list[Path]) -> list:
+    return [pytest.param(path, id=path.stem, marks=() if path.stem in FIRST else pytest.mark.slow) for path in configs]
+
+
 @pytest.mark.usefixtures("_disabled_wandb")
-@pytest.mark.parametrize("config", [path for path in CONFIGS if path not in COMPLETE], ids=lambda path: path.stem)
+@pytest.mark.parametrize("config", each([path for path in CONFIGS if path not in COMPLETE]))
 def test_every_config_is_fitted(config, fl):
     """Each by its name alone, from another folder: adafed_mnist is its base."""
     if config.stem == "flower":
@@ -78,7 +86,7 @@ SMALL_IMAGES = {
 
 
 @pytest.mark.usefixtures("_disabled_wandb")
-@pytest.mark.parametrize("config", COMPLETE, ids=lambda path: path.stem)
+@pytest.mark.parametrize("config", each(COMPLETE))
 def test_every_complete_config_is_fitted(config, fl, monkeypatch):
     """On images of noise in the folders that the configuration names."""
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *args: True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import subprocess
 import sys
@@ -12,13 +11,10 @@ from typing import Any
 import pytest
 import torch
 from command_line import fit
-from federations import Plain, every_round, federate, same_bits, weights
 
 import fl_lightning
-from fl_lightning import APFL, MOON, ConfigurationError, Ditto, LocalTraining, PFedMe
 from fl_lightning.cli import command
 from fl_lightning.cli.federation_cli import FederationCLI
-from fl_lightning.clients.engines.fastest import Trial, attempt, choose
 from fl_lightning.server.outer_trainer import set_threads
 from fl_lightning.studies.commands import COMMANDS
 from fl_lightning.utilities import allocator
@@ -30,28 +26,31 @@ def python(code: str, **environment: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
 
 
-@pytest.mark.parametrize("argument", ["--help", "-h", "--version", "fit --help", "partition -h"])
-def test_help_and_version_do_not_import_torch(argument):
-    code = f"import sys; sys.argv = ['fl-lightning', *'{argument}'.split()]; import fl_lightning.cli.command as c; c.main()"
-    said = python(f"{code}; print('torch' in sys.modules, 'lightning' in sys.modules)")
+WITHOUT_TORCH = {
+    "--help": "usage: fl-lightning",
+    "-h": "usage: fl-lightning",
+    "--version": f"fl-lightning {fl_lightning.__version__}",
+    "fit --help": "usage: fl-lightning",
+    "partition -h": "usage: fl-lightning",
+    "init --help": "usage: fl-lightning init",
+    "dashboard --help": "usage: fl-lightning dashboard",
+    "configs": "  fednova_mnist ",
+    "algorithms": "FedBN ",
+}
+
+
+@pytest.mark.parametrize(
+    "typed", [pytest.param(one, marks=pytest.mark.slow if one != "fit --help" else ()) for one in WITHOUT_TORCH]
+)
+def test_help_and_small_commands_do_not_import_torch(typed):
+    code = f"import sys; sys.argv = ['fl-lightning', *'{typed}'.split()]\nfrom fl_lightning.cli import command\n"
+    code += "try: command.main()\nexcept SystemExit: pass\nprint('torch' in sys.modules, 'lightning' in sys.modules)"
+    said = python(code)
     assert said.splitlines()[-1] == "False False"
-    assert ("fl-lightning " + fl_lightning.__version__ if argument == "--version" else "usage: fl-lightning") in said
+    assert WITHOUT_TORCH[typed] in said
 
 
-def test_configs_do_not_import_torch():
-    code = "import sys; sys.argv = ['fl-lightning', 'configs']; import fl_lightning.cli.command as c; c.main()"
-    said = python(f"{code}; print('torch' in sys.modules, 'lightning' in sys.modules)")
-    assert "  fednova_mnist " in said
-    assert said.splitlines()[-1] == "False False"
-
-
-def test_algorithms_do_not_import_torch():
-    code = "import sys; sys.argv = ['fl-lightning', 'algorithms']; import fl_lightning.cli.command as c; c.main()"
-    said = python(f"{code}; print('torch' in sys.modules, 'lightning' in sys.modules)")
-    assert "FedBN " in said
-    assert said.splitlines()[-1] == "False False"
-
-
+@pytest.mark.slow
 def test_servers_and_sites_do_not_import_torch():
     """Only a site's worker does, which trains."""
     said = python("import sys; import fl_lightning.flower.serve, fl_lightning.flower.site; print('torch' in sys.modules)")
@@ -69,12 +68,6 @@ def test_a_wrong_subcommand_gets_the_nearest(monkeypatch, capsys):
 def test_help_lists_the_subcommands_that_there_are():
     own = {"init", "dashboard", "configs", "algorithms", "export", "schema", "serve", "register", "sites", "site"}
     assert set(command.SUBCOMMANDS) == {*FederationCLI.subcommands(), *COMMANDS, *own}
-    for small in ("init", "dashboard"):
-        code = f"import sys; sys.argv = ['fl-lightning', '{small}', '--help']\n"
-        code += "from fl_lightning.cli import command\ntry: command.main()\n"
-        said = python(code + "except SystemExit: print('torch' in sys.modules)")
-        assert said.startswith(f"usage: fl-lightning {small}")
-        assert said.splitlines()[-1] == "False"
 
 
 def test_a_module_in_the_current_folder_is_found_last(tmp_path, monkeypatch):
@@ -124,6 +117,7 @@ print(without, kept())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
 def test_freed_memory_is_kept():
     without, kept = map(int, python(KEPT).split())
@@ -169,6 +163,7 @@ print(faulted, at_once, mebibytes() - begin)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
 def test_pieces_reuse_memory_which_is_returned_now_and_then():
     faults, at_once, later = map(int, python(PIECES).split())
@@ -194,6 +189,7 @@ print(next(line for line in rollup if line.startswith("AnonHugePages")).split()[
 PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not PAGES.exists() or "[madvise]" not in PAGES.read_text(), reason="huge pages are off, or for all")
 def test_large_tensors_are_in_huge_pages_unless_the_user_decides(monkeypatch):
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
@@ -206,12 +202,11 @@ def test_the_users_own_allocator_settings_win(monkeypatch):
     assert not allocator.keep_freed_memory()
 
 
-def test_the_command_line_can_leave_the_allocator_alone(fl, tmp_path, monkeypatch):
+def test_the_command_line_can_leave_the_allocator_alone(fl, monkeypatch):
     called = []
     monkeypatch.setattr("fl_lightning.cli.federation_cli.keep_freed_memory", lambda: called.append(1))
     for keep, times in (("true", 1), ("false", 1)):
-        folder = f"--trainer.default_root_dir={tmp_path / keep}"
-        assert fit(fl, "--trainer.logger=false", folder, f"--keep_freed_memory={keep}")[0] == 0
+        assert fit(fl, "--trainer.logger=false", "--trainer.fast_dev_run=1", f"--keep_freed_memory={keep}")[0] == 0
         assert len(called) == times
 
 
@@ -238,115 +233,3 @@ def test_ranks_that_share_a_cpu_take_one_thread_each(wanted, devices, kind, thre
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(1)
-
-
-def trials(trainer: float, fabric: float | str, stacked: float | str) -> dict[str, Trial]:
-    values = {"trainer": trainer, "fabric": fabric, "stacked": stacked}
-    return {name: Trial(refused=x) if isinstance(x, str) else Trial(x) for name, x in values.items()}
-
-
-@pytest.mark.parametrize(
-    ("ranks", "chosen"),
-    [
-        ([trials(1.0, 0.8, 0.5)], "stacked"),
-        ([trials(1.0, 0.99, 0.98)], "trainer"),  # not worth it
-        ([trials(1.0, 0.8, "dropout")], "fabric"),
-        ([trials(1.0, 0.8, 0.1), trials(1.0, 0.8, 3.0)], "fabric"),
-        ([trials(1.0, 0.8, 0.1), {}], "stacked"),
-        ([trials(1.0, 0.5, 0.1), trials(1.0, 0.5, "no")], "fabric"),
-        ([{}], "trainer"),
-    ],
-)
-def test_the_fastest_engine_that_can_is_chosen(ranks, chosen):
-    name, why = choose(ranks)
-    assert name == chosen
-    assert f"engine '{chosen}'" in why
-    assert all(trial.refused in why for rank in ranks for trial in rank.values())
-
-
-def test_an_engine_that_refuses_is_left_out():
-    def measure(name: str) -> float:
-        if name == "stacked":
-            raise ConfigurationError("it cannot")
-        return 1.0
-
-    assert attempt(measure)["stacked"].refused == "it cannot"
-    with pytest.raises(ConfigurationError, match="it cannot"):
-        attempt(lambda name: measure("stacked"))
-
-
-def test_fastest_says_what_it_chose_and_trains_the_same(monkeypatch):
-    said: list[str] = []
-    monkeypatch.setattr("fl_lightning.clients.local_pool.rank_zero_info", said.append)
-    finals = []
-    for engine in ("trainer", "fastest"):
-        torch.manual_seed(5)
-        module = Plain()
-        federate(module, 2, local=LocalTraining(engine=engine))
-        finals.append(weights(module))
-    (sentence,) = said
-    assert sentence.startswith("Local training uses the engine '")
-    for name in ("trainer", "fabric", "stacked"):
-        assert f"{name} " in sentence
-    assert all(torch.allclose(finals[0][name], finals[1][name], atol=1e-6) for name in finals[0])
-
-
-@pytest.mark.parametrize("strategy", [MOON("net.2"), PFedMe(), APFL(), Ditto()])
-def test_fastest_leaves_out_an_engine_that_refuses_the_strategys_rule(strategy, monkeypatch):
-    """Rules take no part in the timing, where ``stacked`` would be possible and often the fastest."""
-    said: list[str] = []
-    monkeypatch.setattr("fl_lightning.clients.local_pool.rank_zero_info", said.append)
-    monkeypatch.setattr("fl_lightning.clients.engines.fastest._GAIN", math.inf)  # the last possible engine
-    federate(Plain(), 1, local=LocalTraining(engine="fastest"), strategy=strategy)
-    assert said[0].startswith("Local training uses the engine 'fabric'")
-    assert f"stacked is not possible: Stacked clients do not support {type(strategy.client_rule()).__name__}" in said[0]
-
-
-def test_channels_last_is_the_same_within_rounding():
-    class Conv(Plain):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = torch.nn.Sequential(
-                torch.nn.Unflatten(1, (1, 2, 2)), torch.nn.Conv2d(1, 3, 2), torch.nn.Flatten(), torch.nn.Linear(3, 3)
-            )
-
-    finals = []
-    for chosen in (False, True):
-        torch.manual_seed(6)
-        module = Conv()
-        federate(module, 3, local=LocalTraining(channels_last=chosen))
-        finals.append(weights(module))
-    assert not same_bits(weights(Conv()), finals[0])
-    assert all(torch.allclose(finals[0][name], finals[1][name], atol=1e-6) for name in finals[0])
-
-
-def test_fastest_compiles_only_what_is_stacked(monkeypatch):
-    said: list[str] = []
-    compiled: list[str] = []
-    keep = lambda graph, **_: compiled.append(sys._getframe(1).f_globals["__name__"]) or graph  # noqa: E731
-    monkeypatch.setattr(torch, "compile", keep)  # a real one takes half a minute: tests/clients/test_stacked.py has it
-    monkeypatch.setattr("fl_lightning.clients.local_pool.rank_zero_info", said.append)
-    federate(Plain(), 1, local=LocalTraining(engine="fastest", compile=True, max_steps=1, max_epochs=-1))
-    assert "trainer " in said[0]
-    assert set(compiled) == {"fl_lightning.clients.engines.stacked.step"}
-
-
-def test_any_failure_of_a_candidate_leaves_it_out():
-    def measure(name: str) -> float:
-        if name == "fabric":
-            raise MemoryError("too much")
-        return 1.0
-
-    assert attempt(measure)["fabric"].refused == "MemoryError: too much"
-
-
-def test_a_resumed_run_keeps_the_engine_that_was_chosen(tmp_path, monkeypatch):
-    saved: Any = {
-        "local": LocalTraining(engine="fastest"),
-        "flags": {"enable_checkpointing": True, "default_root_dir": tmp_path},
-    }
-    federate(Plain(), 1, every_round(tmp_path), **saved)
-    state = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]["FederatedOrchestrator"]
-    assert state["engine"] in ("trainer", "fabric", "stacked")
-    monkeypatch.setattr("fl_lightning.clients.assembly.time_engines", lambda *_, **__: pytest.fail("tried again"))
-    federate(Plain(), 2, ckpt_path=str(tmp_path / "last.ckpt"), **saved)

@@ -24,6 +24,7 @@ def in_project(project: Path, *command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_project_runs(tmp_path, capsys, monkeypatch):
     """By the commands of its README, under a name with a hyphen, as a console script that has no folder on its path."""
     project = tmp_path / "two-moons"

@@ -5,47 +5,34 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
+from against_hand import Updates
 from command_line import small
 from federations import SIZES, Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
 from jsonargparse import ArgumentError, ArgumentParser
-from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping
-from own_option import DropNumbers
+from own_option import CountBatches, DropNumbers, PlansRounds, Sums
 
 import fl_lightning
 from fl_lightning import (
-    Asynchronous,
-    ClientHooks,
     ClientPrivacy,
-    ConfigurationError,
     FedAvg,
-    FedCyclic,
     FederatedDataModule,
     FederatedOrchestrator,
     FederationCallback,
-    FederationError,
-    FedMedian,
-    LocalOnly,
     LocalTraining,
     Option,
-    Scaffold,
-    SecureAggregation,
     ServerHooks,
     TopK,
-    WarmStart,
 )
 from fl_lightning.core.capabilities import Capability
 from fl_lightning.core.client_metric import ClientMetric
-from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.messages import EvalOrder
-from fl_lightning.server.round_sums import RoundSums
 
 ROOT = Path(fl_lightning.__file__).parent
 OPTIONS = {
@@ -153,11 +140,6 @@ class Watch(FederationCallback):
         self.logged.append(float(trainer.callback_metrics["federation/dropped_so_far"]))
 
 
-class Watches(FederationCallback):
-    def on_train_end(self, trainer, pl_module):
-        self.final = weights(pl_module)
-
-
 def test_clients_that_drop_everything_leave_the_model_as_it_was():
     module, watch = Plain(), Watch()
     before, parameters = weights(module), sum(parameter.numel() for parameter in module.parameters())
@@ -165,14 +147,6 @@ def test_clients_that_drop_everything_leave_the_model_as_it_was():
     assert same_bits(before, weights(module))
     assert watch.logged == [parameters * len(SIZES), 2 * parameters * len(SIZES)]
     assert watch.times == [[1.0] * len(SIZES), [2.0] * len(SIZES)]
-
-
-def test_clients_that_drop_nothing_train_as_without_the_option():
-    one, other = Plain(), Plain()
-    other.load_state_dict(one.state_dict())
-    federate(one, 2, strategy=FedAvg(), options=[DropNumbers(0.0)])
-    federate(other, 2, strategy=FedAvg())
-    assert same_bits(weights(one), weights(other))
 
 
 def test_options_act_in_order_before_the_transforms():
@@ -183,65 +157,6 @@ def test_options_act_in_order_before_the_transforms():
     after = torch.cat([tensor.flatten() for tensor in weights(module).values()])
     moved = float((after != before).double().mean())
     assert 0.01 < moved < 1 - 0.9 ** len(SIZES)  # two draws of one client are the same, those of different clients differ
-
-
-def test_the_state_of_an_option_is_resumed(tmp_path):
-    whole, halves = Watch(), Watch()
-    federate(Plain(), 3, whole, options=[DropNumbers(0.3)])
-    module = Plain()
-    federate(module, 1, halves, every_round(tmp_path), options=[DropNumbers(0.3)], flags={"enable_checkpointing": True})
-    federate(Plain(), 3, halves, options=[DropNumbers(0.3)], ckpt_path=str(tmp_path / "last.ckpt"))
-    assert halves.times == whole.times
-    assert halves.logged[0] < halves.logged[1] < halves.logged[2]
-    assert halves.logged == whole.logged
-
-
-def test_a_checkpoint_from_before_there_were_options_is_resumed(tmp_path):
-    module, other = Plain(), Plain()
-    other.load_state_dict(module.state_dict())
-    federate(module, 1, every_round(tmp_path), flags={"enable_checkpointing": True})
-    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    state = checkpoint["callbacks"]["FederatedOrchestrator"]
-    del state["options"], state["settings"]["federation"]["options"]
-    torch.save(checkpoint, tmp_path / "last.ckpt")
-    federate(Plain(), 2, (resumed := Watches()), ckpt_path=str(tmp_path / "last.ckpt"))
-    federate(other, 2)
-    assert same_bits(resumed.final, weights(other))
-
-
-def test_a_changed_option_is_not_resumed(tmp_path):
-    federate(Plain(), 1, every_round(tmp_path), options=[DropNumbers(0.3)], flags={"enable_checkpointing": True})
-    with pytest.raises(fl_lightning.CheckpointError, match=r"federation\.options"):
-        federate(Plain(), 2, options=[DropNumbers(0.4)], ckpt_path=str(tmp_path / "last.ckpt"))
-
-
-def test_an_option_in_a_configuration(fl, tmp_path):
-    options = "--federation.options=[{class_path: own_option.DropNumbers, init_args: {share: 0.2}}]"
-    folder = [f"--trainer.default_root_dir={tmp_path}", f"--last_checkpoint.dirpath={tmp_path}/saved"]
-    status, text = small(fl, *folder, options)
-    assert status == 0, text
-    state = torch.load(tmp_path / "saved" / "last.ckpt", weights_only=True)["callbacks"]["FederatedOrchestrator"]
-    assert state["options"]["options.0"]["total"] > 0
-
-
-def test_a_wrong_setting_of_an_own_option_is_named(fl, tmp_path):
-    options = "--federation.options=[{class_path: own_option.DropNumbers, init_args: {share: 2}}]"
-    status, text = small(fl, f"--trainer.default_root_dir={tmp_path}", options)
-    assert status != 0
-    assert "'federation.options.share' must be from 0 to 1, but is 2" in text
-    assert "Traceback" not in text
-
-
-def test_what_is_no_option_is_refused():
-    with pytest.raises(ConfigurationError, match="'options' must be"):
-        fl_lightning.FederatedOrchestrator(options=[Scaffold()])
-
-
-@pytest.mark.parametrize("route", [FedCyclic(), LocalOnly("val_acc"), WarmStart(1)])
-def test_an_option_is_refused_where_no_update_would_pass_it(route):
-    expected = r"DropNumbers acts on the updates .* but on the route .* pass models to each other"
-    with pytest.raises(ConfigurationError, match=expected):
-        federate(Plain(), 1, route=route, options=[DropNumbers()])
 
 
 class LossAtClients(Option, ServerHooks):
@@ -291,17 +206,6 @@ def test_an_option_measures_at_the_clients_and_callbacks_monitor_it():
     assert stop.best_score == run.callback_metrics["federation/own_loss"]  # it falls in each round
 
 
-def test_the_metric_of_an_option_is_one_that_the_module_logs():
-    class Unknown(LossAtClients):
-        """Another metric."""
-
-        def measures(self):
-            yield ClientMetric("own loss", "val_los", "training")
-
-    with pytest.raises(ConfigurationError, match=r"'federation.options.metric' is 'val_los', .* Did you mean val_loss"):
-        federate(Plain(), 1, options=[Unknown()], flags={"num_sanity_val_steps": 1})
-
-
 def test_a_fit_that_continues_has_the_state_of_its_options():
     watch = Watch()
     federation = FederatedOrchestrator(options=[DropNumbers(0.3)], local=LocalTraining(max_epochs=2))
@@ -312,42 +216,6 @@ def test_a_fit_that_continues_has_the_state_of_its_options():
     assert 0 < watch.logged[0] < watch.logged[1]
 
 
-class Sums(Option, ServerHooks):
-    """An option that adds up updates itself."""
-
-    def at_server(self, context):
-        return self
-
-    def round_sums(self, federation, round_idx, plan):
-        return RoundSums(federation)
-
-
-def test_sums_of_an_option_are_used():
-    one, other = Plain(), Plain()
-    other.load_state_dict(one.state_dict())
-    with patch.object(Sums, "round_sums", autospec=True, side_effect=Sums.round_sums) as asked:
-        federate(one, 2, options=[Sums()])
-    assert asked.call_count == 2
-    federate(other, 2)
-    assert same_bits(weights(one), weights(other))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"options": [Sums(), Sums()]}, "'federation.options.0' and 'federation.options.1' each add up"),
-        (
-            {"options": [Sums()], "secure_aggregation": SecureAggregation()},
-            "'federation.secure_aggregation' and 'federation.options.0' each add up",
-        ),
-        ({"options": [Sums()], "strategy": FedMedian()}, "'federation.options.0' adds up .* the strategy needs each of them"),
-    ],
-)
-def test_sums_that_would_be_ignored_are_refused(settings, message):
-    with pytest.raises(ConfigurationError, match=message):
-        federate(Plain(), 1, **settings)
-
-
 @pytest.mark.parametrize(("kind", "argument"), [(DropNumbers, "share"), (ClientPrivacy, "max_norm")])
 def test_an_options_arguments_are_checked_before_it_is_built(kind, argument):
     """Their modules postpone annotations, and their bases are dataclasses: text had been taken for a number."""
@@ -355,103 +223,6 @@ def test_an_options_arguments_are_checked_before_it_is_built(kind, argument):
     parser.add_class_arguments(kind, "option")
     with pytest.raises(ArgumentError, match=r"Expected a <class 'float'>. Got value: abc"):
         parser.parse_args([f"--option.{argument}=abc"])
-
-
-class PlansRounds(Option, ServerHooks):
-    """An option that plans rounds as they are."""
-
-    def at_server(self, context):
-        return self
-
-    def sampler(self, sampler):
-        return sampler
-
-
-def test_two_options_that_plan_rounds_are_refused():
-    expected = "'federation.asynchronous' and 'federation.options.0' each plan rounds in a way of their own"
-    with pytest.raises(ConfigurationError, match=expected):
-        federate(Plain(), 1, options=[PlansRounds()], asynchronous=Asynchronous(2, 1))
-    federate(Plain(), 1, options=[PlansRounds()])
-
-
-class CountBatches(Option, ServerHooks, ClientHooks, Callback):
-    """Count the clients' batches where they train, and compare them with the plan at the server."""
-
-    def __init__(self) -> None:
-        self.calls, self.found, self.told = [], {}, Counter()
-
-    def at_server(self, context):
-        assert context.settings.active_options == (self,)
-        return self
-
-    def at_clients(self, context):
-        return self
-
-    @property
-    def callbacks(self):
-        return [self]
-
-    def batches(self, task, data, full_batch):
-        self.client = task.client
-        return
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.found[self.client] = self.found.get(self.client, 0) + 1
-
-    def counts(self):
-        found, self.found = self.found, {}
-        return {"batches": found}
-
-    def open(self, federation):
-        self.calls.append("open")
-
-    def charge(self, federation, round_idx, plan, tasks):
-        assert not self.found
-        self.calls.append([task.client for task in tasks])
-
-    def drained(self, federation, round_idx, updates):
-        self.told.update(federation.pool.counts()["batches"])
-        return [replace(update, metrics={"mine": 1.0}) for update in updates]
-
-    def conclude(self, rounds):
-        self.calls.append(rounds)
-
-
-@pytest.mark.parametrize("engine", ["trainer", "fabric"])
-def test_an_option_follows_the_work_of_clients(engine):
-    option, seen = CountBatches(), []
-
-    class Sees(FederationCallback):
-        def on_aggregated(self, trainer, pl_module, updates):
-            seen.extend((update.client, update.num_steps, update.metrics) for update in updates)
-
-    federate(Plain(), 2, Sees(), options=[option], local=fl_lightning.LocalTraining(engine=engine))
-    everyone = [*range(len(SIZES))]
-    assert option.calls == ["open", everyone, everyone, 2]
-    assert all(metrics == {"mine": 1.0} for _, _, metrics in seen)
-    assert option.told == sum((Counter({client: steps}) for client, steps, _ in seen), Counter())
-
-
-def test_stacked_clients_refuse_callbacks_of_options():
-    with pytest.raises(FederationError, match="Stacked clients do not support CountBatches, a callback of an option"):
-        federate(Plain(), 1, options=[CountBatches()], local=fl_lightning.LocalTraining(engine="stacked"))
-
-
-def test_no_option_may_know_the_key_of_a_noise():
-    class Knows(Option):
-        def key(self, seed):
-            return SecretKey.from_seed(seed)
-
-    with pytest.raises(ConfigurationError, match=r"'federation\.options' sets the key .* noise of ClientPrivacy could be sub"):
-        federate(Plain(), 1, strategy=FedAvg("uniform"), options=[Knows()], transforms=[ClientPrivacy(0.5, 1.0)])
-
-
-@pytest.mark.parametrize("noise", ["central", "local"])
-def test_an_option_that_may_tell_exact_changes_is_refused_beside_private_clients(noise):
-    """Its metrics are logged, and no epsilon covers them."""
-    private = ClientPrivacy(0.5, 1.0, noise, noise_seed=7)
-    with pytest.raises(ConfigurationError, match=r"DropNumbers may read clients' changes .* but ClientPrivacy protects them"):
-        federate(Plain(), 1, strategy=FedAvg("uniform"), options=[DropNumbers()], transforms=[private])
 
 
 def test_an_option_may_state_that_it_tells_nothing():
@@ -467,12 +238,51 @@ def test_an_option_may_state_that_it_tells_nothing():
     assert not same_bits(weights(module), before)
 
 
-def test_an_option_that_defines_nothing_does_nothing():
-    class Nothing(Option):
-        """An option without hooks."""
+class Nothing(Option):
+    """An option without hooks."""
 
+
+@pytest.mark.parametrize("option", [DropNumbers(0.0), Nothing(), Sums(), PlansRounds()])
+def test_an_option_that_changes_nothing_trains_as_without_it(option):
     one, other = Plain(), Plain()
     other.load_state_dict(one.state_dict())
-    federate(one, 1, options=[Nothing()])
-    federate(other, 1)
+    with patch.object(Sums, "round_sums", autospec=True, side_effect=Sums.round_sums) as asked:
+        federate(one, 2, strategy=FedAvg(), options=[option])
+    assert asked.call_count == (2 if isinstance(option, Sums) else 0)
+    federate(other, 2, strategy=FedAvg())
     assert same_bits(weights(one), weights(other))
+
+
+def test_the_state_of_an_option_is_resumed_and_a_changed_option_is_not(tmp_path):
+    whole, halves, last = Watch(), Watch(), str(tmp_path / "last.ckpt")
+    federate(Plain(), 3, whole, options=[DropNumbers(0.3)])
+    federate(Plain(), 1, halves, every_round(tmp_path), options=[DropNumbers(0.3)], flags={"enable_checkpointing": True})
+    with pytest.raises(fl_lightning.CheckpointError, match=r"federation\.options"):
+        federate(Plain(), 2, options=[DropNumbers(0.4)], ckpt_path=last)
+    federate(Plain(), 3, halves, options=[DropNumbers(0.3)], ckpt_path=last)
+    assert halves.times == whole.times
+    assert halves.logged[0] < halves.logged[1] < halves.logged[2]
+    assert halves.logged == whole.logged
+
+
+def test_an_option_in_a_configuration(fl, tmp_path):
+    options = "--federation.options=[{class_path: own_option.DropNumbers, init_args: {share: %s}}]"
+    folder = [f"--trainer.default_root_dir={tmp_path}", f"--last_checkpoint.dirpath={tmp_path}/saved"]
+    status, text = small(fl, *folder, options % 2)
+    assert status != 0
+    assert "'federation.options.share' must be from 0 to 1, but is 2" in text
+    assert "Traceback" not in text
+    status, text = small(fl, *folder, options % 0.2)
+    assert status == 0, text
+    state = torch.load(tmp_path / "saved" / "last.ckpt", weights_only=True)["callbacks"]["FederatedOrchestrator"]
+    assert state["options"]["options.0"]["total"] > 0
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+def test_an_option_follows_the_work_of_clients(engine):
+    option, updates = CountBatches(), Updates()
+    federate(Plain(), 2, updates, options=[option], local=LocalTraining(engine=engine))
+    seen, everyone = [update for own in updates.rounds for update in own], [*range(len(SIZES))]
+    assert option.calls == ["open", everyone, everyone, 2]
+    assert all(update.metrics == {"mine": 1.0} for update in seen)
+    assert option.told == sum((Counter({update.client: update.num_steps}) for update in seen), Counter())

@@ -35,6 +35,7 @@ def test_differences_are_one_line_each():
     assert list(bits.differences(before, after)) == lines
 
 
+@pytest.mark.slow
 def test_a_run_repeats_itself_and_a_changed_weight_is_seen(monkeypatch):
     """Over bytes, too, where a process counts the versions of models."""
     run = lambda: json.loads(json.dumps(bits.bits(["fedavg"], ["trainer", "bytes"])))  # noqa: E731

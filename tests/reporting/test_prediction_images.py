@@ -8,19 +8,19 @@ import sys
 import warnings
 from pathlib import Path
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
 import wandb
+from engine_runs import variant
 from federations import Blobs, Plain, trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from PIL import Image
 from torch.nn import functional as F
 from wandb_file import history
 
 from fl_lightning import (
-    ConfigurationError,
     DensityCount,
     DomainPartitioner,
     FederatedDataModule,
@@ -36,7 +36,7 @@ from fl_lightning.reporting import draw_predictions
 SITES = {"west": CellSite(images=6), "east": CellSite(images=9, cells=(1, 4))}
 
 
-class Draws(L.LightningModule):
+class Draws(LightningModule):
     """From image to image, with dropout and a part that is frozen in evaluation."""
 
     def __init__(self, readout=None) -> None:
@@ -54,8 +54,7 @@ class Draws(L.LightningModule):
     def validation_step(self, batch, batch_idx):
         self.log("val_loss", F.mse_loss(self(batch[0]), batch[1]))
 
-    def test_step(self, batch, batch_idx):
-        self.validation_step(batch, batch_idx)
+    test_step = validation_step
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.01)
@@ -70,12 +69,7 @@ def cells() -> FederatedDataModule:
 def drawn(monkeypatch):
     """What is given to the drawing."""
     calls = []
-
-    def record(*parts):
-        calls.append(parts)
-        return draw_predictions(*parts)
-
-    monkeypatch.setattr(prediction_images, "draw_predictions", record)
+    monkeypatch.setattr(prediction_images, "draw_predictions", lambda *parts: calls.append(parts) or draw_predictions(*parts))
     return calls
 
 
@@ -107,50 +101,51 @@ def test_a_federation_ends_in_a_picture_of_the_servers_model(drawn, tmp_path):
     assert len(rounds) == 2
 
 
-def test_a_central_run_without_loggers_and_without_a_readout(drawn):
-    trainer(1, PredictionImages(), default_root_dir="here").fit(Draws(), cells())
+@pytest.mark.parametrize("readout", [None, torch.nn.Flatten(), torch.nn.Linear(3, 1), "a name"])
+def test_a_central_run_without_loggers_and_without_a_readout_of_numbers(readout, drawn):
+    trainer(1, PredictionImages(), default_root_dir="here").fit(Draws(readout), cells())
     ((images, _, _, counts),) = drawn
     assert len(images) == 4
     assert counts is None
     assert Path("here/val_predictions.png").exists()
 
 
-@pytest.mark.parametrize("readout", [torch.nn.Flatten(), torch.nn.Linear(3, 1), "a name"])
-def test_a_readout_of_something_else(drawn, readout):
-    trainer(1, PredictionImages()).fit(Draws(readout), cells())
-    assert drawn[0][3] is None
-
-
-class Noisy(Draws):
-    """Draws random numbers in evaluation, too."""
-
-    def forward(self, x):
-        return self.network(x + torch.rand_like(x))
-
-
 def test_the_run_goes_on_as_without_it():
-    """Modes of the module's parts, weights, and the random state."""
+    """Modes of the module's parts, weights, and the random state, also of a module that draws numbers in evaluation."""
     ends = []
     for callbacks in ([], [PredictionImages()]):
         torch.manual_seed(3)
-        module = Noisy()
+        module = variant(Draws, forward=lambda self, x: self.network(x + torch.rand_like(x)))()
         module.network[1].eval()
         trainer(2, *callbacks).fit(module, cells())
-        modes = [part.training for part in module.modules()]
+        modes = torch.tensor([part.training for part in module.modules()])
         ends.append((modes, torch.cat([p.flatten() for p in module.parameters()]), torch.get_rng_state()))
-    assert ends[0][0] == ends[1][0]
-    assert torch.equal(ends[0][1], ends[1][1])
-    assert torch.equal(ends[0][2], ends[1][2])
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
 
 
-class Silent(Plain):
-    forward = L.LightningModule.forward
+def silent(self, batch, batch_idx):
+    pass
 
-    def training_step(self, batch, batch_idx):
-        return F.cross_entropy(self.net(batch[0]), batch[1])
 
-    def validation_step(self, batch, batch_idx):
-        pass
+SILENT = variant(
+    forward=LightningModule.forward,
+    training_step=lambda self, batch, batch_idx: F.cross_entropy(self.net(batch[0]), batch[1]),
+    validation_step=silent,
+)
+WHOLE = variant(
+    Draws,
+    forward=lambda self, x: self.network(x).mean(dim=(1, 2, 3)),
+    training_step=lambda self, batch, batch_idx: F.mse_loss(self(batch[0]), batch[1].mean(dim=(1, 2, 3))),
+    validation_step=silent,
+    test_step=silent,
+)
+LARGE = variant(
+    Draws,
+    forward=lambda self, x: self.network(x).repeat(1, 1, 2, 2),
+    training_step=lambda self, batch, batch_idx: self(batch[0]).square().mean(),
+    validation_step=silent,
+    test_step=silent,
+)
 
 
 class Boring(Blobs):
@@ -160,39 +155,13 @@ class Boring(Blobs):
         return [{"x": torch.zeros(2)}]
 
 
-class Whole(Draws):
-    """Predicts a number for each image."""
-
-    def forward(self, x):
-        return self.network(x).mean(dim=(1, 2, 3))
-
-    def training_step(self, batch, batch_idx):
-        return F.mse_loss(self(batch[0]), batch[1].mean(dim=(1, 2, 3)))
-
-    validation_step = test_step = Silent.validation_step
-
-
-class Large(Whole):
-    """Draws another size."""
-
-    def forward(self, x):
-        return self.network(x).repeat(1, 1, 2, 2)
-
-    def training_step(self, batch, batch_idx):
-        return self(batch[0]).square().mean()
-
-
 @pytest.mark.parametrize(
     ("module", "data", "why"),
     [
-        (
-            Plain,
-            Blobs,
-            r"Plain does not: a batch of inputs and targets must have the shape .* but got \(4, 4\) and",
-        ),
-        (Silent, Boring, r"Silent does not: a batch .* but got no tensor and no tensor"),
-        (Whole, cells, r"Whole does not: predictions must have the shape \(N, C, H, W\), but got \(4,\)"),
-        (Large, cells, r"Large does not: predictions have the shape \(4, 1, 32, 32\), targets \(4, 1, 16, 16\)"),
+        (Plain, Blobs, r"Plain does not: a batch of inputs and targets must have the shape .* but got \(4, 4\) and"),
+        (SILENT, Boring, r"Variant does not: a batch .* but got no tensor and no tensor"),
+        (WHOLE, cells, r"Variant does not: predictions must have the shape \(N, C, H, W\), but got \(4,\)"),
+        (LARGE, cells, r"Variant does not: predictions have the shape \(4, 1, 32, 32\), targets \(4, 1, 16, 16\)"),
     ],
 )
 def test_one_warning_for_a_module_that_draws_no_images(module, data, why):
@@ -210,9 +179,8 @@ def test_one_warning_for_a_module_that_draws_no_images(module, data, why):
 
 def test_without_matplotlib_there_is_a_warning(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.warns(
-        UserWarning, match=r"drawing needs matplotlib, which is not installed \(pip install 'fl_lightning\[plots\]'\)"
-    ):
+    message = r"drawing needs matplotlib, which is not installed \(pip install 'fl_lightning\[plots\]'\)"
+    with pytest.warns(UserWarning, match=message):
         trainer(1, PredictionImages()).fit(Draws(), cells())
 
 
@@ -222,11 +190,6 @@ def test_nothing_from_a_trial_run_or_without_validation():
     assert not list(Path().rglob("*.png"))
 
 
-def test_wrong_number_of_images():
-    with pytest.raises(ConfigurationError, match=r"'PredictionImages.images' must be 1 or above, but is 0"):
-        PredictionImages(0)
-
-
 # ------------------------------------------------------------------ the picture
 
 
@@ -234,9 +197,8 @@ def pixels(*parts) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(draw_predictions(*parts))).convert("RGB")).astype(int)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3])
-@pytest.mark.parametrize("rows", [1, 3])
-def test_pictures_of_any_number(channels, rows):
+@pytest.mark.parametrize(("rows", "channels"), [(1, 2), (3, 1), (3, 3)])
+def test_pictures_of_any_number(rows, channels):
     images = torch.rand(rows, channels, 8, 10)
     target, counts = torch.rand(rows, 1, 8, 10), torch.ones(rows)
     one = pixels(images, target, target.bfloat16(), (counts, counts))
@@ -248,9 +210,9 @@ def test_targets_and_predictions_share_a_scale_from_zero():
     """A prediction like the target looks like it; half of it is paler; below zero is as nothing."""
     image, target = torch.rand(1, 1, 8, 8), torch.zeros(1, 1, 8, 8)
     target[..., 2:6, 2:6] = 4.0
-    dark = {factor: (pixels(image, target, factor * target).sum(axis=2) < 250).sum() for factor in (0, 0.5, 1)}
-    middle = {factor: pixels(image, target, factor * target) for factor in (-1, 0, 0.5, 1)}
+    found = {factor: pixels(image, target, factor * target) for factor in (-1, 0, 0.5, 1)}
+    dark = {factor: (picture.sum(axis=2) < 250).sum() for factor, picture in found.items()}
     assert dark[1] > dark[0.5] >= dark[0] > 0
-    assert np.array_equal(middle[-1], middle[0])
-    assert not np.array_equal(middle[0.5], middle[0])
+    assert np.array_equal(found[-1], found[0])
+    assert not np.array_equal(found[0.5], found[0])
     assert pixels(torch.zeros(1, 1, 8, 8), *[torch.zeros(1, 1, 8, 8)] * 2).min() == 0  # nothing at all is no error

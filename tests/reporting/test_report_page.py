@@ -7,10 +7,8 @@ import re
 
 import pytest
 import torch
-from command_line import small
 from study_tables import table
 
-from fl_lightning.cli import command
 from fl_lightning.studies import Row, RunTable
 from fl_lightning.studies.commands import main
 from fl_lightning.studies.html import write_page
@@ -25,30 +23,28 @@ def page(path) -> tuple[str, dict]:
     return text, json.loads(numbers.group(1))
 
 
+def written(folder, made, title="S", tables=(), notes=(), **more) -> tuple[str, dict]:
+    write_page(folder / "report.html", title, made, panels(made), [*tables] or [("", [])], [*notes], **more)
+    return page(folder / "report.html")
+
+
 def test_the_lines_are_means_over_seeds(tmp_path):
     """FedAvg after 2 rounds: 0.5, 0.4 and 0.6 have mean 0.5 and deviation 0.1."""
-    made = table()
-    write_page(tmp_path / "report.html", "S", made, panels(made), [("", [])], first="val_f1_macro")
-    _, numbers = page(tmp_path / "report.html")
+    _, numbers = written(tmp_path, table(), first="val_f1_macro")
     assert next(iter(numbers["metrics"])) == "val_f1_macro"
     line = numbers["metrics"]["val_accuracy"][0]
     assert (line["name"], line["x"]) == ("FedAvg, partition: paper", [1, 2, 3, 4])
     assert (line["y"][1], line["s"][1]) == (0.5, 0.1)
-    assert numbers["metrics"].keys() == {
-        "val_accuracy",
-        "val_f1_macro",
-        *(f"federation/{n}" for n in ("bytes_down", "bytes_up", "seconds")),
-    }
+    costs = {f"federation/{n}" for n in ("bytes_down", "bytes_up", "seconds")}
+    assert numbers["metrics"].keys() == {"val_accuracy", "val_f1_macro", *costs}
     shares = numbers["members"]["clients' shares of the aggregate: FedAvg, partition: paper"]
     assert [(line["name"], line["y"][0]) for line in shares] == [("0", 0.25), ("2", 0.25), ("10", 0.5)]
 
 
 def test_it_needs_no_network_and_runs_nothing_of_names(tmp_path):
     rows = [Row("r", ("<script>alert(1)</script>",), 0, r, "val_accuracy", r / 3) for r in range(2)]
-    made = RunTable(["a<b"], rows)
     tables = [("", [Table("A & B", ("x",), ((Cell("</td><b>", True),),), "5 < 6")])]
-    write_page(tmp_path / "report.html", "<i>", made, panels(made), tables, ["`a<b` is"])
-    text, numbers = page(tmp_path / "report.html")
+    text, numbers = written(tmp_path, RunTable(["a<b"], rows), "<i>", tables, ["`a<b` is"])
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")  # the name of SVG, which nothing opens
     assert not re.search(r"\b(src|href|@import|url)\b *[=(]", text)
     assert text.count("<script") == 2  # the numbers and the code
@@ -59,9 +55,7 @@ def test_it_needs_no_network_and_runs_nothing_of_names(tmp_path):
 
 def test_numbers_that_are_not_finite_are_gaps(tmp_path):
     rows = [Row("r", ("A",), 0, r, "val_loss", x) for r, x in enumerate((1.0, float("nan"), float("inf")))]
-    made = RunTable(["algorithm"], rows)
-    write_page(tmp_path / "report.html", "S", made, panels(made), [("", [])])
-    assert page(tmp_path / "report.html")[1]["metrics"]["val_loss"][0]["y"] == [1.0, None, None]
+    assert written(tmp_path, RunTable(["algorithm"], rows))[1]["metrics"]["val_loss"][0]["y"] == [1.0, None, None]
 
 
 def run_report(capsys, *arguments: str) -> tuple[int, str]:
@@ -87,34 +81,23 @@ def test_a_study_shows_the_failures_and_a_configuration_of_its_runs(tmp_path):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "config.yaml").write_text(f"name: '<{name}>'\n")
         (tmp_path / "runs" / name / "failures.csv").write_text(f"round,client,kind\n{lines}")
-    made = table()
-    write_page(tmp_path / "report.html", "S", made, panels(made), [("", [])])
-    text, _ = page(tmp_path / "report.html")
+    text, _ = written(tmp_path, table())
     assert "<tr><th>run</th><th>round</th><th>client</th><th>kind</th></tr>" in text
     assert "<tr><td>B,seed=0</td><td>2</td><td>north</td><td>exception</td></tr>" in text
     assert "<summary>A,seed=0/config.yaml, complete; the set-up says what differs</summary>" in text
     assert "<pre>name: &#x27;&lt;A,seed=0&gt;&#x27;\n</pre>" in text
 
 
-def test_a_fit_ends_with_its_page(monkeypatch, tmp_path, capsys):
-    folder = tmp_path / "run"
-    logger = json.dumps([{"class_path": "CSVLogger", "init_args": {"save_dir": str(folder), "name": "csv"}}])
-
-    def type_(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr("sys.argv", ["fl-lightning", *arguments])
-        command.main()
-        return 0, capsys.readouterr().out
-
-    _, said = small(type_, f"--trainer.default_root_dir={folder}", f"--trainer.logger={logger}", rounds=2)
-    assert said.rstrip().endswith(f"Report: {folder / 'report.html'}")
-    text, numbers = page(folder / "report.html")
+def test_a_fit_ends_with_its_page(adafed_run, copied_run, capsys):
+    assert f"Report: {copied_run / 'report.html'}\n" in adafed_run.text
+    text, numbers = page(adafed_run.folder / "report.html")
     assert numbers["metrics"]["val_accuracy"][0]["x"] == [1, 2]
     assert "<td>network</td><td>LeNet</td>" in text
     assert f"torch {torch.__version__}" in text
     assert "<summary>config.yaml, complete</summary>" in text
-    (folder / "report.html").unlink()
-    assert run_report(capsys, str(folder)) == (0, f"Report: {folder / 'report.html'}\n")
-    assert page(folder / "report.html")[1] == numbers
+    (copied_run / "report.html").unlink()
+    assert run_report(capsys, str(copied_run)) == (0, f"Report: {copied_run / 'report.html'}\n")
+    assert page(copied_run / "report.html")[1] == numbers
 
 
 def test_other_folders_are_refused(tmp_path, capsys):

@@ -16,6 +16,7 @@ for package in ("matplotlib", "scipy"):
 FOLDERS = sorted(path.parent for path in (ROOT / "docs" / "studies").glob("*/table.csv.gz"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_only_png")
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 def test_a_report_is_made_again_from_its_table(folder, tmp_path):
@@ -39,6 +40,7 @@ def test_a_report_is_made_again_from_its_table(folder, tmp_path):
         assert compare_images(str(folder / name), str(tmp_path / name), tol=10) is None
 
 
+@pytest.mark.slow
 def test_the_epsilons_of_examples_are_those_of_the_present_accountant():
     """50 steps a round, on 60 of 3,000 images on average. No run need be repeated for a better accountant."""
     table = pd.read_csv(ROOT / "docs" / "studies" / "privacy_of_examples" / "table.csv.gz")
@@ -46,13 +48,6 @@ def test_the_epsilons_of_examples_are_those_of_the_present_accountant():
     assert len(spent) == 30
     for noise, round_idx, value in zip(spent.noise, spent["round"], spent.value, strict=True):
         assert value == pytest.approx(epsilon_of_examples(float(noise), 60 / 3000, 50 * (round_idx + 1), 1e-4), rel=1e-5)
-
-
-def test_the_tables_are_small():
-    assert FOLDERS
-    assert (
-        sum(path.stat().st_size for folder in FOLDERS for path in folder.iterdir() if path.suffix not in (".svg", ".pdf")) < 5e6
-    )
 
 
 def test_every_study_has_what_its_file_says():

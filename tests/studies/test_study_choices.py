@@ -37,6 +37,7 @@ def kind_of(text: str) -> str:
     return re.sub(r"\d+(\.\d+)?(e-?\d+)?", lambda number: "#" if float(number[0]) else "0", "\n".join(kept))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_choice_of_every_study_is_fitted(path, fl, reader, fitted, monkeypatch, tmp_path):
     """Its settings are those that 'compare' would run; with the first seed, and on little data.

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from command_line import ADAFED, ROOT
+from study_tables import runs_of as table
 
 from fl_lightning import ConfigurationError
 from fl_lightning.cli.commands.algorithms import ALGORITHMS
@@ -31,17 +32,6 @@ SERVER, PARTS = (
 )
 
 
-def table(runs: dict[str, tuple[float, list[str]]], axes: tuple[str, ...] = ("algorithm",), seeds: int = 2) -> RunTable:
-    """Runs of two rounds that end with an accuracy, by name (and a second choice after a bar), each with its facts."""
-    rows = []
-    for name, (accuracy, known) in runs.items():
-        setting = tuple(name.split("|"))
-        for seed in range(seeds):
-            logged = [("val_accuracy", 0, 0.1), ("val_accuracy", 1, accuracy + seed / 100), *((fact, 0, 1.0) for fact in known)]
-            rows += [Row(f"{name}-{seed}", setting, seed, r, metric, value) for metric, r, value in logged]
-    return RunTable(axes, rows)
-
-
 def bold(made) -> list[str]:
     return [row[0].text for row in made.rows if any(cell.bold for cell in row)]
 
@@ -49,17 +39,13 @@ def bold(made) -> list[str]:
 # ------------------------------------------------------------------ names
 
 
-@pytest.mark.parametrize("one", [one for group in ALGORITHMS.values() for one in group], ids=lambda one: one.config)
-def test_a_file_of_an_algorithm_has_its_name(one):
-    assert readable(one.config) == one.name
-    assert family(one.name) == family(f"{one.name}, half of it") == next(g for g, found in ALGORITHMS.items() if one in found)
-
-
-@pytest.mark.parametrize(
-    "own", ["FedAvg", "AdaFed, weights only", "none", "8 bits", "clients, 0.1", "SGD(lr=0.1)", "0.5", "KRUM"]
-)
-def test_a_name_that_the_user_wrote_stays(own):
-    assert readable(own) == own
+def test_a_file_of_an_algorithm_has_its_name_and_one_that_the_user_wrote_stays():
+    for group, algorithms in ALGORITHMS.items():
+        for one in algorithms:
+            assert readable(one.config) == one.name
+            assert family(one.name) == family(f"{one.name}, half of it") == group
+    for own in ("FedAvg", "AdaFed, weights only", "none", "8 bits", "clients, 0.1", "SGD(lr=0.1)", "0.5", "KRUM"):
+        assert readable(own) == own
 
 
 def test_partitions_in_words():
@@ -82,15 +68,11 @@ def test_tables_and_figures_have_the_names_that_the_study_gives(tmp_path):
     assert [text.get_text() for text in figure.legends[0].texts] == ["FedAvg", "adafed f1"]
 
 
-def test_a_report_has_its_title(tmp_path):
-    write_report(table({"a": (0.5, [])}), ReportOptions(also=[], title="My title"), tmp_path, "my_study")
-    assert (tmp_path / "report.md").read_text().startswith("# My title\n")
-
-
 def test_metrics_are_explained(tmp_path):
     made = table({"a": (0.5, []), "b": (0.6, [])})
-    write_report(made, ReportOptions(also=["my_metric"]), tmp_path, "x")
-    said = (tmp_path / "report.md").read_text().splitlines()[2:5]
+    write_report(made, ReportOptions(also=["my_metric"], title="My title"), tmp_path, "x")
+    title, _, *said = (tmp_path / "report.md").read_text().splitlines()[:5]
+    assert title == "# My title"
     names = "Names: validation accuracy is `val_accuracy`."
     figures = "lines are means over seeds, and bands are ± one standard deviation"
     assert said == [f"- {names}", f"- In figures, {figures}.", ""]

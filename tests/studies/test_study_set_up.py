@@ -10,23 +10,19 @@ import pytest
 import torch
 from command_line import small
 from federations import SIZES, Blobs, Consecutive, Plain, trainer
-from test_study_reading import table
+from study_tables import cells
+from study_tables import runs_of as table
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback
 from fl_lightning.reporting.run_facts import run_facts
 from fl_lightning.studies import ReportOptions, Row, RunTable, Study, write_report
 from fl_lightning.studies.figures import draw_all
-from fl_lightning.studies.layout import latex_figure
 from fl_lightning.studies.panels import Measure, panels
 from fl_lightning.studies.set_up import named_settings, set_up, set_up_tables
 from fl_lightning.studies.tables import clients_table
 
 pytest.importorskip("matplotlib", reason="figures are an extra: pip install 'fl_lightning[compare]'")
 pytest.importorskip("scipy", reason="paired tests are an extra: pip install 'fl_lightning[compare]'")
-
-
-def cells(made) -> list[list[str]]:
-    return [[cell.text for cell in row] for row in made.rows]
 
 
 # ------------------------------------------------------------------ the set-up
@@ -149,10 +145,8 @@ def test_a_fit_tests_its_best_checkpoint(fl, tmp_path):
     assert numbers(folder, "test_loss") == [pytest.approx(own), pytest.approx(own)]
 
 
-def test_a_fit_that_validates_on_the_test_set_tests_nothing(fl, tmp_path):
-    folder = tmp_path / "run"
-    assert small(fl, f"--trainer.default_root_dir={folder}", "--test_best=true")[0] == 0
-    facts = json.loads((folder / "run.json").read_text())
+def test_a_fit_that_validates_on_the_test_set_says_so(adafed_run):
+    facts = json.loads((adafed_run.folder / "run.json").read_text())
     assert (facts["selection"], facts["validated on"]) == ("test set", "the 1,000 test images")
 
 
@@ -218,13 +212,6 @@ def test_the_values_in_the_figures(monkeypatch):
     assert lines[1].get_ydata() == pytest.approx([51.5, 53.5, 55.5])
     field = heat_map(made, panels(made), Measure()).axes[0]
     assert [text.get_text() for text in field.texts] == ["50.50", "51.50", "52.50", "53.50", "54.50", "55.50"]
-
-
-def test_figures_in_latex():
-    made = latex_figure("class_f1", "F1 of 50 %")
-    assert r"\includegraphics[width=\linewidth]{class_f1.pdf}" in made
-    assert r"\caption{F1 of 50 \%.}" in made
-    assert r"\label{fig:class-f1}" in made
 
 
 def test_a_grid_on_the_test_set_warns(tmp_path, capsys, monkeypatch):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from adaptive import Adapting
 from federations import CLASSES, Blobs, Consecutive, Plain, client_scores, network, weights
 from own_option import DropNumbers
 from torch import distributed
@@ -497,6 +498,7 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
         "batchnorm": False,
     },
     "kept scores": lambda: {"strategy": AdaFed("val_acc"), "server_evaluation": ServerEvaluation(every_n_rounds=3)},
+    "adaptive losses": lambda: {"module": Adapting, "strategy": AdaFed("val_acc"), "clients_per_round": 3},
 }
 
 

@@ -52,6 +52,13 @@ class Blobs(L.LightningDataModule):
         return TensorLoader(self.val, 31)
 
 
+def changed(part: str, loader: Any) -> Blobs:
+    """Return data with another loader of a part, such as ``val``."""
+    data = Blobs()
+    setattr(data, f"{part}_dataloader", lambda: loader)
+    return data
+
+
 class NoValidation(L.LightningDataModule):
     def train_dataloader(self) -> Any:
         return DataLoader(TensorDataset(*blobs(sum(SIZES), 1)), batch_size=5)

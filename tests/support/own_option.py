@@ -1,15 +1,18 @@
-"""An option from outside the package: clients drop a random share of their update's numbers, and the log says how many."""
+"""Options from outside the package; of the first, clients drop a share of their numbers, and the log says how many."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import torch
+from lightning.pytorch import Callback
 
 from fl_lightning import ClientHooks, ClientUpdate, ConfigurationError, Option, ServerHooks
 from fl_lightning.core import ClientContext, ServerContext
 from fl_lightning.functional.seeding import generator
+from fl_lightning.server.round_sums import RoundSums
 
 
 class DropNumbers(Option):
@@ -63,3 +66,68 @@ class Counts(ServerHooks):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.total = state["total"]
+
+
+class Hooked(Option, ServerHooks):
+    """An option that is its own half at the server."""
+
+    def at_server(self, context: ServerContext) -> ServerHooks:
+        return self
+
+
+class Sums(Hooked):
+    """An option that adds up updates itself."""
+
+    def round_sums(self, federation: Any, round_idx: int, plan: Any) -> RoundSums:
+        return RoundSums(federation)
+
+
+class PlansRounds(Hooked):
+    """An option that plans rounds as they are."""
+
+    def sampler(self, sampler: Any) -> Any:
+        return sampler
+
+
+class CountBatches(Hooked, ClientHooks, Callback):
+    """Count the clients' batches where they train, and compare them with the plan at the server."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.found: dict[int, int] = {}
+        self.told: Counter[int] = Counter()
+
+    def at_server(self, context: ServerContext) -> ServerHooks:
+        assert context.settings.active_options == (self,)
+        return self
+
+    def at_clients(self, context: ClientContext) -> ClientHooks:
+        return self
+
+    @property
+    def callbacks(self) -> list[Callback]:
+        return [self]
+
+    def batches(self, task: Any, data: Any, full_batch: bool) -> None:
+        self.client = task.client
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.found[self.client] = self.found.get(self.client, 0) + 1
+
+    def counts(self) -> dict[str, dict[int, int]]:
+        found, self.found = self.found, {}
+        return {"batches": found}
+
+    def open(self, federation: Any) -> None:
+        self.calls.append("open")
+
+    def charge(self, federation: Any, round_idx: int, plan: Any, tasks: Any) -> None:
+        assert not self.found
+        self.calls.append([task.client for task in tasks])
+
+    def drained(self, federation: Any, round_idx: int, updates: Any) -> list[ClientUpdate]:
+        self.told.update(federation.pool.counts()["batches"])
+        return [replace(update, metrics={"mine": 1.0}) for update in updates]
+
+    def conclude(self, rounds: int) -> None:
+        self.calls.append(rounds)

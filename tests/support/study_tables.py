@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fl_lightning.studies import Row, RunTable
+from fl_lightning.studies.layout import Table
 
 ACCURACY = {  # by strategy and seed: after rounds 0 to 3
     ("FedAvg", 0): [0.10, 0.50, 0.70, 0.60],
@@ -39,3 +40,19 @@ def table(partitions: tuple[str, ...] = ("paper",)) -> RunTable:
             for client, counts in enumerate([[1.0, 0.0], [20.0, 30.0], [4.0, 0.0]]):
                 rows += [Row(run, (strategy, partition), seed, 0, f"partition/{client}/{k}", x) for k, x in enumerate(counts)]
     return RunTable(["strategy", "partition"], rows)
+
+
+def runs_of(runs: dict[str, tuple[float, list[str]]], axes: tuple[str, ...] = ("algorithm",), seeds: int = 2) -> RunTable:
+    """Runs of two rounds that end with an accuracy, by name (and a second choice after a bar), each with its facts."""
+    rows = []
+    for name, (accuracy, known) in runs.items():
+        setting = tuple(name.split("|"))
+        for seed in range(seeds):
+            logged = [("val_accuracy", 0, 0.1), ("val_accuracy", 1, accuracy + seed / 100), *((fact, 0, 1.0) for fact in known)]
+            rows += [Row(f"{name}-{seed}", setting, seed, r, metric, value) for metric, r, value in logged]
+    return RunTable(axes, rows)
+
+
+def cells(made: Table) -> list[list[str]]:
+    """The texts of a table, those in bold between asterisks."""
+    return [[f"*{cell.text}*" if cell.bold else cell.text for cell in row] for row in made.rows]

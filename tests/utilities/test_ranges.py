@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from fl_lightning import (
@@ -9,6 +11,7 @@ from fl_lightning import (
     ClipUpdate,
     ConfigurationError,
     CosineFilter,
+    FedAvgM,
     FedLoss,
     FedStar,
     Focus,
@@ -24,8 +27,13 @@ from fl_lightning import (
     WarmStart,
 )
 
+PRIVATE = partial(ClientPrivacy, **{"max_norm": 1.0, "noise_multiplier": 1.0})
 ENDS = [
+    (PRIVATE, "noise_multiplier", [1e-9], [0]),
+    (PRIVATE, "delta", [1e-9, 0.999], [0, 1]),
     (CosineFilter, "threshold", [-1, 0.999], [-1.001, 1]),
+    (FedAvgM, "momentum", [0, 0.999], [-0.001, 1]),
+    (FedAvgM, "lr", [1e-9], [0]),
     (FedLoss, "examples", [0], [-0.001]),
     (FedStar, "periods", [1], [0]),
     (Focus, "temperature", [1e-9], [0, -1]),
@@ -52,23 +60,12 @@ ENDS = [
 ]
 
 
-@pytest.mark.parametrize(("make", "setting", "inside", "outside"), ENDS, ids=lambda value: getattr(value, "__name__", None))
+@pytest.mark.parametrize(("make", "setting", "inside", "outside"), ENDS)
 def test_a_range_ends_where_it_says(make, setting, inside, outside):
+    if make is PRIVATE:
+        pytest.importorskip("dp_accounting")
     for value in inside:
         make(**{setting: value})
     for value in outside:
         with pytest.raises(ConfigurationError, match=f"{setting}' must be "):
             make(**{setting: value})
-
-
-@pytest.mark.parametrize(
-    ("setting", "inside", "outside"), [("noise_multiplier", [1e-9], [0]), ("delta", [1e-9, 0.999], [0, 1])]
-)
-def test_the_ranges_of_privacy(setting, inside, outside):
-    pytest.importorskip("dp_accounting")
-    settings = {"max_norm": 1.0, "noise_multiplier": 1.0}
-    for value in inside:
-        ClientPrivacy(**settings | {setting: value})
-    for value in outside:
-        with pytest.raises(ConfigurationError, match=f"{setting}' must be "):
-            ClientPrivacy(**settings | {setting: value})
