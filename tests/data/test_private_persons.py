@@ -174,7 +174,7 @@ def test_noise_is_solved_for_the_persons_at_several_clients(tmp_path):
         federation = FederatedOrchestrator(local=LocalTraining(max_epochs=1, privacy=privacy))
         data = FederatedDataModule(Visits(persons), Consecutive([15, 25]))
         trainer(rounds, federation, every_round(tmp_path), **flags).fit(Plain(), data, ckpt_path=checkpoint)
-        ledger = [json.loads(line) for line in (tmp_path / "privacy_ledger.jsonl").read_text().splitlines()]
+        ledger = [json.loads(line) for line in (tmp_path / "lightning_logs/privacy_ledger.jsonl").read_text().splitlines()]
         turns = [(line["noise"]["examples"], k) for line in ledger if "rates" in line for k in (0, 1)]
         assert len(turns) == 2 * rounds
         spent = max(spent_by_persons(data, persons, turns, 1e-3).values())

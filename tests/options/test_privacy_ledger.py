@@ -200,6 +200,14 @@ def test_without_its_whole_ledger_no_run_is_resumed(tmp_path):
         private(folder, 3, ckpt_path=last(folder))
 
 
+def test_without_a_folder_of_its_own_a_run_leaves_no_ledger_in_the_current_one(tmp_path):
+    """``Trainer()`` is one without a folder: its root is the current folder."""
+    settings = {"strategy": FedAvg("uniform"), "clients_per_round": 2, **MODES["central"]()}
+    federate(Plain(), 1, flags={"default_root_dir": None}, **settings)
+    assert not (tmp_path / LEDGER).exists()
+    assert [line["round"] for line in lines(tmp_path / "lightning_logs")] == [0]
+
+
 def test_in_another_folder_the_ledger_must_be_copied(tmp_path):
     private(tmp_path / "run")
     resume = {"rounds": 2, "folder": tmp_path / "elsewhere", "ckpt_path": last(tmp_path / "run")}
@@ -213,11 +221,12 @@ def test_in_another_folder_the_ledger_must_be_copied(tmp_path):
 
 def test_a_line_that_was_cut_off_was_not_released(tmp_path):
     """A kill in the middle of a write: the line before is whole, the next one is not glued to the rest."""
-    private(tmp_path)
-    whole = (tmp_path / LEDGER).read_text()
-    (tmp_path / LEDGER).write_text(whole + whole[: len(whole) // 2])
-    private(tmp_path, 2, ckpt_path=last(tmp_path))
-    assert [line["round"] for line in lines(tmp_path)] == [0, 1]
+    folder = tmp_path / "run"
+    private(folder=folder)
+    whole = (folder / LEDGER).read_text()
+    (folder / LEDGER).write_text(whole + whole[: len(whole) // 2])
+    private(folder=folder, rounds=2, ckpt_path=last(folder))
+    assert [line["round"] for line in lines(folder)] == [0, 1]
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -249,10 +258,11 @@ class Started(FederationCallback):
 
 
 def test_a_ledger_that_cannot_be_written_stops_the_round(tmp_path):
-    started = Started(tmp_path)
-    (tmp_path / LEDGER).mkdir()
+    folder = tmp_path / "run"
+    started = Started(folder)
+    (folder / LEDGER).mkdir(parents=True)
     with pytest.raises(CheckpointError, match=r"ledger '.*' cannot be used \(.*\), and a round cannot begin without it"):
-        private(tmp_path, callbacks=[started])
+        private(folder=folder, callbacks=[started])
     assert not started.events
 
 

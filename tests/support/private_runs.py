@@ -33,7 +33,8 @@ def last(folder):
 
 def lines(folder="run"):
     """Return the lines of a folder's privacy ledger."""
-    return [json.loads(line) for line in (Path(folder) / LEDGER).read_text().splitlines()]
+    logs = "lightning_logs" if Path(folder).absolute() == Path.cwd() else ""
+    return [json.loads(line) for line in (Path(folder) / logs / LEDGER).read_text().splitlines()]
 
 
 def clients(target=2.0, noise="central", seeded=None, extend=False, **more):
