@@ -58,7 +58,12 @@ IDENTITIES = (
 ONLY_SIMULATED = {
     *("streams", "weighted draws", "label averaging", "unseen clients", "clients' parts"),  # the pool hands out plain examples
     *("attackers", "alie", "inner product", "clipped lies", "own option", "fedasync"),  # attackers are told of the others
-    *("local privacy", "private examples", "asynchronous median"),  # a site draws its noise by a secret of its own
+    *(
+        "local privacy",
+        "private examples",
+        "asynchronous median",
+        "adaptive norm",
+    ),  # a site draws its noise by a secret of its own
     *("secure", "standardized under masks", "mocha", "fedrep"),  # need what this pool has not, or what stays at the sites
 }
 """The cases that do not go over bytes."""

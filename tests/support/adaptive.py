@@ -67,3 +67,4 @@ class Adapting(Calls):
 
     def __init__(self, **more: Any) -> None:
         super().__init__(TwoLosses(), **more)
+        del self.hparams["loss"]  # checkpoints hold the hyperparameters, and trust no such object
