@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import h5py
 import numpy as np
 import pyarrow as pa
+import pytest
 import torch
 from client_files import set_up, write_arrays, write_hdf5, write_parquet
 from client_sites import Stream, fitted, shares
@@ -156,7 +156,9 @@ def no_array() -> None:
 
 def without(package: str, kind: Any) -> Callable[[], Any]:
     def call() -> None:
-        with patch.dict(sys.modules, dict.fromkeys((package, "pyarrow.compute"))):
+        with pytest.MonkeyPatch.context() as patched:
+            for name in (package, "pyarrow.compute"):
+                patched.setitem(sys.modules, name, None)
             set_up(kind, "x")
 
     return call

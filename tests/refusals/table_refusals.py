@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pandas as pd
+import pytest
 from client_sites import fitted
 from lightning.pytorch.demos.boring_classes import BoringDataModule
 from refusing import Refusal
@@ -63,7 +63,8 @@ def parquet(**columns: Any) -> Callable[[], Any]:
 
 
 def without_pyarrow() -> None:
-    with patch.dict(sys.modules, {"pyarrow.csv": None}):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(sys.modules, "pyarrow.csv", None)
         reading("a,target\n1,2\n")()
 
 
