@@ -174,7 +174,7 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize(("schedule", "progress"), zip(SCHEDULES, ["run", "round", "run"], strict=True))
+@pytest.mark.parametrize(("schedule", "progress"), [*zip(SCHEDULES, ["run", "round", "run"], strict=True)])
 def test_decay_reaches_every_kind_of_schedule(schedule, progress):
     found = []
     for decay in (1.0, 0.5):

@@ -60,7 +60,6 @@ REFUSALS = [
     Refusal(
         lambda: FedLoss("val_accuracy"), "'federation.strategy.loss' must be a loss, for which lower is better ... val_accuracy"
     ),
-    Refusal(lambda: FedLoss(MulticlassAccuracy(3)), "'federation.strategy.loss' must be a loss"),
     Refusal(lambda: Focus("val_f1_macro"), "'federation.strategy.loss' must be a loss"),
     Refusal(
         lambda: FedStar(metric="val_loss"), "'federation.route.metric' must be a metric in [0, 1] for which higher is better"
@@ -98,7 +97,7 @@ REFUSALS = [
         fitting(module=lambda: Own(Misspelt())),
         "'server_buffers' of Misspelt names 'faktor', but its buffers are: factor. Correct the name, or call",
     ),
-    Refusal(lambda: ClassificationTask(3, nn.Linear(4, 3), Misspelt()), "'server_buffers' of Misspelt names 'faktor'"),
+    Refusal(lambda: ClassificationTask(nn.Linear(4, 3), 3, Misspelt()), "'server_buffers' of Misspelt names 'faktor'"),
     Refusal(fitting(module=lambda: Own(Silent())), "Silent has no signal to adapt to. Set self.signal in its __init__"),
     Refusal(
         fitting(module=by(MulticlassRecall(3, average="none")), data=NoValidation()),

@@ -15,8 +15,6 @@ from fl_lightning import (
     Attackers,
     ClassesPartitioner,
     ClassificationTask,
-    ClientEvaluation,
-    ConfigurationError,
     DataError,
     DirichletPartitioner,
     DomainPartitioner,
@@ -32,12 +30,10 @@ from fl_lightning import (
     FedStar,
     Focus,
     IIDPartitioner,
-    ImageFolderDataModule,
     LeNet,
     LocalOnly,
     LocalTraining,
     Mediators,
-    MNISTDataModule,
     PartialWork,
     RingFed,
     Scaffold,
@@ -61,7 +57,7 @@ def data(words: str, partitioner: Any = None, error: Any = DataError, **settings
     return Refusal(lambda: run.fit(Plain(), FederatedDataModule(Blobs(), divided, **settings)), words, error)
 
 
-def partly(words: str, share: float, what: str = "continue", epochs: int = 2) -> Refusal:
+def partly(words: str, share: float, what: str = "keep", epochs: int = 2) -> Refusal:
     """Return a row on clients that do a part of their work."""
     return Refusal(lambda: fitting(local=LocalTraining(max_epochs=epochs, partial_work=PartialWork(share, what)))(), words)
 
@@ -82,13 +78,11 @@ REFUSALS = [
     locally("must be 1 or above", accumulate_grad_batches=0),
     Refusal(lambda: AdaFed(power=0), "'federation.strategy.power' must be above 0, but is 0"),
     Refusal(lambda: Yogi([torch.zeros(1, requires_grad=True)], lr=0), "'Yogi.lr' must"),
-    Refusal(lambda: MNISTDataModule(batch_size=0), "'data.datamodule.batch_size' must be 1 or above"),
     Refusal(lambda: LeNet(image_size=3), "'model.network.image_size' must be at least 16, but is 3"),
     Refusal(
         lambda: ClassificationTask(Plain().net, 5, F1WeightedCrossEntropy(10)),
         "'model.loss.num_classes' must be the task's num_classes, 5, but is 10",
     ),
-    Refusal(lambda: ImageFolderDataModule("nowhere").setup("fit"), "'nowhere' is not a folder", DataError),
     # data
     Refusal(lambda: DirichletPartitioner(beta=0.0), "'data.partitioner.beta' must be above 0"),
     data("41 clients cannot share 40 examples", IIDPartitioner(41)),
@@ -104,13 +98,8 @@ REFUSALS = [
     data(
         "DomainPartitioner makes one client of each domain, but the 40 training examples have no domains", DomainPartitioner()
     ),
-    data("'clients' with 'data.client_test' above 0, but is 'clients'", error=ConfigurationError, server_set="clients"),
-    data("'data.client_test' must be at least 0 and below 1, but is 1.5", error=ConfigurationError, client_test=1.5),
-    data("'data.client_validation' must be at least 0 and below 1", error=ConfigurationError, client_validation=1.0),
     data("which leaves client ... no examples to train on", client_validation=0.999),
     data("examples of each class, but class", public_share=0.999),
-    data("'data.feature_noise' must be 0 or above", error=ConfigurationError, feature_noise=-1.0),
-    Refusal(fitting(client_evaluation=ClientEvaluation(1, "val_acc")), "Set 'data.client_test' to the share"),
     # what strategies need
     Refusal(fitting(strategy=FedLoss()), "evaluates each client's model on the client's own validation part, but clients have"),
     Refusal(fitting(strategy=ShapleyValues("val_acc"), **NO_VAL), "needs val_acc on the server's validation set, but the serv"),
