@@ -27,7 +27,7 @@ _WORDS: dict[Any, str] = {
     type: "a class",
     types.NoneType: "None",
 }
-_PLURAL: dict[Any, str] = {int: "whole numbers", float: "numbers", str: "texts", list: "lists"}
+_PLURAL: dict[Any, str] = {int: "whole numbers", float: "numbers", str: "texts", list: "lists", dict: "dictionaries"}
 _NUMBERS: dict[type, type] = {int: Integral, float: Real}
 Class = TypeVar("Class", bound=type)
 
@@ -153,6 +153,8 @@ def in_words(wanted: Any, words: Mapping[Any, str] = _WORDS) -> str:
     kind = origin or wanted
     if kind in (list, tuple, Sequence) and len(inner) == 1 and inspect.isclass(item := get_origin(inner[0]) or inner[0]):
         return f"a list of {_PLURAL.get(item, f'{item.__name__} objects')}"
+    if kind in (dict, Mapping) and len(inner) == 2 and (item := get_origin(inner[1]) or inner[1]) in _PLURAL:
+        return f"a dictionary of {_PLURAL[item]}"
     return words.get(kind) or _with_article(getattr(kind, "__name__", str(kind)))
 
 

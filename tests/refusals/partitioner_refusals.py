@@ -59,11 +59,11 @@ REFUSALS = [
             (ShardPartitioner, {"shards_per_client": 0}),
             (ClassesPartitioner, {"num_clients": 0}),
             (ClassesPartitioner, {"classes_per_client": 0}),
-            (ColumnPartitioner, {"column": ""}),
             (ColumnPartitioner, {"min_examples": 0, "column": "user"}),
             (DomainPartitioner, {"clients_per_domain": 0}),
         )
     ),
+    Refusal(lambda: ColumnPartitioner(""), "'column' must be text, but is empty"),
     Refusal(lambda: TablePartitioner([]), "'data.partitioner.counts' must be one row of counts for each client"),
     Refusal(lambda: TablePartitioner([[1, 2], [3]]), "rows of equal length"),
     Refusal(lambda: TablePartitioner([[1, -2]]), "counts of 0 or above"),

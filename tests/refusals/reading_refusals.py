@@ -77,10 +77,10 @@ LAZY = [
     Refusal(sized([1, 2]), "'num_examples' must be one number for each of 4 clients, but is 2"),
     told(sized([1, 2, 0, 4]), "'num_examples' has 0 for client 2. Give each client"),
     told(sized(0), "has 0 for client 0"),
-    told(sized(0.5), "but is [0.5]"),
+    Refusal(sized(0.5), "'num_examples' must be a whole number or a list of whole numbers ... but is 0.5"),
     told(setting_up(lambda: FederatedDataModule(Nobody())), "'num_examples' has no numbers"),
-    told(sized([1, 2, 0.5, 4]), "whole number for each client, but is [1, 2, 0.5, 4]. Give a"),
-    told(sized("abcd"), "whole number for each client, but is abcd. Give a list"),
+    Refusal(sized([1, 2, 0.5, 4]), "'num_examples' must be ... a list of whole numbers ... but is [1, 2, 0.5, 4]"),
+    Refusal(sized("abcd"), "'num_examples' must be ... a list of whole numbers ... but is 'abcd'"),
     told(setting_up(lambda: FederatedDataModule(LazyClients())), "whole number for each client, but is None"),
     Refusal(sized(3, num_workers=2), "'num_workers' must be 0 if clients are opened by a function, but is 2"),
     Refusal(sized(3, val={"0": 1}), "'val' must be the server's dataset or DataLoader ... but is 'dict'"),
@@ -198,7 +198,6 @@ FILES = [
         Refusal(lambda wrong=wrong: ArrayClients("data", **{"fields": ["x"], **wrong}), f"'data.datamodule.{words}")
         for wrong, words in (
             ({"fields": []}, "fields' must be a list of different names, at least one, but is []"),
-            ({"fields": "x"}, "fields' must be a list of different names"),
             ({"fields": ["x", "x"]}, "fields' must be a list of different names"),
             ({"shapes": {"z": [1]}}, "shapes' must be for fields among x, but is 'z'"),
             ({"scales": {"z": 1.0}}, "scales' must be for fields among x, but is 'z'"),
@@ -206,6 +205,7 @@ FILES = [
             ({"eval_batch_size": 0}, "eval_batch_size' must be 1 or above, but is 0"),
         )
     ),
+    Refusal(lambda: ArrayClients("data", "x"), "'fields' must be a list of texts, but is 'x' (a str). Put it in a list."),
     Refusal(without("h5py", HDF5Clients), "read with h5py ... pip install 'fl_lightning[hdf5]'", VersionError),
     Refusal(without("pyarrow", ParquetClients), "read with pyarrow ... pip install 'fl_lightning[tables]'", VersionError),
 ]

@@ -171,15 +171,15 @@ FILES = [
 
 NAMED_IN_YAML = [
     Refusal(
-        lambda build=build, name=name: build({"a": 1, name: 2}),
+        lambda build=build, name=name, value=value: build({"a": value, name: value}),
         f"'{setting}' has the name {name!r}, which is not text. Put quotes around it",
     )
-    for setting, build, names in (
-        ("data.datamodule.path", TableDataModule, (8, False, None, 0.5)),  # YAML's 010, no, null, .5 and 1e3 are these
-        ("data.datamodule.exports", lambda given: TableDataModule("x.csv", exports=given), (8,)),
-        ("data.datamodule.root", lambda given: ImageFolderDataModule(given, test_share=0.2), (8,)),
-        ("data.clients", lambda given: FederatedDataModule(clients=dict.fromkeys(given, BoringDataModule())), (None,)),
-        ("federation.pool.max_examples", lambda given: FlowerPool(max_examples=given), (8,)),
+    for setting, build, value, names in (
+        ("data.datamodule.path", TableDataModule, "x.csv", (8, False, None, 0.5)),  # YAML's 010, no, null, .5 and 1e3 are these
+        ("data.datamodule.exports", lambda given: TableDataModule("x.csv", exports=given), {}, (8,)),
+        ("data.datamodule.root", lambda given: ImageFolderDataModule(given, test_share=0.2), "x", (8,)),
+        ("data.clients", lambda given: FederatedDataModule(clients=dict.fromkeys(given, BoringDataModule())), 0, (None,)),
+        ("federation.pool.max_examples", lambda given: FlowerPool(max_examples=given), 1, (8,)),
     )
     for name in names
 ]
@@ -253,7 +253,6 @@ SETTINGS = [
             ({"columns": {"age": {"format": "%Z"}}}, "columns.age.format' must be a date's form"),
             ({"columns": {"sex": {"values": {True: "male"}}}}, "columns.sex.values' has True, which YAML does not"),
             ({"csv": {"missing": [-9.9]}}, "csv.missing' has -9.9, which YAML does not read as a text. Put quotes"),
-            ({"columns": {"age": "alter"}}, "columns.age' must be a mapping, but is 'alter'"),
             ({"csv": {"separator": "::"}}, "csv.separator' must be one character"),
             ({"csv": {"decimal": ";"}}, "csv.decimal' must be '.' or ','"),
             ({"csv": {"encoding": "base64"}}, "csv.encoding' must be an encoding such as cp1252"),
@@ -262,6 +261,7 @@ SETTINGS = [
             ({"exports": {"a": {"columns": {"x": {}}}}}, "exports.a.columns' has no 'x'. It has age"),
         )
     ),
+    Refusal(patient("", columns={"age": "alter"}), "'columns' must be a dictionary of dictionaries or None, but is"),
     Refusal(
         lambda: TableDataModule("x.csv", "age", schema=small(AGE, SEX, OUTCOME, target="outcome")),
         "'data.datamodule.target' is 'age', but the schema says 'outcome'. Remove 'target'",
