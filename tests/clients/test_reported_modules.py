@@ -11,7 +11,7 @@ from engine_runs import tier_1, variant
 from federations import CLASSES, SIZES, Blobs, Consecutive, Plain, federate, network, trainer
 from lightning.pytorch.loggers import CSVLogger
 from plain_training import distance_from_plain
-from sparse import SPARSE, Words
+from sparse_gradients import SPARSE, Words
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -10,7 +10,7 @@ from engine_runs import optimized, stepping, variant
 from federations import Blobs, Plain, trainer
 from lightning.pytorch.callbacks import BackboneFinetuning
 from refusing import Refusal, fitting
-from sparse import SPARSE, Words
+from sparse_gradients import SPARSE, Words
 from torch import nn
 from torch.utils.data import TensorDataset
 
