@@ -179,7 +179,7 @@ def test_images_are_turned_as_cameras_say(memory, tmp_path):
 
 
 def fit(data, module, **flags):
-    run = trainer(1, FederatedOrchestrator(local=LocalTraining(precision=flags.get("precision"))), **flags)
+    run = trainer(1, FederatedOrchestrator(local=LocalTraining(precision=flags.get("precision", "auto"))), **flags)
     run.fit(module, FederatedDataModule(data, IIDPartitioner(2)))
     return run.callback_metrics
 
