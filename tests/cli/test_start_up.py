@@ -202,6 +202,7 @@ def test_the_users_own_allocator_settings_win(monkeypatch):
     assert not allocator.keep_freed_memory()
 
 
+@pytest.mark.slow
 def test_the_command_line_can_leave_the_allocator_alone(fl, monkeypatch):
     called = []
     monkeypatch.setattr("fl_lightning.cli.federation_cli.keep_freed_memory", lambda: called.append(1))

@@ -217,6 +217,7 @@ def put_round(memory: ClientMemory, clients: range, value: float) -> None:
     memory.end_settling()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_does_not_grow_with_the_clients_that_ever_took_part(tmp_path, monkeypatch):
     """Files are listed up to a number; the rest is one reference. State that is small goes to files as well."""
     monkeypatch.setattr(memory_module, "_MOST_RECENT", 50)

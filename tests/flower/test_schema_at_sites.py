@@ -37,6 +37,7 @@ def offered(schema: Any, **more: Any) -> str:
     return told(opened(SERVERS["north"].answer(asking(schema, **more))))
 
 
+@pytest.mark.slow
 def test_three_exports_over_the_network_give_the_bits_of_the_simulation(hospitals):
     """With the schema of the server, which a site knows when it starts again, and with copies."""
     simulated = simulate(config(hospitals))

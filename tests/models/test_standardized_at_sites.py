@@ -59,6 +59,7 @@ def test_sums_are_not_told_to_a_server_that_does_not_ask(tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("statistics.sha256"))
 
 
+@pytest.mark.slow
 def test_changed_data_are_not_told_again(tmp_path, monkeypatch, capsys):
     """The difference of two answers is the sum over the rows that changed."""
     prepare(tmp_path, monkeypatch, {"statistics": True})

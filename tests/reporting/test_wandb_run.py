@@ -138,6 +138,7 @@ def test_the_csv_log_holds_the_servers_and_the_clients_figures(adafed_run):
 NOISE = ("litlogger", "litmodels", "anonymous", "LeafSpec", "FLOPs", "Checkpoint directory", "sync_dist")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["adafed_run", "resumed_run"])
 def test_a_run_and_its_resume_say_nothing_that_concerns_nobody(which, request):
     said = request.getfixturevalue(which).text

@@ -197,6 +197,7 @@ def test_ctrl_c_ends_the_runs_and_says_how_to_go_on():
     assert not _runs_of(folder)
 
 
+@pytest.mark.slow
 def test_settings_that_begin_alike_do_not_displace_each_other(monkeypatch):
     """All of them reach every run, on top of those of the file; the last of two for the same counts."""
     seen = []
@@ -230,6 +231,7 @@ def test_paths_of_a_study_may_be_objects(tmp_path):
         Study(ADAFED, known=tmp_path / "none.csv")
 
 
+@pytest.mark.slow
 def test_seeds_share_what_was_parsed(monkeypatch):
     """Each run's settings are those that it would have by itself."""
     study = Study(ADAFED, {"strategy": ["FedAvg", "AdaFed"]}, seeds="4,0,7")
@@ -261,6 +263,7 @@ def test_a_run_whose_log_is_damaged_is_not_done(damage, tmp_path):
     assert [row.value for row in read] == {"half a line": [0.25], "no header": [], "half a record": [0.25, 0.5]}[damage]
 
 
+@pytest.mark.slow
 def test_gpus_are_those_that_the_user_may_see(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
@@ -283,6 +286,7 @@ def test_runs_have_the_environment_of_their_study(tmp_path, monkeypatch):
     assert (tmp_path / "offers").read_text().split() == ["--federation.clients_per_round"]
 
 
+@pytest.mark.slow
 def test_runs_done_elsewhere_are_not_run_again(compare, no_figures):
     """Seed 0 came from another machine, here with values that no run has."""
     row = "FedAvg,0,{},val_accuracy,{}\n"
@@ -304,6 +308,7 @@ def test_runs_done_elsewhere_are_not_run_again(compare, no_figures):
     assert "has the axes route, but the study's are strategy" in text
 
 
+@pytest.mark.slow
 def test_clients_with_data_of_their_own_are_compared_by_the_metric_of_their_best_checkpoint(compare, no_figures):
     """Each client's datamodule keeps the seed that it was given."""
     Path("own.yaml").write_text(CLIENTS.replace("out}", "out, logger: false}") + "best_checkpoint: {monitor: val_loss}\n")

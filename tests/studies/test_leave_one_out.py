@@ -89,6 +89,7 @@ def base() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_study_leaves_each_client_out(monkeypatch, capsys):
     monkeypatch.setattr("fl_lightning.studies.report.draw_all", lambda *_: {})
     base()

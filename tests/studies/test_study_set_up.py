@@ -133,6 +133,7 @@ def numbers(folder: Path, metric: str) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_a_fit_tests_its_best_checkpoint(fl, tmp_path):
     """Oracle: the command ``test``, which reads the same checkpoint later."""
     folder = tmp_path / "run"
@@ -145,6 +146,7 @@ def test_a_fit_tests_its_best_checkpoint(fl, tmp_path):
     assert numbers(folder, "test_loss") == [pytest.approx(own), pytest.approx(own)]
 
 
+@pytest.mark.slow
 def test_a_fit_that_validates_on_the_test_set_says_so(adafed_run):
     facts = json.loads((adafed_run.folder / "run.json").read_text())
     assert (facts["selection"], facts["validated on"]) == ("test set", "the 1,000 test images")
