@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from fl_lightning.errors import ConfigurationError, nearest
 
 _WORDS: dict[Any, str] = {
@@ -66,7 +68,7 @@ def checks_types(cls: Class) -> Class:
             return
         given = bound.arguments
         for name, value in given.items():
-            given[name] = value.item() if isinstance(value, Real) and hasattr(value, "dtype") else value  # NumPy's
+            given[name] = value.item() if isinstance(value, np.generic) else value
         wanted = {name: kind for name, kind in _hints(build).items() if name not in getattr(self, "checked_elsewhere", ())}
         _refuse_misfits(type(self).__name__, given, wanted, False)
         build(*bound.args, **bound.kwargs)
@@ -79,7 +81,7 @@ def checks_types(cls: Class) -> Class:
 
 def _refuse_misfits(owner: str, given: Mapping[str, Any], wanted: Mapping[str, Any], strict: bool) -> None:
     for name, value in given.items():
-        huge = isinstance(value, Integral) and abs(value) >= 2**63 and not name.endswith("seed")
+        huge = isinstance(value, int) and abs(value) >= 2**63 and not name.endswith("seed")
         if name in wanted and (huge or not fits(value, wanted[name], strict)):
             allowed = in_words(wanted[name], _WORDS | ({float: "a finite number"} if strict else {}))
             hint = " Write a smaller one." if huge else _hint(value, wanted[name])
