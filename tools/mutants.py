@@ -150,6 +150,13 @@ def _that_run(file: str, lines: set[int], coverage: list[Path], known: set[str])
     return ran
 
 
+def _place(mutant: dict[str, Any], source: str) -> int | None:
+    """Return where a mutant's lines begin now: the nearest place that has the same."""
+    lines, wanted = source.splitlines(), mutant["before"].split("\n")
+    found = [k for k in range(len(lines)) if lines[k : k + len(wanted)] == wanted]
+    return min(found, key=lambda k: abs(k + 1 - mutant["line"]), default=None)
+
+
 def _environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -160,10 +167,10 @@ def result_of(mutant: dict[str, Any], tests: list[str], folder: Path) -> dict[st
         return {"result": "not run by any test", "tests": 0}
     path = folder / mutant["file"]
     source = path.read_text(encoding="utf-8") if path.exists() else ""
-    lines = source.splitlines()
-    low, high = mutant["line"] - 1, mutant["line"] + mutant["before"].count("\n")
-    if "\n".join(lines[low:high]) != mutant["before"]:
+    lines, low = source.splitlines(), _place(mutant, source)
+    if low is None:
         return {"result": "the code is gone", "tests": 0}
+    high = low + mutant["before"].count("\n") + 1
     path.write_text("\n".join([*lines[:low], *mutant["after"].splitlines(), *lines[high:]]) + "\n", encoding="utf-8")
     (folder / "tests.txt").write_text("\n".join(tests), encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--timeout", "60", "-rfE", "@tests.txt"]
