@@ -12,19 +12,22 @@ from torch import nn
 from fl_lightning import FedNova, FedSGD, Scaffold
 
 CHANGE_ALL_WEIGHTS = {
+    "adaptive loss",
+    "adaptive norm",
     "alie",
     "asynchronous median",
     "changed settings",
     "clipped lies",
     "gaussian",
     "inner product",
+    "k-means",
     "local privacy",
     "mocha",
     "own option",
     "private clients",
     "private examples",
 }
-"""They add noise or lies to every weight, let weights decay, or have no other optimizer."""
+"""They add noise or lies to every weight, let weights decay, or have no other optimizer or network."""
 QUICK = {"fedavg", "fedadam", "fednova", "scaffold", "shapley", "ringfed", "apfl", "compressed", "secure", "fedbuff"}
 
 

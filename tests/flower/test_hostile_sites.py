@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shutil
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -248,6 +249,7 @@ def test_no_evaluation_without_any_site_and_an_error_with_the_policy_fatal():
     with pytest.warns(UserWarning, match="The evaluation continues without site west"):
         net.federate(net.configuration(1, client_evaluation=evaluation, **SKIP))
     assert Path("real/client_evaluation.csv").read_text().splitlines()[1:] == ["north,nan", "south,nan", "west,nan"]
+    shutil.rmtree("real")
     net.disturb("south", kind="EvalOrder")
     said = net.refused(net.configuration(1, client_evaluation=evaluation))
     assert "Site south (client 1): no answer within its deadline. When the site can answer again, resume with" in said

@@ -225,7 +225,7 @@ def test_a_hostile_server_gets_no_number_outside_the_policy(task, local, rate, t
     for update in opened(content).get("replies", ()):
         if not isinstance(update, ClientUpdate):
             continue
-        assert 1e-6 <= rate <= 1.0
+        assert 1e-6 <= rate * local.get("lr_decay", 1.0) ** update.round_idx <= 1.0
         assert (update.train_loss, update.metrics, update.seconds, update.optimizer) == (None, {}, 0.0, "")
         assert (update.local_score, update.global_score, update.epsilon, update.score) == (None,) * 4
         assert update.num_steps * (24 if local.get("full_batch") else 8) >= 10
