@@ -204,7 +204,7 @@ REFUSALS = [
                 "cannot separate an example's gradient from the others: net.1 (BatchNorm1d)",
             ),
             (ByHand, "optimizes manually"),
-            (Positions, "found gradients of 3 and ... examples ... a layer of Variant does not have the batch"),
+            (Positions, "found gradients of ... examples in one batch ... a layer of Variant does not have the batch"),
             (given("net", lambda: nn.RNN(4, 3)), "others: net (RNN). Use GroupNorm"),
             (given("loss", lambda: ProximalLoss(CrossEntropy(), 1.0)), "others: loss (ProximalLoss)"),
             (given("mean", lambda: torch.zeros(4)), "The clients send the buffers mean with the parameters"),
