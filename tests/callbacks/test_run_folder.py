@@ -32,6 +32,7 @@ SAVING = {"enable_checkpointing": True}
 # ------------------------------------------------------------------ one at a time
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [(), ("--ckpt_path=last",)])
 def test_a_second_command_in_the_folder_of_a_running_one_is_refused(fl, arguments, copied_run):
     """Nothing in the folder changes; what the first has saved so far does not matter."""

@@ -148,6 +148,7 @@ def rounds_with(folder: str, answers: Iterable[Callable[[Ask], bytes | None]]) -
     return found
 
 
+@pytest.mark.slow
 def test_a_hostile_site_harms_only_itself():
     """With 'skip', each of the others' rounds counts as if the site had been silent."""
     net.prepare()

@@ -101,6 +101,7 @@ def test_a_federation_ends_in_a_picture_of_the_servers_model(drawn, tmp_path):
     assert len(rounds) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("readout", [None, torch.nn.Flatten(), torch.nn.Linear(3, 1), "a name"])
 def test_a_central_run_without_loggers_and_without_a_readout_of_numbers(readout, drawn):
     trainer(1, PredictionImages(), default_root_dir="here").fit(Draws(readout), cells())
@@ -197,6 +198,7 @@ def pixels(*parts) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(draw_predictions(*parts))).convert("RGB")).astype(int)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "channels"), [(1, 2), (3, 1), (3, 3)])
 def test_pictures_of_any_number(rows, channels):
     images = torch.rand(rows, channels, 8, 10)

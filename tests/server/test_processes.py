@@ -86,6 +86,7 @@ def assert_ended_alike(folder: Path, whole: dict) -> None:
     assert same_bits(ended["state_dict"], whole["state_dict"])
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_run_that_can_go_on(whole, fl, tmp_path):
     """The round ends, nothing is half there, the exit status tells; then it goes on to the uninterrupted run's weights."""
     fit = [*FIT, QUIET, "--trainer.default_root_dir=ended"]

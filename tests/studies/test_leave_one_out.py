@@ -121,6 +121,7 @@ def test_a_study_leaves_each_client_out(monkeypatch, capsys):
     assert Path("again/report.md").read_text() == written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "said"),
     [

@@ -216,6 +216,7 @@ def test_the_values_in_the_figures(monkeypatch):
     assert [text.get_text() for text in field.texts] == ["50.50", "51.50", "52.50", "53.50", "54.50", "55.50"]
 
 
+@pytest.mark.slow
 def test_a_grid_on_the_test_set_warns(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for over, warns in (({"mu": [0, 0.1]}, True), ({"strategy": ["FedAvg", "FedMedian"]}, False)):
