@@ -52,7 +52,7 @@ test: .venv/installed # what is run at every step: five minutes on two quiet cor
 	$(PYTEST) -m 'not slow'
 
 test-all: .venv/installed # the rest: the whole matrix, every configuration, processes, the pages, properties with 200 examples
-	$(PYTEST) -m 'slow or property' --hypothesis-profile thorough
+	$(PYTEST) -m 'slow or property' --hypothesis-profile thorough --timeout 900
 	$(PYTEST) docs # every Python block and command of the pages, on little data
 
 lint: .venv/installed
