@@ -9,8 +9,9 @@ import pytest
 from refusing import Refusal, holds
 
 TABLES = sorted(path.stem for path in (Path(__file__).parent / "refusals").glob("*_refusals.py"))
+SLOW = {"flower_refusals"}  # most of its rows start sites
 ROWS = [
-    pytest.param(row, id=f"{name.removesuffix('_refusals')}: {row.words}")
+    pytest.param(row, id=f"{name.removesuffix('_refusals')}: {row.words}", marks=[pytest.mark.slow] if name in SLOW else [])
     for name in TABLES
     for row in import_module(name).REFUSALS
 ]

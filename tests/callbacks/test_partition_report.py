@@ -122,6 +122,7 @@ def test_the_command_shows_it_without_training(fl):
     assert sorted(path.name for path in Path("runs/adafed_mnist").iterdir()) == ["partition.csv", "partition.png"]
 
 
+@pytest.mark.slow
 def test_the_command_leaves_a_finished_run_as_it_is(copied_run, fl):
     before = (copied_run / "partition.csv").read_text()
     status, text = fl("partition", "--config", ADAFED, *SMALL, "--data.partitioner=IIDPartitioner")
@@ -131,6 +132,7 @@ def test_the_command_leaves_a_finished_run_as_it_is(copied_run, fl):
     assert (copied_run / "partition.csv").read_text() == before
 
 
+@pytest.mark.slow
 def test_wandb_gets_tables_and_picture_also_of_evaluations_at_the_clients(fl):
     evaluation = ["--data.client_test=0.2", "--data.server_set=clients", "--federation.client_evaluation.every_n_rounds=1"]
     personal = "--federation.client_evaluation.personal_epochs=1"

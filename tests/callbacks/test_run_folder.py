@@ -111,6 +111,7 @@ def test_a_study_resumes_a_run_whose_checkpoints_hold_classes_of_its_own(tmp_pat
 # ------------------------------------------------------------------ what evaluations read and write
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verb", "shown"), [("validate", "val_accuracy"), ("test", "test_accuracy"), ("predict", "Predictions")]
 )
@@ -132,6 +133,7 @@ def test_an_evaluation_takes_the_best_checkpoint_of_the_run(fl, verb, shown, cop
         assert figures[0][1] == figures[1][1]
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_by_its_name(fl, copied_run):
     for folder, status, said in (
         (copied_run, 0, "test_accuracy"),
@@ -215,12 +217,13 @@ class Interrupt(FederationCallback):
             time.sleep(5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("round_idx", "flag"),
     [
         (0, "--federation.local.engine=trainer"),
         (1, "--federation.local.engine=fabric"),
-        pytest.param(1, "--federation.local.threads=1", marks=pytest.mark.slow),
+        (1, "--federation.local.threads=1"),
     ],
 )
 def test_ctrl_c_ends_with_one_line_how_to_resume(round_idx, flag, fl):
@@ -267,6 +270,7 @@ def test_a_full_disk_ends_in_one_message(fl, monkeypatch):
     assert "Traceback" not in text
 
 
+@pytest.mark.slow
 def test_a_disk_that_only_wandb_fills_ends_the_run(fl, monkeypatch):
     """W&B writes in a process of its own, which does not tell; its log, which cannot be written either, prints nothing."""
     used = shutil.disk_usage(".")

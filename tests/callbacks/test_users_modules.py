@@ -70,6 +70,7 @@ def test_networks_built_in_setup_or_configure_model():
     assert results[0] == results[1] > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
 def test_inner_trainers_say_nothing_but_the_users_module_is_heard(package, capfd, caplog, monkeypatch):
     """The package ``pytorch_lightning``, imported by others, gives Lightning its own logger."""

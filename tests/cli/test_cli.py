@@ -30,6 +30,7 @@ def test_a_whole_number_of_batches_stays_one(fl):
     assert re.search(r"limit_test_batches: 2\n", text)
 
 
+@pytest.mark.slow
 def test_short_names_classes_of_other_packages_and_losses_in_losses(fl):
     own = {
         "federation.strategy": "AdaFed",
@@ -74,6 +75,7 @@ def test_a_run_in_a_file(fl):
     assert "error: 'trainer.default_root_dir' is the file 'there'. Set it to a folder for the run." in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("written", "message"),
     [
@@ -93,6 +95,7 @@ def test_sections_that_hold_no_settings(fl, written, message):
     assert message in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "option",
     [
@@ -116,6 +119,7 @@ def test_spoilt_configurations_end_in_a_message(tmp_path):
     assert "refused" in launch(tool, 250, tmp_path)
 
 
+@pytest.mark.slow
 def test_print_config_and_help(fl):
     status, text = fl("fit", "--config", ADAFED, "--print_config")
     assert status == 0
@@ -138,6 +142,7 @@ def test_completion_in_the_shell(tmp_path):
     assert (tmp_path / "offers").read_text().split() == ["--federation.clients_per_round"]
 
 
+@pytest.mark.slow
 def test_the_fallback_warns_with_its_cause(fl, monkeypatch):
     def no_network(*args, **kwargs):
         raise OSError("Network is unreachable") if kwargs.get("download") else RuntimeError("Dataset not found")
@@ -162,6 +167,7 @@ def test_missing_settings_are_named(fl):
     assert "'data.datamodule' is missing. Set it, or give each client data of its own with 'data.clients'." in text
 
 
+@pytest.mark.slow
 def test_a_corrupt_checkpoint_is_one_message(fl, copied_run):
     path = copied_run / "checkpoints/last.ckpt"
     path.write_bytes(path.read_bytes()[:5000])
@@ -199,6 +205,7 @@ def test_an_earlier_run_is_not_written_over(fl, copied_run):
     assert before == {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_run_killed_between_its_first_two_checkpoints_goes_on(fl, copied_run):
     """The best checkpoint of a round is there, the last one is not yet."""
     (copied_run / "checkpoints/last.ckpt").unlink()

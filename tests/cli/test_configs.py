@@ -155,6 +155,7 @@ def below(name: str) -> str:
     return tables.get(name, "adafed_mnist")
 
 
+@pytest.mark.slow
 def test_every_config_is_complete_or_has_a_base_that_is():
     for name in SINGLE:
         path = folder() / f"{name}.yaml"
@@ -169,13 +170,15 @@ def test_every_config_is_complete_or_has_a_base_that_is():
             assert expand(["--config", first, "--config", name])[-2:] == expected
 
 
+@pytest.mark.slow
 def test_every_config_is_parsed(reader):
     """They are fitted in test_fitted_configs.py and test_other_tasks.py."""
     for name in SINGLE:
         reader.text(reader.read(Run((), 0, name, (name,), ())))
 
 
-@pytest.mark.parametrize("name", ["data/label_skew", pytest.param("cell_counting_robust", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["data/label_skew", "cell_counting_robust"])
 def test_the_base_is_no_setting(name, reader):
     """Oracle: the same text without its line 'base', on top of the base."""
     without = f"without_{Path(name).name}.yaml"  # the reader parses the same files once
@@ -185,6 +188,7 @@ def test_the_base_is_no_setting(name, reader):
     assert "base" not in yaml.safe_load(expected)
 
 
+@pytest.mark.slow
 def test_a_run_s_settings_are_flat_and_are_read_back(fl):
     quick = [*SMALL, "--trainer.max_epochs=1", "--trainer.logger=false"]
     status, text = fl("--config", "fedavg_mnist", "fit", "-c", "speed/fabric", *quick)

@@ -160,6 +160,7 @@ def test_inputs_of_different_widths_are_refused():
         summarize_features(data)
 
 
+@pytest.mark.slow
 def test_the_command_shows_it_without_training(fl):
     status, text = fl("describe", "--config", ADAFED, *SMALL, "--data.partitioner=IIDPartitioner")
     assert status == 0, text

@@ -49,6 +49,7 @@ def evaluate(run: Path, *more: str, metrics: tuple[str, ...] = ACCURACY) -> list
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_cells_are_those_of_scikit_learn_on_each_clients_rows(run):
     """Predicted by a plain module from the checkpoint, on rows chosen by the datamodule."""
     rows = evaluate(run, metrics=(*ACCURACY, "--metrics.average", "micro", *ACCURACY))
@@ -78,6 +79,7 @@ def test_cells_are_those_of_scikit_learn_on_each_clients_rows(run):
     assert {row["metric"] for row in rows} == {"MulticlassAccuracy 1", "MulticlassAccuracy 2"}
 
 
+@pytest.mark.slow
 def test_settings_may_be_in_a_file(run):
     Path("metrics.yaml").write_text(
         "metrics:\n- class_path: torchmetrics.classification.MulticlassROC\n  init_args: {num_classes: 3, thresholds: 4}\n"
@@ -88,6 +90,7 @@ def test_settings_may_be_in_a_file(run):
     assert "On the validation examples" in Path("run/evaluation/evaluation.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("evaluate", *ACCURACY, "--resamples", "0"), ("describe",), ("partition",)])
 def test_the_configuration_that_a_fit_has_written_is_read(run, command, capsys):
     assert yaml.safe_load(Path("run/config.yaml").read_text())["ckpt_path"] is None
@@ -100,6 +103,7 @@ def test_few_examples_in_a_simulation_are_left_out_if_asked(run):
     assert [row["reason"] for row in rows][:2] == ["fewer than 10 examples or persons"] * 2  # 6 and 9 rows
 
 
+@pytest.mark.slow
 def test_the_table_is_in_wandb(run, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     logger = ("--trainer.logger", "WandbLogger", "--trainer.logger.save_dir", "run", "--trainer.logger.offline", "true")
@@ -109,6 +113,7 @@ def test_the_table_is_in_wandb(run, monkeypatch):
     assert any("evaluation" in row for row in history(file))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "said"),
     [

@@ -43,6 +43,7 @@ def test_the_first_page_fits_on_a_screen_or_two(fl):
     assert max(map(len, text.splitlines())) <= 128
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", sorted(FederationCLI.subcommands()))
 def test_the_first_page_names_settings_that_there_are_in_columns(command):
     rows = [line for line in first_page(command).splitlines() if line.startswith("  ")]
@@ -133,6 +134,7 @@ def test_an_unknown_topic_is_one_message(fl, topic, said):
     assert len(text.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_only_the_command_that_was_typed_gets_settings():
     sizes = {name: len(parser._actions) for name, parser in parsers("test", "--config", "x.yaml").items()}
     assert {name for name, size in sizes.items() if size > 50} == {"test"}

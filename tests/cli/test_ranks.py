@@ -181,6 +181,7 @@ def test_accelerators(monkeypatch):
 # ------------------------------------------------------------------ the command
 
 
+@pytest.mark.slow
 def test_a_fit_on_one_rank_tells_of_idle_cores(fl, monkeypatch):
     told = "Trains on 1 rank, but there are 8 cores: '--trainer.devices auto' uses 6 ranks.\n"
     status, text = small(fl)
@@ -190,6 +191,7 @@ def test_a_fit_on_one_rank_tells_of_idle_cores(fl, monkeypatch):
     assert "Trains on" not in small(fl, folder)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["--trainer.devices=1", "--federation.enabled=false", "--trainer.fast_dev_run=1"])
 def test_no_line_where_the_user_has_chosen_or_ranks_do_not_help(flag, fl):
     status, text = small(fl, flag, "--trainer.limit_train_batches=1" if "enabled" in flag else flag)
@@ -223,6 +225,7 @@ def test_auto_ends_with_the_bits_of_one_rank_and_resumes_on_another_number(fl, t
     assert fl("test", "--config=auto/config.yaml", auto)[0] == 0  # on Lightning's one device
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_wandb")
 def test_auto_in_a_process_that_cannot_start_others_takes_one_rank(monkeypatch, capsys):
     from fl_lightning.cli.federation_cli import main

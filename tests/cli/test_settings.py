@@ -101,6 +101,7 @@ def test_a_network_of_this_package_goes_by_its_bare_name(fl):
     assert "class_path: fl_lightning.MLP" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("args", "message"), WRONG, ids=lambda value: value[0][2:] if isinstance(value, list) else "")
 def test_a_wrong_setting_ends_in_one_message(args, message, fl, monkeypatch):
     if "nowhere" in str(args):  # as without a network
@@ -114,6 +115,7 @@ def test_a_wrong_setting_ends_in_one_message(args, message, fl, monkeypatch):
     assert not list(Path().rglob("*.ckpt"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [

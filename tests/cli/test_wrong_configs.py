@@ -81,6 +81,7 @@ def test_a_wrong_file_ends_in_one_message(given, message, wrong):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -111,6 +112,7 @@ def test_sections_of_subcommands_have_no_base(wrong):
         behind_subcommand(["--config=both.yaml", "fit"], ["fit"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -164,6 +166,7 @@ def test_a_wrong_name_gets_the_nearest(arguments, message, wrong, reader, capsys
 DATA = "Write 'data: {datamodule: {class_path: ..., init_args: ...}, partitioner: ...}'."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -206,6 +206,7 @@ def test_a_run_that_moves_on_from_folder_to_folder_finds_each_clients_state(tmp_
     assert same_bits(weights(whole), weights(module))
 
 
+@pytest.mark.slow
 def test_a_folder_that_moved_takes_its_files_along(tmp_path):
     whole = fit(tmp_path / "whole", 4, "control variates", 4.0)
     fit(tmp_path / "before", 2, "control variates", 0.0)

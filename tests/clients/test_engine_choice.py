@@ -59,6 +59,7 @@ def trained(kind: type[Plain], engine: Any, rounds: int = 2) -> tuple[Plain, Fed
     return module, next(callback for callback in run.callbacks if isinstance(callback, FederatedOrchestrator))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "engine"), [(Plain, "fabric"), (Manual, "trainer"), (Late, "trainer"), (Careful, "trainer")])
 def test_auto_gives_the_bits_of_a_trainer(kind, engine, caplog):
     expected, _ = trained(kind, "trainer")

@@ -186,6 +186,7 @@ CALLBACKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", tier_1(CALLBACKS, "hooks", "early stopping"))
 def test_callbacks_give_the_same_bits(name):
     assert differences("fabric", Plain, callbacks=[CALLBACKS[name]], max_epochs=3) == []

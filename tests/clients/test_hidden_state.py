@@ -278,6 +278,7 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", tier_1(SAMPLERS, "by epoch", "batches in order"))
 def test_samplers_of_a_client_are_those_of_plain_training(name, engine):

@@ -31,6 +31,7 @@ CHANGE_ALL_WEIGHTS = {
 QUICK = {"fedavg", "fedadam", "fednova", "scaffold", "shapley", "ringfed", "apfl", "compressed", "secure", "fedbuff"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", tier_1([name for name in ALGORITHMS if name not in CHANGE_ALL_WEIGHTS], *QUICK))
 def test_weights_without_a_gradient_stay(name):
     """They are weights that the loss ignores, and that plain Adam therefore leaves alone."""

@@ -98,6 +98,7 @@ def test_clients_are_evaluated_with_their_own_models(strategy):
     assert_evaluated_with_own_models(strategy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [{"strategy": Ditto(STRENGTH)}, {"strategy": PFedMe()}, {"strategy": APFL(0.3)}, {"route": LocalOnly("val_acc")}],

@@ -46,6 +46,7 @@ def test_auto_precision(local, outer, device, bf16, expected, monkeypatch):
     assert [resolve_precision(stacked, one, CUDA) for one in ("32-true", "bf16-true")] == ["32-true", "bf16-true"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("outer", "own", "types"),
     [

@@ -197,13 +197,14 @@ class Slowing(Keeping):
         return [optimizer], [{"scheduler": plateau, "monitor": "train_loss_epoch"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "make"),  # APFL's models share a schedule, which follows the first one's losses
     [
         (Ditto(0.0), Slowing),
-        pytest.param(Ditto(0.0), Remembering, marks=pytest.mark.slow),
+        (Ditto(0.0), Remembering),
         (APFL(1.0), Keeping),
-        pytest.param(APFL(1.0), Remembering, marks=pytest.mark.slow),
+        (APFL(1.0), Remembering),
     ],
 )
 def test_a_second_model_that_nothing_ties_to_the_first_is_training_alone(strategy, make):

@@ -178,6 +178,7 @@ def test_a_mixture_of_nothing_but_v_is_training_alone():
         assert torch.equal(one.counters, other.counters)
 
 
+@pytest.mark.slow
 def test_a_mixture_without_v_is_the_clients_w():
     mixed, rounds = fit_own(strategy=APFL(0.0))
     _, plain = fit_own()
@@ -279,6 +280,7 @@ class Asking(Plain):
         return super().training_step(batch, batch_idx)
 
 
+@pytest.mark.slow
 def test_another_engine_that_takes_over_adds_one_term():
     """Oracle: the engine ``trainer`` from the start."""
 
@@ -305,6 +307,7 @@ class Failing(Plain):
         return z
 
 
+@pytest.mark.slow
 def test_a_client_that_is_tried_again_has_one_term():
     """Oracle: the run without a failure, to the last bit."""
 

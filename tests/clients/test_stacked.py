@@ -54,6 +54,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", tier_1(SETTINGS, "clip norm", "accumulate", "two at a time"))
 def test_settings_give_the_same_model(name):
     dtype = torch.float64 if "precision" in SETTINGS[name] else torch.float32
@@ -168,6 +169,7 @@ BODIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", tier_1(BODIES, "dropout", "one layer twice, and tied"))
 def test_networks_give_the_same_model(name):
     def make():

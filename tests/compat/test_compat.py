@@ -54,6 +54,7 @@ def test_a_check_fails_with_library_release_and_name():
         raise AttributeError("no such name")
 
 
+@pytest.mark.slow
 def test_private_names_are_used_in_compat_only():
     """Outside of ``compat``, no private name of a library is imported, read, set or replaced."""
     assert foreign_names() == REMAINING

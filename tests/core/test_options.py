@@ -242,6 +242,7 @@ class Nothing(Option):
     """An option without hooks."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", [DropNumbers(0.0), Nothing(), Sums(), PlansRounds()])
 def test_an_option_that_changes_nothing_trains_as_without_it(option):
     one, other = Plain(), Plain()

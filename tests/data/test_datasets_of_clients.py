@@ -58,6 +58,7 @@ class SetsShift(Plain):
         return super().training_step((batch[0] / 1e4, batch[1]), batch_idx)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("divided", "engine", "workers"), [(True, "trainer", 0), (False, "fabric", 0), (True, "fabric", 1)])
 def test_a_module_reaches_its_clients_dataset(divided, engine, workers):
     SHIFTED.clear()

@@ -82,6 +82,7 @@ def test_hooks_that_move_batches_get_them_where_they_were(monkeypatch):
         assert len(seen) == times
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["trainer", "stacked"])
 def test_the_training_set_leaves_the_device_with_the_fit(monkeypatch, engine):
     """Even if Trainer and orchestrator live on: a second fit would need the memory twice."""

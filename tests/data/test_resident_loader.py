@@ -103,6 +103,7 @@ def final(workers: int, sizes: Any = SIZES, **local: Any) -> dict[str, torch.Ten
     return weights(module)
 
 
+@pytest.mark.slow
 def test_workers_do_not_change_the_result_and_are_let_go_at_the_end():
     before = set(multiprocessing.active_children())
     assert same_bits(final(0), final(2))

@@ -91,6 +91,7 @@ def divided(dataset: Any, partitioner: Any) -> FederatedDataModule:
     return ready(FederatedDataModule.from_loaders(loader, partitioner=partitioner, client_validation=0.2, client_test=0.3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WRAPPED)
 @pytest.mark.parametrize("partitioner", [ClassesPartitioner(2, 1), ColumnPartitioner("domains")], ids=["labels", "column"])
 def test_a_wrapper_with_labels_and_columns_of_its_own_is_divided_as_a_plain_dataset(kind, partitioner):

@@ -55,6 +55,7 @@ def replayed(config: dict[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- arrivals and their replay
 
 
+@pytest.mark.slow
 def test_a_site_that_has_delivered_trains_from_the_newest_model():
     net.prepare()
     order = (0, 1, 0, 1, 0, 2, 1)

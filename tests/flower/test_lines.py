@@ -13,6 +13,7 @@ from fl_lightning.compat.flower_delivery import kind_of, patience_of
 from fl_lightning.compat.flower_line import Trouble, in_words
 
 
+@pytest.mark.slow
 def test_a_reply_that_the_transport_loses_is_answered_from_the_store_without_the_model():
     """With the default settings: no retry is spent, and the site does not train again."""
 

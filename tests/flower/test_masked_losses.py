@@ -55,6 +55,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", net.slow_but(STRATEGIES, "FedAvg"))
 def test_masked_sites_give_the_bits_of_the_simulation_without_masks(name):
     """Also clients that score their own models, that compress, and whose rates decay; a round takes three exchanges."""

@@ -169,6 +169,7 @@ def test_a_description_that_all_sites_agree_on_may_still_not_single_one_out(lie,
     assert refuses(secure(3, strategy), message), net.LINES
 
 
+@pytest.mark.slow
 def test_a_model_is_opened_with_one_list_whatever_the_federation():
     """Two sums over lists that differ in one site would show its update; the same list again shows nothing new."""
     masked(4, min_cohort=3)
@@ -338,6 +339,7 @@ def test_noise_in_each_step_and_masks_hold_together():
     assert all(torch.isfinite(tensor).all() for tensor in one.values())
 
 
+@pytest.mark.slow
 def test_sizes_leave_only_in_sums_if_the_site_says_so():
     """The weights are the numbers of examples, inside of the masks: the mean is that of float64, and no message has a size."""
     masked(examples="masked")

@@ -69,6 +69,7 @@ def has_scale(final: dict[str, Any], names: Any) -> bool:
 # ---------------------------------------------------------------- the bits of the run without masks
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error:Standardized has not been measured")
 @pytest.mark.parametrize("strategy", net.slow_but(["FedAvg", "Scaffold"], "FedAvg"))
 def test_three_sites_have_the_scale_and_the_bits_of_the_run_without_masks(strategy):
@@ -194,6 +195,7 @@ def test_a_server_that_cheats_a_site_gets_no_sums_of_it(attack):
     assert refuses(scaled(**SECURE), message, "site0"), net.LINES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", net.slow_but([{"model": "0" * 64}, {"sizes": {"numbers": 18}}], {"model": "0" * 64}))
 def test_a_question_that_sites_do_not_know_is_refused(lie, monkeypatch):
     """Each question has one list, so a server must not have several for the same numbers."""
@@ -237,6 +239,7 @@ def test_sites_without_consent_are_named_before_anything_is_added(monkeypatch):
         net.SERVERS["site0"]._description.summand(net.SERVERS["site0"]._data)
 
 
+@pytest.mark.slow
 def test_another_number_of_channels_is_named():
     consenting()
     told = net.refused(scaled(features=7, **SECURE))
@@ -256,6 +259,7 @@ WORDS: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", net.slow_but(WORDS, "too large", "too few"))
 def test_other_words_are_no_total(case):
     consenting()

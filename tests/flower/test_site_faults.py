@@ -196,6 +196,7 @@ def test_a_site_that_restarts_while_a_fit_starts_is_asked_again():
 # ---------------------------------------------------------------- faults
 
 
+@pytest.mark.slow
 def test_an_error_at_a_site_is_told_by_class_and_code():
     net.prepare()
 

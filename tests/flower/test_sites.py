@@ -134,6 +134,7 @@ SENT = {  # 53 parameters, 16 of which are 30 %
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", net.slow_but(SENT, "both"))
 def test_what_transforms_compress_is_sent_compressed(case):
     net.prepare()
@@ -242,6 +243,7 @@ def columns(path: Path, order: list[int], names: dict[str, str]) -> None:
     path.write_text("\n".join(",".join(row) for row in chosen) + "\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "names", "who", "said"),
     [

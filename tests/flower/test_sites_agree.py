@@ -36,6 +36,7 @@ def rename(path: str, names: dict[str, str]) -> None:
 OTHERS = "lacks the server's classes 'cancer', 'healthy' and has 2 classes that the server lacks."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("site", "server", "said"),
     [

@@ -42,6 +42,7 @@ def ran_twice() -> bool:
     return RUNS.exists() and len(RUNS.read_text()) >= 2
 
 
+@pytest.mark.slow
 @linux
 def test_children_are_restarted_and_end_with_their_supervisor():
     said: list[str] = []

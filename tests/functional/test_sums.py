@@ -87,7 +87,8 @@ def test_two_hundred_thousand_summands_of_many_ranks_do_not_wrap(fraction, value
     assert total.value().tolist() == [200_000 * value, -200_000 * value]
 
 
-@pytest.mark.parametrize("fraction", [None, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fraction", [None, 40])
 def test_seventy_thousand_summands_do_not_wrap(fraction):
     total, values = ExactSum(1, fraction=fraction), torch.tensor([-(2.0**-15)])
     for _ in range(70_000):

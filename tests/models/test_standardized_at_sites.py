@@ -85,6 +85,7 @@ IMPOSSIBLE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told", IMPOSSIBLE)
 def test_impossible_sums_are_refused(told, tmp_path, monkeypatch, capsys):
     prepare(tmp_path, monkeypatch, {"statistics": True})

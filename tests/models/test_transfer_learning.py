@@ -81,6 +81,7 @@ def test_a_transform_sees_what_is_trained_only():
     assert watch.bytes == [3 * 9 * 8]  # a third of 27 values, each with its place, in 4 bytes
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_where_it_thaws_is_the_same(tmp_path):
     whole, parts = plain(), plain()
     federate(whole, 4, TransferLearning(BACKBONE, thaw_after=2))

@@ -67,6 +67,7 @@ def follow(attack, forge):
     return assert_follows(dtype, step, world=world, data=data, attackers=attackers, strategy=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attack", "forge"),
     [
@@ -187,6 +188,7 @@ def test_the_auroc_is_scikit_learns(clients):
         assert figures["attacker_share"] == pytest.approx(sum(weights[k] for k in attackers) / (sum(weights) or 1.0))
 
 
+@pytest.mark.slow
 def test_krum_and_adafed_tell_attackers_apart():
     """Two of seven send the opposite, or have learnt nonsense."""
     data = {"data": Blobs(n=140), "partitioner": Consecutive((20,) * 7)}

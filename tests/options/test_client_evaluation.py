@@ -153,13 +153,14 @@ def test_the_table_of_the_thesis_by_hand(capsys):
     assert [float(row["round 2"]) for row in by_round] == pytest.approx(accuracies(module, data))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "decay"),
     [
         ({"clients_per_round": 2, "local": LocalTraining(max_epochs=1, lr_decay=0.5, proximal_mu=0.3)}, 0.5),
         ({"route": RingFed(2, 0.8)}, 1.0),
-        pytest.param({"route": WarmStart(1, RingFed(2, 0.8))}, 1.0, marks=pytest.mark.slow),
-        pytest.param({"local": LocalTraining(max_epochs=4, partial_work=PartialWork(0.5))}, 1.0, marks=pytest.mark.slow),
+        ({"route": WarmStart(1, RingFed(2, 0.8))}, 1.0),
+        ({"local": LocalTraining(max_epochs=4, partial_work=PartialWork(0.5))}, 1.0),
     ],
     ids=["cohorts of two", "periods", "another route later", "fewer epochs"],
 )

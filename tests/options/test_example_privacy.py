@@ -137,6 +137,7 @@ def test_what_opacus_leaves_on_layers_is_not_the_modules_state(recwarn):
     assert not [str(warning.message) for warning in recwarn if "client_state" in str(warning.message)]
 
 
+@pytest.mark.slow
 def test_examples_that_are_read_one_by_one_are_drawn_alike():
     finals = []
     for source in (Blobs, OneByOne, ByWorkers):
@@ -185,6 +186,7 @@ def test_flags_of_batches_drawn_ahead_are_forgotten():
     assert len(batches.drawn) == len(drawn) == 30
 
 
+@pytest.mark.slow
 def test_epsilon_of_examples_counts_each_clients_steps():
     updates = Updates()
     privacy = ExamplePrivacy(1.0, 0.9, 1e-4)

@@ -46,6 +46,7 @@ def composed(history, delta, delta_error):
     return low, high
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parts", [[(4.0, 0.5, 10), (9.0, 0.5, 20)], [(2.0, 0.1, 30), (3.0, 0.3, 5)], [(8.0, 1.0, 3), (3.0, 0.05, 50)]]
 )
@@ -115,6 +116,7 @@ def test_an_extended_run_of_examples_ends_at_its_target_by_another_accountant(mo
     assert 0.99 * TARGET <= logged["federation/epsilon_of_examples"] <= TARGET
 
 
+@pytest.mark.slow
 def test_each_of_two_options_is_extended_if_both_ask_for_it(tmp_path):
     fit(tmp_path, 3, stop_after(1), **extending() | extending_examples())
     with pytest.raises(CheckpointError, match=r"or set 'extend' of ClientPrivacy to true: the noise of the rounds that remain"):
@@ -143,6 +145,7 @@ def test_without_more_rounds_the_noise_is_the_same_to_the_bit(stopped, tmp_path)
     assert logged["federation/epsilon_of_clients"] == plain["federation/epsilon_of_clients"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [4, 7])
 def test_a_run_that_is_extended_twice_from_one_checkpoint_pays_for_both(rounds, stopped):
     """As after a kill. With 4 rounds the first noise is used again; with 7 a third one is solved."""

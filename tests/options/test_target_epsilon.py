@@ -254,6 +254,7 @@ def test_the_command_shows_epsilon_of_the_examples_of_the_worst_client(fl):
     assert 1.98 <= float(rows[0]["epsilon"]) <= 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "message"), [((), "adds noise, so it has no epsilon"), (("-1",), "'trainer.max_epochs' is -1")]
 )

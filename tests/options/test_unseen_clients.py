@@ -152,7 +152,6 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "private steps": ({}, {"local": LocalTraining(privacy=ExamplePrivacy(1.0, 1.0, noise_seed=2))}),
 }
 """Settings of the data and of the federation that draw for each client, or depend on the number of clients."""
-REST = sorted(SETTINGS.keys() - {"feature noise", "rebalancing"})
 
 
 class Read(Subset[Any]):
@@ -162,9 +161,8 @@ class Read(Subset[Any]):
         super().__init__(of, range(len(of)))
 
 
-@pytest.mark.parametrize(
-    "name", ["feature noise", "rebalancing", *(pytest.param(name, marks=pytest.mark.slow) for name in REST)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETTINGS)
 def test_without_parts_the_model_is_that_of_a_run_without_any_client(name):
     of_data, federation = SETTINGS[name]
     clients = {site: Read(own) if name == "rebalancing" else own for site, own in sites().items()}

@@ -73,6 +73,7 @@ def drawn(monkeypatch):
     return calls
 
 
+@pytest.mark.slow
 def test_a_federation_ends_in_a_picture_of_the_servers_model(drawn, tmp_path):
     data, module = cells(), Draws(DensityCount(100.0))
     loggers = [CSVLogger(str(tmp_path), "csv"), WandbLogger(project="p", save_dir=str(tmp_path), offline=True)]

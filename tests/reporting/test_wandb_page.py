@@ -78,6 +78,7 @@ def page(tmp_path_factory):
     return SimpleNamespace(text=text, path=path, rows=history(path), folder=home / "run", figures=run.callback_metrics)
 
 
+@pytest.mark.slow
 def test_python_reports_what_the_command_line_reports(page):
     assert "3 clients, 40 training examples" in page.text
     *_, rounds, files, origin, sync = page.text.splitlines()
@@ -98,6 +99,7 @@ def test_python_reports_what_the_command_line_reports(page):
     assert (page.folder / "client_rounds.csv").read_text().count("\n") == 1 + 6 * 2
 
 
+@pytest.mark.slow
 def test_metrics_with_a_slash_are_shown_like_others(page):
     """``self.log("val/mae")``, as many Lightning users write, has summary and costs."""
     shown = panels(page.path)
@@ -134,6 +136,7 @@ def fitted(rounds: int, *callbacks, names=("north", "south"), **given) -> Path:
     return file_of("run")
 
 
+@pytest.mark.slow
 def test_a_resumed_run_s_charts_show_all_rounds_by_the_clients_names():
     fitted(2, FederationReport())
     path = fitted(5, FederationReport(), ckpt_path="run/last.ckpt")
@@ -152,12 +155,14 @@ def test_with_more_clients_than_columns_charts_show_quantiles():
     assert tags(path) == ["strategy=FedAvg", "partition=own data"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("clients", "lines"), [(20, {str(k) for k in range(20)}), (21, QUANTILES)])
 def test_twenty_clients_have_a_line_each(clients, lines):
     names = [str(k) for k in range(clients)]
     assert set(charts(fitted(1, ClientTable(), names=names))["by_client/loss"]) == lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tables", [(), (ClientTable(enabled=False),)])
 def test_without_the_table_of_clients_each_client_keeps_its_panel(tables):
     """Otherwise nothing would show the clients."""
@@ -241,6 +246,7 @@ def test_logs_outside_of_the_runs_folder(capsys):
     assert "Run: run (partition.csv, clients.csv, client_rounds.csv)\nLogs: logs/a/version_0\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_report_of_training_without_a_federation_says_so(capsys):
     """The orchestrator is forgotten: tables of an earlier federation in the folder stay, and are not this run's."""
     report(2, FederatedOrchestrator())
@@ -258,6 +264,7 @@ def test_a_report_of_training_without_a_federation_says_so(capsys):
     assert "No federation" not in text
 
 
+@pytest.mark.slow
 def test_the_report_says_once_what_came_out(capsys):
     reported("run", FederationReport(), FederationReport(), rounds=1)
     assert capsys.readouterr().out.count("wandb sync") == 1

@@ -149,6 +149,7 @@ def test_a_run_and_its_resume_say_nothing_that_concerns_nobody(which, request):
     assert "Validated on the 1,000 test images, as papers often do." in said
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_in_the_same_folder_with_the_same_wandb_id(resumed_run):
     assert len(resumed_run.files) == 2
     assert len({path.name for path in resumed_run.files}) == 1
@@ -156,6 +157,7 @@ def test_a_resumed_run_goes_on_in_the_same_folder_with_the_same_wandb_id(resumed
     assert yaml.safe_load((resumed_run.folder / "config.yaml").read_text())["trainer"]["max_epochs"] == 3
 
 
+@pytest.mark.slow
 def test_clients_are_summed_up_over_a_resumed_run(resumed_run):
     """Each of the six clients took part in three rounds; shares sum to one."""
     rows = rows_of(resumed_run.folder / "clients.csv")
@@ -167,6 +169,7 @@ def test_clients_are_summed_up_over_a_resumed_run(resumed_run):
         assert all(row[name] for name in ("last loss", "last score", "seconds"))
 
 
+@pytest.mark.slow
 def test_a_run_says_how_to_upload_it_and_a_test_joins_its_summary(adafed_run, copied_run, fl):
     found = re.findall(r"^wandb sync (runs/adafed_mnist/wandb/offline-run-\S+)$", adafed_run.text, re.MULTILINE)
     assert len(found) == 1

@@ -95,6 +95,7 @@ def test_without_relationships_everyone_solves_a_ridge_regression():
         assert found[k].numpy() == pytest.approx(best.coef_, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_it_ends_where_both_halves_of_the_alternation_agree():
     """W solves the joint normal equations for S, and S is scipy's matrix root of W W^T + eps I."""
     module = task(0.25)

@@ -86,6 +86,7 @@ def test_fedstar_mixes_by_the_errors_on_each_clients_data(periods):
     assert run.callback_metrics["federation/bytes_down"] == 3 * model * (1 + 2 * periods)  # and from them
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gamma", [0.3, 0.8])
 def test_ringfed_mixes_with_the_client_before(gamma):
     def step(net, world, t):

@@ -68,6 +68,7 @@ def served(tmp_path):
 # ------------------------------------------------------------------ nothing runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verb", "enabled", "where"),
     [*((verb, True, "file") for verb in ("fit", "validate", "test", "predict")), ("fit", True, "URL"), ("fit", False, "file")],
@@ -114,6 +115,7 @@ def test_load_from_checkpoint_runs_nothing(kind, settings, where, poisoned, serv
     assert not Path("touched").exists()
 
 
+@pytest.mark.slow
 def test_a_url_is_read_like_a_file_and_not_from_an_earlier_download(tmp_path, served):
     """torch.hub keeps what it has downloaded by the last part of its address."""
     for number in range(2):

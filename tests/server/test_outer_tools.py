@@ -83,6 +83,7 @@ FROM = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hook", "what"), [*((hook, next(iter(CHANGES))) for hook in FROM), *((FROM[0], what) for what in [*CHANGES][1:])]
 )
@@ -136,6 +137,7 @@ def test_the_servers_optimizer_may_change_its_own_settings(build, tmp_path):
     assert group.get("k", 3) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("average", "decay"), [(WeightAveraging, None), (partial(EMAWeightAveraging, decay=0.75), 0.75)], ids=["mean", "ema"]
 )
@@ -188,6 +190,7 @@ def federated(*callbacks: Any) -> Any:
     return trainer(1, *callbacks, FederatedOrchestrator())
 
 
+@pytest.mark.slow
 def test_a_tuner_finds_rate_and_batch_size_of_the_centralized_module(seen, caplog):
     """The same as Lightning's own Tuner on a Trainer without a federation, and the module's weights stay."""
     central, module = Tuned(), Tuned()
@@ -214,6 +217,7 @@ def test_a_tuner_finds_rate_and_batch_size_of_the_centralized_module(seen, caplo
     assert max(seen[0]) == 8
 
 
+@pytest.mark.slow
 def test_tuning_callbacks_run_before_the_federation(seen):
     """Both in one fit, whose weights are those of a federation with the values they found; the next fit tunes anew."""
     finders = [BatchSizeFinder(max_trials=2, steps_per_trial=1, init_val=4), LearningRateFinder(num_training_steps=30)]

@@ -30,6 +30,7 @@ def test_a_schedule_that_ends_before_the_further_rounds_is_refused(tmp_path):
     assert "Set 'trainer.max_epochs' to 2, or start a new run for 3 rounds" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "settings", "ends"),
     [
@@ -93,6 +94,7 @@ def test_a_new_momentum_goes_on_from_the_velocity(tmp_path):
     torch.testing.assert_close(w2, w1 - 0.5 * (0.9 * velocity + (w1 - average)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [sgd(lr=0.8), {"server_optimizer": lambda p: torch.optim.Adam(p, lr=0.1)}])
 def test_another_server_optimizer_starts_anew(before, tmp_path):
     average = aggregate(tmp_path / "plain", before)

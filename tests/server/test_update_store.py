@@ -71,6 +71,7 @@ def kept(monkeypatch):
     return written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [FedMedian, lambda: ShapleyValues("val_acc")])
 def test_a_federation_on_disk_is_the_one_in_memory(tmp_path, strategy, kept):
     finals = []

@@ -52,6 +52,7 @@ def slow(*names: str) -> list[Any]:
 # ------------------------------------------------------------------ fits that go on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scaffold", "fedasync", *slow("attackers", "local only", "clients' parts")])
 def test_a_second_fit_goes_on_with_what_clients_kept(name):
     module, data, federation = prepare(name)
@@ -65,6 +66,7 @@ def test_a_second_fit_goes_on_with_what_clients_kept(name):
     assert same_bits(outcome(module, federation), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["warm start", "fedbuff", *slow("scaffold", "attackers", "local only")])
 def test_the_same_orchestrator_starts_anew(name):
     _, data, federation = prepare(name)

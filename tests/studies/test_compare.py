@@ -328,6 +328,7 @@ def test_clients_with_data_of_their_own_are_compared_by_the_metric_of_their_best
     assert "is `val_loss`" in written
 
 
+@pytest.mark.slow
 def test_a_search_is_written_and_nothing_is_run(compare):
     arguments = ("--base", ADAFED, "--settings.data.datamodule.validation_share", "0.1", "--over.mu", "0.1,1", "--name=s")
     status, text = compare(*arguments, "--sweep", "bayes")

@@ -141,6 +141,7 @@ def test_wrong_studies_are_refused(more, said):
     assert said in str(told.value)
 
 
+@pytest.mark.slow
 def test_centralized_training_leaves_nobody_out():
     base()
     over = {"algorithm": {"FedAvg": None, "Centralized": {"federation.enabled": False}}}
@@ -149,6 +150,7 @@ def test_centralized_training_leaves_nobody_out():
         _ = study.configurations
 
 
+@pytest.mark.slow
 def test_the_clients_of_a_partition_are_found_and_the_evaluation_can_be_set():
     settings = {"data.datamodule": {"source": "embedded"}, "federation.client_evaluation.every_n_rounds": 3}
     study = Study(base="adafed_mnist", settings=settings, seeds=1, leave_one_out=True)

@@ -134,6 +134,7 @@ def test_many_settings_are_drawn_a_few_at_a_time():
     assert [[text.get_text() for text in axis.get_legend().texts] for axis in figure.axes] == names
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_only_png")
 def test_pictures_of_an_earlier_report_do_not_stay(tmp_path):
     for name in ("class_f1_7.png", "clients_2.svg", "my_photo.png", "curves_of_mine.png"):

@@ -151,6 +151,7 @@ def test_clients_that_train_on_less_are_said(tmp_path):
     assert said in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_facts_of_a_run_come_from_its_configuration():
     files = {
         name: str(ROOT / "configs" / f"{name}_mnist.yaml") for name in ("centralized", "local_only", "last_client", "fedper")

@@ -61,6 +61,7 @@ def test_tables_of_earlier_releases_have_no_set_up():
     assert list(set_up_tables(table({"A": (0.5, [])}))) == []
 
 
+@pytest.mark.slow
 def test_the_set_up_is_read_from_the_settings_of_the_runs(tmp_path):
     over = {"algorithm": {"FedAvg": {"strategy": "FedAvg"}, "FedProx": {"strategy": "FedAvg", "mu": 0.1}}}
     settings = {"learning_rate": 0.5, "trainer.max_epochs": 7, "data.datamodule.validation_share": 0.1}
@@ -192,6 +193,7 @@ def test_choices_that_are_numbers_have_the_name_of_their_axis():
     assert two[0].axis == "proximal mu"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_only_png")
 def test_a_metric_is_drawn_over_the_values(tmp_path):
     one, two = (("mu",), ("mu", "num_clients"))

@@ -27,6 +27,7 @@ def refused(capsys, *arguments: str) -> str:
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -68,6 +69,7 @@ def test_wrong_studies_are_refused_before_anything_runs(arguments, message, caps
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_choices_that_change_nothing(capsys):
     over = {"strategy": ["FedAvg", "AdaFed"], "algorithm": {"same": {"strategy": "FedAvg"}}}
     Path("mine.yaml").write_text(yaml.safe_dump({"base": ADAFED, "over": over, "seeds": 1}, sort_keys=False))

@@ -9,11 +9,10 @@ import torch
 from command_line import OTHER_TASKS, QUIET, undocumented
 from small_tables import bring_data
 
-CHEAP = ("kmeans_simulated", "svm_simulated")
 
-
+@pytest.mark.slow
 @pytest.mark.usefixtures("_disabled_wandb")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in CHEAP else pytest.mark.slow) for name in OTHER_TASKS])
+@pytest.mark.parametrize("name", OTHER_TASKS)
 def test_every_config_is_fitted_and_resumed_bit_for_bit(name, fl):
     bring_data(name)
     files, more = OTHER_TASKS[name]
@@ -49,6 +48,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "wrong", "message"), WRONG)
 def test_a_wrong_setting_ends_in_one_message(name, wrong, message, fl):
     files, more = OTHER_TASKS[name]

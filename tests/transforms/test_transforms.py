@@ -45,6 +45,7 @@ def test_quantised_numbers_are_levels_near_by(values, bits, block):
     assert sent.nbytes == math.ceil(len(values) * bits / 8) + 4 * math.ceil(len(values) / block)
 
 
+@pytest.mark.slow
 def test_quantisation_is_unbiased():
     """The mean of 4,000 draws is the number itself, within five of its standard errors."""
     values = [0.3, -0.7, 1.0, 0.01, -0.33]
