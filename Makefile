@@ -48,7 +48,7 @@ test-third-party: .venv-third-party/installed # modules of other packages, uncha
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile # a worker more than cores: some tests wait for processes of their own
 
 test test-all: export PYTHONDONTWRITEBYTECODE = # kept bytecode saves each worker three seconds
-test: .venv/installed # what is run at every step: seven minutes on two quiet cores
+test: .venv/installed # what is run at every step: five minutes on two quiet cores
 	$(PYTEST) -m 'not slow'
 
 test-all: .venv/installed # the rest: the whole matrix, every configuration, processes, the pages, properties with 200 examples

@@ -158,6 +158,7 @@ def test_an_evaluation_without_a_trained_model_is_refused(fl):
     assert "'--ckpt_path empty/checkpoints/last.ckpt', the last round" in text
 
 
+@pytest.mark.slow
 def test_predictions_of_an_earlier_run_stay(fl, copied_run):
     kept = {copied_run / "predictions-rank0.pt": b"mine", copied_run / "predictions-7-rank1.pt": b"of two ranks"}
     for path, content in kept.items():

@@ -229,6 +229,7 @@ def test_a_module_without_training_step(fl, tmp_path, monkeypatch):
 # ------------------------------------------------------------------ what is said of the model and of the data
 
 
+@pytest.mark.slow
 def test_lightnings_own_summary_is_there_for_those_who_ask(fl, caplog):
     flags = [flag for flag in SMALL if "summary" not in flag]
     more = ["--trainer.fast_dev_run=1", "--trainer.logger=false", "--trainer.enable_model_summary=true"]

@@ -98,6 +98,7 @@ def test_the_configuration_that_a_fit_has_written_is_read(run, command, capsys):
     assert capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_few_examples_in_a_simulation_are_left_out_if_asked(run):
     rows = evaluate(run, "--min_examples", "10")
     assert [row["reason"] for row in rows][:2] == ["fewer than 10 examples or persons"] * 2  # 6 and 9 rows
@@ -149,6 +150,7 @@ class Evil:
         return Path.touch, (Path("executed"),)
 
 
+@pytest.mark.slow
 def test_a_metric_and_a_checkpoint_are_needed(run, tmp_path, capsys):
     for more, said in (
         ({"metrics": ()}, "'evaluate' needs a metric, but 'metrics' is empty."),

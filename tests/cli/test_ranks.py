@@ -199,6 +199,7 @@ def test_no_line_where_the_user_has_chosen_or_ranks_do_not_help(flag, fl):
     assert "Trains on" not in text
 
 
+@pytest.mark.slow
 def test_what_is_not_set_stays_so(fl):
     """So that the settings of a run, or those that were printed, choose nothing for the next."""
     assert "    devices: null\n" in small(fl, "--print_config")[1].replace("\n  devices", "\n    devices")

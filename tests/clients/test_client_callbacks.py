@@ -53,6 +53,7 @@ LASTING: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", LASTING)
 def test_callbacks_that_outlast_a_turn_act_only_where_each_turn_is_a_training(what):
     """Elsewhere they would begin anew in each turn: average, prune or count a part. Within one it is as in plain training."""

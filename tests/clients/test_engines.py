@@ -34,6 +34,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", tier_1(SETTINGS, "max steps", "share of batches", "full batch"))
 def test_settings_give_the_same_bits(name):
     dtype = torch.float64 if name == "double" else torch.float32

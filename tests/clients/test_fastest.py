@@ -99,6 +99,7 @@ def test_channels_last_is_the_same_within_rounding():
     assert all(torch.allclose(finals[0][name], finals[1][name], atol=1e-6) for name in finals[0])
 
 
+@pytest.mark.slow
 def test_fastest_compiles_only_what_is_stacked(monkeypatch):
     said: list[str] = []
     compiled: list[str] = []

@@ -194,6 +194,7 @@ def noise_of(data: FederatedDataModule, client: int, part: str) -> torch.Tensor:
     return noisy - data.datamodule.train[0][getattr(data.splits, part)[client]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Blobs, AtHand])
 def test_noise_has_the_clients_variance(kind):
     """sigma * i / N for i = 1 .. N: within four standard errors of a normal sample's variance."""

@@ -122,6 +122,7 @@ MANUAL = [Pending, ByHand]
 KINDS = [using(Counting), using(Around), using(Saving), *MANUAL, using(Slow)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
 def test_one_client_is_plain_training(make, tmp_path):
     """Also when its run is interrupted after each round but the last, and goes on in another."""

@@ -206,6 +206,7 @@ class Counting(ExponentialLR):
         super().step(*args)
 
 
+@pytest.mark.slow
 def test_a_round_does_not_repeat_all_earlier_ones():
     """Schedules are moved from where they were, whatever the round, and once for clients of the same length."""
     each = []

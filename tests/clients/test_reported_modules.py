@@ -205,6 +205,7 @@ class Tiny(Plain):
         return super().training_step((batch[0] * self.scale.to(batch[0]), batch[1]), batch_idx)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", tier_1(ENGINES, "fabric", "stacked"))
 @pytest.mark.parametrize("kind", [Expanded, TwoNames, Tiny])
 def test_unusual_buffers_are_those_of_plain_training(kind, engine):

@@ -244,6 +244,7 @@ STEPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", tier_1(STEPS, "buffers", "metrics"))
 def test_training_steps_give_the_same_model(name):
     assert same(STEPS[name]) == []

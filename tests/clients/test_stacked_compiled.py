@@ -97,6 +97,7 @@ def test_a_cuda_graph_may_overwrite_its_outputs(monkeypatch):
     assert set(modes) == {"reduce-overhead"}
 
 
+@pytest.mark.slow
 def test_the_whole_cohort_is_not_padded(compilations):
     """Where all clients of a round fit into one stack, nothing is computed in vain."""
     sizes = [5] * 5

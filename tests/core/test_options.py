@@ -111,6 +111,7 @@ def _named(path: Path) -> Iterator[str]:
             yield from (value for value in (getattr(node, name, None) for name in ("id", "attr", "arg", "name")) if value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_is_one_folder(option):
     own = (f"options/{option}/", f"options/{option}.py", *(f"{leaf}/" for leaf in LEAVES.get(option, ())))

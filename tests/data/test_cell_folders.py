@@ -158,6 +158,7 @@ def test_an_image_whose_name_ends_in_dots(tables):
     assert len(set_up(tables)._train) == 5
 
 
+@pytest.mark.slow
 def test_simulated_cells_in_folders(tmp_path, fl, capsys):
     spec = importlib.util.spec_from_file_location("simulate_cells", ROOT / "tools" / "simulate_cells.py")
     tool = importlib.util.module_from_spec(spec)

@@ -17,6 +17,7 @@ from fl_lightning import ExamplePrivacy, FederatedDataModule, LazyClients
 PRIVATE = {"privacy": ExamplePrivacy(max_grad_norm=1.0, noise_multiplier=0.5, noise_seed=7)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "listed", "local"),
     [

@@ -110,6 +110,7 @@ def test_workers_do_not_change_the_result_and_are_let_go_at_the_end():
     assert set(multiprocessing.active_children()) <= before
 
 
+@pytest.mark.slow
 def test_stacked_clients_read_their_own_examples():
     one, other = (
         final(workers, (13, 14, 13), engine=engine, limit_train_batches=2)

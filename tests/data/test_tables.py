@@ -50,6 +50,7 @@ def test_a_file_for_each_client_by_name(folder):
     assert torch.bincount(both.train_set.domains).tolist() == [30, 8]
 
 
+@pytest.mark.slow
 def test_names_of_clients_in_yaml_are_texts_as_written(folder, fl):
     names = ["'010'", "'8'", "08", "'no'", "'12:30'", "1e3x", "'1e3'", "'null'", "'~'", "2024-01-01", "'.5'", "'0x10'", "'1_0'"]
     paths = ", ".join(f"{name}: clients/ann.csv" for name in [*names, "ward 1"])

@@ -297,6 +297,7 @@ OTHER_CONTENTS: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "message"), net.slow_but(OTHER_CONTENTS, OTHER_CONTENTS[0]))
 def test_a_site_that_sends_something_else_is_named(change, message):
     masked(4)

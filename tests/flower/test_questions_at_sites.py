@@ -61,6 +61,7 @@ NOT_ACCEPTED = "which this site does not accept"
 EVIL = "import pathlib\npathlib.Path('executed').write_text('!')\nclass Net: pass\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asks", "said"),
     [

@@ -21,6 +21,7 @@ from fl_lightning import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beta", [0.5, 5.0])
 def test_shares_of_a_class_are_dirichlet(beta):
     """One client's shares are Beta(beta, (K - 1) beta): mean 1 / K, variance (1 / K)(1 - 1 / K) / (K beta + 1)."""
@@ -117,7 +118,8 @@ def assert_alike(ours, theirs):
         assert stats.ks_2samp(values, theirs[name], method="asymp").pvalue > 0.001, name
 
 
-@pytest.mark.parametrize("capped", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("capped", [False, True])
 def test_label_skew_is_that_of_flower(flower, of_flower, capped):
     theirs = of_flower((flower.DirichletPartitioner(CLIENTS, "label", 0.5, 5, capped, seed=s) for s in range(150)), UNEVEN)
     assert_alike(tables_of_ours((DirichletPartitioner(CLIENTS, 0.5, capped, 5, s) for s in range(150)), UNEVEN), theirs)

@@ -52,6 +52,7 @@ def test_sites_tell_no_sums_unless_their_policy_says_so(policy, tmp_path, monkey
     assert policy or all(info.moments is None for info in TOLD.values())
 
 
+@pytest.mark.slow
 def test_sums_are_not_told_to_a_server_that_does_not_ask(tmp_path, monkeypatch):
     prepare(tmp_path, monkeypatch, {"statistics": True})
     at_sites(configuration())

@@ -133,6 +133,7 @@ def test_synchronous_rounds_wait_for_the_last_client():
     assert "federation/staleness" not in run.callback_metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resumes", [True, False], ids=["from a checkpoint", "in a second fit"])
 def test_the_time_goes_on(tmp_path, resumes):
     settings = {"clock": Clock("lognormal", "uniform"), "clients_per_round": 3}

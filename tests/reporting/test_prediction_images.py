@@ -209,6 +209,7 @@ def test_pictures_of_any_number(rows, channels):
     assert two.shape[0] > 1.5 * one.shape[0]
 
 
+@pytest.mark.slow
 def test_targets_and_predictions_share_a_scale_from_zero():
     """A prediction like the target looks like it; half of it is paler; below zero is as nothing."""
     image, target = torch.rand(1, 1, 8, 8), torch.zeros(1, 1, 8, 8)

@@ -108,6 +108,7 @@ def test_metrics_with_a_slash_are_shown_like_others(page):
     assert summary(page.path)["val/mae"].keys() == {"min", "max", "last"}
 
 
+@pytest.mark.slow
 def test_what_others_log_belongs_to_its_round(page):
     """Lightning's monitor logs the rate of a round when it begins, without the key ``round``."""
     assert {row["round"]: row["lr-SGD"] for row in page.rows if "lr-SGD" in row} == dict.fromkeys(range(6), 1)

@@ -87,6 +87,7 @@ def of_clients(data: Related) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(data.x.numpy()[data.owner == k], data.y.numpy()[data.owner == k]) for k in range(6)]
 
 
+@pytest.mark.slow
 def test_without_relationships_everyone_solves_a_ridge_regression():
     """S stays the identity: client k minimises 1/2 mean residual^2 + n / n_k * (strength + l2) / 2 * |w|^2, n the mean size."""
     found, _ = run(15, Mocha(0.2, 0.1, update_every=1000), task(0.2), local={"max_epochs": 20})

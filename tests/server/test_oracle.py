@@ -186,6 +186,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "engine"), CASES)
 def test_one_client_is_plain_training(name, engine):
     make, _, local = MODULES[name]

@@ -267,6 +267,7 @@ def test_what_must_stay_is_refused_in_any_case(message, after, before, checkpoin
         assert ("'federation.resume_changed' does not allow changes to" in str(refused.value)) == allowed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FREE)
 def test_what_changes_no_result_is_free(name, checkpoint_of, tmp_path, recwarn):
     before, now = FREE[name]

@@ -340,6 +340,7 @@ def test_last_client_keeps_one_of_them():
     assert_follows(torch.float64, step, strategy=LastClient())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "mu"), [("keep", 0.4), ("drop", 0.0)])
 def test_fedprox_with_partial_work(policy, mu):
     """Two of three clients do fewer of their five epochs: kept as they are, or dropped from the round."""
