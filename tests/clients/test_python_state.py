@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 from engine_runs import variant
-from federations import Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
+from federations import Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
 from plain_training import distance_from_plain
 from torch import Tensor
 from torch.nn import functional as F
 
 from fl_lightning import (
     APFL,
-    CheckpointError,
+    ConfigurationError,
     Ditto,
     ExamplePrivacy,
     FederatedDataModule,
@@ -28,7 +28,6 @@ from fl_lightning import (
     LocalTraining,
 )
 from fl_lightning.clients.isolation.python_state import PythonState
-from fl_lightning.clients.training import kept_training
 
 SEEN: list[Any] = []
 
@@ -100,35 +99,25 @@ class Mood(enum.IntEnum):
     WILD = 2
 
 
-class Doors(enum.Flag):
-    LEFT = 1
-    RIGHT = 2
-
-
 class Keeping(Plain):
-    """Its loss depends on a count, a queue as MoCo's, a list, scalars of NumPy and members of enumerations, by their types."""
+    """Its loss depends on a count, a queue as MoCo's, a list, and a mean of NumPy's."""
 
     client_state = ("queue", "seen")
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("queue", torch.zeros(6))
-        self.seen: Any = [np.int64(0)]
-        self.steps, self.best, self.small, self.mood, self.doors = 0, 0.0, np.float32(0.1), Mood.CALM, Doors.LEFT
+        self.seen = [0]
+        self.steps, self.best = 0, 0.0
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         SEEN.append((self.trainer.num_training_batches, self.queue.tolist(), list(self.seen)))
         self.steps += 1
         x, y = batch
-        scale = 1 + self.queue.abs().mean() + len(self.seen) / 10 + self.steps / 20 + float(self.best) + float(self.small * 3)
-        scale += 0.1 * (Doors.RIGHT in self.doors) + len(self.mood.name) * self.mood.value / 50
-        assert isinstance(self.best, np.float64) or self.best == 0.0
-        assert self.small.dtype == np.float32
+        scale = 1 + self.queue.abs().mean() + len(self.seen) / 10 + self.steps / 20 + float(self.best)
         self.queue = torch.cat([x[:1, 0], self.queue])[:6]
-        self.seen.append(np.int64(len(y)))
-        self.best, self.small = np.mean([self.best, 0.3]), self.small * np.float32(0.9)
-        self.mood = Mood.WILD if self.mood is Mood.CALM else Mood.CALM
-        self.doors |= Doors.RIGHT
+        self.seen.append(len(y))
+        self.best = np.mean([self.best, 0.3])
         return super().training_step(batch, batch_idx) * scale
 
 
@@ -154,38 +143,21 @@ def test_what_a_client_keeps_belongs_to_it():
         assert [entry for entry in SEEN if entry[0] == batches] == expected
 
 
-def test_scalars_and_members_of_enumerations_are_stored_with_their_types(monkeypatch):
-    kept = {
-        "mood": Mood.WILD,
-        "doors": Doors.LEFT | Doors.RIGHT,
-        "best": np.float64(0.3),
-        "small": np.float32(0.1),
-        "seen": [np.int64(3)],
-    }
-    packed = kept_training.pack(kept)
-    found = kept_training.unpack(packed)
-    assert found == kept
-    assert [type(found[name]) for name in kept] == [type(value) for value in kept.values()]
-    assert type(found["seen"][0]) is np.int64
-    monkeypatch.delattr(__name__ + ".Mood")
-    with pytest.raises(CheckpointError, match=r"A client keeps 'WILD' of test_python_state.Mood, which does not exist"):
-        kept_training.unpack(packed)
-
-
-def test_a_number_of_a_class_of_the_users_starts_anew(tmp_path):
-    """Its class could not be read again without running code."""
+@pytest.mark.parametrize("value", [type("Metres", (float,), {})(1.0), np.float32(1.0), Mood.CALM], ids=repr)
+def test_what_no_file_holds_starts_anew_and_cannot_be_named(value):
+    """Reading it would need its class's code."""
     seen = []
-    metres = type("Metres", (float,), {})
 
-    def measure(self: Any, batch: Any, batch_idx: int) -> None:
-        seen.append(type(self.metres))
-        self.metres = metres(self.metres + 1)
+    def change(self: Any, batch: Any, batch_idx: int) -> None:
+        seen.append(self.value == value)
+        self.value = Mood.WILD if value is Mood.CALM else type(value)(2.0)
 
-    module = variant(metres=1.0, on_train_batch_start=measure)()
-    saves = {"enable_checkpointing": True, "default_root_dir": tmp_path}
-    with pytest.warns(UserWarning, match=r"Training changed 'metres' of Variant, which every client's turn finds as it was"):
-        federate(module, 2, every_round(tmp_path), flags=saves, local=LocalTraining())
-    assert seen.count(float) == 6
+    make = variant(on_train_batch_start=change)
+    with pytest.warns(UserWarning, match=r"Training changed 'value' of Variant, which every client's turn finds as it was"):
+        federate(variant(make, value=value)(), 2, local=LocalTraining())
+    assert seen.count(True) == 6  # once in each turn
+    with pytest.raises(ConfigurationError, match=f"names 'value', which holds a {type(value).__name__}, but clients keep only"):
+        federate(variant(make, value=value, client_state=("value",))(), 1, local=LocalTraining())
 
 
 class Slowing(Keeping):

@@ -158,24 +158,21 @@ class Following(Plain):
 
 
 class Remembering(Plain):
-    """Counts its steps, also in its class, collects its losses, and keeps a queue for each client."""
+    """Counts its steps, collects its losses, and keeps a queue for each client."""
 
     client_state = ("queue",)
-    total = 0
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
-        self.count, self.losses, Remembering.total = 0, [], 0
+        self.count, self.losses = 0, []
         self.register_buffer("queue", torch.zeros(4))
         self.draws = torch.Generator().manual_seed(1)
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         self.count += 1
-        Remembering.total += 1
         scale = (
             1
             + self.count / 100
-            + self.total / 200
             + len(self.losses) / 50
             + self.queue.abs().mean()
             + torch.rand((), generator=self.draws)

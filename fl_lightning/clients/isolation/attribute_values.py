@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
+from enum import Enum
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from fl_lightning.clients.isolation.plain_values import PLAIN, is_storable
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.seeding import GENERATORS
 
+_BUILTIN = (bool, int, float, complex, str, bytes, type(None))
+PLAIN = (*_BUILTIN, np.generic, Enum)
+"""Values that nothing changes in place, so that they need no copy."""
 _CONTAINERS = (list, dict, tuple, set, frozenset, deque, defaultdict, OrderedDict)
 HOLDERS = (Tensor, *_CONTAINERS)
 """Values that may be, or hold, one of the module's own tensors."""
@@ -24,6 +27,23 @@ def is_copied(value: Any) -> bool:
     if isinstance(value, Tensor | np.ndarray):
         return True
     return isinstance(value, _CONTAINERS) and all(isinstance(item, PLAIN) or is_copied(item) for item in _items(value))
+
+
+def is_storable(value: Any) -> bool:
+    """Return whether a plain value can be read from a file without running code: a builtin one."""
+    return type(value) in _BUILTIN
+
+
+def is_kept(value: Any) -> bool:
+    """Return whether a value is a tensor or storable, or a container of such."""
+    if type(value) in (list, tuple, set, dict, OrderedDict):
+        return all(map(is_kept, _items(value)))
+    return isinstance(value, Tensor) or is_storable(value)
+
+
+def builtin(value: Any) -> Any:
+    """Return a plain value, one of NumPy's that Python has as well as Python's."""
+    return value.item() if isinstance(value, np.float64 | np.int64 | np.bool_) else value
 
 
 def is_constant(value: Any) -> bool:
@@ -97,6 +117,7 @@ def stored(name: str, value: Any) -> Any:
     Raises:
         ConfigurationError: if the value is, or contains, something other than tensors and plain values.
     """
+    value = builtin(value)
     _require_storable(name, value)
     return value.detach().clone().cpu() if isinstance(value, Tensor) else copied(value)
 

@@ -9,6 +9,7 @@ restored without a warning.
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,22 +22,21 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.clients.isolation.attribute_values import (
     HOLDERS,
+    PLAIN,
+    builtin,
     copied,
     equal,
     generators_in,
     holds,
     is_constant,
     is_copied,
+    is_storable,
     like,
     stored,
     tensors_in,
 )
-from fl_lightning.clients.isolation.evaluation_reads import reads_in_evaluation
-from fl_lightning.clients.isolation.hook_registers import HookRegisters
-from fl_lightning.clients.isolation.outside_state import OutsideState
-from fl_lightning.clients.isolation.plain_values import PLAIN, is_storable
-from fl_lightning.clients.isolation.shared_objects import SharedObjects
-from fl_lightning.compat.torch import children_of, parameters_of, parts_of
+from fl_lightning.clients.isolation.shared_values import shared_values, warn_of_changes
+from fl_lightning.compat.torch import Hooks, children_of, hooks_of, parameters_of, parts_of
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_parts import declared_names, is_computed
 from fl_lightning.functional.seeding import derive_seed, reseed
@@ -61,9 +61,8 @@ class PythonState:
         self._constants: dict[str, dict[str, Any]] = {}  # of each part: what is unchanged while it is the same object
         self._quiet: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {}  # of each part: names and values
         self._warned: set[tuple[str, str]] = set()
-        self._reads: dict[str, frozenset[str]] = {}
-        self._hooks: HookRegisters | None = None  # before the first turn
-        self._shared, self._outside = SharedObjects(module), OutsideState(module)
+        self._hooks: list[tuple[weakref.ref[Any], list[Hooks]]] | None = None  # before the first turn
+        self._shared: dict[str, dict[str, Any]] | None = None  # in the first turn
         builds = isinstance(module, LightningModule) and any(is_overridden(n, module) for n in ("setup", "configure_model"))
         self._children = [] if builds else [(part, dict(children_of(part))) for part in module.modules()]
         self._begun_with = set(parts_of(module))
@@ -120,8 +119,7 @@ class PythonState:
             seed: the seed of the client's turn.
             kept: what :meth:`end` returned after the client's last turn.
         """
-        self._hooks = self._hooks or HookRegisters(self._module)
-        self._hooks.restore()
+        self._restore_hooks()
         parts, generators = self._restored()
         for path, generator in generators.items():
             reseed(generator, derive_seed(seed, path))
@@ -129,14 +127,19 @@ class PythonState:
             prefix, _, name = path.rpartition(".")
             if prefix in parts and name not in _buffers_of(parts[prefix]):
                 setattr(parts[prefix], name, like(value, _attributes_of(parts[prefix]).get(name)))
-        self._outside.begin(kept)
-        if self._shared.compares:
-            self._shared.begin(self._objects(parts))
+        self._shared = shared_values(self._module) if self._shared is None else {}
 
-    def _objects(self, parts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the attributes that are neither restored nor kept, by their paths."""
-        attributes = self._attributes(parts)
-        return {".".join(key): value for key, value in attributes if not (isinstance(value, PLAIN) or is_copied(value))}
+    def _restore_hooks(self) -> None:
+        """Remove the hooks that turns have registered, and register those again that they have removed."""
+        if self._hooks is None:
+            owners: list[nn.Module | nn.Parameter] = [*parts_of(self._module).values(), *parameters_of(self._module).values()]
+            self._hooks = [(weakref.ref(owner), [dict(register or {}) for register in hooks_of(owner)]) for owner in owners]
+        for reference, registers in self._hooks:
+            owner = reference()  # None where the module builds its layers again in each turn
+            for now, before in zip(hooks_of(owner), registers, strict=True) if owner is not None else ():
+                if now is not None and now.keys() != before.keys():
+                    now.clear()
+                    now.update(before)
 
     def tensors(self) -> set[int]:
         """Return the ids of the tensors in attributes."""
@@ -225,40 +228,31 @@ class PythonState:
             and not isinstance(parts[key[0]], MetricCollection)  # it groups its metrics in its first update
             and not equal(value, self._beginning.get(key, _ABSENT))
         ]
-        continued = {key: value for key, value in changed if isinstance(value, PLAIN) and is_storable(value)}
+        continued = {key: builtin(value) for key, value in changed if is_storable(builtin(value))}
         kept = {".".join(key): value for key, value in continued.items()}
-        kept |= self._outside.end() | {f"{prefix}.{name}": _state_of(parts[prefix], name) for prefix, name in own}
-        if self._shared.compares:
-            self._warn_of_shared(self._shared.end(self._objects(parts)))
-        self._warn_of_stale([*continued], parts)
+        kept |= {f"{prefix}.{name}": _state_of(parts[prefix], name) for prefix, name in own}
+        if self._shared:
+            warn_of_changes(self._module, self._shared)
+        self._warn_of_stale(continued)
         prefixes = {id(part): prefix for prefix, part in parts.items()}
         renewed = [key for key, value in changed if key not in continued and self._is_renewed(key, value)]
         replaced = self._replaced(self._changed_children())
         self._warn_of_renewed([*renewed, *((prefixes.get(id(part), ""), name) for part, name, _ in replaced)])
         return kept
 
-    def _warn_of_shared(self, objects: Sequence[str]) -> None:
-        if objects:
-            rank_zero_warn(
-                f"Training changed {', '.join(objects)} of {type(self._module).__name__}, which all clients of a process "
-                "share. If it is more than a cache, a client's result depends on who trained before it, and a resumed run and "
-                "several ranks give other results. Keep such state in the module itself: numbers, tensors, generators, lists "
-                "and dictionaries in attributes, networks in parts."
-            )
+    def _warn_of_stale(self, continued: Mapping[tuple[str, str], Any]) -> None:
+        """Warn once of what clients keep and an evaluation may read: the server has the value of the start.
 
-    def _warn_of_stale(self, keys: Sequence[tuple[str, str]], parts: Mapping[str, Any]) -> None:
-        """Warn once of numbers and texts that clients keep, and that an evaluation reads: the server has those of the start."""
-        keys = [key for key in keys if key not in self._warned]
-        for prefix in {prefix for prefix, _ in keys} - self._reads.keys():
-            self._reads[prefix] = reads_in_evaluation(parts[prefix])
-        stale = [key for key in keys if key[1] in self._reads[key[0]]]
-        self._warned.update(keys)
-        if stale:
-            names = [".".join(key).lstrip(".") for key in stale]
+        Whole numbers are left out, because nearly all of them are counts, and so is what layers have that training creates.
+        """
+        keys = [key for key, value in continued.items() if type(value) is not int and key in self._beginning]
+        names = [".".join(key).lstrip(".") for key in keys if key not in self._warned]
+        self._warned.update(continued)
+        if names:
             name = names[0].rpartition(".")[2]
             rank_zero_warn(
-                f"Training changed {', '.join(map(repr, names))} of {type(self._module).__name__}, which validation reads. "
-                "Each client keeps its own value, and the server validates with that of the start. To let the federation "
+                f"Training changed {', '.join(map(repr, names))} of {type(self._module).__name__}. Each client keeps its own "
+                "value, and the server evaluates with that of the start. If validation reads it and the federation should "
                 f"average it, make it a buffer: self.register_buffer({name!r}, torch.tensor(0.0)). If it is right as it is, "
                 f"name it in a class attribute of the module: client_state = ({name!r},)."
             )

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.clients.isolation.plain_values import is_kept
+from fl_lightning.clients.isolation.attribute_values import is_kept
 from fl_lightning.errors import ConfigurationError
 
 _ADVICE = "but 'federation.local.optimizer_state' is 'kept'"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from fl_lightning.clients.isolation.plain_values import is_kept, is_storable
+from fl_lightning.clients.isolation.attribute_values import is_kept, is_storable
 from fl_lightning.clients.training.schedules import State, groups_of, states_of
 from fl_lightning.errors import ConfigurationError
 

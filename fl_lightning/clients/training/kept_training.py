@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.clients.isolation.attribute_values import equal, holds
-from fl_lightning.clients.isolation.plain_values import decoded, encoded, is_kept
+from fl_lightning.clients.isolation.attribute_values import equal, holds, is_kept
 from fl_lightning.clients.training.kept_optimizers import with_inner
 from fl_lightning.clients.training.schedules import RATES
 from fl_lightning.compat.torch import chained_schedules
@@ -26,14 +25,14 @@ OWN = "own training"
 def pack(state: dict[str, Any]) -> Tensor:
     """Return tensors and plain values as bytes, uint8, shape (n,)."""
     buffer = io.BytesIO()
-    torch.save(encoded(state), buffer)
+    torch.save(state, buffer)
     return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
 
 
 def unpack(content: Tensor) -> dict[str, Any]:
     """Return what :func:`pack` packed, as new tensors on the CPU, since this process may lack the GPU that trained."""
     stored = io.BytesIO(content.numpy().tobytes())
-    found: dict[str, Any] = decoded(torch.load(stored, map_location="cpu", weights_only=True))
+    found: dict[str, Any] = torch.load(stored, map_location="cpu", weights_only=True)
     return found
 
 

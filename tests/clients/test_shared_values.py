@@ -1,0 +1,153 @@
+"""State that clients share, in classes and in objects that are no part of the module: a change is named once."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_runs import variant
+from federations import Consecutive, Plain, federate
+from torch import Tensor, nn
+
+from fl_lightning import LocalTraining
+from fl_lightning.clients.isolation import shared_values
+
+
+class Augmentation:
+    """Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+        self.calls = 0
+
+    def __call__(self) -> float:
+        self.calls += 1
+        return float(self.rng.normal())
+
+
+class Average:
+    """A moving average beside the module."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network, self.followed = network, list(network.parameters())
+        self.shadow = [parameter.detach().clone() for parameter in network.parameters()]
+
+    def __call__(self) -> None:
+        for mine, theirs in zip(self.shadow, self.network.parameters(), strict=True):
+            mine.lerp_(theirs.detach(), 0.1)
+
+
+@dataclass(frozen=True)
+class Count:
+    steps: int = 0
+
+
+class Holder(Plain):
+    """Holds a helper and changes it in each step, as told."""
+
+    sizes: Any = {"hidden": [8, 3]}  # a constant, of which nothing is said
+
+    def __init__(self, make: Any, change: Any) -> None:
+        super().__init__()
+        self.helper = make(self)
+        CHANGE[:] = [change]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        CHANGE[0](self)
+        return super().training_step(batch, batch_idx)
+
+
+CHANGE: list[Any] = []
+
+
+def nothing(module: Any) -> None:
+    """Leave the helper alone."""
+
+
+def count(module: Any) -> None:
+    module.helper = replace(module.helper, steps=module.helper.steps + 1)
+
+
+def follow(module: Any) -> None:
+    for mine, theirs in zip(module.helper[0].parameters(), module.net.parameters(), strict=True):
+        mine.data.lerp_(theirs.data, 0.1)
+
+
+def of_the_class(change: Any, **values: Any) -> Plain:
+    """A module that changes a value of its class in each step."""
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Tensor:
+        change(self)
+        return Plain.training_step(self, batch, batch_idx)
+
+    return variant(training_step=training_step, **values)()
+
+
+def create(module: Any) -> None:
+    type(module).late = [1]
+
+
+def add(module: Any) -> None:
+    type(module).seen += 1
+
+
+CHANGING = {
+    "helper.calls": lambda: Holder(lambda m: Augmentation(), lambda m: m.helper()),
+    "helper.first.calls": lambda: Holder(lambda m: {"first": Augmentation()}, lambda m: m.helper["first"]()),
+    "helper.shadow": lambda: Holder(lambda m: Average(m.net), lambda m: m.helper()),
+    "helper.steps": lambda: Holder(lambda m: Count(), count),
+    "helper.0.parameters": lambda: Holder(lambda m: [copy.deepcopy(m.net).requires_grad_(False)], follow),
+    "Loss.history": lambda: Holder(lambda m: type("Loss", (), {"history": []})(), lambda m: m.helper.history.append(1)),
+    "Variant.seen": lambda: of_the_class(add, seen=0),
+    "Variant.means": lambda: of_the_class(lambda m: m.means[0].add_(1), means=[torch.zeros(2)]),
+    "Variant.late": lambda: of_the_class(create),
+}
+
+
+def told(module: Plain) -> list[str]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        federate(module, 2, local=LocalTraining(), partitioner=Consecutive([10, 15]))
+    return [str(one.message) for one in found if "Training changed" in str(one.message)]
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_what_training_changes_is_named_once(name):
+    module = CHANGING[name]()
+    (said,) = told(module)
+    assert said.startswith(
+        f"Training changed '{name}' of {type(module).__name__}, which all clients of a process share, because"
+    )
+
+
+def test_it_is_the_users_own():
+    """No turn restores it: two clients of two and three batches in two rounds."""
+    module = CHANGING["Variant.seen"]()
+    told(module)
+    assert type(module).seen == 10
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (lambda m: Augmentation(), nothing),
+        (lambda m: Average(m.net), nothing),  # what it refers to is the module's own
+        (lambda m: None, lambda m: setattr(m, "own", Augmentation())),  # each turn makes its own
+        (
+            lambda m: {"first": torch.Generator(), "second": [np.random.default_rng(0)]},
+            lambda m: m.helper["second"][0].normal(),
+        ),
+    ],
+)
+def test_nothing_is_said_of_what_stays_and_of_generators(make, change):
+    assert not told(Holder(make, change))
+
+
+def test_what_is_large_counts_as_data(monkeypatch):
+    monkeypatch.setattr(shared_values, "_LARGEST", 10)
+    assert not told(Holder(lambda m: Average(m.net), lambda m: m.helper()))
