@@ -48,7 +48,6 @@ from fl_lightning.server.checks.federation import check_federation, disk_room, p
 from fl_lightning.server.checks.incomplete import refuse_incomplete, warn_incomplete, without_validation
 from fl_lightning.server.checks.metric_names import monitors_of, names_of, refuse_unknown_metrics
 from fl_lightning.server.checks.ranks import require_same_partition
-from fl_lightning.server.checks.schedules import check_schedules
 from fl_lightning.server.checks.tools import (
     refuse_client_callbacks,
     refuse_other_package,
@@ -290,8 +289,6 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         with self._takeover.suspended():
             client = client_copy(pl_module)
             self._start.give_attributes(client)
-            if self._run.schedules:
-                check_schedules(self, trainer, client, federated_data(trainer), self._run.rounds)
         self._run.hold_weights(pl_module)
         warn_of_resting_parts(pl_module)
         for hook in self._run.hooks.values():

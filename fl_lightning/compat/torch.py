@@ -43,7 +43,6 @@ __all__ = [
     "parameters_of",
     "parts_of",
     "raise_each_to",
-    "schedule_starts",
     "stop_workers",
     "subtract_each",
     "times_changed",
@@ -199,9 +198,6 @@ _SCALED = Private("torch", "torch.amp.GradScaler", "_per_optimizer_states", "loo
 _SCHEDULES = Private(
     "torch", "torch.optim.lr_scheduler.SequentialLR", "_schedulers", "looks for the parts among the schedule's attributes"
 )
-_STARTS = Private(
-    "torch", "torch.optim.lr_scheduler.SequentialLR", "_milestones", "looks for the milestones among the schedule's attributes"
-)
 _RATES = Private("torch", "torch.optim.lr_scheduler.LRScheduler", "_last_lr", "leaves 'get_last_lr' as it is until a step")
 
 
@@ -245,20 +241,10 @@ def chained_schedules(scheduler: Any) -> Sequence[Any]:
     return _list_of(LRScheduler, scheduler) if parts is None else parts
 
 
-def schedule_starts(scheduler: Any) -> list[int]:
-    """Return the step at which each part of SequentialLR or ChainedScheduler begins; torch does not show it."""
-    parts = chained_schedules(scheduler)
-    if not isinstance(scheduler, SequentialLR):
-        return [0, *getattr(scheduler, _STARTS.name, [0] * (len(parts) - 1))] if parts else []
-    starts: Any = _STARTS.get(None, scheduler)
-    return [0, *(_list_of(int, scheduler, len(parts) - 1) if starts is None else starts)]
-
-
-def _list_of(kind: type, owner: Any, length: int | None = None) -> list[Any]:
-    """Return the attribute of an object that is a list of this kind, and of this length if one is given."""
+def _list_of(kind: type, owner: Any) -> list[Any]:
+    """Return the attribute of an object that is a list of this kind."""
     lists = [list(value) for value in vars(owner).values() if isinstance(value, list | tuple) and value]
-    fit = [one for one in lists if all(isinstance(item, kind) for item in one) and length in (None, len(one))]
-    return fit[0] if fit else []
+    return next((one for one in lists if all(isinstance(item, kind) for item in one)), [])
 
 
 def update_last_rates(scheduler: Any) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import StepLR
 
-from fl_lightning import LocalTraining
+from fl_lightning import ConfigurationError, LocalTraining
 
 
 class Counting(SGD):
@@ -118,8 +118,7 @@ class Slow(torch.optim.LBFGS):
         super().__init__(parameters, lr=0.03, max_iter=3)
 
 
-MANUAL = [Pending, ByHand]
-KINDS = [using(Counting), using(Around), using(Saving), *MANUAL, using(Slow)]
+KINDS = [using(Counting), using(Saving), ByHand, using(Slow)]
 
 
 @pytest.mark.slow
@@ -130,7 +129,7 @@ def test_one_client_is_plain_training(make, tmp_path):
     for rounds in (1, 2, 3):
         torch.manual_seed(3)
         module, data = make().double(), Blobs(SIZE, shuffle=False, dtype=torch.float64)
-        local = LocalTraining(max_epochs=2, optimizer_state="kept", engine="trainer" if make in MANUAL else "fabric")
+        local = LocalTraining(max_epochs=2, optimizer_state="kept", engine="trainer" if make is ByHand else "fabric")
         checkpoint = str(tmp_path / "last.ckpt") if rounds > 1 else None
         flags = {"precision": "64-true", "enable_checkpointing": True}
         parts: Any = {"partitioner": Consecutive([SIZE]), "local": local, "ckpt_path": checkpoint}
@@ -143,3 +142,25 @@ def test_one_client_is_plain_training(make, tmp_path):
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
 def test_fresh_optimizers_end_elsewhere(make):
     assert distance_from_plain(make, rounds=2, optimizer_state="fresh") > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            using(Around),
+            "Around steps with the Adam within it, whose state would be lost, .* Set 'federation.local.optimizer_state'",
+        ),
+        (Pending, "Pending has gradients at the end of a client's turn that no step has used, .* or set it to 'fresh'"),
+    ],
+)
+def test_what_no_state_of_an_optimizer_holds_is_refused(make, words):
+    """Where each turn has a fresh optimizer, nothing is to be kept."""
+    federate(make(), 1, local=LocalTraining(optimizer_state="fresh"))
+    with pytest.raises(ConfigurationError, match=words):
+        federate(make(), 1, local=LocalTraining(optimizer_state="kept"))
+
+
+def test_gradients_that_a_step_has_used_may_stay():
+    """The usual loop clears them before each batch."""
+    federate(ByHand(), 1, local=LocalTraining(optimizer_state="kept"))

@@ -224,8 +224,18 @@ REFUSALS = [
     Refusal(lambda: LocalTraining(progress="yes"), "'federation.local.progress' must be one of"),
     Refusal(lambda: LocalTraining(optimizer_state="yes"), "'federation.local.optimizer_state' must be one of"),
     fits("FedNova has no rule for momentum from earlier rounds", strategy=FedNova(), local=KEPT),
-    fits("optimizers are of other classes ... Adagrad ... 'kept'", module=Switching, local=KEPT, rounds=2),
-    fits("Remembering keeps a object ('history') from step to step, but", module=optimized(Remembering), local=KEPT, rounds=2),
+    fits(
+        "optimizers are other ones (Adagrad of ... than in the client's last turn (Adam ... 'kept'",
+        module=Switching,
+        local=KEPT,
+        rounds=2,
+    ),
+    fits(
+        "Remembering keeps 'history' (a object) from turn to turn, but ... to 'fresh'",
+        module=optimized(Remembering),
+        local=KEPT,
+        rounds=2,
+    ),
     fits("'client_state' names 'thing', which holds a type", module=variant(client_state="thing", thing={"a": [object]})),
     fits(
         "'client_state' of Variant names 'queu', but after a client's training the part has no attribute or buffer",

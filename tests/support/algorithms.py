@@ -170,13 +170,7 @@ class Remembering(Plain):
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         self.count += 1
-        scale = (
-            1
-            + self.count / 100
-            + len(self.losses) / 50
-            + self.queue.abs().mean()
-            + torch.rand((), generator=self.draws)
-        )
+        scale = 1 + self.count / 100 + len(self.losses) / 50 + self.queue.abs().mean() + torch.rand((), generator=self.draws)
         self.queue = torch.cat([batch[0][:1, 0], self.queue])[:4]
         self.losses.append(0.0)
         return super().training_step(batch, batch_idx) * scale

@@ -84,9 +84,7 @@ def schedules_of_schedules(_: Path) -> Any:
     optimizer = SGD(nn.Linear(1, 1).parameters(), lr=0.1)
     parts = [StepLR(optimizer, size) for size in (1, 2, 3)]
     chains = (SequentialLR(optimizer, parts, milestones=[3, 5]), ChainedScheduler(parts, optimizer), parts[0])
-    return [[parts.index(part) for part in of_torch.chained_schedules(one)] for one in chains], of_torch.schedule_starts(
-        chains[0]
-    )
+    return [[parts.index(part) for part in of_torch.chained_schedules(one)] for one in chains]
 
 
 def last_rates(_: Path) -> Any:

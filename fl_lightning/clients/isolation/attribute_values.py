@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from enum import Enum
 from typing import Any
@@ -36,7 +36,7 @@ def is_storable(value: Any) -> bool:
 
 def is_kept(value: Any) -> bool:
     """Return whether a value is a tensor or storable, or a container of such."""
-    if type(value) in (list, tuple, set, dict, OrderedDict):
+    if type(value) in (list, tuple, set, dict, OrderedDict, Counter):
         return all(map(is_kept, _items(value)))
     return isinstance(value, Tensor) or is_storable(value)
 

@@ -1,4 +1,4 @@
-"""Pack the state of a client's training that it keeps until its next turn, because it cannot be computed."""
+"""Keep the state of a client's training until its next turn, because it cannot be computed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.clients.isolation.attribute_values import equal, holds, is_kept
-from fl_lightning.clients.training.kept_optimizers import with_inner
-from fl_lightning.clients.training.schedules import RATES
+from fl_lightning.clients.training.schedules import RATES, State, groups_of, states_of
 from fl_lightning.compat.torch import chained_schedules
+from fl_lightning.errors import ConfigurationError
 
 NAME = "training"
 """The name of the packed state among the tensors that a client stores."""
 OWN = "own training"
 """The name of that of the training of the client's own model."""
+_FRESH = "Set 'federation.local.optimizer_state' to 'fresh'"
 
 
 def pack(state: dict[str, Any]) -> Tensor:
@@ -34,6 +35,94 @@ def unpack(content: Tensor) -> dict[str, Any]:
     stored = io.BytesIO(content.numpy().tobytes())
     found: dict[str, Any] = torch.load(stored, map_location="cpu", weights_only=True)
     return found
+
+
+# ---------------------------------------------------------------- optimizers and schedules
+
+
+def refuse_nested(optimizers: Sequence[Any]) -> None:
+    """Refuse optimizers that step with another one within them, as SAM does, whose state theirs leaves out.
+
+    Raises:
+        ConfigurationError: naming the classes.
+    """
+    for optimizer in optimizers:
+        inner = next((value for value in vars(optimizer).values() if isinstance(value, Optimizer)), None)
+        if inner is not None:
+            raise ConfigurationError(
+                f"{type(optimizer).__name__} steps with the {type(inner).__name__} within it, whose state would be lost, but "
+                f"'federation.local.optimizer_state' is 'kept'. {_FRESH}."
+            )
+
+
+def optimizer_states(optimizers: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return of each optimizer what it saves apart from its groups, its class, and the numbers of its parameters.
+
+    Raises:
+        ConfigurationError: if an optimizer saves anything but tensors, plain values, and lists and dictionaries of them.
+    """
+    found = []
+    for optimizer in optimizers:  # Lightning's stand-in for no optimizer saves nothing
+        saved = {name: value for name, value in optimizer.state_dict().items() if name != "param_groups"}
+        values = [value for own in saved.get("state", {}).values() for value in own.items()]
+        _require_kept(optimizer, [*values, *((name, value) for name, value in saved.items() if name != "state")], _FRESH)
+        found.append({"class": type(optimizer).__name__, "sizes": _sizes(optimizer), "saved": saved})
+    return found
+
+
+def restore_optimizers(kept: Sequence[dict[str, Any]], optimizers: Sequence[Any]) -> None:
+    """Give optimizers the state that :func:`optimizer_states` returned.
+
+    Raises:
+        ConfigurationError: if the module's optimizers are others now, or have other parameters.
+    """
+    now = [(type(optimizer).__name__, _sizes(optimizer)) for optimizer in optimizers]
+    before = [(own["class"], own["sizes"]) for own in kept]
+    if now != before:
+        one, other = (", ".join(f"{kind} of {sum(sizes)} parameters" for kind, sizes in found) for found in (now, before))
+        raise ConfigurationError(
+            f"The module's optimizers are other ones ({one}) than in the client's last turn ({other}), but "
+            f"'federation.local.optimizer_state' is 'kept'. Use the same in all rounds, or set it to 'fresh'."
+        )
+    for own, optimizer in zip(kept, optimizers, strict=True):
+        groups, state = optimizer.param_groups, optimizer.state
+        optimizer.load_state_dict({**optimizer.state_dict(), **own["saved"]})
+        # Lightning's wrapper of an optimizer holds the lists and dictionaries that loading has replaced.
+        for group, new in zip(groups, optimizer.param_groups, strict=True):
+            group.update(new)
+        if optimizer.state is not state:
+            state.clear()
+            state.update(optimizer.state)
+        optimizer.param_groups, optimizer.state = groups, state
+
+
+def schedule_states(optimizers: Sequence[Optimizer], configs: Sequence[Any]) -> State:
+    """Return a copy of the schedulers' states, and of the settings that they change.
+
+    Raises:
+        ConfigurationError: if a scheduler saves anything but tensors, plain values, and lists and dictionaries of them.
+    """
+    states = states_of(configs)
+    for state, config in zip(states, configs, strict=True):
+        _require_kept(config.scheduler, list(state.items()), "Leave it out of its 'state_dict', or use another scheduler")
+    groups = [[{name: v for name, v in group.items() if is_kept(v)} for group in own] for own in groups_of(optimizers)]
+    return copy.deepcopy((states, groups))
+
+
+def _require_kept(owner: Any, values: Sequence[tuple[Any, Any]], remedy: str) -> None:
+    for name, value in values:
+        if not is_kept(value):
+            raise ConfigurationError(
+                f"{type(owner).__name__} keeps '{name}' (a {type(value).__name__}) from turn to turn, but clients store only "
+                f"tensors, numbers, texts, and lists and dictionaries of them. {remedy}."
+            )
+
+
+def _sizes(optimizer: Any) -> list[int]:
+    return [len(group["params"]) for group in optimizer.param_groups]
+
+
+# ---------------------------------------------------------------- settings
 
 
 _CYCLED = ("momentum", "betas", "max_momentum", "base_momentum")
@@ -58,9 +147,8 @@ class ChangedSettings:
     def __init__(
         self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any], factor: float, kept: dict[str, Any] | None = None
     ) -> None:
-        every = with_inner(optimizers)
-        unique = {id(group): group for optimizer in every for group in optimizer.param_groups}
-        attributes: Groups = [vars(optimizer) for optimizer in every]
+        unique = {id(group): group for optimizer in optimizers for group in optimizer.param_groups}
+        attributes: Groups = [vars(optimizer) for optimizer in optimizers]
         self._groups = [*unique.values(), *attributes]
         self._trained = {id(parameter) for group in unique.values() for parameter in group["params"]}
         cycled = any(map(_cycles_momentum, schedulers))

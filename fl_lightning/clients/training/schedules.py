@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.clients.training.turn import TurnPlan
 from fl_lightning.compat.torch import count_as_stepped, update_last_rates
+from fl_lightning.errors import ConfigurationError
 
 State = tuple[list[Any], list[list[dict[str, Any]]]]
 """The states of the schedulers, and the settings of the optimizers' groups."""
@@ -98,10 +99,27 @@ class ScheduleMover:
                 index = epoch if interval == "epoch" else number
                 for config in configs:
                     if config.interval == interval and (index + 1) % config.frequency == 0:
-                        step(config, epoch, stepped)
+                        with _failing_by_name(config.scheduler):
+                            step(config, epoch, stepped)
                 epoch += interval == "epoch"
         if begun < turn:
             self._reached[key] = _Reached(beginning, turn, state_of(optimizers, configs))
+
+
+@contextmanager
+def _failing_by_name(scheduler: Any) -> Iterator[None]:
+    """Let the error of a schedule, such as OneCycleLR's after its last step, end the run: it is no client's fault."""
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"The schedule {type(scheduler).__name__} failed ({type(error).__name__}: {error}). If it ends before the training "
+            "does, let 'configure_optimizers' give it as many steps ('self.trainer.estimated_stepping_batches'), or use one "
+            "without an end, such as CosineAnnealingLR. Schedules stay planned for the rounds of the first start: for further "
+            "rounds, start a new run, with the weights of this one if you like."
+        ) from error
 
 
 def _equal(one: State, other: State) -> bool:
@@ -113,7 +131,7 @@ def _equal(one: State, other: State) -> bool:
 
 
 class Decay:
-    """Multiply the rates that schedules give by a factor, without changing the schedules.
+    """Multiply the rates that schedules give by a factor, without changing the schedules, and name one that fails.
 
     A schedule with a lowest rate or with several terms is not in proportion to its first rate, and some compute a rate from the
     previous one. So schedulers step on rates without the factor, which is applied again afterwards.
@@ -129,12 +147,11 @@ class Decay:
         self._schedulers, self._factor = [config.scheduler for config in configs], factor
         self._known: dict[tuple[int, str], tuple[float, float]] = {}
         self._lifted = True
-        if factor == 1:
-            return
-        self._lower()
+        if factor != 1:
+            self._lower()
         for scheduler in self._schedulers:
             step = getattr(scheduler.step, "undecayed", scheduler.step)  # of an earlier turn, if the module kept the scheduler
-            scheduler.step = self._stepping(step)
+            scheduler.step = self._stepping(scheduler, step)
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
@@ -168,9 +185,9 @@ class Decay:
                     _set(group, name, rate if now == lowered else now / self._factor)
         self._lifted = True
 
-    def _stepping(self, step: Callable[..., Any]) -> Callable[..., Any]:
+    def _stepping(self, scheduler: Any, step: Callable[..., Any]) -> Callable[..., Any]:
         def stepped(*args: Any, **more: Any) -> Any:
-            with self.lifted():
+            with self.lifted(), _failing_by_name(scheduler):
                 return step(*args, **more)
 
         stepped.undecayed = step  # type: ignore[attr-defined]

@@ -223,6 +223,7 @@ class ClientSession(Callback):
         Raises:
             ClientError: if the deadline has passed.
         """
+        self._progress.note_step(trainer)
         if trainer.global_step >= self._progress.last_step:
             trainer.should_stop = True
         elif self._deadline is not None and time.perf_counter() - self._begun > self._deadline:

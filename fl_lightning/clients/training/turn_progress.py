@@ -8,10 +8,15 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
 
-from fl_lightning.clients.training.kept_optimizers import optimizer_state, restore_optimizers
-from fl_lightning.clients.training.kept_schedules import functions_of, kept_state
-from fl_lightning.clients.training.kept_training import ChangedSettings
+from fl_lightning.clients.training.kept_training import (
+    ChangedSettings,
+    optimizer_states,
+    refuse_nested,
+    restore_optimizers,
+    schedule_states,
+)
 from fl_lightning.clients.training.schedules import Decay, ScheduleMover, restore
 from fl_lightning.clients.training.turn import TurnPlan
 from fl_lightning.errors import ConfigurationError
@@ -57,12 +62,15 @@ class TurnProgress:
         """
         self._task, self._plan, self._before = task, plan, kept
         self.first_step, self.first_epoch = 0, 0
+        self._steps = (-1, -1)  # at the ends of the last two batches
         self._begun: list[Any] | None = None
         self.last_epoch = self.last_step = math.inf
 
     def enter(self, trainer: Trainer, module: LightningModule) -> None:
         """Move optimizers, schedules and the counts of epochs and steps to the beginning of the turn, and set its end."""
         optimizers, configs = trainer.optimizers, trainer.lr_scheduler_configs
+        if self._keeps_optimizer:
+            refuse_nested([plain(optimizer) for optimizer in optimizers])
         if "optimizers" in self._before and self._keeps_optimizer:
             restore_optimizers(self._before["optimizers"], optimizers)
             scaler = getattr(trainer.precision_plugin, "scaler", None)
@@ -85,7 +93,6 @@ class TurnProgress:
         if self._is_counted(trainer, module):
             counted = not module.automatic_optimization or batches == math.inf
             step = kept.get("steps", 0) if counted else step
-            self._functions = functions_of(trainer.lr_scheduler_configs)
             if "schedules" in kept:
                 restore(kept["schedules"], trainer.optimizers, trainer.lr_scheduler_configs)
         else:
@@ -180,16 +187,30 @@ class TurnProgress:
         if self._keeps_optimizer:
             scaler = getattr(trainer.precision_plugin, "scaler", None)
             plain_ones = [plain(optimizer) for optimizer in trainer.optimizers]
-            optimizers = optimizer_state(plain_ones, gradients=not module.automatic_optimization)
-            state |= {"optimizers": optimizers, "scaler": None if scaler is None else scaler.state_dict()}
+            self._refuse_pending(trainer, module)
+            state |= {"optimizers": optimizer_states(plain_ones), "scaler": None if scaler is None else scaler.state_dict()}
             state |= {"settings": self._settings.end()}
         configs = trainer.lr_scheduler_configs
         if self._plan.progress is not None and self._is_counted(trainer, module):
             state["steps"] = trainer.global_step
             if configs:
                 with self._decay.lifted():
-                    state["schedules"] = kept_state(trainer.optimizers, configs, self._functions)
+                    state["schedules"] = schedule_states(trainer.optimizers, configs)
         return state
+
+    def note_step(self, trainer: Trainer) -> None:
+        """Remember how many steps the batches of the turn have taken."""
+        self._steps = self._steps[1], trainer.global_step
+
+    def _refuse_pending(self, trainer: Trainer, module: LightningModule) -> None:
+        """Refuse gradients that manual optimization leaves to a later step, because no state of an optimizer holds them."""
+        before, after = self._steps
+        if not module.automatic_optimization and before == after and any(_has_gradient(p) for p in module.parameters()):
+            raise ConfigurationError(
+                f"{type(module).__name__} has gradients at the end of a client's turn that no step has used, but "
+                "'federation.local.optimizer_state' is 'kept', and they would be lost. Step on the last batch of an epoch, as "
+                "'trainer.is_last_batch' says, or set it to 'fresh'."
+            )
 
 
 def _what_trains(trainer: Trainer) -> list[Any]:
@@ -200,6 +221,10 @@ def _what_trains(trainer: Trainer) -> list[Any]:
         for group in optimizer.param_groups:
             found += group["params"]
     return found
+
+
+def _has_gradient(parameter: Tensor) -> bool:
+    return parameter.grad is not None and bool((parameter.grad != 0).any())
 
 
 def _same(one: list[Any], other: list[Any]) -> bool:
