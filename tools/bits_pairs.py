@@ -117,7 +117,6 @@ ATTACKERS: dict[str, Callable[[], Any]] = {
 LOCAL: dict[str, Callable[[], Options]] = {
     "engine fabric": lambda: {"engine": "fabric"},
     "engine stacked": lambda: {"engine": "stacked"},
-    "engine fastest": lambda: {"engine": "fastest"},
     "optimizers kept": lambda: {"optimizer_state": "kept"},
     "lr_decay": lambda: {"lr_decay": 0.9},
     "progress by round": lambda: {"progress": "round"},

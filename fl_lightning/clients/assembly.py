@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -14,7 +13,6 @@ from fl_lightning.clients.client_data import ClientData
 from fl_lightning.clients.client_evaluators import ClientEvaluators
 from fl_lightning.clients.client_settings import ClientSettings
 from fl_lightning.clients.engines.base import EngineSettings
-from fl_lightning.clients.engines.fastest import Trial, time_engines
 from fl_lightning.clients.engines.selection import ENGINES, LocalEngine, automatic_engine
 from fl_lightning.clients.failures import describe
 from fl_lightning.clients.input_sums import numbers_to_add
@@ -44,7 +42,6 @@ class ClientEnvironment:
         fast_dev_run: whether each client trains on a single batch.
         detect_anomaly: whether autograd names the operation that produced a NaN.
         cohort: the largest number of clients in a round; None if it is unknown.
-        engine: the engine that was chosen before the run was interrupted; None to choose one now.
         site: the site, if the clients are not simulated.
         compresses: whether updates are sent over a network, in a compressed form if a transform makes them smaller.
     """
@@ -57,7 +54,6 @@ class ClientEnvironment:
     fast_dev_run: bool = False
     detect_anomaly: bool = False
     cohort: int | None = None
-    engine: str | None = None
     site: SitePlace | None = None
     compresses: bool = False
 
@@ -171,13 +167,6 @@ class ClientAssembly:
         """Return the name of the chosen engine."""
         return self._engine.name
 
-    @property
-    def trial(self) -> Callable[[Sequence[ClientTask]], dict[str, Trial]] | None:
-        """Return a function that times the engines, if the fastest one is requested and not known yet."""
-        if self._settings.local.engine != "fastest" or self._place.engine is not None:
-            return None
-        return partial(time_engines, engine=self._engine, local=self._settings.local, trainer=self._alone)
-
     def _chosen_engine(self) -> LocalEngine:
         settings, place, name = self._settings, self._place, self._settings.local.engine
         engine_settings = EngineSettings(
@@ -195,11 +184,9 @@ class ClientAssembly:
         )
         if name in ENGINES:
             return LocalEngine(self.resident, engine_settings, name)
-        chosen = place.engine or ("trainer" if name == "fastest" else "")
-        if not chosen:
-            chosen, reason = automatic_engine(self.resident, engine_settings)
-            rank_zero_info(f"Local training uses the engine '{chosen}': {reason}")
-        return LocalEngine(self.resident, engine_settings, chosen, falls_back=name == "auto")
+        chosen, reason = automatic_engine(self.resident, engine_settings)
+        rank_zero_info(f"Local training uses the engine '{chosen}': {reason}")
+        return LocalEngine(self.resident, engine_settings, chosen, falls_back=True)
 
     def _trainer(
         self, engine: LocalEngine, memory: ClientMemory, rules: Sequence[ClientRule], hooks: Sequence[ClientHooks]

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
-
-from fl_lightning.clients.engines.fastest import choose
 from fl_lightning.clients.outbox import kept_by
 from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.data.federated import FederatedDataModule
@@ -18,8 +15,6 @@ from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport,
 from fl_lightning.transforms.base import Transform
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 from fl_lightning.utilities.collectives import Collectives
-
-Trial = Callable[[Sequence[ClientTask]], dict[str, Any]]
 
 
 class LocalPool:
@@ -31,7 +26,6 @@ class LocalPool:
         data: the examples of all clients.
         transforms: the clients' transforms, for their metrics.
         max_epochs: the number of local epochs of a turn, for balancing; 1 if unlimited.
-        trial: a function that times each engine on some clients of this rank; None unless the fastest one is requested.
     """
 
     simulated = True
@@ -44,9 +38,8 @@ class LocalPool:
         data: FederatedDataModule,
         transforms: Sequence[Transform] = (),
         max_epochs: int = 1,
-        trial: Trial | None = None,
     ) -> None:
-        self.comm, self.runtime, self._data, self._trial = comm, runtime, data, trial
+        self.comm, self.runtime, self._data = comm, runtime, data
         self._transforms, self._max_epochs = transforms, max_epochs
         self._published: ServerModel | None = None
         self._lengths = set[int]()
@@ -94,9 +87,7 @@ class LocalPool:
         # A step costs about three times as much as evaluating its examples: the backward pass costs twice the forward pass.
         cost = {number: sum(map(self._steps, chain)) + scored for number, chain in enumerate(chains)}
         shares = balanced_shares(range(len(chains)), cost, self.comm.size)
-        mine = [chains[number] for number in shares[self.comm.rank]]
-        self._choose_engine(mine)
-        return mine
+        return [chains[number] for number in shares[self.comm.rank]]
 
     @property
     def published(self) -> ServerModel:
@@ -139,22 +130,6 @@ class LocalPool:
     def _steps(self, task: ClientTask) -> int:
         epochs = self._max_epochs if task.epochs is None else task.epochs
         return 3 * epochs * self._data.num_examples(task.client)
-
-    def _choose_engine(self, mine: Sequence[Sequence[ClientTask]]) -> None:
-        """Time the engines once if the fastest one is requested, with the same result on all ranks."""
-        if self._trial is None:
-            return
-        trials, failure = {}, None
-        try:
-            trials = self._trial([chain[0] for chain in mine])
-        except Exception as error:
-            failure = error
-        everyone = self.comm.gather_or_raise(trials, failure)
-        if any(everyone):  # a round may have no clients
-            name, why = choose(everyone)
-            self.runtime.trainer.engine.choose(name)
-            self._trial = None
-            rank_zero_info(why)
 
     def evaluate(self, orders: Sequence[EvalOrder]) -> list[EvalReport]:
         """See :meth:`ClientPool.evaluate`."""

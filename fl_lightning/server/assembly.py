@@ -63,7 +63,6 @@ class Assembly:
             fast_dev_run=bool(trainer.fast_dev_run),  # type: ignore[attr-defined]
             detect_anomaly=detects_anomalies(trainer),
             cohort=round_size(settings, self._data.num_clients),
-            engine=run.engine,
         )
         self._clients = ClientAssembly(
             module=client,
@@ -91,7 +90,6 @@ class Assembly:
             data=self._data,
             transforms=settings.transforms,
             max_epochs=max(1, settings.local.max_epochs),
-            trial=self._clients.trial,
         )
 
     def rest(self) -> None:

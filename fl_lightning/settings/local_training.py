@@ -16,7 +16,7 @@ from fl_lightning.options.example_privacy import ExamplePrivacy
 from fl_lightning.options.partial_work import PartialWork
 from fl_lightning.utilities.argument_types import checks_types
 
-Engine = Literal["trainer", "fabric", "stacked", "auto", "fastest"]
+Engine = Literal["trainer", "fabric", "stacked", "auto"]
 ProgressScope = Literal["run", "round"]
 OptimizerState = Literal["fresh", "kept"]
 Precision = Literal["auto", "32-true", "16-mixed", "bf16-mixed", "64-true", "bf16-true", "16-true"]
@@ -33,8 +33,7 @@ class LocalTraining:
         engine: what trains a client; the results agree up to rounding. ``trainer`` uses a Lightning Trainer for each client;
             ``fabric``, a lean loop that calls what the module and callbacks override, equal to the last bit;
             ``stacked`` trains many clients at once, equal within rounding; ``auto`` is ``fabric`` if it can train the
-            module, and otherwise ``trainer``, so that the result is always that of ``trainer``; ``fastest`` times
-            them in the first round and keeps the fastest, so that two machines may choose differently.
+            module, and otherwise ``trainer``, so that the result is always that of ``trainer``.
         stack_size: number of clients that ``stacked`` trains at once, >= 1; memory grows with it.
         compile: let ``stacked`` compile each shape of a step: half a minute once, then faster. Groups are padded to few sizes.
             ``reduce-overhead`` also records CUDA graphs, as in ``torch.compile``: a step of small networks then takes one
@@ -117,7 +116,7 @@ class LocalTraining:
         require(self.stack_size >= 1, name + "stack_size", "1 or above", self.stack_size)
         modes = (False, True, "reduce-overhead")
         require(self.compile in modes, name + "compile", "true, false or 'reduce-overhead'", self.compile)
-        compiles = not self.compile or self.engine in ("stacked", "fastest")
+        compiles = not self.compile or self.engine == "stacked"
         require(compiles, name + "compile", f"false with the engine '{self.engine}'", self.compile, "Only 'stacked' compiles.")
         epochs_ok = self.max_epochs >= 1 or unlimited
         require(epochs_ok, name + "max_epochs", "1 or above (-1 only with max_steps)", self.max_epochs)

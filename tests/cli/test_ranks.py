@@ -70,7 +70,6 @@ def choose(data: Any = None, callbacks: Any = (), how: Any = None, **settings: A
             {"local": LocalTraining(engine="stacked")},
             "Trains on 1 rank: with the engine 'stacked' last bits depend on the number",
         ),
-        ({"local": LocalTraining(engine="fastest")}, "Trains on 1 rank: with the engine 'fastest' last bits depend"),
         ({"callbacks": [LearningRateFinder()]}, "Trains on 1 rank: LearningRateFinder tunes on one rank."),
         ({"how": {"nodes": 2}}, "Trains on 1 rank: on each of 2 machines."),
         ({"how": {"typed": False}}, "Trains on 1 rank: the command was called from Python, which starts no others."),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from engine_runs import JitteredBlobs, Transferred, differences, scheduled, tier_1, trained, variant
-from federations import Blobs, Consecutive, Plain, same_bits, trainer, weights
+from federations import Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback
 from torch.nn import functional as F
 from torch.optim import SGD, lr_scheduler
@@ -242,3 +242,21 @@ def test_gradients_are_freed_before_the_model_is_copied(engine, monkeypatch):
     trained(engine, Plain)
     assert held
     assert not any(held)
+
+
+def test_channels_last_is_the_same_within_rounding():
+    class Conv(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Sequential(
+                torch.nn.Unflatten(1, (1, 2, 2)), torch.nn.Conv2d(1, 3, 2), torch.nn.Flatten(), torch.nn.Linear(3, 3)
+            )
+
+    finals = []
+    for chosen in (False, True):
+        torch.manual_seed(6)
+        module = Conv()
+        federate(module, 3, local=LocalTraining(channels_last=chosen))
+        finals.append(weights(module))
+    assert not same_bits(weights(Conv()), finals[0])
+    assert all(torch.allclose(finals[0][name], finals[1][name], atol=1e-6) for name in finals[0])

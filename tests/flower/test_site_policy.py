@@ -73,7 +73,6 @@ EVALUATED = {**NOISE, "evaluations": ALL}
         ({"models": [TASK, "fl_lightning.LeNet"]}, {}, f"'fl_lightning.MLP', {UNKNOWN}"),
         ({"models": [TASK, "fl_lightning.MLP"]}, {}, ""),
         ({}, {"local": {"threads": 1, "engine": "stacked"}}, ENGINES),
-        ({}, {"local": {"threads": 1, "engine": "fastest"}}, ENGINES),
         ({}, {"local": {"threads": 1, "compile": True}}, ENGINES),
         ({"max_threads": 2}, {"threads": 1024}, "'threads' is 1024, but this site allows 1 to 2"),
         ({"max_rounds": 3}, {"rounds": 4}, "allows 3"),

@@ -17,13 +17,12 @@ from fl_lightning.errors import EngineError
 from fl_lightning.messages import ModelLayout
 
 ENGINES: dict[str, type[Engine]] = {"trainer": TrainerEngine, "fabric": FabricEngine, "stacked": StackedEngine}
-"""The engines by their names in ``federation.local.engine``, in the order in which ``fastest`` tries them."""
+"""The engines by their names in ``federation.local.engine``."""
 
 
 def possible_engines(name: str) -> list[type[Engine]]:
     """Return the engines that a setting can select."""
-    names = {"auto": ("trainer", "fabric"), "fastest": tuple(ENGINES)}.get(name, (name,))
-    return [ENGINES[name] for name in names]
+    return [ENGINES[name] for name in (("trainer", "fabric") if name == "auto" else (name,))]
 
 
 def automatic_engine(resident: ResidentModel, settings: EngineSettings) -> tuple[str, str]:
@@ -94,22 +93,13 @@ class LocalEngine:
         """Release the engine and the data of its last client; :meth:`fit` builds a new one."""
         self._engine = None
 
-    def check(self, name: str) -> None:
-        """Check that an engine can train clients with all settings and rules, which :meth:`other` leaves out.
-
-        Raises:
-            EngineError: if it cannot.
-        """
-        ENGINES[name](self._resident, self._settings)
-
-    def other(self, name: str | None = None, **changes: Any) -> LocalEngine:
+    def other(self, **changes: Any) -> LocalEngine:
         """Return another engine for clients that train alone: without rules, options and deadlines.
 
         Args:
-            name: the name of the engine; by default this one, or the lean loop if this one trains clients side by side.
             changes: new values for fields of :class:`LocalTraining`, such as ``max_epochs``.
         """
         local = replace(self._settings.local, proximal_mu=0.0, **changes)
         settings = replace(self._settings, local=local, rules=(), hooks=(), deadline=None)
-        own = "fabric" if self.kind.side_by_side else self.name
-        return LocalEngine(self._resident, settings, name or own, self._falls_back)
+        name = "fabric" if self.kind.side_by_side else self.name
+        return LocalEngine(self._resident, settings, name, self._falls_back)
