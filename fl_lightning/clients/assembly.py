@@ -2,60 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import replace
 
-import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.clients.client_data import ClientData
 from fl_lightning.clients.client_evaluators import ClientEvaluators
-from fl_lightning.clients.client_settings import ClientSettings
-from fl_lightning.clients.engines.base import EngineSettings
+from fl_lightning.clients.client_settings import client_metrics, client_rules, fixed_at_clients
 from fl_lightning.clients.engines.selection import ENGINES, LocalEngine, automatic_engine
 from fl_lightning.clients.failures import describe
 from fl_lightning.clients.input_sums import numbers_to_add
 from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.outbox import Outbox
+from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.clients.task_trainer import TaskTrainer
-from fl_lightning.core.hooks import ClientContext, ClientHooks, SitePlace
+from fl_lightning.core.hooks import ClientContext, ClientHooks
 from fl_lightning.core.option import by_name
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.messages import ClientTask
-from fl_lightning.rules import ClientRule
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClientEnvironment:
-    """Describe the environment in which the clients of a process train.
-
-    Attributes:
-        precision: the precision, as accepted by Lightning's Trainer.
-        device: the device to train on.
-        logger: whether the module finds a (silent) logger.
-        outer: the user's Trainer, of which a module may read some attributes; None at a site.
-        inference_mode: whether validation runs in inference mode, without autograd.
-        fast_dev_run: whether each client trains on a single batch.
-        detect_anomaly: whether autograd names the operation that produced a NaN.
-        cohort: the largest number of clients in a round; None if it is unknown.
-        site: the site, if the clients are not simulated.
-        compresses: whether updates are sent over a network, in a compressed form if a transform makes them smaller.
-    """
-
-    precision: str = "32-true"
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    logger: bool = False
-    outer: Trainer | None = None
-    inference_mode: bool = True
-    fast_dev_run: bool = False
-    detect_anomaly: bool = False
-    cohort: int | None = None
-    site: SitePlace | None = None
-    compresses: bool = False
+from fl_lightning.settings.federation import FederationSettings
 
 
 class ClientAssembly:
@@ -64,8 +34,9 @@ class ClientAssembly:
     Args:
         module: the clients' copy of the user's module.
         data: the examples of the clients in this process.
-        settings: the settings of the federation that clients need.
-        place: the environment in which they train.
+        settings: the settings of the federation.
+        num_clients: the number of clients in the federation.
+        place: where and how they train, without rules, hooks and deadline, which follow from the settings.
         memory: the state that clients keep between rounds.
         secret: the key of random numbers that must hide something.
         drop_single: whether to drop a last batch of a single example, on which BatchNorm cannot train.
@@ -78,18 +49,21 @@ class ClientAssembly:
         *,
         module: LightningModule,
         data: ClientData,
-        settings: ClientSettings,
-        place: ClientEnvironment,
+        settings: FederationSettings,
+        num_clients: int,
+        place: Place,
         memory: ClientMemory,
         secret: SecretKey,
         drop_single: bool = False,
         starts: Callable[[ClientTask], None] = lambda _: None,
         tell: Callable[[Exception], str] = describe,
     ) -> None:
-        self._data, self._settings, self._place, self._memory, self._secret = data, settings, place, memory, secret
-        self._drop_single, self._starts, self._tell = drop_single, starts, tell
+        self._data, self._settings, self._memory, self._secret = data, settings, memory, secret
+        self._num_clients, self._drop_single, self._starts, self._tell = num_clients, drop_single, starts, tell
         self.resident = ResidentModel(module, settings.local.channels_last)
-        self._hooks = self._built_hooks()
+        self._hooks = self._built_hooks(place)
+        rules, hooks = client_rules(settings), [*self._hooks.values()]
+        self._place = replace(place, rules=rules, hooks=hooks, deadline=settings.faults.deadline)
         self._engine = self._chosen_engine()
 
     def runtime(self, undoable: bool = False) -> ClientRuntime:
@@ -111,7 +85,7 @@ class ClientAssembly:
         evaluators = ClientEvaluators(
             self.resident,
             self._data,
-            settings.metrics,
+            client_metrics(settings),
             self._memory.held,
             precision=place.precision,
             device=place.device,
@@ -119,7 +93,7 @@ class ClientAssembly:
             outer=place.outer,
             inference_mode=place.inference_mode,
         )
-        trainer = self._trainer(self._engine, self._memory, settings.rules, [*self._hooks.values()])
+        trainer = self._trainer(self._engine, self._memory, place)
         tasks = TaskTrainer(
             trainer=trainer,
             memory=self._memory,
@@ -139,28 +113,28 @@ class ClientAssembly:
             evaluators=evaluators,
             alone=self._alone_for,
             name_of=name_of,
-            fixed=settings.fixed,
+            fixed=fixed_at_clients(settings),
         )
 
-    def _built_hooks(self) -> dict[str, ClientHooks]:
+    def _built_hooks(self, place: Place) -> dict[str, ClientHooks]:
         """Return the hooks of the options in use, each with tensors of its own that clients keep."""
         settings = self._settings
 
         def context(name: str) -> ClientContext:
             return ClientContext(
-                num_clients=settings.num_clients,
+                num_clients=self._num_clients,
                 seed=settings.seed,
-                device=self._place.device,
+                device=place.device,
                 kept=lambda client: self._memory.drawer(client, f"option {name} "),
                 secret=self._secret,
                 strategy=settings.strategy,
-                place=self._place.site,
+                place=place.site,
                 numbers=lambda client, what: numbers_to_add(
-                    what, client, self.resident.module, self._data, settings.seed, self._place.site
+                    what, client, self.resident.module, self._data, settings.seed, place.site
                 ),
             )
 
-        return {name: option.at_clients(context(name)) for name, option in by_name(settings.options).items()}
+        return {name: option.at_clients(context(name)) for name, option in by_name(settings.active_options).items()}
 
     @property
     def engine(self) -> str:
@@ -168,46 +142,31 @@ class ClientAssembly:
         return self._engine.name
 
     def _chosen_engine(self) -> LocalEngine:
-        settings, place, name = self._settings, self._place, self._settings.local.engine
-        engine_settings = EngineSettings(
-            local=settings.local,
-            precision=place.precision,
-            device=place.device,
-            rules=settings.rules,
-            hooks=[*self._hooks.values()],
-            deadline=settings.faults.deadline,
-            fast_dev_run=place.fast_dev_run,
-            logger=place.logger,
-            outer=place.outer,
-            detect_anomaly=place.detect_anomaly,
-            cohort=place.cohort,
-        )
+        name = self._settings.local.engine
         if name in ENGINES:
-            return LocalEngine(self.resident, engine_settings, name)
-        chosen, reason = automatic_engine(self.resident, engine_settings)
+            return LocalEngine(self.resident, self._place, name)
+        chosen, reason = automatic_engine(self.resident, self._place)
         rank_zero_info(f"Local training uses the engine '{chosen}': {reason}")
-        return LocalEngine(self.resident, engine_settings, chosen, falls_back=True)
+        return LocalEngine(self.resident, self._place, chosen, falls_back=True)
 
-    def _trainer(
-        self, engine: LocalEngine, memory: ClientMemory, rules: Sequence[ClientRule], hooks: Sequence[ClientHooks]
-    ) -> LocalTrainer:
+    def _trainer(self, engine: LocalEngine, memory: ClientMemory, place: Place) -> LocalTrainer:
         return LocalTrainer(
             resident=self.resident,
             engine=engine,
             data=self._data,
             memory=memory,
-            rules=rules,
+            rules=place.rules,
             seed=self._settings.seed,
-            full_batch=self._settings.local.full_batch,
+            full_batch=place.local.full_batch,
             drop_single=self._drop_single,
-            hooks=hooks,
+            hooks=place.hooks,
         )
 
-    def _alone(self, engine: LocalEngine) -> LocalTrainer:
-        """Return a trainer for clients that train outside of the federation: they keep and send nothing."""
-        return self._trainer(engine, ClientMemory(), (), ())
-
     def _alone_for(self, epochs: int | None) -> LocalTrainer:
-        """Return such a trainer for a number of local epochs, by default the number in the settings."""
-        engine = self._engine
-        return self._alone(engine.other() if epochs is None else engine.other(max_epochs=epochs, max_steps=-1))
+        """Return a trainer for clients that train outside of the federation: they keep and send nothing.
+
+        Args:
+            epochs: the number of local epochs; by default that in the settings.
+        """
+        engine = self._engine.other() if epochs is None else self._engine.other(max_epochs=epochs, max_steps=-1)
+        return self._trainer(engine, ClientMemory(), Place(local=self._settings.local))

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 
-from fl_lightning.clients.assembly import ClientAssembly, ClientEnvironment
-from fl_lightning.clients.client_settings import ClientSettings, client_settings
+from fl_lightning.clients.assembly import ClientAssembly
 from fl_lightning.clients.isolation.client_copy import client_copy
 from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.clients.place import Place
 from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.core.hooks import SitePlace
 from fl_lightning.core.option import options_in
@@ -30,6 +30,7 @@ from fl_lightning.functional.keyed_noise import OneTimeKey
 from fl_lightning.functional.recycling import emptied
 from fl_lightning.routes.base import Route
 from fl_lightning.settings.faults import Faults
+from fl_lightning.settings.federation import FederationSettings
 from fl_lightning.settings.local_training import LocalTraining, resolve_precision
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.transforms.base import Transform
@@ -68,7 +69,7 @@ class Built:
 
     module: LightningModule
     runtime: ClientRuntime
-    settings: ClientSettings
+    settings: FederationSettings
 
 
 def check_contract(contract: Any, policy: Policy, client: int) -> None:
@@ -119,11 +120,11 @@ def build(
     if policy.limits_rates:
         owner.local = replace(owner.local, callbacks=[RateLimits(policy, owner.local.gradient_clip_val)])
     owner.faults = replace(owner.faults, deadline=min(policy.max_seconds, owner.faults.deadline or policy.max_seconds))
-    settings = client_settings(owner, contract["num_clients"])
     torch.set_num_threads(contract["threads"])
     precision = resolve_precision(owner.local, contract["precision"], device)
     limits.check_module(owner.active_options, precision, module)
-    place = ClientEnvironment(
+    place = Place(
+        local=owner.local,
         precision=precision,
         device=device,
         **{name: contract[name] for name in ("logger", "inference_mode")},
@@ -134,7 +135,8 @@ def build(
     assembly = ClientAssembly(
         module=client_copy(module).to(device),
         data=data,
-        settings=settings,
+        settings=owner,
+        num_clients=contract["num_clients"],
         place=place,
         memory=ClientMemory(),
         secret=OneTimeKey(),  # the site's own: the server cannot know its noise, nor have it drawn again
@@ -144,7 +146,7 @@ def build(
     emptied(module.parameters())  # from now on it is compared with what the server sends, by shapes alone
     runtime = assembly.runtime(undoable=True)
     runtime.questions = questions_at_site(policy)
-    return Built(module, runtime, settings)
+    return Built(module, runtime, owner)
 
 
 def _module(recipe: Recipe, model: Mapping[str, Any], limits: SiteLimits) -> LightningModule:

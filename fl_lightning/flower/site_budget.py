@@ -10,13 +10,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.clients.client_settings import ClientSettings
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.policy import Budget
 from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.flower.site_data import SiteData
 from fl_lightning.functional.releases import Protected, Release, epsilon_of_releases
 from fl_lightning.messages import ClientTask
+from fl_lightning.settings.federation import FederationSettings
 from fl_lightning.utilities.atomic_file import sync_folder
 from fl_lightning.utilities.folder_lock import waiting_for
 
@@ -80,7 +80,7 @@ class SiteBudget:
         """Return epsilon of all releases so far."""
         return epsilon_of_releases([release for _, release in self.releases()], self._budget.delta)
 
-    def require_noise(self, settings: ClientSettings, task: ClientTask, data: SiteData) -> Release:
+    def require_noise(self, settings: FederationSettings, task: ClientTask, data: SiteData) -> Release:
         """Return what a task releases.
 
         Raises:
@@ -88,7 +88,7 @@ class SiteBudget:
         """
         wanted: Protected = "clients" if self._budget.protects == "site" else "examples"
         attempts = 1 + settings.faults.retries
-        for option in settings.options:
+        for option in settings.active_options:
             release = option.released(task, data, settings.local, attempts)
             if release is not None and release.protects == wanted:
                 return release
@@ -98,7 +98,7 @@ class SiteBudget:
             f"Add noise {how}: docs/real_federation.md shows the setting."
         )
 
-    def charge(self, federation: str, task: ClientTask, settings: ClientSettings, data: SiteData) -> None:
+    def charge(self, federation: str, task: ClientTask, settings: FederationSettings, data: SiteData) -> None:
         """Write down what a task releases, before it trains.
 
         Raises:

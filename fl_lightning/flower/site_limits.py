@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import LightningModule
 
-from fl_lightning.clients.client_settings import ClientSettings
 from fl_lightning.clients.engines.fabric.optimizer import batches_per_epoch
 from fl_lightning.clients.training.turn import TurnPlan
 from fl_lightning.core.option import OptionSettings
@@ -21,6 +21,7 @@ from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.flower.site_questions import check_question
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ClientTask, EvalOrder, Part, ServerModel
+from fl_lightning.settings.federation import FederationSettings
 from fl_lightning.types import ClientUpdate
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ class SiteLimits:
 
     # ---------------------------------------------------------------- orders
 
-    def check_order(self, order: ClientTask | EvalOrder, settings: ClientSettings, data: SiteData) -> None:
+    def check_order(self, order: ClientTask | EvalOrder, settings: FederationSettings, data: SiteData) -> None:
         """Refuse rounds, evaluations, turns, and models without noise that this site does not allow.
 
         Args:
@@ -203,17 +204,17 @@ class SiteLimits:
         """
         policy = self._policy
         passed_on = isinstance(order, ClientTask) and not order.delivers
-        if passed_on and _noise(settings.options, delivered=False) < policy.min_noise:
+        if passed_on and _noise(settings.active_options, delivered=False) < policy.min_noise:
             raise RefusedError(
                 "The order asks for a model that passes no transforms, and so for one without the noise that its policy "
                 "requires. Use the route ServerRoute, or noise in every step of the clients' training."
             )
-        if any(option.seals for option in settings.options):
+        if any(option.seals for option in settings.active_options):
             _require_sealed(order)
         own = order.epochs if isinstance(order, EvalOrder) else None
         for task in (order,) if isinstance(order, ClientTask) else order.tasks:
-            local = settings.local if own is None else replace(settings.local, max_epochs=own, max_steps=-1)
-            turn = replace(settings, local=local)
+            turn = copy.copy(settings)
+            turn.local = settings.local if own is None else replace(settings.local, max_epochs=own, max_steps=-1)
             self.check_turn(task, turn, data, leaves=isinstance(order, ClientTask))
         if isinstance(order, EvalOrder):
             allowed = () if policy.min_noise > 0 else policy.evaluations
@@ -226,7 +227,7 @@ class SiteLimits:
             if order.question is not None:
                 check_question(order, order.question, policy)
 
-    def check_own_model(self, settings: ClientSettings, data: SiteData) -> None:
+    def check_own_model(self, settings: FederationSettings, data: SiteData) -> None:
         """Refuse to send the model that the site keeps for itself, unless the policy lets it travel.
 
         Raises:
@@ -234,7 +235,7 @@ class SiteLimits:
         """
         if self._policy.own_model != "travels":
             raise RefusedError("The model of this site stays here ('policy.own_model').")
-        if self._policy.min_noise > 0 or any(option.seals for option in settings.options):
+        if self._policy.min_noise > 0 or any(option.seals for option in settings.active_options):
             raise RefusedError("The model of this site would leave without the noise or the masks that this federation has.")
         self.check_training(data)
 
@@ -249,7 +250,7 @@ class SiteLimits:
         if steps < least:
             raise RefusedError(f"The turn had {steps} steps, but this site's 'policy.min_steps' is {least}.")
 
-    def check_turn(self, task: ClientTask, settings: ClientSettings, data: SiteData, leaves: bool = True) -> None:
+    def check_turn(self, task: ClientTask, settings: FederationSettings, data: SiteData, leaves: bool = True) -> None:
         """Refuse a turn with more epochs, fewer steps, or smaller batches than this site allows.
 
         Args:
@@ -262,7 +263,7 @@ class SiteLimits:
             RefusedError: naming the limit.
         """
         policy = self._policy
-        most = math.inf if _at_own_pace(settings.options) else policy.max_rounds
+        most = math.inf if _at_own_pace(settings.active_options) else policy.max_rounds
         if not 0 <= task.round_idx < most:
             raise RefusedError(f"Round {task.round_idx} is beyond this site's limit of {policy.max_rounds} rounds.")
         if not 1 <= task.slowness < math.inf:
@@ -280,7 +281,7 @@ class SiteLimits:
             raise RefusedError(f"The turn has {steps:g} steps, but this site's 'policy.min_steps' is {policy.min_steps}.")
         whole = steps if math.isinf(steps) else max(1, int(steps))  # a slow client leaves out a step in part
         read = min(whole * plan.accumulate, batches)  # an epoch repeats no row, and the next one may repeat all
-        noisy = policy.min_noise > 0 and _noise(settings.options, delivered=False) >= policy.min_noise
+        noisy = policy.min_noise > 0 and _noise(settings.active_options, delivered=False) >= policy.min_noise
         if leaves and not noisy:
             self._check_rows(math.inf if read >= every else read * smallest, smallest)
 

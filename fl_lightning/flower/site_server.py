@@ -242,7 +242,7 @@ class SiteServer:
             here = replace(model, tensors=tensors, first=first)
             for round_idx in work.site.dropped_by(here):
                 self._say(f"Round {round_idx}: dropped: the server has started again and does not know it.")
-            work.site.handle(self._limits.without_checks(here, work.built.settings.options))
+            work.site.handle(self._limits.without_checks(here, work.built.settings.active_options))
             work.model = model
         for note in notes:
             work.site.handle(note)
@@ -299,11 +299,11 @@ class SiteServer:
         if isinstance(order, OwnModelOrder):
             return work.site.handle(order)
         settings = work.built.settings
-        self._limits.check_buffers(settings.options, resident.view())
+        self._limits.check_buffers(settings.active_options, resident.view())
         result = self._computed(work, order)
         if isinstance(order, ClientTask):
             self._say(f"Round {order.round_idx}: {'failed' if isinstance(result, ClientFailure) else 'trained'}.")
-        if isinstance(result, ClientUpdate) and not any(option.seals for option in settings.options):
+        if isinstance(result, ClientUpdate) and not any(option.seals for option in settings.active_options):
             self._limits.check_work(result)
         return self._outgoing.result(result)
 

@@ -6,9 +6,9 @@ import gc
 
 from lightning.pytorch import LightningModule, Trainer
 
-from fl_lightning.clients.assembly import ClientAssembly, ClientEnvironment
-from fl_lightning.clients.client_settings import client_settings
+from fl_lightning.clients.assembly import ClientAssembly
 from fl_lightning.clients.local_pool import LocalPool
+from fl_lightning.clients.place import Place
 from fl_lightning.clients.pool import ClientPool
 from fl_lightning.clients.training.inner_trainer import moves_batches
 from fl_lightning.compat.lightning import detects_anomalies
@@ -54,7 +54,8 @@ class Assembly:
         if not moves_batches(module, self._data):  # transfer hooks expect batches on the device that loaded them
             self._data.place(device)
         self._secret = self._shared_key()
-        self.place = ClientEnvironment(
+        self.place = Place(
+            local=settings.local,
             precision=resolve_precision(settings.local, trainer.precision, device),
             device=device,
             logger=bool(trainer.loggers),
@@ -67,7 +68,8 @@ class Assembly:
         self._clients = ClientAssembly(
             module=client,
             data=self._data,
-            settings=client_settings(settings, self._data.num_clients),
+            settings=settings,
+            num_clients=self._data.num_clients,
             place=self.place,
             memory=run.memory,
             secret=self._secret,

@@ -10,8 +10,8 @@ from federations import Plain, federate, same_bits, weights
 from torch import Tensor
 
 from fl_lightning import FederatedOrchestrator, LocalTraining
-from fl_lightning.clients.engines.base import EngineSettings
 from fl_lightning.clients.engines.selection import ENGINES, automatic_engine, possible_engines
+from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ServerModel
@@ -75,8 +75,8 @@ def test_auto_gives_the_bits_of_a_trainer(kind, engine, caplog):
 
 def test_auto_takes_a_trainer_where_equality_has_not_been_tested():
     resident = ResidentModel(Plain())
-    settings = EngineSettings(local=LocalTraining(), precision="32-true", device=torch.device("mps", 0))
-    name, reason = automatic_engine(resident, settings)
+    place = Place(local=LocalTraining(), precision="32-true", device=torch.device("mps", 0))
+    name, reason = automatic_engine(resident, place)
     assert name == "trainer"
     assert "'mps'" in reason
 

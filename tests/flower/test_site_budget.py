@@ -178,7 +178,7 @@ def test_federations_at_the_same_time_do_not_overspend():
     one = Release("clients", 10.0)
     budget = Budget("x", str(LEDGER), epsilon_of_releases([one] * 5, DELTA), DELTA, "site")
     option = SimpleNamespace(released=lambda *_: one)
-    asked: Any = SimpleNamespace(faults=SimpleNamespace(retries=0), local=None, options=(option,))
+    asked: Any = SimpleNamespace(faults=SimpleNamespace(retries=0), local=None, active_options=(option,))
 
     def pay(number: int) -> bool:
         try:

@@ -14,10 +14,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, Partitioner
-from fl_lightning.clients.assembly import ClientAssembly, ClientEnvironment
-from fl_lightning.clients.client_settings import client_settings
+from fl_lightning.clients.assembly import ClientAssembly
 from fl_lightning.clients.isolation.client_copy import client_copy
 from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.clients.place import Place
 from fl_lightning.clients.site import Site
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.keyed_noise import SecretKey
@@ -86,8 +86,9 @@ def serve(connection: Connection, make: Make, share: Share, client: int, num_cli
     clients = ClientAssembly(
         module=client_copy(module),
         data=ShareOf(share, client),
-        settings=client_settings(federation, num_clients),
-        place=ClientEnvironment(),
+        settings=federation,
+        num_clients=num_clients,
+        place=Place(local=federation.local),
         memory=ClientMemory(),
         secret=SecretKey.draw(),
         drop_single=any(isinstance(part, _BatchNorm) for part in module.modules()),  # as the server does in a simulation

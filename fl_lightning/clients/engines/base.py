@@ -6,47 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-import torch
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
+from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
-from fl_lightning.core.hooks import ClientHooks
 from fl_lightning.messages import ClientTask
-from fl_lightning.rules.base import ClientRule
-from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.types import ClientUpdate, Snapshot
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineSettings:
-    """Hold the settings that every engine needs.
-
-    Attributes:
-        local: the settings of the local training.
-        precision: the precision, as accepted by Lightning's Trainer.
-        device: the device to train on.
-        rules: the rules that change the clients' training, in order.
-        hooks: the clients' hooks of the options in use, in order, for their callbacks.
-        deadline: the time limit of a client's training in seconds, checked between steps; None for no limit.
-        fast_dev_run: whether each client trains on a single batch.
-        logger: whether the module finds a (silent) logger.
-        outer: the user's Trainer, of which a module may read some attributes; None at a site.
-        detect_anomaly: like ``local.detect_anomaly``, but set by the outer Trainer.
-        cohort: the largest number of clients in a round; None if it is unknown.
-    """
-
-    local: LocalTraining
-    precision: str
-    device: torch.device
-    rules: Sequence[ClientRule] = ()
-    hooks: Sequence[ClientHooks] = ()
-    deadline: float | None = None
-    fast_dev_run: bool = False
-    logger: bool = False
-    outer: Trainer | None = None
-    detect_anomaly: bool = False
-    cohort: int | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +74,7 @@ class Engine(Protocol):
     pulls: ClassVar[bool]
     equals_trainer: ClassVar[bool]
 
-    def __init__(self, resident: ResidentModel, settings: EngineSettings) -> None: ...
+    def __init__(self, resident: ResidentModel, place: Place) -> None: ...
 
     def fit(self, tasks: Sequence[PreparedTask]) -> Iterator[LocalResult]:
         """Train clients from the published model, or from the models of their tasks, and yield each result at once.

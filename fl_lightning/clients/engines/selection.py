@@ -8,10 +8,11 @@ from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from fl_lightning.clients.engines.base import Engine, EngineSettings, LocalResult, PreparedTask
+from fl_lightning.clients.engines.base import Engine, LocalResult, PreparedTask
 from fl_lightning.clients.engines.fabric.engine import FabricEngine
 from fl_lightning.clients.engines.stacked.engine import StackedEngine
 from fl_lightning.clients.engines.trainer import TrainerEngine
+from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.errors import EngineError
 from fl_lightning.messages import ModelLayout
@@ -25,15 +26,15 @@ def possible_engines(name: str) -> list[type[Engine]]:
     return [ENGINES[name] for name in (("trainer", "fabric") if name == "auto" else (name,))]
 
 
-def automatic_engine(resident: ResidentModel, settings: EngineSettings) -> tuple[str, str]:
+def automatic_engine(resident: ResidentModel, place: Place) -> tuple[str, str]:
     """Return the engine that ``auto`` selects, and the reason: the lean loop if its results equal a Trainer's bit for bit.
 
     The choice depends only on the module and the settings, so every rank and every run makes the same choice.
     """
-    if settings.device.type not in ("cpu", "cuda"):  # tools/gpu_checks.py compares them on a GPU
-        return "trainer", f"the lean loop has not been compared with a Trainer on '{settings.device.type}'"
+    if place.device.type not in ("cpu", "cuda"):  # tools/gpu_checks.py compares them on a GPU
+        return "trainer", f"the lean loop has not been compared with a Trainer on '{place.device.type}'"
     try:
-        FabricEngine(resident, settings)
+        FabricEngine(resident, place)
     except EngineError as error:
         return "trainer", str(error)
     return "fabric", "it gives the same weights as a Trainer, to the last bit, in less time"
@@ -44,13 +45,13 @@ class LocalEngine:
 
     Args:
         resident: the module that clients train.
-        settings: the settings of the engine.
+        place: where and how the clients train.
         name: the name of the engine.
         falls_back: whether to repeat a turn that the engine refuses on a Trainer, as under ``auto``.
     """
 
-    def __init__(self, resident: ResidentModel, settings: EngineSettings, name: str, falls_back: bool = False) -> None:
-        self._resident, self._settings, self.name, self._falls_back = resident, settings, name, falls_back
+    def __init__(self, resident: ResidentModel, place: Place, name: str, falls_back: bool = False) -> None:
+        self._resident, self._place, self.name, self._falls_back = resident, place, name, falls_back
         self._engine: Engine | None = None
         self._layout: ModelLayout | None = None
 
@@ -66,7 +67,7 @@ class LocalEngine:
     def _current(self) -> Engine:
         layout = self._resident.server.layout
         if self._engine is None or self._layout is not layout:
-            self._engine, self._layout = self.kind(self._resident, self._settings), layout
+            self._engine, self._layout = self.kind(self._resident, self._place), layout
         return self._engine
 
     def fit(self, tasks: Sequence[PreparedTask]) -> Iterator[LocalResult]:
@@ -99,7 +100,7 @@ class LocalEngine:
         Args:
             changes: new values for fields of :class:`LocalTraining`, such as ``max_epochs``.
         """
-        local = replace(self._settings.local, proximal_mu=0.0, **changes)
-        settings = replace(self._settings, local=local, rules=(), hooks=(), deadline=None)
+        local = replace(self._place.local, proximal_mu=0.0, **changes)
+        place = replace(self._place, local=local, rules=(), hooks=(), deadline=None)
         name = "fabric" if self.kind.side_by_side else self.name
-        return LocalEngine(self._resident, settings, name, self._falls_back)
+        return LocalEngine(self._resident, place, name, self._falls_back)

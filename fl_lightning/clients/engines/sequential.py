@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from lightning.pytorch import LightningDataModule
 
-from fl_lightning.clients.engines.base import EngineSettings, LocalResult, PreparedTask
+from fl_lightning.clients.engines.base import LocalResult, PreparedTask
+from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.training.session import ClientSession
 from fl_lightning.clients.training.turn import TurnPlan
@@ -23,7 +24,7 @@ class SequentialEngine(ABC):
 
     Args:
         resident: the module that clients train.
-        settings: the settings of the engine.
+        place: where and how the clients train.
     """
 
     side_by_side: ClassVar[bool] = False
@@ -31,17 +32,15 @@ class SequentialEngine(ABC):
     pulls: ClassVar[bool] = True
     equals_trainer: ClassVar[bool] = True
 
-    def __init__(self, resident: ResidentModel, settings: EngineSettings) -> None:
-        self.resident, self.settings = resident, settings
+    def __init__(self, resident: ResidentModel, place: Place) -> None:
+        self.resident, self.place = resident, place
         progress = TurnProgress(
-            lr_decay=settings.local.lr_decay,
-            keeps_optimizer=settings.local.optimizer_state == "kept",
+            lr_decay=place.local.lr_decay,
+            keeps_optimizer=place.local.optimizer_state == "kept",
             place=self._place,
             limit=self._limit,
         )
-        self.session = ClientSession(
-            resident, rules=settings.rules, progress=progress, deadline=settings.deadline, hooks=settings.hooks
-        )
+        self.session = ClientSession(resident, rules=place.rules, progress=progress, deadline=place.deadline, hooks=place.hooks)
 
     def fit(self, tasks: Sequence[PreparedTask]) -> Iterator[LocalResult]:
         """Train clients in the order of the tasks; see :meth:`Engine.fit`."""
@@ -50,10 +49,10 @@ class SequentialEngine(ABC):
 
     def _train(self, prepared: PreparedTask) -> LocalResult:
         begun = time.perf_counter()
-        plan = TurnPlan.of(prepared.task, self.settings.local, self.settings.fast_dev_run)
+        plan = TurnPlan.of(prepared.task, self.place.local, self.place.fast_dev_run)
         self.session.begin(prepared, plan)
         # A module's own collectives would mix clients that train at the same time, or wait for ever.
-        with isolated_rng(prepared.seed, self.settings.device), without_process_group():
+        with isolated_rng(prepared.seed, self.place.device), without_process_group():
             try:
                 steps, metrics = self._fit(prepared.open_data(), plan)
             finally:

@@ -8,8 +8,8 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
-from fl_lightning.clients.engines.base import EngineSettings
 from fl_lightning.clients.engines.sequential import SequentialEngine
+from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.training.inner_trainer import ClientTrainer, inner_trainer, quiet, restart
 from fl_lightning.clients.training.metrics import scalar_metrics
@@ -26,25 +26,25 @@ class TrainerEngine(SequentialEngine):
 
     Args:
         resident: the module that clients train.
-        settings: the settings of the engine.
+        place: where and how the clients train.
     """
 
-    def __init__(self, resident: ResidentModel, settings: EngineSettings) -> None:
-        super().__init__(resident, settings)
-        local = settings.local
+    def __init__(self, resident: ResidentModel, place: Place) -> None:
+        super().__init__(resident, place)
+        local = place.local
         self._callbacks = local.callbacks or []
         self._flags: dict[str, Any] = {
-            "logger": settings.logger,
-            "outer": settings.outer,
-            "precision": settings.precision,
-            "max_epochs": 1 if settings.fast_dev_run else local.max_epochs,
+            "logger": place.logger,
+            "outer": place.outer,
+            "precision": place.precision,
+            "max_epochs": 1 if place.fast_dev_run else local.max_epochs,
             "max_steps": local.max_steps,
             "gradient_clip_val": local.gradient_clip_val,
             "gradient_clip_algorithm": local.gradient_clip_algorithm if local.gradient_clip_val else None,
             "accumulate_grad_batches": local.accumulate_grad_batches,
-            "limit_train_batches": 1 if settings.fast_dev_run else local.limit_train_batches,
+            "limit_train_batches": 1 if place.fast_dev_run else local.limit_train_batches,
             "limit_val_batches": 0,
-            "detect_anomaly": local.detect_anomaly or settings.detect_anomaly,
+            "detect_anomaly": local.detect_anomaly or place.detect_anomaly,
             "deterministic": local.deterministic,
         }
         self._trainer: ClientTrainer | None = None
@@ -60,7 +60,7 @@ class TrainerEngine(SequentialEngine):
         # A user's callbacks have state that must not be shared by clients: each client gets copies and a new Trainer.
         if self._trainer is None or self._callbacks:
             callbacks = [*self.session.callbacks, *copy.deepcopy(self._callbacks)]
-            self._trainer = inner_trainer(self.settings.device, callbacks, **self._flags)
+            self._trainer = inner_trainer(self.place.device, callbacks, **self._flags)
             self._begun = {name: getattr(self._trainer, name) for name in _CHANGEABLE}
         else:
             restart(self._trainer)

@@ -10,10 +10,10 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from fl_lightning.clients.engines.base import EngineSettings
 from fl_lightning.clients.engines.fabric.fit import ClientFit
 from fl_lightning.clients.engines.precision import fabric_precision
 from fl_lightning.clients.engines.sequential import SequentialEngine
+from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.training.turn import TurnPlan
 from fl_lightning.errors import EngineError
@@ -44,28 +44,28 @@ class FabricEngine(SequentialEngine):
 
     Args:
         resident: the module that clients train.
-        settings: the settings of the engine.
+        place: where and how the clients train.
 
     Raises:
         EngineError: if only a Trainer can train the module.
     """
 
-    def __init__(self, resident: ResidentModel, settings: EngineSettings) -> None:
-        super().__init__(resident, settings)
+    def __init__(self, resident: ResidentModel, place: Place) -> None:
+        super().__init__(resident, place)
         refuse_module(resident.module, "fabric")
-        local = settings.local
-        self._anomalies = local.detect_anomaly or settings.detect_anomaly
-        self._precision = fabric_precision(settings.precision, settings.device)
+        local = place.local
+        self._anomalies = local.detect_anomaly or place.detect_anomaly
+        self._precision = fabric_precision(place.precision, place.device)
         if local.deterministic is not None:
             torch.use_deterministic_algorithms(local.deterministic)
         self._loop: ClientFit | None = None
 
     def _fit(self, data: LightningDataModule, plan: TurnPlan) -> tuple[int, dict[str, float]]:
         if getattr(self._precision, "scaler", None) is not None:
-            self._precision.scaler = torch.amp.GradScaler(self.settings.device.type)
-        if self._loop is None or self.settings.local.callbacks:  # a user's callbacks are copied for each client
-            callbacks = [*self.session.callbacks, *copy.deepcopy(self.settings.local.callbacks or [])]
-            self._loop = ClientFit(self.resident.module, callbacks, self._precision, self.settings)
+            self._precision.scaler = torch.amp.GradScaler(self.place.device.type)
+        if self._loop is None or self.place.local.callbacks:  # a user's callbacks are copied for each client
+            callbacks = [*self.session.callbacks, *copy.deepcopy(self.place.local.callbacks or [])]
+            self._loop = ClientFit(self.resident.module, callbacks, self._precision, self.place)
         with torch.autograd.set_detect_anomaly(self._anomalies):
             return self._loop.fit(data, plan)
 

@@ -13,12 +13,12 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from fl_lightning.clients.engines.base import EngineSettings
 from fl_lightning.clients.engines.client_run import ClientRun
 from fl_lightning.clients.engines.fabric.hooks import ClientHooks
 from fl_lightning.clients.engines.fabric.optimizer import ClientOptimizer, batches_per_epoch, length_of
 from fl_lightning.clients.engines.log_recorder import LogRecorder
 from fl_lightning.clients.isolation.outer_run import LastMetrics
+from fl_lightning.clients.place import Place
 from fl_lightning.clients.training.inner_trainer import is_on, transfer_hooks
 from fl_lightning.clients.training.metrics import scalar_metrics
 from fl_lightning.clients.training.turn import TurnPlan
@@ -35,15 +35,13 @@ class ClientFit:
         module: the clients' copy of the user's module.
         callbacks: the callbacks of the fits.
         precision: Fabric's precision plugin.
-        settings: the settings of the engine.
+        place: where and how the clients train.
     """
 
-    def __init__(
-        self, module: LightningModule, callbacks: Sequence[Callback], precision: Any, settings: EngineSettings
-    ) -> None:
+    def __init__(self, module: LightningModule, callbacks: Sequence[Callback], precision: Any, place: Place) -> None:
         self.module, self._callbacks, self._precision = module, list(callbacks), precision
-        self._local, self._device = settings.local, settings.device
-        self._fast, self._logger, self._outer = settings.fast_dev_run, settings.logger, settings.outer
+        self._local, self._device = place.local, place.device
+        self._fast, self._logger, self._outer = place.fast_dev_run, place.logger, place.outer
         self._hooks = ClientHooks(module, callbacks)
         self._optimizer = ClientOptimizer(module, self._local, precision, self._hooks)
         self._takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)

@@ -11,13 +11,14 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from fl_lightning.clients.engines.base import EngineSettings, LocalResult, PreparedTask
+from fl_lightning.clients.engines.base import LocalResult, PreparedTask
 from fl_lightning.clients.engines.fabric.engine import refuse_module
 from fl_lightning.clients.engines.fabric.hooks import HOOKS
 from fl_lightning.clients.engines.fabric.optimizer import batches_per_epoch, length_of
 from fl_lightning.clients.engines.precision import fabric_precision
 from fl_lightning.clients.engines.stacked.fit import StackedFit
 from fl_lightning.clients.engines.stacked.step import StackedStep
+from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.training.schedules import ScheduleMover
 from fl_lightning.clients.training.turn import TurnPlan
@@ -53,7 +54,7 @@ class StackedEngine:
 
     Args:
         resident: the module that clients train.
-        settings: the settings of the engine, without anomaly detection.
+        place: where and how the clients train, without anomaly detection.
 
     Raises:
         EngineError: if the module or the settings need another engine.
@@ -64,24 +65,24 @@ class StackedEngine:
     pulls: ClassVar[bool] = False
     equals_trainer: ClassVar[bool] = False
 
-    def __init__(self, resident: ResidentModel, settings: EngineSettings) -> None:
-        module, local, device = resident.module, settings.local, settings.device
+    def __init__(self, resident: ResidentModel, place: Place) -> None:
+        module, local, device = resident.module, place.local, place.device
         if resident.builds_networks:
             raise EngineError(
                 f"{type(module).__name__} builds its networks in 'setup' or 'configure_model', which stacked clients cannot "
                 "share. Build them in '__init__', or set 'federation.local.engine' to 'fabric' or 'trainer'."
             )
         refuse_module(module, "stacked", _REFUSED_HOOKS)
-        _refuse(module, local, settings.precision, settings.detect_anomaly)
-        _refuse_rules(settings.rules)
-        _refuse_callbacks(settings.hooks)
-        self._precision: Any = fabric_precision(settings.precision, device)
+        _refuse(module, local, place.precision, place.detect_anomaly)
+        _refuse_rules(place.rules)
+        _refuse_callbacks(place.hooks)
+        self._precision: Any = fabric_precision(place.precision, device)
         if local.deterministic is not None:
             torch.use_deterministic_algorithms(local.deterministic)
-        self._resident, self._settings = resident, settings
+        self._resident, self._place = resident, place
         self._precision.convert_module(module)
         module.to(device)
-        largest = min(local.stack_size, settings.cohort or local.stack_size)
+        largest = min(local.stack_size, place.cohort or local.stack_size)
         self._mover = ScheduleMover()
         self._step = StackedStep(module, self._precision.forward_context, largest, local.compile)
 
@@ -91,7 +92,7 @@ class StackedEngine:
 
     def fit(self, tasks: Sequence[PreparedTask]) -> Iterator[LocalResult]:
         """Train clients stack by stack; see :meth:`Engine.fit`."""
-        local, fast = self._settings.local, self._settings.fast_dev_run
+        local, fast = self._place.local, self._place.fast_dev_run
         groups: dict[tuple[int, TurnPlan], list[_Member]] = {}
         for prepared in tasks:
             data = prepared.open_data()
@@ -103,7 +104,7 @@ class StackedEngine:
                 stacked, data_of, loaders = zip(*members[begin : begin + local.stack_size], strict=True)
                 self._resident.fill(self._resident.view(), None)
                 self._resident.python.restore()  # an evaluation may have changed attributes
-                fit = StackedFit(self._resident, self._step, stacked, data_of, self._settings, self._precision)
+                fit = StackedFit(self._resident, self._step, stacked, data_of, self._place, self._precision)
                 yield from fit.run(loaders, count, plan, self._mover)
 
 

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.clients.engines.base import EngineSettings, LocalResult, PreparedTask
+from fl_lightning.clients.engines.base import LocalResult, PreparedTask
 from fl_lightning.clients.engines.client_run import ClientRun, SharedRun
 from fl_lightning.clients.engines.fabric.optimizer import configured_optimizers
 from fl_lightning.clients.engines.log_recorder import LogRecorder
@@ -24,6 +24,7 @@ from fl_lightning.clients.engines.stacked.notes import replay
 from fl_lightning.clients.engines.stacked.optimizer import StackedOptimizer, clip
 from fl_lightning.clients.engines.stacked.stack import ClientStack, Tensors
 from fl_lightning.clients.engines.stacked.step import StackedStep
+from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.training.inner_trainer import transfer_hooks
 from fl_lightning.clients.training.metrics import scalar_metrics
@@ -44,7 +45,7 @@ class StackedFit:
         step: the stacked training step.
         tasks: the clients' tasks.
         data: the clients' examples.
-        settings: the settings of the engine.
+        place: where and how the clients train.
         precision: Fabric's precision plugin.
     """
 
@@ -54,27 +55,24 @@ class StackedFit:
         step: StackedStep,
         tasks: Sequence[PreparedTask],
         data: Sequence[LightningDataModule],
-        settings: EngineSettings,
+        place: Place,
         precision: Any,
     ) -> None:
         self._resident = resident
-        self._module, self._step, self._settings = resident.module, step, settings
-        self._local, self._device, self._server = settings.local, settings.device, resident.server
+        self._module, self._step, self._place = resident.module, step, place
+        self._local, self._device, self._server = place.local, place.device, resident.server
         self._tasks, self._data, self._size, self._precision = tasks, data, len(tasks), precision
         self._begun = time.perf_counter()
         self._runs = [
-            ClientRun("stacked", settings.local, own, (), precision, settings.device, settings.logger, settings.outer)
-            for own in data
+            ClientRun("stacked", place.local, own, (), precision, place.device, place.logger, place.outer) for own in data
         ]
-        self._shared = SharedRun(
-            "stacked", settings.local, data[0], (), precision, settings.device, settings.logger, settings.outer
-        )
+        self._shared = SharedRun("stacked", place.local, data[0], (), precision, place.device, place.logger, place.outer)
         self._shared.forget("datamodule", "callback_metrics")  # the step answers only what is the same for all clients
         self._every = [*self._runs, self._shared]
         for run in self._every:
             run.forget("callbacks", "is_last_batch", "should_stop")
-        self._recorders = [LogRecorder(settings.device, run.callback_metrics) for run in self._runs]
-        self._random = [ClientRandom(task.seed, settings.device) for task in tasks]
+        self._recorders = [LogRecorder(place.device, run.callback_metrics) for run in self._runs]
+        self._random = [ClientRandom(task.seed, place.device) for task in tasks]
         self._metrics = [part for part in self._module.modules() if isinstance(part, Metric)]
         self._losses: list[Tensor] = []
         held = [dict(one.held) for one in tasks]
@@ -143,13 +141,13 @@ class StackedFit:
         named = parameters_of(self._module)
         stacked = {id(named[name]): tensor for name, tensor in self._stack.parameters.items()}
         decay = self._local.lr_decay ** self._tasks[0].task.round_idx
-        mu = sum(rule.strength(None) for rule in self._settings.rules)
+        mu = sum(rule.strength(None) for rule in self._place.rules)
         self._optimizer = StackedOptimizer(optimizers, configs, stacked, decay, mu, by_reference=plan.progress is not None)
         steps_on = {id(tensor) for tensor in self._optimizer.tensors}
         self._stepped = {name for name, tensor in self._stack.parameters.items() if id(tensor) in steps_on}
         for run in self._every:
             run.note(optimizers=optimizers, lr_scheduler_configs=configs)
-        self._terms = [(rule, self._stack.by_name(terms)) for rule in self._settings.rules if all(terms := self._begin(rule))]
+        self._terms = [(rule, self._stack.by_name(terms)) for rule in self._place.rules if all(terms := self._begin(rule))]
         for rule, _ in self._terms:
             rule.check_optimizers([self._optimizer.own], self._optimizer.words)
 
