@@ -87,11 +87,7 @@ class ClientAssembly:
             self._data,
             client_metrics(settings),
             self._memory.held,
-            precision=place.precision,
-            device=place.device,
-            logger=place.logger,
-            outer=place.outer,
-            inference_mode=place.inference_mode,
+            place,
         )
         trainer = self._trainer(self._engine, self._memory, place)
         tasks = TaskTrainer(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from lightning.pytorch import LightningModule
 from torch import Tensor
@@ -12,6 +11,7 @@ from torchmetrics import Metric
 from fl_lightning.clients.answering import SETTING
 from fl_lightning.clients.client_data import ClientData
 from fl_lightning.clients.model_evaluation import ModelEvaluation
+from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.stored_predictions import StoredPredictions
 from fl_lightning.messages import MetricRole, Part
@@ -32,13 +32,13 @@ class ClientEvaluators:
         data: the clients' examples.
         metrics: the metrics to compute, by role.
         own: returns the parameters and buffers that a client holds, with which models are evaluated on its examples.
-        flags: options of :class:`ModelEvaluation`, such as the precision.
+        place: where they are evaluated, and in which precision.
     """
 
     def __init__(
-        self, resident: ResidentModel, data: ClientData, metrics: Metrics, own: Callable[[int], Tensors], **flags: Any
+        self, resident: ResidentModel, data: ClientData, metrics: Metrics, own: Callable[[int], Tensors], place: Place
     ) -> None:
-        self._resident, self._data, self._metrics, self._own, self._flags = resident, data, metrics, own, flags
+        self._resident, self._data, self._metrics, self._own, self._place = resident, data, metrics, own, place
         self._evaluations: dict[str | int, ModelEvaluation] = {}
 
     def measures(self, role: MetricRole) -> bool:
@@ -61,7 +61,7 @@ class ClientEvaluators:
         metric, setting = self._metrics[role]
         key = metric if isinstance(metric, str) else id(metric)  # the table of metrics keeps it alive
         if key not in self._evaluations:
-            self._evaluations[key] = ModelEvaluation(metric, setting, **self._flags)
+            self._evaluations[key] = ModelEvaluation(metric, setting, self._place)
         module = self._resident.load(model, self._own(client) if own is None else own)
         return self._evaluations[key].score(module, self._data.client_evaluation_view(client, part))
 
@@ -70,7 +70,7 @@ class ClientEvaluators:
     ) -> tuple[Tensor, Tensor, Tensor | None, LightningModule]:
         """Return predictions, targets and persons of a part of a client's examples, and the module; see :meth:`score`."""
         store = StoredPredictions()
-        evaluation = ModelEvaluation(store, SETTING, **self._flags)
+        evaluation = ModelEvaluation(store, SETTING, self._place)
         module = self._resident.load(model, self._own(client))
         evaluation.score(module, self._data.client_evaluation_view(client, part))
         return *store.take(), self._data.evaluated_persons(client, part), module

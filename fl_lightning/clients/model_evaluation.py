@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
 
+from fl_lightning.clients.place import Place
 from fl_lightning.clients.training.idle_optimizers import IdleOptimizers
 from fl_lightning.clients.training.inner_trainer import inner_trainer, quiet
 from fl_lightning.clients.training.metrics import keep_metrics_to_this_process, scalar_metrics
@@ -27,40 +28,26 @@ class ModelEvaluation:
     Args:
         metric: the name of a metric that the module logs in validation, or a torchmetrics metric.
         setting: the setting that names the metric, for messages.
-        precision: the precision, as accepted by Lightning's Trainer.
-        device: the device to evaluate on.
+        place: where models are evaluated, and in which precision.
         limit_batches: the limit on batches, as a Trainer's ``limit_val_batches``.
-        logger: whether the module finds a (silent) logger.
-        outer: the user's Trainer, of which the module may read some attributes; None at a site.
-        inference_mode: whether validation runs in inference mode, without gradients, as in the outer Trainer.
     """
 
-    def __init__(
-        self,
-        metric: str | Metric,
-        setting: str,
-        precision: str,
-        device: torch.device,
-        limit_batches: int | float = 1.0,
-        logger: bool = False,
-        outer: Trainer | None = None,
-        inference_mode: bool = True,
-    ) -> None:
+    def __init__(self, metric: str | Metric, setting: str, place: Place, limit_batches: int | float = 1.0) -> None:
         self.metric = metric
         self._setting = setting
         if isinstance(metric, Metric):
-            self.metric = metric.to(device)
+            self.metric = metric.to(place.device)
             metric.distributed_available_fn = lambda: False  # each rank scores different models
         self._reload = _Reload()
         self._idle: tuple[LightningModule, IdleOptimizers] | None = None
         self._trainer = inner_trainer(
-            device,
+            place.device,
             [self._reload],
-            logger=logger,
-            outer=outer,
-            precision=precision,
+            logger=place.logger,
+            outer=place.outer,
+            precision=place.precision,
             limit_val_batches=limit_batches,
-            inference_mode=inference_mode,
+            inference_mode=place.inference_mode,
         )
 
     def score(self, module: LightningModule, data: LightningDataModule) -> float:

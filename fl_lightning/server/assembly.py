@@ -128,13 +128,9 @@ class Assembly:
             resident,
             self._data,
             settings.server_evaluation,
+            self.place,
             limit_batches=self._trainer.limit_val_batches,
             seed=settings.seed,
-            precision=self.place.precision,
-            device=self.place.device,
-            logger=self.place.logger,
-            outer=self.place.outer,
-            inference_mode=self.place.inference_mode,
         )
         return Federation(
             trainer=self._trainer,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torchmetrics import Metric
 
 from fl_lightning.clients.client_evaluators import STRATEGY_METRIC
 from fl_lightning.clients.model_evaluation import ModelEvaluation
+from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
@@ -56,9 +58,9 @@ class Evaluators:
         resident: the module into which models are loaded.
         data: the data, with the server's validation set.
         settings: the settings of the evaluation at the server.
+        place: where models are evaluated, and in which precision unless the settings name another.
         limit_batches: the limit on the server's batches, as the outer Trainer's ``limit_val_batches``.
         seed: the seed of the federation.
-        flags: options of :class:`ModelEvaluation`, such as the precision.
     """
 
     def __init__(
@@ -66,16 +68,16 @@ class Evaluators:
         resident: ResidentModel,
         data: FederatedDataModule,
         settings: ServerEvaluation,
+        place: Place,
         *,
         limit_batches: int | float,
         seed: int,
-        **flags: Any,
     ) -> None:
         self._resident, self._data, self.settings, self._seed = resident, data, settings, seed
         self._server_view: LightningDataModule | None = None
         self._num_server_examples: int | None = None
         self._changed: dict[str, LightningDataModule] = {}
-        self._limit, self._flags = limit_batches, flags
+        self._limit, self._place = limit_batches, place
         self._evaluations: dict[str | int, ModelEvaluation] = {}
 
     def publish(self, model: ServerModel) -> None:
@@ -152,10 +154,10 @@ class Evaluators:
         key = metric if isinstance(metric, str) else id(metric)
         if key not in self._evaluations:
             require_server_set(metric, self._data, self._limit, setting)
-            flags = self._flags | {"limit_batches": self._limit}
-            if self.settings.precision is not None:
-                flags["precision"] = _server_precision(flags["precision"], self.settings.precision)
-            self._evaluations[key] = ModelEvaluation(metric, setting, **flags)
+            place, wanted = self._place, self.settings.precision
+            if wanted is not None:
+                place = replace(place, precision=_server_precision(place.precision, wanted))
+            self._evaluations[key] = ModelEvaluation(metric, setting, place, self._limit)
         return self._evaluations[key]
 
 

@@ -17,6 +17,7 @@ from fl_lightning import (
     FederationCallback,
     ServerEvaluation,
 )
+from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.data import TensorLoader
 from fl_lightning.data.loaders import reduced
@@ -105,7 +106,7 @@ def test_a_stream_can_be_the_servers_set():
     streamed = type("Streamed", (Blobs,), {"val_dataloader": lambda self: DataLoader(Stream(), batch_size=10)})
     federate(Plain(), 1, data=streamed(), strategy=AdaFed("val_acc"))
     data = FederatedDataModule(streamed(), Consecutive())
-    evaluators = Evaluators(ResidentModel(Plain()), data, EXACT, limit_batches=1.0, seed=0)
+    evaluators = Evaluators(ResidentModel(Plain()), data, EXACT, Place(local=LocalTraining()), limit_batches=1.0, seed=0)
     assert evaluators.num_server_examples == 0
 
 
