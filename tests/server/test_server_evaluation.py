@@ -15,6 +15,7 @@ from fl_lightning import (
     AdaFed,
     FederatedDataModule,
     FederationCallback,
+    LocalTraining,
     ServerEvaluation,
 )
 from fl_lightning.clients.place import Place
