@@ -161,9 +161,7 @@ class ResidentModel:
         self._remove_new_buffers()
         self._refuse_new_shapes(state)
         self._warn_of_changed_buffers(state)
-        model = state.snapshot()
-        moved = state.moved(self.server.tensors)
-        model = replace(model, moved=moved) if moved else model
+        model = Snapshot(state.vector(), state.counters(), state.moved(self.server.tensors))
         self._content = model.version
         return model
 

@@ -191,9 +191,7 @@ def _publisher(pool: ClientPool, module: LightningModule, state: Mapping[str, An
     def publish(model: Model) -> int:
         view = ModelState(module)
         if not model.tensors:
-            view.note_moving(tuple(state.get("moving", ())))
-            view.note_unsent(next((tuple(names) for names in state.get("unsent", [])), view.unsent))
-            view.hold_at_clients(state.get("held", []))
+            view.set_apart(state.get("moving", ()), state.get("held", ()), next(iter(state.get("unsent", ())), None))
         tensors = model.tensors or {name: tensor.detach().cpu().clone() for name, tensor in view.tensors().items()}
         sent = ServerModel(next(versions), round_idx, tensors, view.layout, first=view.held_tensors())
         pool.publish(sent)

@@ -89,7 +89,7 @@ def require_model(model: ServerModel, module: torch.nn.Module) -> None:
         WireError: naming the tensor.
     """
     state = ModelState(module)
-    state.hold_at_clients(model.layout.held)
+    state.set_apart(held=model.layout.held)
     mine, held = state.tensors(), state.held_tensors()
     different = sorted((set(mine) ^ set(model.tensors)) | (set(held) ^ set(model.first)))
     if different:

@@ -31,19 +31,18 @@ class ModelState:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._followed: ModelLayout | None = None
-        self._moving: tuple[str, ...] = ()
-        self._held: tuple[str, ...] = ()
-        self._unsent = never_averaged(module)  # as they begin: later values must not move a buffer to another kind
+        # Buffers are unsent for their values at the start: later ones must not move a buffer to another kind.
+        self.apart: dict[str, tuple[str, ...]] = {"moving": (), "held": (), "unsent": never_averaged(module)}
+        """The names of the tensors that :meth:`set_apart` sets apart."""
         self._arrange()
 
     def _arrange(self) -> None:
         self._trained = trained_parts(self._module)
-        self._slots = find_slots(self._module, self._moving, self._held, self._unsent)
+        self._slots = find_slots(self._module, **self.apart)
         self._second_names = second_names(self._slots)
         self._filled: ModelLayout | None = None
         self._layout: ModelLayout | None = None
         self._names: tuple[list[str], ...] | None = None
-        self._extremes: dict[str, str] | None = None
 
     def refresh(self) -> bool:
         """Re-check which parameters are frozen, and return whether that, and the length of :meth:`vector`, has changed."""
@@ -58,7 +57,7 @@ class ModelState:
         if self._layout is None:
             modes = {name: (part.training, getattr(part, "track_running_stats", None)) for name, part in self._parts()}
             trained = tuple(p.requires_grad for p in parameters_of(self._module).values())
-            self._layout = ModelLayout(trained, modes, self._moving, self._held, self._unsent)
+            self._layout = ModelLayout(trained, modes, **self.apart)
         return self._layout
 
     def _parts(self) -> Iterator[tuple[str, nn.Module]]:
@@ -78,7 +77,7 @@ class ModelState:
                 part.track_running_stats = tracks  # type: ignore[assignment]  # Lightning's finetuning switches it in BatchNorm
         if self._followed is layout:
             return
-        self._moving, self._held, self._unsent = layout.moving, layout.held, layout.unsent
+        self.apart = {"moving": layout.moving, "held": layout.held, "unsent": layout.unsent}
         self._arrange()
         self._followed = layout
 
@@ -95,8 +94,7 @@ class ModelState:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every parameter and buffer that clients do not hold, by name: the tensors themselves, not copies."""
-        kinds = zip(self._all_names(), self._slots.kinds, strict=True)
-        return {name: tensor for names, slots in kinds for name, tensor in zip(names, self._tensors(slots), strict=True)}
+        return {name: getattr(*slot).detach() for name, slot in self._named_slots()}
 
     @staticmethod
     def _tensors(slots: list[Slot]) -> list[Tensor]:
@@ -213,9 +211,7 @@ class ModelState:
         Raises:
             ConfigurationError: if a part that the module declares constant has changed, or a parameter that is not real.
         """
-        *_, frozen, constants = self._slots.kinds
-        names = [*self._all_names()[4], *self._all_names()[5]]
-        found = changed_tensors(self._module, [*zip(names, [*frozen, *constants], strict=True)], tensors)
+        found = changed_tensors(self._module, [*self._named_slots(slice(4, 6))], tensors)
         if found:
             self._filled = None  # constants, too, must be copied again
         return found
@@ -224,48 +220,30 @@ class ModelState:
     def set_moved(self, moved: Mapping[str, Tensor]) -> None:
         """Set frozen tensors that clients have changed, and copy them to the clients from now on."""
         self._set(moved)
-        self.note_moving(moved)
+        self.set_apart(moving=sorted({*self.apart["moving"], *moved}))
 
     def extremes(self) -> dict[str, str]:
         """Return of which frozen buffers the minimum or maximum is taken over clients, by name; see ``extreme_buffers``."""
-        if self._extremes is None:
-            found = zip(self._all_names()[4], self._slots.frozen, strict=True)
-            self._extremes = {
-                name: extreme_buffers(owner)[attribute]
-                for name, (owner, attribute) in found
-                if attribute in extreme_buffers(owner)
-            }
-        return self._extremes
+        found = [(name, extreme_buffers(owner).get(attribute)) for name, (owner, attribute) in self._named_slots(slice(4, 5))]
+        return {name: rule for name, rule in found if rule}
 
-    def note_moving(self, names: Iterable[str]) -> None:
-        """Copy some frozen tensors to the clients in every round from now on."""
-        moving = tuple(sorted({*self._moving, *names}))
-        if moving != self._moving:
-            self._moving = moving
-            self._arrange()
+    def set_apart(
+        self, moving: Iterable[str] | None = None, held: Iterable[str] | None = None, unsent: Iterable[str] | None = None
+    ) -> None:
+        """Set the names of tensors with a part of their own in the :attr:`layout`; None leaves them as they are.
 
-    @property
-    def moving(self) -> tuple[str, ...]:
-        """Return the names of the frozen tensors that clients have changed so far."""
-        return self._moving
-
-    @property
-    def unsent(self) -> tuple[str, ...]:
-        """Return the names of the buffers that are not sent back because they were complex or not finite at the start."""
-        return self._unsent
-
-    def note_unsent(self, names: Iterable[str]) -> None:
-        """Take the names of the buffers that are not sent back from the start of a run that this one continues."""
-        if tuple(names) != self._unsent:
-            self._unsent = tuple(names)
+        Args:
+            moving: frozen tensors that clients have changed, which are copied to the clients in every round.
+            held: parameters and buffers that are not in :meth:`vector`, because each client keeps its own.
+            unsent: buffers that are not sent back because they were complex or not finite at the start of the run.
+        """
+        given = {"moving": moving, "held": held, "unsent": unsent}
+        apart = self.apart | {kind: tuple(names) for kind, names in given.items() if names is not None}
+        if apart != self.apart:
+            self.apart = apart
             self._arrange()
 
     # ---------------------------------------------------------------- what each client keeps for itself
-
-    def hold_at_clients(self, names: Iterable[str]) -> None:
-        """Exclude parameters and buffers from :meth:`vector`, because each client keeps its own."""
-        self._held = tuple(names)
-        self._arrange()
 
     def held_tensors(self) -> dict[str, Tensor]:
         """Return the held parameters, then the held buffers, by name: the tensors themselves, not copies."""
@@ -298,10 +276,6 @@ class ModelState:
             tensor.copy_(piece)
             start += tensor.numel()
 
-    def snapshot(self) -> Snapshot:
-        """Return a copy of :meth:`vector` and :meth:`counters`."""
-        return Snapshot(self.vector(), self.counters())
-
     @property
     def size(self) -> int:
         """Return d, the length of :meth:`vector`."""
@@ -330,9 +304,6 @@ class ModelState:
     def nbytes(self, *, upward: bool) -> int:
         """Return the bytes of a message in the tensors' own dtypes: frozen tensors excluded, upward also local buffers."""
         kinds = self._slots.kinds[:3] if upward else self._slots.kinds[:4]
-        moving: list[Tensor] = []
-        if self._moving and not upward:
-            own = self.tensors()
-            moving = [own[name] for name in self._moving]
-        sent = [*moving, *(t for slots in kinds for t in self._tensors(slots))]
+        moving = [] if upward else [slot for name, slot in self._named_slots(slice(4, 6)) if name in self.apart["moving"]]
+        sent = self._tensors([*moving, *(slot for slots in kinds for slot in slots)])
         return sum(t.numel() * t.element_size() for t in sent)

@@ -87,15 +87,10 @@ def _mixed_targets(updates: Sequence[ClientUpdate], matrix: Tensor) -> list[dict
     """
     models = [update.snapshot.moved for update in updates]
     names = sorted({name for moved in models for name in moved})
-    mixed: list[dict[str, Tensor]] = [{} for _ in updates]
-    for name in names:
-        missing = [u.client for u, moved in zip(updates, models, strict=True) if name not in moved]
-        if missing:
-            raise ConfigurationError(
-                f"Client {missing[0]} has not changed the frozen tensor '{name}', but other clients have, so their models "
-                "cannot be mixed. Use the route ServerRoute."
-            )
-        states = torch.stack([moved[name].reshape(-1) for moved in models])
-        for own, moved, state in zip(mixed, models, mix(states, matrix), strict=True):
-            own[name] = state.view_as(moved[name])
-    return mixed
+    for name, update in ((name, update) for name in names for update in updates if name not in update.snapshot.moved):
+        raise ConfigurationError(
+            f"Client {update.client} has not changed the frozen tensor '{name}', but other clients have, so their models "
+            "cannot be mixed. Use the route ServerRoute."
+        )
+    mixed = {name: mix(torch.stack([moved[name].reshape(-1) for moved in models]), matrix) for name in names}
+    return [{name: mixed[name][k].view_as(moved[name]) for name in names} for k, moved in enumerate(models)]

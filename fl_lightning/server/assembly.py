@@ -115,10 +115,9 @@ class Assembly:
             pool: the pool of clients.
         """
         settings, server, resident = self._settings, ModelState(self._module), self._clients.resident
-        server.note_moving(self._run.moving)
-        server.note_unsent(server.unsent if self._run.unsent is None else self._run.unsent)
-        self._run.unsent = server.unsent
-        server.hold_at_clients([name for hook in self._run.hooks.values() for name in hook.held(self._module)])
+        held = [name for hook in self._run.hooks.values() for name in hook.held(self._module)]
+        server.set_apart(self._run.moving, held, self._run.unsent)
+        self._run.unsent = server.apart["unsent"]
         self._run.tensor_names, self._run.held = server.names, server.held_tensors
         check_convex(settings.route, self._module, settings.local)
         for option in settings.active_options:

@@ -184,7 +184,7 @@ class RoundRunner:
         server.set_buffers(result.aggregate, result.counters)
         if result.moved:
             server.set_moved(result.moved)
-            self._run.moving = server.moving
+            self._run.moving = server.apart["moving"]
         self._buffers.note()
         return step
 

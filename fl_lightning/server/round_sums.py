@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from fl_lightning.functional.returned import as_number
-from fl_lightning.functional.sums import Grid, Sums
+from fl_lightning.functional.sums import Sums
 from fl_lightning.server.federation import Federation
-from fl_lightning.server.moved_tensors import MovedTensors, prefixed
+from fl_lightning.server.moved_tensors import MovedTensors
 from fl_lightning.server.round_result import Aggregate
 from fl_lightning.strategies.base import ModelScorer, RunningStrategy
 from fl_lightning.types import ClientUpdate
@@ -33,11 +34,7 @@ class RoundSums:
             examples: the number of examples of each expected update, on any rank.
         """
         assert isinstance(self._strategy, RunningStrategy)
-        grids = self._strategy.grids(examples, self._server.grid)
-        if "weight" in grids:
-            pieces = {name: ((tensor.numel(), None),) for name, tensor in self._server.tensors().items()}
-            grids = {prefixed(name): Grid(piece, grids["weight"].largest) for name, piece in pieces.items()} | grids
-        self._sums = Sums(self._sums.device, grids)
+        self._sums = Sums(self._sums.device, self._strategy.grids(examples, self._server.grid))
 
     def add(self, update: ClientUpdate) -> ClientUpdate:
         """Add an update, and return it with its weight."""
@@ -60,8 +57,9 @@ class RoundSums:
         """Return the strategy's aggregate; see :meth:`UpdateBuffer.aggregate`."""
         assert isinstance(self._strategy, RunningStrategy)
         sums = self.total()
-        moved = self._moved.result(updates, sums, self._comm)
-        return Aggregate(self._strategy.aggregate(sums), updates, moved)
+        weight_of = {update.client: update.weight for update in updates}
+        weights = [math.fsum(weight_of[client] for client in chain) for chain in chains if chain]
+        return Aggregate(self._strategy.aggregate(sums), updates, self._moved.result(weights, sums, self._comm))
 
     def close(self) -> None:
         """Do nothing: sums are in memory."""

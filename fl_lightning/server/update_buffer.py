@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fl_lightning.functional.sums import Sums
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.moved_tensors import MovedTensors
 from fl_lightning.server.round_result import Aggregate, state_and_weights
@@ -25,7 +26,7 @@ class UpdateBuffer:
 
     def __init__(self, federation: Federation, strategy: JointStrategy, clients: int) -> None:
         trainer, self._comm, self._strategy = federation.trainer, federation.comm, strategy
-        self._moved = MovedTensors(federation.server)
+        self._moved, self._device = MovedTensors(federation.server), trainer.strategy.root_device
         self._kept: list[ClientUpdate] = []
         self._store: UpdateStore | None = None
         if clients * federation.server.nbytes(upward=True) > federation.memory_limit:
@@ -52,7 +53,11 @@ class UpdateBuffer:
         """
         everyone, strategy = self.everyone(), self._strategy
         state, weights = state_and_weights(strategy, everyone, strategy.combine(everyone, scorer))
-        moved = self._moved.of_all(everyone, weights)
+        counting, sums = weights if any(weights) else [1.0] * len(weights), Sums(self._device)
+        for update, weight in zip(everyone, counting, strict=True):
+            if weight:
+                self._moved.add(update.snapshot.moved, weight, sums)
+        moved = self._moved.result(counting, sums, self._comm)
         if self._store is not None:
             self._comm.gather(None)  # until all ranks have finished reading, no file may be deleted
         handed = {update.client: weight / update.num_examples for update, weight in zip(everyone, weights, strict=True)}

@@ -271,17 +271,9 @@ class JointStrategy(Strategy, ABC):
         yield Need(Capability.SINGLE_UPDATES, why, ONLY_SUMS)
         yield from super().needs()
         yield from self._needs_of_scores(self.worth_metric)
-        if not self.averages_targets:
+        if not self.averages or self.worth_metric is not None:  # no weights, or models of its own making would lack them
             name = type(self).__name__
             yield Need(Capability.FIXED_TENSORS, f"{name} does not cover such tensors", "Use FedAvg")
-
-    @property
-    def averages_targets(self) -> bool:
-        """Return whether the weights also hold for tensors without gradients that clients change.
-
-        They do if the rule averages models, unless it measures models of its own making, which would not contain them.
-        """
-        return self.averages and self.worth_metric is None
 
     @abstractmethod
     def combine(self, updates: Sequence[ClientUpdate], scorer: ModelScorer) -> tuple[Tensor, list[float]]:

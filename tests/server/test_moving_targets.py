@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import copy
+import csv
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from engine_runs import Collect
-from federations import SIZES, Blobs, Consecutive, Plain, federate, network, same_bits, weights
+from federations import SIZES, Blobs, Consecutive, Plain, federate, network, same_bits, trainer, weights
 from plain_training import distance_from_plain
 from torch import Tensor
 from torch.nn import functional as F
 
 from fl_lightning import (
+    ClientEvaluation,
+    ConfigurationError,
     CosineFilter,
+    FedAvg,
     FedAvgM,
     FedCyclic,
+    FederatedDataModule,
+    FederatedOrchestrator,
     Focus,
     GeometricMedian,
     Krum,
     LocalTraining,
     Mediators,
+    ResNet18,
     RingFed,
     WeightedAverage,
 )
+from fl_lightning.functional.model_state import ModelState
+from fl_lightning.functional.sums import Sums
+from fl_lightning.server.moved_tensors import MovedTensors
 
 DECAY = 0.8
 
@@ -105,34 +118,19 @@ def test_targets_are_averaged_with_the_strategys_weights_and_set(make):
     assert up[20] - up[7] == (size if make is OneMoves else 0)
 
 
-class Faint(WeightedAverage):
-    """FedAvg with a common factor on its weights."""
-
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-
-    def largest_weight(self, examples: Any) -> float:
-        return 1.0
+class NoWeights(WeightedAverage):
+    """Gives every client the weight 0, so that each counts as 1."""
 
     def weight(self, update: Any) -> float:
-        return update.num_examples * self.factor
+        return 0.0
 
 
-def test_targets_do_not_depend_on_a_common_factor_of_the_weights():
-    """With 2**-70, every weight is below the absolute grid of 2**-62."""
-    ends = []
-    for factor in (1.0, 2.0**-70):
-        torch.manual_seed(1)
-        module = OneMoves()
-        federate(module, 1, data=Blobs(shuffle=False), strategy=Faint(factor), local=LocalTraining())
-        ends.append(weights(module))
-    for name, value in ends[0].items():
-        torch.testing.assert_close(ends[1][name], value, rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize(("route", "turns"), [(FedCyclic(), 3), (Mediators(3), 3), (RingFed(1), 1)])
-def test_models_that_pass_between_clients_take_their_targets_along(route, turns):
-    """On a chain over equal clients, the target has followed through all of them."""
+@pytest.mark.parametrize(
+    ("route", "turns", "strategy"),
+    [(FedCyclic(), 3, FedAvg), (Mediators(3), 3, FedAvg), (Mediators(3), 3, NoWeights), (RingFed(1), 1, FedAvg)],
+)
+def test_models_that_pass_between_clients_take_their_targets_along(route, turns, strategy):
+    """On a chain over equal clients, the target has followed through all of them, also where each model counts as 1."""
 
     class Counts(Following):
         """Its target counts steps."""
@@ -146,7 +144,7 @@ def test_models_that_pass_between_clients_take_their_targets_along(route, turns)
     module = Counts()
     before = module.target[0].bias.clone()
     sizes = [10, 10, 10]
-    federate(module, 2, data=Blobs(30), partitioner=Consecutive(sizes), local=LocalTraining(), route=route)
+    federate(module, 2, data=Blobs(30), partitioner=Consecutive(sizes), local=LocalTraining(), route=route, strategy=strategy())
     assert torch.allclose(module.target[0].bias - before, torch.tensor(2.0 * 2 * turns))
 
 
@@ -156,13 +154,6 @@ class Copies(Following):
     def on_train_batch_end(self, *_: Any) -> None:
         for own, followed in zip(self.target.parameters(), self.net.parameters(), strict=True):
             own.data = followed.data.clone()
-
-
-class NoWeights(WeightedAverage):
-    """Gives every client the weight 0, so that each counts as 1."""
-
-    def weight(self, update: Any) -> float:
-        return 0.0
 
 
 @pytest.mark.parametrize(
@@ -184,6 +175,79 @@ def test_periods_mix_targets_like_weights():
     federate(module, 2, route=RingFed(2, 0.8), local=LocalTraining())
     for own, followed in zip(module.target.parameters(), module.net.parameters(), strict=True):
         assert torch.allclose(own, followed, atol=1e-6)
+
+
+ALONE: Any = SimpleNamespace(gather=lambda mine: [mine])
+"""The only rank."""
+
+
+@pytest.mark.parametrize("weights", [(3.0, 5.0, 0.25), (0.0, 0.0, 0.0), (2.0**-70, 0.0, 3 * 2.0**-70), (0.1, 0.0, 0.0)])
+def test_the_average_is_exact(weights):
+    """Against fractions; the first client has not changed the tensor, and the weight 0 counts only if all clients have it."""
+    module = network().requires_grad_(False)
+    start, moved, sums = module[0].weight.clone(), MovedTensors(ModelState(module)), Sums()
+    sent = [start, torch.randn_like(start), torch.randn_like(start)]
+    for own, weight in zip(sent, weights, strict=True):
+        moved.add({} if own is start else {"0.weight": own}, weight, sums)
+    counts = [Fraction(weight) for weight in weights] if any(weights) else [Fraction(1)] * 3
+    numbers = zip(*(map(Fraction, own.flatten().tolist()) for own in sent), strict=True)
+    means = [float(sum(w * x for w, x in zip(counts, column, strict=True)) / sum(counts)) for column in numbers]
+    found = moved.result(weights, sums, ALONE)["0.weight"].flatten()
+    torch.testing.assert_close(found, torch.tensor(means, dtype=torch.float64), rtol=1e-15, atol=1e-15)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_buffer_of_two_shapes_is_refused(ranks):
+    """Also if the clients train on different ranks, whose sums are merged."""
+    module = torch.nn.Module()
+    module.register_buffer("low", torch.empty(0))
+    sides = [(MovedTensors(ModelState(module)), Sums()) for _ in range(ranks)]
+    for (moved, sums), own in zip((sides[0], sides[-1]), (torch.ones(2), torch.ones(2, 1)), strict=True):
+        moved.add({"low": own}, 1.0, sums)
+    moved, whole = sides[0]
+    for _, other in sides[1:]:
+        whole.merge(other)
+    with pytest.raises(ConfigurationError, match=r"'low' the shape \(2,\) at one client and \(2, 1\) at another"):
+        moved.result([1.0, 1.0], whole, ALONE)
+
+
+class Backbone(Plain):
+    """A frozen ResNet-18 in training mode, so that its BatchNorm still follows the images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone, self.net = ResNet18(512).requires_grad_(False), torch.nn.Linear(512, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        images = F.interpolate(x.view(-1, 1, 2, 2).expand(-1, 3, 2, 2), size=(16, 16))
+        return self.net(self.backbone(images))
+
+
+def test_a_frozen_backbone_in_training_mode_sends_its_statistics_only():
+    sent, module = Collect(), Backbone()
+    before = weights(module.backbone)
+    federate(module, 2, sent, local=LocalTraining())
+    changed = {name for name, value in weights(module.backbone).items() if not torch.equal(value, before[name])}
+    assert changed == {name for name, _ in module.backbone.named_buffers()}
+    head, statistics, counters = 513 * 3 * 4, 2 * 4800 * 4, 20 * 8
+    assert {(u.bytes_up, u.bytes_down) for u in sent.updates} == {(head + statistics + counters,) * 2}
+
+
+class Compared(Following):
+    """Validates how far its network is from its target."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        pairs = zip(self.net.parameters(), self.target.parameters(), strict=True)
+        self.log("gap", sum((own - other).square().sum() for own, other in pairs), batch_size=len(batch[1]))
+
+
+def test_a_client_alone_begins_with_the_first_target():
+    """With one client, the federation is that client alone."""
+    alone = ClientEvaluation(1, "gap", mode="min", compare_alone=True)
+    data = FederatedDataModule(Blobs(shuffle=False), Consecutive([40]), client_test=0.2)
+    trainer(3, FederatedOrchestrator(local=LocalTraining(), client_evaluation=alone)).fit(Compared(), data)
+    (row, _) = csv.DictReader(Path("client_comparison.csv").read_text().splitlines())
+    assert float(row["local only"]) == pytest.approx(float(row["global"]), rel=1e-6)
 
 
 def test_nothing_is_sent_for_what_stays():
