@@ -174,6 +174,7 @@ class ClientSession(Callback):
             ConfigurationError: if a rule is not defined for the module's optimizers.
         """
         self._arrival.hold("on_fit_start", trainer, pl_module, self._prepared, self._client)
+        self._manual = not pl_module.automatic_optimization
         self._size = StreamSize(trainer)
         optimizers = [plain(optimizer) for optimizer in trainer.optimizers]
         self._foreign = ForeignTensors(pl_module, optimizers, self._resident.python)
@@ -223,7 +224,8 @@ class ClientSession(Callback):
         Raises:
             ClientError: if the deadline has passed.
         """
-        self._progress.note_step(trainer)
+        if self._manual:
+            self._progress.note_step(trainer)
         if trainer.global_step >= self._progress.last_step:
             trainer.should_stop = True
         elif self._deadline is not None and time.perf_counter() - self._begun > self._deadline:
