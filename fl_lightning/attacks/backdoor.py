@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import DataError, require
 from fl_lightning.utilities.argument_types import checks_types
 
@@ -29,8 +28,6 @@ class Backdoor:
         size: the side of the square in pixels, >= 1.
         value: the value of its pixels, in the units of the dataset's images; null for white: 255 for uint8, otherwise 1.
     """
-
-    on_resume = ResumeRule(on_purpose="target share size value")
 
     def __init__(self, target: int = 0, share: float = 0.5, size: int = 4, value: float | None = None) -> None:
         require(target >= 0, _NAME + "target", "a class of 0 or above", target)

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.labels import wrong_labels
 from fl_lightning.utilities.argument_types import ChecksTypes
@@ -39,8 +38,6 @@ class RandomLabels(LabelAttack):
         share: the share, in [0, 1]; round(share * n) labels change, and all of these are wrong.
     """
 
-    on_resume = ResumeRule(on_purpose="share")
-
     def __init__(self, share: float = 1.0) -> None:
         require(0 <= share <= 1, _NAME + "share", "from 0 to 1", share)
         self.share = share
@@ -58,8 +55,6 @@ class PermutedLabels(LabelAttack):
     Args:
         shift: the shift, >= 1; a multiple of C would change nothing and is rejected.
     """
-
-    on_resume = ResumeRule(on_purpose="shift")
 
     def __init__(self, shift: int = 1) -> None:
         require(shift >= 1, _NAME + "shift", "1 or above", shift)
@@ -82,8 +77,6 @@ class RelabelClass(LabelAttack):
         source: the class to replace.
         target: the class to replace it by.
     """
-
-    on_resume = ResumeRule(on_purpose="source target")
 
     def __init__(self, source: int, target: int) -> None:
         require(source >= 0, _NAME + "source", "a class of 0 or above", source)

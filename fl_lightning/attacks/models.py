@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.utilities.argument_types import ChecksTypes
 
@@ -63,8 +62,6 @@ class SignFlip(ModelAttack):
         scale: the factor, > 0.
     """
 
-    on_resume = ResumeRule(on_purpose="scale")
-
     def __init__(self, scale: float = 1.0) -> None:
         require(0 < scale < math.inf, _NAME + "scale", "above 0 and finite", scale)
         self.scale = scale
@@ -81,8 +78,6 @@ class ScaledUpdate(ModelAttack):
         scale: the factor, > 0. With the number of clients as the factor, the update replaces the whole average.
     """
 
-    on_resume = ResumeRule(on_purpose="scale")
-
     def __init__(self, scale: float = 10.0) -> None:
         require(0 < scale < math.inf, _NAME + "scale", "above 0 and finite", scale)
         self.scale = scale
@@ -98,8 +93,6 @@ class GaussianUpdate(ModelAttack):
     Args:
         std: the standard deviation, > 0, in the units of the weights.
     """
-
-    on_resume = ResumeRule(on_purpose="std")
 
     def __init__(self, std: float = 1.0) -> None:
         require(0 < std < math.inf, _NAME + "std", "above 0 and finite", std)
@@ -121,8 +114,6 @@ class ALIE(ModelAttack):
         z: the shift; null for the paper's: with m clients, f of them attackers, and s = floor(m / 2 + 1) - f clients that they
             must win over, the largest z >= 0 with P(Z < z) at most (m - f - s) / (m - f) and 1 - 1 / (2 (m - f)).
     """
-
-    on_resume = ResumeRule(on_purpose="z")
 
     needs_crowd = True
 
@@ -153,8 +144,6 @@ class InnerProductManipulation(ModelAttack):
     Args:
         scale: epsilon, > 0; small values pass filters by distance, large ones reverse averages.
     """
-
-    on_resume = ResumeRule(on_purpose="scale")
 
     needs_crowd = True
 

@@ -22,7 +22,6 @@ from fl_lightning.core.capabilities import removed_by
 from fl_lightning.core.hooks import ServerContext
 from fl_lightning.core.option import Option, OptionSettings, by_name, options_in, own_cohort, refuse_rivals
 from fl_lightning.core.resume_rule import ResumeRule
-from fl_lightning.data.content import client_contents
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import require
 from fl_lightning.functional.model_parts import give_own_memory
@@ -60,7 +59,7 @@ from fl_lightning.server.input_moments import add_up_inputs, measure_inputs, ref
 from fl_lightning.server.interruption import tell_how_to_resume
 from fl_lightning.server.outer_trainer import adapt_losses, planned_rounds, prepare_trainer, set_threads
 from fl_lightning.server.requeue import requeue_whole_rounds
-from fl_lightning.server.resume.start import Start, refuse_federations
+from fl_lightning.server.resume import Start, refuse_federations
 from fl_lightning.server.round_runner import RoundRunner
 from fl_lightning.server.run_state import RunState
 from fl_lightning.server.takeover import Takeover
@@ -136,7 +135,6 @@ class FederatedOrchestrator(ChecksTypes, Callback):
     on_resume = ResumeRule(
         stays="strategy route transforms personal personal_start clients_per_round asynchronous options seed",
         free="faults pool memory_limit disk_limit client_columns enabled resume_changed trusted_classes",
-        on_purpose="local attackers secure_aggregation availability clock client_evaluation server_evaluation server_optimizer",
     )
 
     def __init__(
@@ -268,9 +266,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self._run.use(hooks)
 
     def _begin_run(self, trainer: Trainer, data: FederatedDataModule) -> None:
-        contents = client_contents(data.client_datasets.source.dataset, data.indices) if data.has_one_set else ()
-        names = [data.client_name(client) for client in range(len(contents))]
-        self._run.begin(data.indices, names, contents, data.is_remote, continues=trainer.current_epoch > 0)
+        self._run.begin(data, continues=trainer.current_epoch > 0)
         folder, rounds = Path(trainer.default_root_dir) / "client_state", planned_rounds(trainer)
         self._run.memory.bound(folder, self.memory_limit * 2**30, disk_room(self, data.num_clients, rounds))
 
@@ -378,7 +374,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
     @property
     def settings(self) -> dict[str, Any]:
         """Return every setting that can change the result of the current fit, as plain values."""
-        return {} if self._run.fingerprint is None or not self.enabled else self._run.fingerprint.settings
+        return self._run.settings if self.enabled else {}
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add the strategy's state, the global random state and the settings to compare on resume, as plain types.

@@ -8,7 +8,6 @@ from weakref import WeakKeyDictionary
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.utilities.argument_types import ChecksTypes
 
@@ -36,7 +35,6 @@ class TransferLearning(ChecksTypes, Callback):
     changes_training = True
     """Declares that the callback changes the training, so that a resumed run compares its settings."""
     checked_elsewhere = ("parts",)
-    on_resume = ResumeRule(on_purpose="parts thaw_after freeze_after")
 
     def __init__(self, parts: Sequence[str], thaw_after: int | None = None, freeze_after: int = 0) -> None:
         require(isinstance(parts, list | tuple) and len(parts) > 0, "parts", "a list of names of submodules", parts)

@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from importlib import import_module
 from typing import NamedTuple
 
 
-class Kind(Enum):
-    """Enumerate whether a resumed run may change a setting."""
-
-    STAYS = "must stay"
-    FREE = "is free"
-    ON_PURPOSE = "changes on purpose"
-
-
 class ResumeRule(NamedTuple):
-    """List the arguments of a class by kind, separated by spaces; ``*`` stands for all others.
+    """List the arguments of a class that a resumed run must keep or may change; ``*`` stands for all that are not named.
 
-    A class of this package declares it as its attribute ``on_resume``.
+    A class of this package declares it as its attribute ``on_resume``. All other arguments change the result, so a resumed run
+    has the same, unless ``federation.resume_changed`` is set.
 
     Args:
-        stays: arguments that must not change, because a checkpoint's state depends on them.
+        stays: arguments that must not change, because a checkpoint's state depends on them; separated by spaces.
         free: arguments that change no result, or whose effect is compared directly.
-        on_purpose: arguments that change the result, which needs ``federation.resume_changed``.
     """
 
     stays: str = ""
     free: str = ""
-    on_purpose: str = ""
-
-    def kind_of(self, argument: str) -> Kind | None:
-        """Return whether a resumed run may change an argument; None if the rule does not say."""
-        listed = {Kind.STAYS: self.stays.split(), Kind.FREE: self.free.split(), Kind.ON_PURPOSE: self.on_purpose.split()}
-        named = (kind for kind, arguments in listed.items() if argument in arguments)
-        rest = (kind for kind, arguments in listed.items() if "*" in arguments)
-        return next(named, None) or next(rest, None)
 
 
-def kind_of(kind: type | str, argument: str) -> Kind | None:
-    """Return whether a resumed run may change an argument of a class; None if the class does not say.
+def rule_of(kind: type | str, argument: str) -> str | None:
+    """Return whether a resumed run may change an argument: 'stays' or 'free'; None if only on purpose.
 
     Args:
         kind: the class, or its dotted path. Only classes of this package say it by their path.
@@ -48,5 +31,6 @@ def kind_of(kind: type | str, argument: str) -> Kind | None:
     if isinstance(kind, str):
         module, _, name = kind.rpartition(".")
         kind = getattr(import_module(module), name) if module.startswith("fl_lightning.") else object
-    rule: ResumeRule | None = getattr(kind, "on_resume", None)
-    return None if rule is None else rule.kind_of(argument)
+    rules: ResumeRule = getattr(kind, "on_resume", ResumeRule())
+    named = {name: rule for rule, names in rules._asdict().items() for name in names.split()}
+    return named.get(argument, named.get("*"))

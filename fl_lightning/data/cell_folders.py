@@ -54,11 +54,7 @@ class CellFolderDataModule(ImageFolderDataModule):
         ConfigurationError: if a value is outside its range.
     """
 
-    on_resume = ResumeRule(
-        free="root test_root num_workers memory_limit",
-        on_purpose="test_share image_size density_sigma density_scale batch_size eval_batch_size channels classes "
-        "white mean std augmentation unreadable seed schema",
-    )
+    on_resume = ResumeRule(free="root test_root num_workers memory_limit")
 
     def __init__(
         self,

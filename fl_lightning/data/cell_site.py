@@ -44,7 +44,7 @@ class CellSite(Microscope):
     missed: float = 0.0
     spurious: float = 0.0
     displaced: float = 0.0
-    on_resume = ResumeRule(on_purpose="*")
+    on_resume = ResumeRule()
 
     def __post_init__(self) -> None:
         require(self.images >= 1, _NAME + "images", "1 or above", self.images)

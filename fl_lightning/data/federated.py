@@ -85,9 +85,7 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
 
     checked_elsewhere = ("datamodule",)
     on_resume = ResumeRule(
-        stays="held_out_clients",
-        free="partitioner client_validation client_test public_share memory_limit clients",
-        on_purpose="datamodule server_set feature_noise rebalancing",
+        stays="held_out_clients", free="partitioner client_validation client_test public_share memory_limit clients"
     )
 
     def __init__(

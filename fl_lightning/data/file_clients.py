@@ -63,10 +63,7 @@ class FileClients(LazyClients):
         origin: the origin of the data, in words.
     """
 
-    on_resume = ResumeRule(
-        free="path test_path",
-        on_purpose="fields shapes scales test_clients batch_size eval_batch_size shuffle collate_fn",
-    )
+    on_resume = ResumeRule(free="path test_path")
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ class HDF5Clients(FileClients):
             the path followed by ``.index.npz``.
     """
 
-    on_resume = ResumeRule(free=f"index_path {FileClients.on_resume.free}", on_purpose=FileClients.on_resume.on_purpose)
+    on_resume = ResumeRule(free=f"index_path {FileClients.on_resume.free}")
 
     def __init__(
         self,

@@ -63,11 +63,7 @@ class ImageFolderDataModule(ImageDataModule):
         DataError: if ``test_root`` lies inside ``root``, or if ``root`` has other folders next to train and test.
     """
 
-    on_resume = ResumeRule(
-        free="root test_root num_workers memory_limit",
-        on_purpose="test_share image_size channels classes white batch_size eval_batch_size mean std augmentation "
-        "unreadable seed schema",
-    )
+    on_resume = ResumeRule(free="root test_root num_workers memory_limit")
 
     def __init__(
         self,

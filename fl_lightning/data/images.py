@@ -44,7 +44,7 @@ class ImageDataModule(LoadsSafely, LightningDataModule):
         origin: the origin of the data, in words.
     """
 
-    on_resume = ResumeRule(free="num_workers", on_purpose="batch_size eval_batch_size mean std augmentation")
+    on_resume = ResumeRule(free="num_workers")
 
     def __init__(
         self,

@@ -11,7 +11,6 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.client_datasets import ClientDatasets
 from fl_lightning.data.client_sources import of_client
 from fl_lightning.data.client_splits import ClientSplits
@@ -44,8 +43,6 @@ class LazyClients(ChecksTypes, LightningDataModule):
         shuffle: whether clients shuffle their training examples.
         collate_fn: the function that makes a batch of examples; torch's by default.
     """
-
-    on_resume = ResumeRule(on_purpose="batch_size shuffle collate_fn")
 
     def __init__(
         self, batch_size: int = 32, shuffle: bool = True, collate_fn: Callable[[list[Any]], Any] | None = None

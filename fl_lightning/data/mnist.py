@@ -44,10 +44,7 @@ class MNISTDataModule(TorchvisionDataModule):
     """
 
     MEAN, STD = (0.1307,), (0.3081,)
-    on_resume = ResumeRule(
-        free="root num_workers source",
-        on_purpose="batch_size eval_batch_size mean std normalize augmentation validation_share",
-    )
+    on_resume = ResumeRule(free="root num_workers source")
 
     def __init__(
         self,

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.file_clients import ClientStore, Field, FileClients, require_fields, unreadable
 from fl_lightning.data.table_source import arrow, whole_column
 from fl_lightning.errors import DataError
@@ -24,8 +23,6 @@ class ParquetClients(FileClients):
     Args:
         client_column: the column with the client of each row, numbers or text.
     """
-
-    on_resume = ResumeRule(free=FileClients.on_resume.free, on_purpose=f"client_column {FileClients.on_resume.on_purpose}")
 
     def __init__(
         self,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.functional.labels import repeats
 from fl_lightning.functional.seeding import generator
 from fl_lightning.utilities.argument_types import checks_types
@@ -29,7 +28,6 @@ class LabelAveraging:
     """
 
     augmentation: nn.Module | None = None
-    on_resume = ResumeRule(on_purpose="augmentation")
 
     def repeated(self, labels: Tensor, counts: Tensor, seed: int) -> Tensor:
         """Return the positions of the examples to repeat.

@@ -52,11 +52,7 @@ class SimulatedCellsDataModule(ImageDataModule):
         ConfigurationError: if a value is outside its range.
     """
 
-    on_resume = ResumeRule(
-        free="num_workers",
-        on_purpose="sites image_size test_images density_sigma density_scale batch_size eval_batch_size mean std "
-        "augmentation seed",
-    )
+    on_resume = ResumeRule(free="num_workers")
 
     def __init__(
         self,

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.in_memory import InMemoryDataModule, named_dataset
 from fl_lightning.errors import require
 from fl_lightning.functional.related_tasks import Kind, related_examples, related_weights, with_outliers
@@ -45,11 +44,6 @@ class SimulatedTasksDataModule(InMemoryDataModule):
         eval_batch_size: the examples per evaluation batch.
         seed: the seed of all random numbers.
     """
-
-    on_resume = ResumeRule(
-        on_purpose="num_clients groups features examples kind spread noise shift outliers server_outliers "
-        "outlier_noise test_examples batch_size eval_batch_size seed",
-    )
 
     def __init__(
         self,

@@ -106,11 +106,7 @@ class TableDataModule(InMemoryDataModule):
         std: its standard deviation (of the population), float64, shape (d,); 1 for a constant feature.
     """
 
-    on_resume = ResumeRule(
-        free="path test_path columns csv exports",
-        on_purpose="target test_share client_column person_column classes kind standardize batch_size eval_batch_size seed "
-        "schema",
-    )
+    on_resume = ResumeRule(free="path test_path columns csv exports")
 
     def __init__(
         self,

@@ -44,10 +44,7 @@ class TorchvisionDataModule(ImageDataModule):
 
     MEAN: Sequence[float]
     STD: Sequence[float]
-    on_resume = ResumeRule(
-        free="root num_workers",
-        on_purpose="batch_size eval_batch_size mean std normalize augmentation validation_share",
-    )
+    on_resume = ResumeRule(free="root num_workers")
 
     def __init__(
         self,
@@ -149,10 +146,7 @@ class FashionMNISTDataModule(TorchvisionDataModule):
     """Load Fashion-MNIST: 60,000 and 10,000 grey images of 28 x 28, ten classes."""
 
     MEAN, STD = (0.2860,), (0.3530,)
-    on_resume = ResumeRule(
-        free="root num_workers",
-        on_purpose="batch_size eval_batch_size mean std normalize augmentation validation_share",
-    )
+    on_resume = ResumeRule(free="root num_workers")
 
     def open(self, train: bool, download: bool = False) -> Any:
         """Return torchvision's dataset."""
@@ -167,10 +161,7 @@ class CIFAR10DataModule(TorchvisionDataModule):
     """Load CIFAR-10: 50,000 and 10,000 colour images of 32 x 32, ten classes."""
 
     MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-    on_resume = ResumeRule(
-        free="root num_workers",
-        on_purpose="batch_size eval_batch_size mean std normalize augmentation validation_share",
-    )
+    on_resume = ResumeRule(free="root num_workers")
 
     def open(self, train: bool, download: bool = False) -> Any:
         """Return torchvision's dataset."""
@@ -185,10 +176,7 @@ class CIFAR100DataModule(CIFAR10DataModule):
     """Load CIFAR-100: 50,000 and 10,000 colour images of 32 x 32, a hundred classes."""
 
     MEAN, STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-    on_resume = ResumeRule(
-        free="root num_workers",
-        on_purpose="batch_size eval_batch_size mean std normalize augmentation validation_share",
-    )
+    on_resume = ResumeRule(free="root num_workers")
 
     def open(self, train: bool, download: bool = False) -> Any:
         """Return torchvision's dataset."""
@@ -199,10 +187,7 @@ class SVHNDataModule(TorchvisionDataModule):
     """Load Street View House Numbers: 73,257 and 26,032 colour images of 32 x 32, ten digits. Reading requires scipy."""
 
     MEAN, STD = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
-    on_resume = ResumeRule(
-        free="root num_workers",
-        on_purpose="batch_size eval_batch_size mean std normalize augmentation validation_share",
-    )
+    on_resume = ResumeRule(free="root num_workers")
 
     def open(self, train: bool, download: bool = False) -> Any:
         """Return torchvision's dataset."""
@@ -221,10 +206,7 @@ class USPSDataModule(TorchvisionDataModule):
     """Load USPS: 7,291 and 2,007 grey images of 16 x 16, ten digits."""
 
     MEAN, STD = (0.2469,), (0.2989,)
-    on_resume = ResumeRule(
-        free="root num_workers",
-        on_purpose="batch_size eval_batch_size mean std normalize augmentation validation_share",
-    )
+    on_resume = ResumeRule(free="root num_workers")
 
     def open(self, train: bool, download: bool = False) -> Any:
         """Return torchvision's dataset."""

@@ -12,7 +12,6 @@ import torch
 from fl_lightning.core.capabilities import Capability, Removal
 from fl_lightning.core.hooks import USUAL_TICKS, ServerContext, ServerHooks
 from fl_lightning.core.option import OptionSettings
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.seeding import generator
 from fl_lightning.messages import ClientTask
@@ -54,7 +53,6 @@ class Clock(OptionSettings):
 
     setting = "clock"
     simulated_only = True
-    on_resume = ResumeRule(on_purpose="between_clients between_jobs ticks by_examples")
 
     def __post_init__(self) -> None:
         for name in ("between_clients", "between_jobs"):

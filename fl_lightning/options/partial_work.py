@@ -11,7 +11,6 @@ import torch
 from fl_lightning.core.capabilities import Capability, Need, Removal
 from fl_lightning.core.hooks import ServerContext, ServerHooks
 from fl_lightning.core.option import OptionSettings
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.seeding import generator
 from fl_lightning.messages import ClientTask
@@ -42,7 +41,6 @@ class PartialWork(OptionSettings):
     stragglers: Literal["keep", "drop"] = "keep"
 
     setting = "local.partial_work"
-    on_resume = ResumeRule(on_purpose="share stragglers")
 
     def __post_init__(self) -> None:
         require(0 <= self.share <= 1, f"{_NAME}.share", "from 0 to 1", self.share)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.metric_mode import known_direction
 from fl_lightning.functional.mixing import star_matrix
@@ -33,7 +32,6 @@ class FedStar(PeriodRoute):
     """
 
     reads_data = True
-    on_resume = ResumeRule(on_purpose="periods metric")
 
     def __init__(self, periods: int = 2, metric: str | Metric = "val_accuracy") -> None:
         super().__init__(periods)

@@ -7,7 +7,6 @@ from typing import Literal
 
 from torchmetrics import Metric
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.functional.metric_mode import higher_is_better
 from fl_lightning.routes.base import Cohort, Route
 
@@ -31,7 +30,6 @@ class LocalOnly(Route):
     needs_all_clients = True
     single_model = True
     keeps_models = True
-    on_resume = ResumeRule(on_purpose="metric mode")
 
     def __init__(self, metric: str | Metric = "val_accuracy", mode: Literal["max", "min"] | None = None) -> None:
         self.metric = self.server_metric = metric

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.grouping import balanced_groups
 from fl_lightning.routes.base import Cohort, Route
@@ -21,7 +20,6 @@ class Mediators(Route):
     passes_models = True
     needs_labels = True
     reads_data = True
-    on_resume = ResumeRule(on_purpose="clients_per_mediator")
 
     def __init__(self, clients_per_mediator: int = 3) -> None:
         require(clients_per_mediator >= 1, "federation.route.clients_per_mediator", "1 or above", clients_per_mediator)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.relationships import coupling, learn_relationships, pulls, similarity
 from fl_lightning.routes.base import Cohort, Route
@@ -46,7 +45,6 @@ class Mocha(Route):
     single_model = True
     keeps_models = True
     needs_convex = True
-    on_resume = ResumeRule(on_purpose="strength l2 smoothing update_every")
 
     def __init__(self, strength: float = 0.1, l2: float = 1e-3, smoothing: float = 0.1, update_every: int = 1) -> None:
         require(strength >= 0, "federation.route.strength", "0 or above", strength)

@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.mixing import mix
 from fl_lightning.routes.base import Cohort, Route
@@ -30,7 +29,6 @@ class PeriodRoute(Route):
 
     needs_all_clients = True
     passes_models = True
-    on_resume = ResumeRule(on_purpose="periods")
 
     def __init__(self, periods: int) -> None:
         require(periods >= 1, "federation.route.periods", "1 or above", periods)

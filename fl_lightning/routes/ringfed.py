@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.mixing import ring_matrix
 from fl_lightning.routes.base import Cohort
@@ -23,8 +22,6 @@ class RingFed(PeriodRoute):
         periods: the number of periods P, >= 1; one period is averaging without a ring.
         gamma: the neighbour's weight, in [0, 1]; the thesis finds 0.8 best.
     """
-
-    on_resume = ResumeRule(on_purpose="periods gamma")
 
     def __init__(self, periods: int = 2, gamma: float = 0.8) -> None:
         super().__init__(periods)

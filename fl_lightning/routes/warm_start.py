@@ -23,7 +23,7 @@ class WarmStart(Route):
         ConfigurationError: if a value is outside its range, or if clients keep their own models on ``route``.
     """
 
-    on_resume = ResumeRule(stays="route", on_purpose="rounds")
+    on_resume = ResumeRule(stays="route")
 
     def __init__(self, rounds: int = 3, route: Route | None = None) -> None:
         require(rounds >= 1, "federation.route.rounds", "1 or above", rounds)

@@ -100,13 +100,7 @@ class LocalTraining:
     full_batch: bool = False
     privacy: ExamplePrivacy | None = None
     partial_work: PartialWork = field(default_factory=PartialWork)
-    on_resume = ResumeRule(
-        stays="privacy",
-        free="threads detect_anomaly",
-        on_purpose="engine stack_size compile channels_last max_epochs max_steps precision gradient_clip_val "
-        "gradient_clip_algorithm accumulate_grad_batches limit_train_batches deterministic progress "
-        "optimizer_state lr_decay proximal_mu callbacks full_batch partial_work",
-    )
+    on_resume = ResumeRule(stays="privacy", free="threads detect_anomaly")
 
     def __post_init__(self) -> None:
         name = "federation.local."

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.utilities.argument_types import checks_types
 
@@ -39,7 +38,6 @@ class ServerEvaluation:
     examples: int | float = 1.0
     batch_size: int | Literal["auto"] | None = None
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] | None = None
-    on_resume = ResumeRule(on_purpose="every_n_rounds examples batch_size precision")
 
     def __post_init__(self) -> None:
         require(self.every_n_rounds >= 1, _NAME + "every_n_rounds", "1 or above", self.every_n_rounds)

@@ -7,7 +7,6 @@ from typing import Literal
 
 from torchmetrics import Metric
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.metric_mode import higher_is_better
 from fl_lightning.strategies.base import WeightedAverage
@@ -43,7 +42,6 @@ class AdaFed(WeightedAverage):
     """
 
     private_with: tuple[str, ...] = ("local", "examples")
-    on_resume = ResumeRule(on_purpose="metric power examples mode epsilon scored_by")
 
     def __init__(
         self,

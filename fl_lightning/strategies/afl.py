@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.metric_mode import known_direction
 from fl_lightning.functional.simplex import project_to_simplex
@@ -37,7 +36,6 @@ class AFL(WeightedAverage):
     private_with: tuple[str, ...] = ()
     needs_own_training = True
     needs_all_clients = True
-    on_resume = ResumeRule(on_purpose="rate loss")
 
     def __init__(self, rate: float = 0.1, loss: str | Metric = "val_loss") -> None:
         require(0 <= rate <= 1e6, "federation.strategy.rate", "0 or above and at most 1e6", rate)

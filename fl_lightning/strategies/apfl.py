@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.rules.base import ClientRule
 from fl_lightning.rules.mixture import Mixture
@@ -33,7 +32,6 @@ class APFL(FedAvg):
     compares_clients = True
     own_models = True
     needs_own_training = True
-    on_resume = ResumeRule(on_purpose="alpha alpha_lr weighting")
 
     def __init__(
         self, alpha: float = 0.5, alpha_lr: float = 0.0, weighting: Literal["examples", "uniform"] = "examples"

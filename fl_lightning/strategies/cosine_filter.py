@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ClientError, require
 from fl_lightning.functional.robust import mean_cosines
 from fl_lightning.strategies.filtering import FilteringStrategy
@@ -27,7 +26,6 @@ class CosineFilter(FilteringStrategy):
     """
 
     private_with: tuple[str, ...] = ("local", "examples")
-    on_resume = ResumeRule(on_purpose="threshold examples")
 
     def __init__(self, threshold: float = 0.0, examples: bool = True) -> None:
         require(-1 <= threshold < 1, "federation.strategy.threshold", "from -1 to below 1", threshold)

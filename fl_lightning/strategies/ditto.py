@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.rules.base import ClientRule
 from fl_lightning.rules.own_model import OwnModel
@@ -29,7 +28,6 @@ class Ditto(FedAvg):
 
     private_with: tuple[str, ...] = ("central", "local")
     own_models = True
-    on_resume = ResumeRule(on_purpose="strength weighting")
 
     def __init__(self, strength: float = 0.1, weighting: Literal["examples", "uniform"] = "examples") -> None:
         require(strength >= 0, "federation.strategy.strength", "0 or above", strength)

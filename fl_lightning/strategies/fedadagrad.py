@@ -8,7 +8,6 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.strategies.fedavg import FedAvg
 
@@ -31,7 +30,6 @@ class FedAdagrad(FedAvg):
 
     private_with: tuple[str, ...] = ("central", "local", "examples")
     averages = False
-    on_resume = ResumeRule(on_purpose="lr tau weighting")
 
     def __init__(self, lr: float = 0.03, tau: float = 1e-3, weighting: Literal["examples", "uniform"] = "examples") -> None:
         require(lr > 0, "federation.strategy.lr", "above 0", lr)

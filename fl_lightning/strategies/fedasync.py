@@ -7,7 +7,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.staleness import Staleness, check_discount, discount
@@ -44,7 +43,6 @@ class FedAsync(RunningStrategy):
     private_with: tuple[str, ...] = ("local", "examples")
     needs_asynchronous = True
     largest_buffer = 1
-    on_resume = ResumeRule(on_purpose="alpha staleness a b mixes")
 
     def __init__(
         self,

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.functional.sums import Grid
 from fl_lightning.strategies.base import ModelGrid, WeightedAverage
 from fl_lightning.types import ClientUpdate
@@ -26,7 +25,6 @@ class FedAvg(WeightedAverage):
 
     private_with: tuple[str, ...] = ("central", "local", "examples")
     compares_clients = False
-    on_resume = ResumeRule(on_purpose="weighting")
 
     def __init__(self, weighting: Literal["examples", "uniform"] = "examples") -> None:
         self.weighting = weighting

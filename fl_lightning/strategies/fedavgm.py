@@ -8,7 +8,6 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.strategies.fedavg import FedAvg
 
@@ -30,7 +29,6 @@ class FedAvgM(FedAvg):
     """
 
     private_with: tuple[str, ...] = ("central", "local", "examples")
-    on_resume = ResumeRule(on_purpose="momentum lr weighting")
 
     def __init__(self, momentum: float = 0.9, lr: float = 1.0, weighting: Literal["examples", "uniform"] = "examples") -> None:
         require(0 <= momentum < 1, "federation.strategy.momentum", "at least 0 and below 1", momentum)

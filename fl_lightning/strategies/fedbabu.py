@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.rules.base import ClientRule
 from fl_lightning.rules.phases import Phases
 from fl_lightning.strategies.fedavg import FedAvg
@@ -25,7 +24,6 @@ class FedBABU(FedAvg):
     private_with: tuple[str, ...] = ("central", "local", "examples")
     needs_held_parts = True
     compares_clients = True
-    on_resume = ResumeRule(on_purpose="weighting")
 
     def client_rule(self) -> ClientRule:
         """Return the clients' half, which keeps the head frozen."""

@@ -8,7 +8,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.staleness import Staleness, check_discount, discount
@@ -46,7 +45,6 @@ class FedBuff(FedAvg):
     averages = False
     compares_clients = True
     needs_asynchronous = True
-    on_resume = ResumeRule(on_purpose="lr momentum staleness a b weighting")
 
     def __init__(
         self,

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.sums import Sums
@@ -35,7 +34,6 @@ class FedDyn(RunningStrategy):
 
     private_with: tuple[str, ...] = ("local", "examples")
     needs_own_training = True
-    on_resume = ResumeRule(on_purpose="alpha")
 
     def __init__(self, alpha: float = 0.01) -> None:
         require(alpha > 0, "federation.strategy.alpha", "above 0", alpha)

@@ -6,7 +6,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.spread import squared_distance
@@ -33,7 +32,6 @@ class FedExP(FedAvg):
     private_with: tuple[str, ...] = ("local", "examples")
     averages = False
     compares_clients = True
-    on_resume = ResumeRule(on_purpose="epsilon weighting")
 
     def __init__(self, epsilon: float = 1e-3, weighting: Literal["examples", "uniform"] = "uniform") -> None:
         require(epsilon >= 0, "federation.strategy.epsilon", "0 or above", epsilon)

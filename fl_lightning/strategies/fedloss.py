@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ClientError, require
 from fl_lightning.functional.metric_mode import known_direction
 from fl_lightning.functional.sums import Sums
@@ -43,7 +42,6 @@ class FedLoss(WeightedAverage):
     private_with: tuple[str, ...] = ()
     needs_own_training = True
     tolerates_broken = True
-    on_resume = ResumeRule(on_purpose="loss examples")
 
     def __init__(self, loss: str | Metric = "val_loss", examples: float = 0.0) -> None:
         require(0 <= examples <= 10, "federation.strategy.examples", "from 0 to 10", examples)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.rules.base import ClientRule
 from fl_lightning.rules.phases import Phases
@@ -31,7 +30,6 @@ class FedRep(FedAvg):
     private_with: tuple[str, ...] = ("central", "local", "examples")
     needs_held_parts = True
     compares_clients = True
-    on_resume = ResumeRule(on_purpose="head_epochs weighting")
 
     def __init__(self, head_epochs: int = 1, weighting: Literal["examples", "uniform"] = "examples") -> None:
         require(head_epochs >= 1, "federation.strategy.head_epochs", "1 or above", head_epochs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.sums import Sums
 from fl_lightning.strategies.fedavg import FedAvg
@@ -23,7 +22,6 @@ class FedSGD(FedAvg):
     private_with: tuple[str, ...] = ("local", "examples")
     needs_own_training = True
     needs_full_batch = True
-    on_resume = ResumeRule(on_purpose="weighting")
 
     def __init__(self) -> None:
         super().__init__("examples")

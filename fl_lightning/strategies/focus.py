@@ -9,7 +9,6 @@ from typing import Literal
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ClientError, require
 from fl_lightning.functional.metric_mode import known_direction
 from fl_lightning.strategies.base import JointStrategy, ModelScorer, average
@@ -40,7 +39,6 @@ class Focus(JointStrategy):
     private_with: tuple[str, ...] = ()
     averages = True
     needs_own_training = True
-    on_resume = ResumeRule(on_purpose="loss temperature credibility")
 
     def __init__(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.robust import geometric_median
 from fl_lightning.strategies.filtering import FilteringStrategy
@@ -28,7 +27,6 @@ class GeometricMedian(FilteringStrategy):
     """
 
     private_with: tuple[str, ...] = ("local", "examples")
-    on_resume = ResumeRule(on_purpose="examples smoothing iterations")
 
     def __init__(self, examples: bool = False, smoothing: float = 1e-6, iterations: int = 1000) -> None:
         require(0 < smoothing < 1e6, "federation.strategy.smoothing", "above 0 and below 1e6", smoothing)

@@ -39,7 +39,7 @@ class FederatedKMeans(RunningStrategy):
 
     private_with: tuple[str, ...] = ()
     needs_own_training = True
-    on_resume = ResumeRule(stays="seed", on_purpose="empty")
+    on_resume = ResumeRule(stays="seed")
 
     def __init__(self, empty: Literal["keep", "split"] = "keep", seed: int = 0) -> None:
         require(empty in ("keep", "split"), "federation.strategy.empty", "keep or split", empty)

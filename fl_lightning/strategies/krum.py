@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.robust import check_attackers, expected_attackers, krum_scores
 from fl_lightning.strategies.filtering import FilteringStrategy
@@ -28,7 +27,6 @@ class Krum(FilteringStrategy):
     """
 
     private_with: tuple[str, ...] = ("local", "examples")
-    on_resume = ResumeRule(on_purpose="attackers selected")
 
     def __init__(self, attackers: int | float = 0.25, selected: int | None = 1) -> None:
         check_attackers(attackers)

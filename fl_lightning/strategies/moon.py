@@ -34,7 +34,7 @@ class MOON(FedAvg):
     private_with: tuple[str, ...] = ("central", "local")
     compares_clients = True
     needs_own_training = True
-    on_resume = ResumeRule(stays="representation", on_purpose="mu temperature weighting")
+    on_resume = ResumeRule(stays="representation")
 
     def __init__(
         self,

@@ -8,7 +8,6 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.rules.base import ClientRule
 from fl_lightning.rules.own_model import MoreauEnvelope
@@ -39,7 +38,6 @@ class PFedMe(FedAvg):
     compares_clients = True
     own_models = True
     needs_own_training = True
-    on_resume = ResumeRule(on_purpose="strength steps lr beta weighting")
 
     def __init__(
         self,

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ClientError, require
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.metric_mode import known_direction
@@ -42,7 +41,6 @@ class QFedAvg(RunningStrategy):
 
     private_with: tuple[str, ...] = ()
     needs_own_training = True
-    on_resume = ResumeRule(on_purpose="q lr loss")
 
     def __init__(self, q: float = 1.0, lr: float = 0.1, loss: str | Metric = "val_loss") -> None:
         require(q >= 0, "federation.strategy.q", "0 or above", q)

@@ -46,7 +46,7 @@ class ShapleyValues(JointStrategy):
 
     private_with: tuple[str, ...] = ("local", "examples")
     averages = True
-    on_resume = ResumeRule(stays="seed", on_purpose="metric mode exact_up_to orders tolerance")
+    on_resume = ResumeRule(stays="seed")
 
     def __init__(
         self,

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.robust import check_attackers, coordinatewise, expected_attackers
@@ -31,7 +30,6 @@ class TrimmedMean(JointStrategy):
 
     private_with: tuple[str, ...] = ("local", "examples")
     tolerates_broken = True
-    on_resume = ResumeRule(on_purpose="attackers")
 
     def __init__(self, attackers: int | float = 0.25) -> None:
         check_attackers(attackers)

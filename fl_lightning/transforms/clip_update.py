@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.transforms.base import Message, Sender, Transform
 
@@ -16,8 +14,6 @@ class ClipUpdate(Transform):
     Args:
         max_norm: the largest L2 norm of a client's change of all parameters, > 0, in the units of the weights.
     """
-
-    on_resume: ClassVar[ResumeRule] = ResumeRule(on_purpose="max_norm")
 
     def __init__(self, max_norm: float) -> None:
         require(0 < max_norm < 1e12, "federation.transforms.max_norm", "above 0 and below 1e12", max_norm)

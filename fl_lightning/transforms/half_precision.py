@@ -7,7 +7,6 @@ from typing import Literal
 
 import torch
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.transforms.base import Message, Sender, Transform
@@ -23,8 +22,6 @@ class HalfPrecision(Transform):
     Args:
         dtype: the type of the numbers that are sent.
     """
-
-    on_resume = ResumeRule(on_purpose="dtype")
 
     def __init__(self, dtype: Literal["bfloat16", "float16"] = "bfloat16") -> None:
         self.dtype = dtype

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.compression import Levels, largest_level, steps_of
 from fl_lightning.transforms.base import Message, Sender, Transform
@@ -25,8 +24,6 @@ class Quantize(Transform):
         bits: the bits per number, from 2 to 16.
         block: the number of values that share a scale, >= 1.
     """
-
-    on_resume = ResumeRule(on_purpose="bits block")
 
     def __init__(self, bits: int = 8, block: int = 4096) -> None:
         require(2 <= bits <= 16, "federation.transforms.bits", "from 2 to 16", bits)

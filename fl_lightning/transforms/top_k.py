@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import torch
 
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.transforms.base import Message, Sender, Transform
 
@@ -19,8 +18,6 @@ class TopK(Transform):
         error_feedback: whether a client adds the numbers that it left out to its next change, so that nothing is lost. It then
             keeps a vector as large as the model.
     """
-
-    on_resume = ResumeRule(on_purpose="share error_feedback")
 
     def __init__(self, share: float = 0.01, error_feedback: bool = True) -> None:
         require(0 < share <= 1, "federation.transforms.share", "above 0 and at most 1", share)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import warnings
 from pathlib import Path
@@ -118,19 +119,22 @@ def test_a_misspelled_metric_is_refused_before_the_first_round(said, tmp_path):
     assert not trained
 
 
-def test_a_metric_that_is_logged_after_the_sanity_check_or_never_may_be_monitored(tmp_path):
+def test_a_metric_that_is_logged_after_the_sanity_check_needs_a_fit_without_one(tmp_path):
     def logs_later(self) -> None:
         if not self.trainer.sanity_checking:
-            self.log(f"{'val'}_auroc", 0.5)
+            self.log("val_auroc", 0.5)
         if self.global_step:
             self.log("val_acd", 0.5)
 
     callbacks = [EarlyStopping("val_los", strict=False), ModelCheckpoint(monitor="val_los", save_top_k=0)]
-    for monitor in ("val_auroc", "val_acd", "train_loss", "federation/loss"):
+    for monitor in ("train_loss", "federation/loss"):
         callbacks += [EarlyStopping(monitor), ModelCheckpoint(monitor=monitor)]
-    module = variant(on_validation_epoch_end=logs_later)()
-    flags = CHECKED | {"default_root_dir": tmp_path}
-    assert federate(module, 2, *callbacks, BestCheckpoint("val_auroc", "min"), flags=flags).global_step == 2
+    later = [EarlyStopping("val_auroc"), ModelCheckpoint(monitor="val_acd"), BestCheckpoint("val_auroc", "min")]
+    module, flags = variant(on_validation_epoch_end=logs_later), CHECKED | {"default_root_dir": tmp_path}
+    federate(module(), 1, *copy.deepcopy(callbacks), flags=flags)
+    with pytest.raises(ConfigurationError, match=r"is 'val_auroc', .* set 'trainer.num_sanity_val_steps' to 0"):
+        federate(module(), 2, *copy.deepcopy(later), flags=flags)
+    assert federate(module(), 2, *callbacks, *later, flags=flags | {"num_sanity_val_steps": 0}).global_step == 2
 
 
 def test_without_a_sanity_check_the_first_round_finds_a_misspelled_monitor(tmp_path):

@@ -73,8 +73,8 @@ def test_validate_and_test_read_a_federations_checkpoint(saved):
 @pytest.mark.parametrize(
     ("partitioner", "message"),
     [
-        (IIDPartitioner(4), "The checkpoint has 3 clients, but this run has 4"),
-        (IIDPartitioner(3), r"clients have different training examples .* Resume with the same data"),
+        (IIDPartitioner(4), "'clients.number' 3, but this run has 4"),
+        (IIDPartitioner(3), r"'clients.examples' '.* Clients follow from the data, the partitioner"),
     ],
 )
 def test_resuming_with_other_clients_is_refused(partitioner, message, saved):
@@ -92,7 +92,7 @@ def test_a_checkpoint_in_another_format_is_refused(saved, tmp_path):
     checkpoint = torch.load(saved[2], weights_only=True)
     checkpoint["callbacks"]["FederatedOrchestrator"]["format"] = 99
     torch.save(checkpoint, tmp_path / "last.ckpt")
-    with pytest.raises(CheckpointError, match="has format 99, but this version of fl_lightning reads format 5"):
+    with pytest.raises(CheckpointError, match="has format 99, but this version of fl_lightning reads format 6"):
         federate(Plain(lr=0.3), 3, ckpt_path=str(tmp_path / "last.ckpt"))
 
 

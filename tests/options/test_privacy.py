@@ -158,7 +158,7 @@ def test_a_change_that_is_not_finite_is_not_told():
 def test_a_resumed_run_keeps_its_promise(first, then, tmp_path):
     strategy = {"strategy": FedAvg("uniform")}
     fit(tmp_path, 1, **strategy, **first)
-    with pytest.raises(CheckpointError, match=r"The checkpoint was written with .*no single epsilon covers both"):
+    with pytest.raises(CheckpointError, match=r"The checkpoint was written with .*No single epsilon covers both"):
         federate(Plain(), 2, ckpt_path=last(tmp_path), **strategy, **then)
 
 

@@ -177,8 +177,8 @@ def test_a_resumed_run_keeps_its_noise(stopped, tmp_path):
     ("other", "rounds", "message"),
     [
         (clients(), 6, r"solved for 4 rounds, but 'trainer\.max_epochs' is 6: .* Set 'trainer\.max_ep"),
-        (clients(3.0), 4, "no single epsilon covers both"),
-        ({"strategy": FedAvg("uniform"), **MODES["central"]()}, 4, "no single epsilon covers both"),
+        (clients(3.0), 4, "No single epsilon covers both"),
+        ({"strategy": FedAvg("uniform"), **MODES["central"]()}, 4, "No single epsilon covers both"),
     ],
     ids=["more rounds", "another target", "a given noise"],
 )

@@ -19,12 +19,12 @@ from fl_lightning import (
     LocalOnly,
     ShapleyValues,
 )
-from fl_lightning.core.resume_rule import kind_of
+from fl_lightning.core.resume_rule import rule_of
 from fl_lightning.data import CellSite, TensorLoader
 from fl_lightning.data.content import content, loader_content
 from fl_lightning.data.torchvision_sets import TorchvisionDataModule
 from fl_lightning.functional.description import Describer, constructor_arguments
-from fl_lightning.server.resume.sites import other_sites
+from fl_lightning.server.resume import other_sites
 
 
 def settings_of_this_package() -> list[tuple[type, str]]:
@@ -43,17 +43,13 @@ def settings_of_this_package() -> list[tuple[type, str]]:
     return [(kind, name) for kind in [*named, *derived] for name in constructor_arguments(kind)]
 
 
-def test_every_argument_has_a_rule():
+def test_rules_name_arguments_only():
     listed = settings_of_this_package()
     assert len(listed) > 150
-    missing = [f"{kind.__name__}.{name}" for kind, name in listed if kind_of(kind, name) is None]
-    assert not missing, f"say in the class's 'on_resume' what a resumed run may do with: {missing}"
-
-
-def test_rules_name_arguments_only():
-    for kind in {kind for kind, _ in settings_of_this_package()}:
+    assert {rule_of(kind, name) for kind, name in listed} == {"stays", "free", None}
+    for kind in {kind for kind, _ in listed}:
         known = {name for base in kind.__mro__ if base is not object for name in constructor_arguments(base)}
-        for name in " ".join(kind.on_resume).split():
+        for name in " ".join(getattr(kind, "on_resume", ())).split():
             assert name == "*" or name in known, f"{kind.__name__}.{name}"
 
 
@@ -128,13 +124,17 @@ def test_evaluation_loaders_are_compared_by_what_they_read():
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "problems"),
+    ("before", "now", "fixed", "changed"),
     [
-        (10, 10, []),
-        (10, 12, ["Site north had 10 training examples when the checkpoint was written, but has 12 now."]),
-        (0, 12, []),  # it was never online
-        (10, 0, []),  # it is not online yet
+        ([("north", 10)], [("north", 10)], True, []),
+        ([("north", 10)], [("north", 12)], False, [("site 0", "north with 10 examples", "north with 12 examples", True)]),
+        ([("north", 10)], [("south", 10)], False, [("site 0", "north with 10 examples", "south with 10 examples", True)]),
+        ([("north", 0)], [("north", 12)], True, []),  # it was never online
+        ([("north", 10)], [("north", 0)], True, []),  # it is not online yet
+        ([("north", 10), ("west", 5)], [("north", 10)], False, [("site 1", "west with 5 examples", "nothing", True)]),
+        ([("north", 10)], [("north", 10), ("west", 5)], False, []),  # it joins
+        ([("north", 10)], [("north", 10), ("west", 5)], True, [("site 1", "nothing", "west with 5 examples", True)]),
     ],
 )
-def test_a_site_keeps_its_number_of_examples(before, now, problems):
-    assert other_sites([("north", before), ("south", 7)], [("north", now), ("south", 7)]) == problems
+def test_a_number_belongs_to_a_site_for_ever(before, now, fixed, changed):
+    assert [*other_sites(before, now, fixed)] == changed

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from fl_lightning.core.capabilities import Capability, Need, Removal
 from fl_lightning.core.hooks import ServerContext, ServerHooks
 from fl_lightning.core.option import OptionSettings
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.utilities.argument_types import checks_types
 
@@ -42,7 +41,6 @@ class Asynchronous(OptionSettings):
     setting = "asynchronous"
     at_sites = True
     own_pace = True
-    on_resume = ResumeRule(on_purpose="concurrency buffer replay")
 
     def __post_init__(self) -> None:
         whole = isinstance(self.concurrency, int)

@@ -14,7 +14,6 @@ from fl_lightning.attacks.models import ModelAttack
 from fl_lightning.core.capabilities import Capability, Need
 from fl_lightning.core.hooks import ClientContext, ClientHooks, ServerContext, ServerHooks
 from fl_lightning.core.option import OptionSettings
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.seeding import generator
 from fl_lightning.utilities.argument_types import checks_types
@@ -56,7 +55,6 @@ class Attackers(OptionSettings):
 
     setting = "attackers"
     simulated_only = True
-    on_resume = ResumeRule(on_purpose="wrong_labels discard_global clients labels backdoor model from_round")
 
     def __post_init__(self) -> None:
         for client, share in self.wrong_labels.items():

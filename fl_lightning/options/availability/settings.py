@@ -11,7 +11,6 @@ import torch
 from fl_lightning.core.capabilities import Capability, Removal
 from fl_lightning.core.hooks import ServerContext, ServerHooks
 from fl_lightning.core.option import OptionSettings
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.seeding import generator
 from fl_lightning.utilities.argument_types import checks_types
@@ -45,7 +44,6 @@ class Availability(OptionSettings):
 
     setting = "availability"
     simulated_only = True
-    on_resume = ResumeRule(on_purpose="drop_out slow slowness leave come_back")
 
     def __post_init__(self) -> None:
         require(0 <= self.drop_out < 1, _NAME + "drop_out", "from 0 to below 1", self.drop_out)

@@ -51,7 +51,7 @@ class ClientEvaluation(OptionSettings):
     setting = "client_evaluation"
     at_sites = True
     clients_may_join = False
-    on_resume = ResumeRule(free="every_n_rounds personal_epochs compare_alone", on_purpose="metric mode")
+    on_resume = ResumeRule(free="every_n_rounds personal_epochs compare_alone")
 
     def __post_init__(self) -> None:
         require(self.every_n_rounds >= 0, _NAME + "every_n_rounds", "0 or above", self.every_n_rounds)

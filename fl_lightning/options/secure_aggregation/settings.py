@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from fl_lightning.core.capabilities import Capability, Need, Removal
 from fl_lightning.core.hooks import ClientContext, ClientHooks, ServerContext, ServerHooks
 from fl_lightning.core.option import OptionSettings
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.utilities.argument_types import checks_types
@@ -42,7 +41,6 @@ class SecureAggregation(OptionSettings):
     at_sites = True
     seals = True
     protects = True
-    on_resume = ResumeRule(on_purpose="threshold")
 
     def __post_init__(self) -> None:
         require(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
-from types import CodeType
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -12,7 +11,6 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from fl_lightning.core.option import OptionSettings
 from fl_lightning.errors import ConfigurationError, did_you_mean
-from fl_lightning.functional.description import is_users
 from fl_lightning.functional.metric_names import is_validation_figure
 from fl_lightning.losses.adaptive import AdaptiveLoss
 from fl_lightning.routes.base import Route
@@ -54,7 +52,7 @@ def monitors_of(trainer: Trainer) -> Names:
 
 
 def refuse_unknown_metrics(trainer: Trainer, module: LightningModule, names: Sequence[tuple[str, str]]) -> None:
-    """Refuse metrics of the validation that the sanity check did not log, unless code of the user's may log them later.
+    """Refuse metrics of the validation that the sanity check did not log, if it logged any.
 
     Args:
         trainer: the Trainer at the end of its sanity check.
@@ -66,7 +64,7 @@ def refuse_unknown_metrics(trainer: Trainer, module: LightningModule, names: Seq
     """
     logged = sorted(trainer.callback_metrics)
     for setting, name in names:
-        if not logged or name in logged or _may_come_later(name, trainer, module):
+        if not logged or name in logged:
             continue
         shown = [known for known in logged if "/" not in known or is_validation_figure(known)] or logged
         raise ConfigurationError(
@@ -74,21 +72,3 @@ def refuse_unknown_metrics(trainer: Trainer, module: LightningModule, names: Seq
             f"logs: {', '.join(shown)}. (Found in the sanity check before the first round. If the metric is logged later, set "
             "'trainer.num_sanity_val_steps' to 0.)"
         )
-
-
-def _may_come_later(name: str, trainer: Trainer, module: LightningModule) -> bool:
-    """Return whether code of the user's names the metric, or treats the sanity check apart."""
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    owners = {owner for part in (*module.modules(), *callbacks) for owner in type(part).__mro__}
-    methods = [getattr(value, "__code__", None) for owner in filter(is_users, owners) for value in vars(owner).values()]
-    return any({name, "sanity_checking"} & {*_words(code)} for code in methods if code is not None)
-
-
-def _words(code: CodeType) -> Iterator[str]:
-    """Yield the texts and names in compiled code."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _words(constant)
-        elif isinstance(constant, str):
-            yield constant

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,12 +14,11 @@ from torch.utils.data import RandomSampler, TensorDataset
 
 from fl_lightning.clients.engines.client_run import ClientRun
 from fl_lightning.clients.engines.fabric.optimizer import batches_per_epoch
-from fl_lightning.clients.engines.selection import possible_engines
 from fl_lightning.clients.isolation.client_copy import client_copy
 from fl_lightning.compat.lightning import configured_parts
 from fl_lightning.compat.torch import chained_schedules
 from fl_lightning.core.option import OptionSettings
-from fl_lightning.core.resume_rule import Kind, kind_of
+from fl_lightning.core.resume_rule import rule_of
 from fl_lightning.data.content import content, loader_content
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.samplers import is_plain
@@ -34,22 +32,9 @@ _WHERE_AND_HOW = re.compile(r"(num_workers|pin_memory|persistent_workers|prefetc
 """The attributes of a user's datamodule that say how and where it reads; the data themselves are compared instead."""
 
 
-@dataclass(frozen=True)
-class Fingerprint:
-    """Hold the settings of a run.
-
-    Attributes:
-        settings: the settings by section, as plain values.
-        unseen: the names of settings that cannot be compared.
-    """
-
-    settings: dict[str, Any]
-    unseen: tuple[str, ...]
-
-
 def fingerprint(
     owner: FederationSettings, trainer: Trainer, module: LightningModule, data: FederatedDataModule, server: Optimizer
-) -> Fingerprint:
+) -> tuple[dict[str, Any], list[str]]:
     """Describe a run before its first round, without changing random states or communicating between ranks.
 
     Args:
@@ -58,15 +43,16 @@ def fingerprint(
         module: the user's module, as it was before the federation took it over.
         data: the data, set up for a fit.
         server: a new optimizer of the server.
+
+    Returns:
+        The settings by section, and the names of those that cannot be compared.
     """
     describer = Describer(_is_free)
     with isolated_rng(0, torch.device("cpu")):
         federation = describer.describe(owner, "federation")
         federation["server_optimizer"] = _optimizer(describer, server, "federation.server_optimizer")
-        local = federation["local"]
-        local["precision"] = resolve_precision(owner.local, str(trainer.precision), trainer.strategy.root_device)
-        if not any(kind.side_by_side for kind in possible_engines(owner.local.engine)):
-            federation["local"] = _without(local, "stack_size", "compile")
+        device = trainer.strategy.root_device
+        federation["local"]["precision"] = resolve_precision(owner.local, str(trainer.precision), device)
         settings = {
             "federation": federation,
             "trainer": _trainer(describer, trainer),
@@ -74,17 +60,13 @@ def fingerprint(
             **_examples(describer, data, trainer),
             **_model(describer, client_copy(module), owner.local, data, trainer),
         }
-    return Fingerprint(settings, tuple(name for name in describer.unseen if name not in settings))
+    return settings, [name for name in describer.unseen if name not in settings]
 
 
 def _is_free(value: object, kind: type, argument: str) -> bool:
     """Return whether no resumed run is compared by an argument of an object."""
     of_option = value.free_on_resume() if isinstance(value, OptionSettings) else ()
-    return argument == "server_optimizer" or argument in of_option or kind_of(kind, argument) is Kind.FREE
-
-
-def _without(node: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in node.items() if name not in names}
+    return argument == "server_optimizer" or argument in of_option or rule_of(kind, argument) == "free"
 
 
 def _trainer(describer: Describer, trainer: Trainer) -> dict[str, Any]:

@@ -1,0 +1,320 @@
+"""Start a new or resumed fit: record its settings, and compare them with a checkpoint's before any of it is restored."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from fl_lightning.clients.engines.selection import ENGINES, possible_engines
+from fl_lightning.clients.isolation.python_state import PythonState
+from fl_lightning.core.resume_rule import rule_of
+from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.errors import CheckpointError
+from fl_lightning.functional.description import BASE, CLASS
+from fl_lightning.server.fingerprint import fingerprint
+from fl_lightning.server.run_state import FORMAT, RunState
+from fl_lightning.server.untouched import Untouched
+from fl_lightning.settings.federation import FederationSettings
+
+_SERVER = "federation.server_optimizer"
+_EQUAL = " or ".join(name for name, kind in ENGINES.items() if kind.equals_trainer)
+"""The engines of local training whose results on a CPU are equal to the last bit."""
+_LISTED, _SHOWN = 12, 160
+"""The largest numbers of changes in a message, and of characters in a value."""
+
+
+class Change(NamedTuple):
+    """Describe what differs from a checkpoint.
+
+    Attributes:
+        name: the name of the setting, as the user types it.
+        before: the value in the checkpoint.
+        now: the value in this run.
+        stays: whether a resumed run must not change it; otherwise it may with ``federation.resume_changed``.
+    """
+
+    name: str
+    before: Any
+    now: Any
+    stays: bool
+
+
+class Start:
+    """Record a run's settings before its first round, before a checkpoint or another callback changes anything.
+
+    Args:
+        owner: the federation's settings.
+        run: the state of the run, which records them.
+        trainer: the user's Trainer.
+        data: the data, set up for a fit.
+        build: a function that builds the server's optimizer from the module's parameters.
+        module: the user's module, of which no method may be replaced when the methods below are called.
+
+    Attributes:
+        untouched: the settings that the server's optimizer had at the start or in the checkpoint.
+    """
+
+    def __init__(
+        self,
+        owner: FederationSettings,
+        run: RunState,
+        trainer: Trainer,
+        data: FederatedDataModule,
+        build: Callable[[Any], Optimizer],
+        module: LightningModule,
+    ) -> None:
+        self._owner, self._run, self._trainer, self._data = owner, run, trainer, data
+        self._build, self._module = build, module
+        self._attributes: PythonState | None = None
+        self._groups: list[dict[str, Any]] | None = None
+        self.untouched = Untouched()
+
+    def server_optimizer(self) -> Optimizer:
+        """Return the server's optimizer, which Lightning requests before the first round."""
+        self._data.serve_rounds(True)
+        optimizer = self._build(self._module.parameters())
+        if not self._run.settings:
+            self._record(optimizer)
+        self.untouched.note(optimizer, self._groups)
+        return optimizer
+
+    def load(self, checkpoint: dict[str, Any]) -> None:
+        """Compare a checkpoint before any of it is restored, and give the server's optimizer its new settings.
+
+        Raises:
+            CheckpointError: if this run cannot continue it.
+        """
+        self._attributes = PythonState(self._module)
+        if "callbacks" not in checkpoint:
+            return  # a weights-only checkpoint, which Lightning refuses
+        state = checkpoint["callbacks"].get(self._owner.state_key)
+        if not state:
+            raise CheckpointError(
+                "The checkpoint was written without a federation, so its optimizer is not the server's. Load its weights into "
+                "the module (load_from_checkpoint) and start without 'ckpt_path', or set 'federation.enabled' to false."
+            )
+        optimizer = self._build(self._module.parameters())
+        unseen = self._record(optimizer)
+        weights = _weights(self._module, checkpoint["state_dict"])
+        found = compare(self._owner, self._run, state, weights, self._trainer.strategy.root_device)
+        _renew(checkpoint["optimizer_states"], optimizer, found)
+        self._groups = checkpoint["optimizer_states"][0]["param_groups"]
+        if found:
+            rank_zero_warn(f"Resumed with changed settings ('federation.resume_changed'): {_in_words(found)}.")
+        if unseen:
+            rank_zero_info(f"Not compared with the checkpoint: {'; '.join(unseen)}.")
+
+    def give_attributes(self, client: LightningModule) -> None:
+        """Let the clients' copy of the module begin with the attributes that the run had before a checkpoint was loaded.
+
+        They are those with which the resumed run began, whatever the server's module has restored.
+        """
+        if self._attributes is not None:
+            self._attributes.give(client)
+
+    def _record(self, optimizer: Optimizer) -> list[str]:
+        """Record the settings, and return the names of those that cannot be compared."""
+        self._run.settings, unseen = fingerprint(self._owner, self._trainer, self._module, self._data, optimizer)
+        return unseen
+
+
+def refuse_federations(checkpoint: dict[str, Any], key: str) -> None:
+    """Refuse to continue a federation's checkpoint without a federation.
+
+    Args:
+        checkpoint: the checkpoint as it was read.
+        key: the key of the federation's state in the checkpoint.
+
+    Raises:
+        CheckpointError: if a federation wrote it, because the module's optimizer would get the server's learning rate.
+    """
+    if checkpoint.get("callbacks", {}).get(key):
+        raise CheckpointError(
+            "The checkpoint was written by a federation, but 'federation.enabled' is false, and the module's optimizer cannot "
+            "continue from the server's. Set it to true, or load the weights into the module (load_from_checkpoint) and start "
+            "without 'ckpt_path'."
+        )
+
+
+def compare(
+    owner: FederationSettings, run: RunState, saved: dict[str, Any], weights: tuple[Any, Any], device: torch.device
+) -> list[Change]:
+    """Refuse a checkpoint that this federation cannot continue, and warn about threads, which change last bits.
+
+    Args:
+        owner: the federation's settings.
+        run: the state of this run.
+        saved: the state in the checkpoint.
+        weights: the shapes of the model's weights in the checkpoint and in this run.
+        device: the device on which clients train.
+
+    Returns:
+        The settings that differ, if ``federation.resume_changed`` allows it.
+
+    Raises:
+        CheckpointError: if the run cannot continue; it names all differences.
+    """
+    if saved.get("format") != FORMAT:
+        raise CheckpointError(
+            f"The checkpoint has format {saved.get('format')}, but this version of fl_lightning reads format {FORMAT}. "
+            "Resume with the version that wrote it, or begin a new federation with its weights: load them into the module "
+            "with 'load_from_checkpoint' before the fit."
+        )
+    now, options = run.terms(), owner.active_options
+    fixed = [] if owner.strategy.clients_may_join else [f"'federation.strategy' {type(owner.strategy).__name__}"]
+    fixed += [option.title for option in options if option.guarantee or not option.clients_may_join]
+    found = [*differences("guarantees", saved["guarantees"], now["guarantees"], True)]
+    if saved["sites"] and now["sites"]:
+        found += other_sites(saved["sites"], now["sites"], bool(fixed))
+    else:
+        was, has = ({"number": one["clients"], "examples": one["partition"]} for one in (saved, now))
+        found += differences("clients", was, has, True)
+    found += differences("weights", *weights, True)
+    before, own = (_with_engine(settings, saved["engine"], device) for settings in (saved["settings"], run.settings))
+    for name in (name for name in own if name in before):
+        found += differences(name, before[name], own[name], False)
+    found += differences("data.clients", saved["contents"], now["contents"], False)
+    found.sort(key=lambda change: not change.stays)
+    if found and (found[0].stays or not owner.resume_changed):
+        raise CheckpointError(f"The checkpoint was written with {_in_words(found)}. {_advice(found, fixed)}")
+    if saved["threads"] != torch.get_num_threads():
+        threads = saved["threads"]
+        warnings.warn(
+            f"The checkpoint was written with {threads} threads per client, but this run has {torch.get_num_threads()}, so "
+            f"the last bits of the result will differ. Set 'federation.local.threads' to {threads} to avoid this.",
+            stacklevel=2,
+        )
+    return found
+
+
+def differences(name: str, before: Any, now: Any, stays: bool) -> Iterator[Change]:
+    """Yield the differences between two values of a setting.
+
+    Objects of the same class are compared by the settings that both have, because another version of torch may add some.
+
+    Args:
+        name: the name of the setting.
+        before: the value in the checkpoint.
+        now: the value in this run.
+        stays: whether a resumed run must not change it. The classes of objects say so for their own arguments.
+    """
+    if isinstance(before, Mapping) and isinstance(now, Mapping) and before.get(CLASS) == now.get(CLASS):
+        kind = now.get(BASE, now.get(CLASS))
+        for key in {**now, **before}:
+            if kind is None:
+                yield from differences(f"{name}.{key}", before.get(key, "nothing"), now.get(key, "nothing"), stays)
+            elif key in before and key in now:
+                yield from differences(f"{name}.{key}", before[key], now[key], rule_of(kind, key) == "stays")
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for position, values in enumerate(zip(before, now, strict=True)):
+            yield from differences(f"{name}.{position}", *values, stays)
+    elif before != now or type(before) is not type(now):
+        yield Change(name, before, now, stays)
+
+
+def other_sites(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]], fixed: bool) -> Iterator[Change]:
+    """Yield the differences between the sites of a checkpoint and of a run: a number belongs to a site for ever.
+
+    A site without examples was never online: its examples become known later.
+
+    Args:
+        before: name and number of training examples of each site in the checkpoint, in the order of their numbers.
+        now: those of this run.
+        fixed: whether no site may join, with a further number.
+    """
+    for number, (old, new) in enumerate(zip_longest(before, now)):
+        joins = old is None and not fixed
+        known = old and new and old[0] == new[0] and (old[1] == new[1] or not (old[1] and new[1]))
+        if not (joins or known):
+            was, has = ("nothing" if site is None else f"{site[0]} with {site[1]} examples" for site in (old, new))
+            yield Change(f"site {number}", was, has, True)
+
+
+def _with_engine(settings: dict[str, Any], chosen: str | None, device: torch.device) -> dict[str, Any]:
+    """Return the settings with the engine that trains; those that give the same bits are one."""
+    federation, local = settings["federation"], settings["federation"]["local"]
+    engine = local["engine"] if local["engine"] in ENGINES else chosen or local["engine"]
+    if device.type == "cpu" and all(kind.equals_trainer for kind in possible_engines(engine)):
+        engine = _EQUAL
+    return settings | {"federation": federation | {"local": local | {"engine": engine}}}
+
+
+def _weights(module: LightningModule, saved: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the known shapes of the weights in a checkpoint and in the module, by name.
+
+    Modules with their own rules for loading weights (``strict_loading``, ``on_load_checkpoint``) are left to Lightning.
+    """
+    if not module.strict_loading or type(module).on_load_checkpoint is not LightningModule.on_load_checkpoint:
+        return {}, {}
+    both = saved, module.state_dict()
+    # extra state has no shape, and some parameters have no values before the first batch
+    unknown = {name for own in both for name, w in own.items() if not isinstance(w, Tensor) or is_lazy(w) or not w.numel()}
+    before, now = ({name: tuple(w.shape) for name, w in own.items() if name not in unknown} for own in both)
+    return before, now
+
+
+def _in_words(found: Sequence[Change]) -> str:
+    listed = [f"'{change.name}' {_shown(change.before)}, but this run has {_shown(change.now)}" for change in found[:_LISTED]]
+    return "; ".join([*listed, *([f"and {len(found) - _LISTED} more"] if len(found) > _LISTED else [])])
+
+
+def _advice(found: Iterable[Change], fixed: Sequence[str]) -> str:
+    """Say what to do about what differs.
+
+    Args:
+        found: what differs.
+        fixed: the settings that need the same sites in all rounds.
+    """
+    again = "or start again without 'ckpt_path'."
+    names = [change.name for change in found if change.stays]
+    if not names:
+        return f"Resume with the same settings, set 'federation.resume_changed' to true to change them on purpose, {again}"
+    joining = f" With {' and '.join(fixed)}, all sites must take part from the first round on." if fixed else ""
+    hints = {
+        "guarantees": "No single epsilon covers both.",
+        "clients": "Clients follow from the data, the partitioner and its seed, 'data.client_validation', 'client_test' and "
+        "'public_share'.",
+        "site ": f"Sites keep their numbers in the folder of 'fl-lightning serve'.{joining}",
+    }
+    listed = ", ".join(f"'{name}'" for name in names[:_LISTED])
+    return " ".join(
+        [
+            f"Resume with the same settings, {again} 'federation.resume_changed' does not allow changes to {listed}.",
+            *(hint for start, hint in hints.items() if any(name.startswith(start) for name in names)),
+        ]
+    )
+
+
+def _shown(value: Any) -> str:
+    text = repr(_named(value))
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def _named(value: Any) -> Any:
+    """Replace objects by the names of their classes."""
+    if isinstance(value, Mapping):
+        return value[CLASS].rpartition(".")[2] if CLASS in value else {key: _named(item) for key, item in value.items()}
+    return [_named(item) for item in value] if isinstance(value, list) else value
+
+
+def _renew(states: list[dict[str, Any]], optimizer: Optimizer, found: Sequence[Change]) -> None:
+    """Apply changed settings of the server's optimizer, which the checkpoint's would otherwise overwrite.
+
+    The optimizer keeps its state if only numbers change. With another class, or if an option such as ``amsgrad`` is switched
+    on or off, it starts with new state.
+    """
+    changed = [change for change in found if change.name.startswith(_SERVER)]
+    if not changed:
+        return
+    new = optimizer.state_dict()
+    of_size = all(change.name != _SERVER and bool(change.before) == bool(change.now) for change in changed)
+    states[:] = [{**states[0], "param_groups": new["param_groups"]} if of_size else new]
