@@ -1,7 +1,7 @@
 """Convert messages to bytes and back: values as JSON, and the bytes of tensors. Nothing is pickled or executed.
 
 A message is ``length of the JSON (8 bytes, little endian) | JSON | tensors``. Blanks after the JSON and zeros after each tensor
-let each begin at a multiple of 8. The JSON is ``{"format": 12, "tensors": [[type, *shape], ...], "content": ...}``. Within the
+let each begin at a multiple of 8. The JSON is ``{"format": 13, "tensors": [[type, *shape], ...], "content": ...}``. Within the
 content, a tensor is ``{"tensor": number}``, a message ``{"message": name, "fields": {...}}``, a mapping ``{"map": {...}}`` with
 keys of text, and a float that is not finite ``{"float": "nan"}``.
 
@@ -38,7 +38,7 @@ from fl_lightning.messages import (
 )
 from fl_lightning.types import ClientFailure, ClientUpdate, Compressed, Pull, Snapshot
 
-FORMAT = 12
+FORMAT = 13
 """The version of the format, which increases when a message changes."""
 
 _ORDERS = (ClientTask, EvalOrder, ModelLayout, OwnModelOrder, Progress, Question, ServerModel, RoundCommit)

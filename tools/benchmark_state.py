@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from unittest.mock import patch
 
 import lightning as L
@@ -22,16 +22,18 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalTraining, Scaffold
-from fl_lightning.clients import stored_state
-from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.clients import client_files
+from fl_lightning.clients.memory import RULES, ClientMemory
+from fl_lightning.utilities.collectives import Collectives
 
 CLIENTS = 1_000_000
 
 
-def write_unsynced(target: Path, content: bytes | memoryview) -> None:
+def fill_unsynced(target: Path, fill: Callable[[IO[bytes]], object]) -> None:
     """A file without a sync, which only the state before the measured rounds may do without."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(content)
+    with open(target, "wb") as file:
+        fill(file)
 
 
 class Before(L.Callback):
@@ -45,13 +47,11 @@ class Before(L.Callback):
             return
         memory, numbers = self.memory(), sum(p.numel() for p in module.parameters())
         every = CLIENTS // self.stored
-        with patch.object(stored_state, "write_whole", write_unsynced):
+        with patch.object(client_files, "fill_whole", fill_unsynced):
             for first in range(0, self.stored, 1000):
                 for client in range(first, min(first + 1000, self.stored)):
-                    memory.put(client * every, control=torch.full((numbers,), client / CLIENTS))
-                memory.settle(memory.sizes())
-                memory.changes()
-                memory.end_settling()
+                    memory.put(client * every, RULES, {"control": torch.full((numbers,), client / CLIENTS)})
+                memory.settle(Collectives(trainer))
 
 
 def state(stored: int, cohort: int = 100, rounds: int = 40) -> None:

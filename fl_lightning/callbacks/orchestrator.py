@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from functools import partial
 from inspect import signature
@@ -43,7 +44,7 @@ from fl_lightning.server.announcements import announce
 from fl_lightning.server.assembly import Assembly
 from fl_lightning.server.checks.checkpoint_trial import try_checkpoint
 from fl_lightning.server.checks.compatibility import federated_data, refuse_late_parts
-from fl_lightning.server.checks.federation import check_federation, disk_room, parts_of, round_size, warn_unprotected
+from fl_lightning.server.checks.federation import check_federation, parts_of, round_size, warn_unprotected
 from fl_lightning.server.checks.incomplete import refuse_incomplete, warn_incomplete, without_validation
 from fl_lightning.server.checks.metric_names import monitors_of, names_of, refuse_unknown_metrics
 from fl_lightning.server.checks.ranks import require_same_partition
@@ -57,7 +58,7 @@ from fl_lightning.server.checks.tools import (
 )
 from fl_lightning.server.input_moments import add_up_inputs, measure_inputs, refuse_reading, unmeasured
 from fl_lightning.server.interruption import tell_how_to_resume
-from fl_lightning.server.outer_trainer import adapt_losses, planned_rounds, prepare_trainer, set_threads
+from fl_lightning.server.outer_trainer import adapt_losses, prepare_trainer, set_threads
 from fl_lightning.server.requeue import requeue_whole_rounds
 from fl_lightning.server.resume import Start, refuse_federations
 from fl_lightning.server.round_runner import RoundRunner
@@ -100,8 +101,8 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         memory_limit: the memory in GiB that each rank may use for the models of a round, for a strategy such as FedMedian that
             needs all of them at once, and again for the state that clients keep between rounds, such as SCAFFOLD's control
             variates. The rest, and that state of more than 1,000 clients, is in files in ``trainer.default_root_dir``.
-        disk_limit: the GiB that files of the state that clients keep between rounds may take; a run that will need more is
-            refused before or after its first round. None for no limit.
+        disk_limit: the GiB that files of the state that clients keep between rounds may take; the run ends after the first
+            round in which they take more. None for no limit.
         trusted_classes: the dotted paths of classes that checkpoints may contain besides tensors and plain values, such as
             classes in your module's hyperparameters. Constructing their objects must be harmless for any arguments.
         pool: where the clients are: by default simulated in this process; :class:`~fl_lightning.FlowerPool` trains them at
@@ -267,8 +268,8 @@ class FederatedOrchestrator(ChecksTypes, Callback):
 
     def _begin_run(self, trainer: Trainer, data: FederatedDataModule) -> None:
         self._run.begin(data, continues=trainer.current_epoch > 0)
-        folder, rounds = Path(trainer.default_root_dir) / "client_state", planned_rounds(trainer)
-        self._run.memory.bound(folder, self.memory_limit * 2**30, disk_room(self, data.num_clients, rounds))
+        disk = math.inf if self.disk_limit is None else self.disk_limit * 2**30
+        self._run.memory.bound(Path(trainer.default_root_dir) / "client_state", self.memory_limit * 2**30, disk)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lock the checkpoint folders, and copy the module for the clients, with its networks built and a checkpoint loaded."""

@@ -15,7 +15,7 @@ from fl_lightning.clients.engines.selection import ENGINES, LocalEngine, automat
 from fl_lightning.clients.failures import describe
 from fl_lightning.clients.input_sums import numbers_to_add
 from fl_lightning.clients.local_trainer import LocalTrainer
-from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.clients.memory import MODEL, RULES, ClientMemory, transform_owner
 from fl_lightning.clients.outbox import Outbox
 from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
@@ -90,6 +90,9 @@ class ClientAssembly:
             place,
         )
         trainer = self._trainer(self._engine, self._memory, place)
+        transforms = {transform_owner(k): one.kept_like_parameters for k, one in enumerate(settings.transforms)}
+        rules = [name for rule in place.rules for name in rule.kept_like_parameters]
+        self._memory.like_parameters = {MODEL: ["vector"], RULES: rules, **transforms}
         tasks = TaskTrainer(
             trainer=trainer,
             memory=self._memory,
@@ -121,7 +124,7 @@ class ClientAssembly:
                 num_clients=self._num_clients,
                 seed=settings.seed,
                 device=place.device,
-                kept=lambda client: self._memory.drawer(client, f"option {name} "),
+                kept=lambda client: self._memory.drawer(client, f"option {name}"),
                 secret=self._secret,
                 strategy=settings.strategy,
                 place=place.site,

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from fl_lightning.clients.outbox import kept_by
+from fl_lightning.clients.memory import MODEL, transform_owner
 from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
@@ -42,7 +42,7 @@ class LocalPool:
         self.comm, self.runtime, self._data = comm, runtime, data
         self._transforms, self._max_epochs = transforms, max_epochs
         self._published: ServerModel | None = None
-        self._lengths = set[int]()
+        runtime.memory.join(comm)
 
     @property
     def engine(self) -> str:
@@ -61,20 +61,11 @@ class LocalPool:
 
     def publish(self, model: ServerModel) -> None:
         """See :meth:`ClientPool.publish`."""
-        before = self._published
         self.runtime.publish(model)
         self._published = model
         state = self.runtime.resident.view()
-        outdated = set[int]()
-        if before is not None and before.layout is not model.layout:
-            outdated = self._lengths - {state.size, state.num_parameters}
-        self._lengths = {state.size, state.num_parameters}
-        own = {"vector": state.size} | dict.fromkeys(self.runtime.trainer.kept_like_parameters, state.num_parameters)
-        if before is None:
-            width = min((p.element_size() for p in self.runtime.resident.module.parameters()), default=0)
-            self.runtime.memory.expect(len(self.runtime.trainer.kept_like_parameters) * state.num_parameters * width)
-        for name, length in self.runtime.memory.vectors():
-            if length in outdated or length != own.get(name, length):
+        for owner, length in self.runtime.memory.lengths():
+            if length != (state.size if owner == MODEL else state.num_parameters):
                 raise ConfigurationError(
                     f"The trained parameters changed in round {model.round_idx}, but clients keep control variates, error "
                     "feedback or models of their own that belong to the previous parameters. Freeze the same parts in all "
@@ -149,7 +140,7 @@ class LocalPool:
         """See :meth:`ClientPool.figures`."""
         figures: dict[str, float] = {}
         for number, transform in enumerate(self._transforms):
-            kept = self.runtime.memory.drawers(self._data.num_clients, kept_by(number))
+            kept = self.runtime.memory.drawers(self._data.num_clients, transform_owner(number))
             figures |= transform.figures(round_idx + 1, drawn, kept)
         return figures
 
@@ -157,17 +148,10 @@ class LocalPool:
         """Settle, and share all clients' state between ranks: any rank may train them next, and rank 0 saves it."""
         memory, comm = self.runtime.memory, self.comm
         self.runtime.settle(accepted)
-        everyone = comm.gather((memory.sizes(), comm.waited))
+        waited = comm.gather(comm.waited)
         comm.waited = 0.0
-        memory.settle({client: size for sizes, _ in everyone for client, size in sizes.items()})
-        changes = memory.changes()
-        if comm.size > 1 and any(sizes for sizes, _ in everyone):
-            for theirs in comm.gather(changes):
-                memory.update(*theirs)
-        memory.end_settling()
-        if comm.size == 1:
-            return {}
-        return {"waiting_seconds": sum(waited for _, waited in everyone) / len(everyone)}
+        memory.settle(comm)
+        return {"waiting_seconds": sum(waited) / comm.size} if comm.size > 1 else {}
 
     def state_dict(self) -> dict[Any, Any]:
         """Return the state of all clients."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from fl_lightning.clients.client_data import ClientData
 from fl_lightning.clients.engines.base import LocalResult, PreparedTask
 from fl_lightning.clients.engines.selection import LocalEngine
-from fl_lightning.clients.memory import ClientMemory, held_part
+from fl_lightning.clients.memory import HELD, MODEL, RULES, TRAINING, ClientMemory
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.training.kept_training import NAME, OWN
 from fl_lightning.core.hooks import ClientHooks
@@ -63,11 +63,6 @@ class LocalTrainer:
         """Return the state that clients keep between rounds."""
         return self._memory
 
-    @property
-    def kept_like_parameters(self) -> tuple[str, ...]:
-        """Return the names of stored tensors that have the length of the trained parameters."""
-        return tuple(name for rule in self._rules for name in rule.kept_like_parameters)
-
     def train(self, tasks: Sequence[ClientTask]) -> Iterator[LocalResult]:
         """Train clients, and yield each result as soon as it is known.
 
@@ -93,8 +88,9 @@ class LocalTrainer:
             derive_seed(*key, purpose + "training"),
             open_data,
             self._data.num_examples(client),
-            kept,
-            held_part(kept),
+            kept.get(MODEL, {}) | kept.get(RULES, {}),
+            kept.get(HELD, {}),
+            kept.get(TRAINING, {}).get(OWN if purpose else NAME),
         )
 
     def _with_own_model(self, result: LocalResult) -> LocalResult:
@@ -112,12 +108,11 @@ class LocalTrainer:
         )
         pulled = replace(task, pull=Pull(anchor, rule.pull_strength), own_model=True)
         prepared = self._prepared(pulled, "own ")
-        before = {NAME: prepared.kept[OWN]} if OWN in prepared.kept else {}
-        (own,) = self.engine.fit([replace(prepared, kept=before)])
+        (own,) = self.engine.fit([replace(prepared, kept={})])
         return replace(
             result,
             update=replace(result.update, seconds=result.update.seconds + own.update.seconds),
-            kept={**result.kept, OWN: own.kept[NAME]} if NAME in own.kept else result.kept,
+            own_training=own.training,
             own_model=own.update.snapshot,
         )
 
@@ -134,7 +129,7 @@ class LocalTrainer:
             bytes_up=up + sum(tensor.nbytes for tensor in (*model.moved.values(), *extras.values())),
             extras=extras,
         )
-        return replace(result, update=update, kept={**remembered, **result.kept})
+        return replace(result, update=update, kept=remembered)
 
     def _extras(self, result: LocalResult) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the tensors that the client's rules send with the model, and those that they store."""
@@ -161,15 +156,16 @@ class LocalTrainer:
     def keep(self, result: LocalResult) -> None:
         """Store what a client keeps of its training, whose update can be aggregated."""
         memory, update = self._memory, result.update
-        memory.keep_held(update.client, result.held)
+        training = {NAME: result.training, OWN: result.own_training}
+        memory.put(update.client, HELD, result.held)
+        memory.put(update.client, TRAINING, {name: packed for name, packed in training.items() if packed is not None})
+        memory.put(update.client, RULES, result.kept)
         if result.own_model is not None:
             memory.keep_model(update.client, result.own_model)
-        if result.kept:
-            memory.put(update.client, **result.kept)
         if result.prepared.task.own_model:
             memory.keep_model(update.client, update.snapshot)
         for rule in self._rules:
-            rule.keep(memory.drawer(update.client, ""), update.extras, in_place=not memory.undoable)
+            rule.keep(memory.drawer(update.client, RULES), update.extras, in_place=not memory.undoable)
 
     def forget(self) -> None:
         """Discard the state of all clients."""

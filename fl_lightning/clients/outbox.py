@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.clients.memory import ClientMemory, transform_owner
 from fl_lightning.clients.update_editor import UpdateEditor
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.blocks import blocks
@@ -20,11 +20,6 @@ from fl_lightning.transforms.base import Message, Sender, Transform
 from fl_lightning.types import ClientUpdate
 
 _REMEDY = "Return one number for each trained parameter, as in the change that the method gets."
-
-
-def kept_by(number: int) -> str:
-    """Return the prefix of a client's stored tensors for one of the transforms."""
-    return f"transform {number} "
 
 
 class Outbox:
@@ -82,7 +77,7 @@ class Outbox:
         for number, transform in enumerate(self._transforms):
             draw = generator(self._seed, self._round_idx, update.client, "transform", number)
             secret = self._secret.stream(f"transform {number}", self._round_idx, update.client, attempt=attempt)
-            kept = self._memory.drawer(update.client, kept_by(number))
+            kept = self._memory.drawer(update.client, transform_owner(number))
             message = transform.apply(message, Sender(update.client, self._round_idx, draw, kept, secret))
             _require_message(transform, message, size)
             message = _with_its_type(message, 8 * width)

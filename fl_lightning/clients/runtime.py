@@ -15,7 +15,7 @@ from fl_lightning.clients.answering import Questions, refuse_questions
 from fl_lightning.clients.client_evaluators import ClientEvaluators
 from fl_lightning.clients.failures import UpdateCheck
 from fl_lightning.clients.local_trainer import LocalTrainer
-from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.clients.memory import HELD, ClientMemory
 from fl_lightning.clients.outbox import Outbox
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.task_trainer import TaskTrainer
@@ -174,7 +174,7 @@ class ClientRuntime:
             alone = self._alone_trainers[order.epochs]
             alone.forget()
             if order.model is None:  # fine-tuning continues from what the client holds
-                alone.memory.keep_held(order.client, self.memory.held(order.client))
+                alone.memory.put(order.client, HELD, self.memory.held(order.client))
             for task in order.tasks:
                 (result,) = alone.train([replace(task, start=model)])
                 alone.keep(result)

@@ -10,9 +10,10 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from fl_lightning.clients.client_files import Kept
 from fl_lightning.errors import CheckpointError
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.server.client_models import kept_by, own_tensors
+from fl_lightning.server.client_models import memory_in, own_tensors
 from fl_lightning.utilities.checkpoint_file import read_checkpoint
 
 STAYS = "the model of a site stays there"
@@ -81,7 +82,10 @@ def models_of(
     weights = dict(checkpoint["state_dict"])
     shared = loaded(module, weights, source)
     found = [] if state.get("held") else [Model("global", shared)]
-    own = [_own_of(module, client, weights, state, source) for client in range(len(names))] if state["memory"] else []
+    own: list[dict[str, Tensor]] = []
+    if state["memory"]:
+        memory = memory_in(state["memory"], source)
+        own = [_own_of(module, memory.kept(client), weights, state, source) for client in range(len(names))]
     if any(own) or state.get("held"):
         for client, tensors in enumerate(own):
             reason = "" if tensors else "this client has no model of its own yet"
@@ -90,10 +94,10 @@ def models_of(
 
 
 def _own_of(
-    module: LightningModule, client: int, weights: Mapping[str, Tensor], state: Mapping[str, Any], source: Path
+    module: LightningModule, kept: Kept, weights: Mapping[str, Tensor], state: Mapping[str, Any], source: Path
 ) -> dict[str, Tensor]:
     """Return a client's complete model; empty if it keeps none."""
-    own = own_tensors(kept_by(state["memory"], client, source), state["tensor_names"], dict(weights))
+    own = own_tensors(kept, state["tensor_names"], dict(weights))
     if not own and not state.get("held"):
         return {}
     return loaded(module, {**weights, **{name: tensor.to(weights[name]) for name, tensor in own.items()}}, source)

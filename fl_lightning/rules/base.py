@@ -25,7 +25,8 @@ class LocalStart:
     Attributes:
         parameters: the trained parameters at the start, in the module's order. Do not change them.
         broadcast: the tensors that the strategy sent with the model, by name; see :meth:`~fl_lightning.Strategy.broadcast`.
-        kept: the tensors that the client has stored in earlier rounds, by name.
+        kept: the tensors that the client's rules have stored in earlier rounds, by name, and ``vector`` and ``counters``
+            of its own model, if it keeps one.
         pull: the model that attracts the client on this route, or None.
         model: the client's complete model at the start; None on the engine ``stacked``.
     """

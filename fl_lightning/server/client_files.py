@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from functools import lru_cache
 from pathlib import Path
 
 import torch
 from lightning.pytorch import Trainer
 
-from fl_lightning.clients.memory import ClientMemory
-from fl_lightning.clients.superseded import References
+from fl_lightning.clients.client_files import Sessions, sessions_of
+from fl_lightning.clients.memory import FILES, ClientMemory
 from fl_lightning.plugins.checkpoint_io import checkpoint_folders
 from fl_lightning.utilities.collectives import Collectives
 
 _SUFFIX = ".ckpt"
-_Version = tuple[Path, int, int]
-_read: dict[_Version, list[References]] = {}
 
 
 def sweep_client_files(trainer: Trainer, memory: ClientMemory) -> None:
@@ -23,34 +23,24 @@ def sweep_client_files(trainer: Trainer, memory: ClientMemory) -> None:
     Rank 0 deletes while the others wait, because it would not know the files that they write in the next round. A checkpoint
     that cannot be read may refer to any file, so then nothing is deleted.
     """
-    if not memory.has_files:
-        return
-    if trainer.is_global_zero:
-        _sweep(trainer, memory)
-    older_bytes = Collectives(trainer).gather(memory.older_bytes)[0]
-    if not trainer.is_global_zero:
-        memory.end_sweep(older_bytes)
+    if memory.has_files:
+        memory.sweep(Collectives(trainer), _checkpoints(trainer) if trainer.is_global_zero else None)
 
 
-def _sweep(trainer: Trainer, memory: ClientMemory) -> None:
-    paths = [path for folder in checkpoint_folders(trainer) for path in folder.glob(f"*{_SUFFIX}")]
+def _checkpoints(trainer: Trainer) -> dict[Hashable, Sessions] | None:
+    """Return the sessions to which each checkpoint refers; None if one cannot be read."""
     try:
-        found = {version: _references(version, memory) for version in map(_version, paths)}
+        paths = [path for folder in checkpoint_folders(trainer) for path in folder.glob(f"*{_SUFFIX}")]
+        stats = [(path, path.stat()) for path in paths]
+        return {(key := (path, stat.st_mtime_ns, stat.st_size)): _sessions(*key) for path, stat in stats}
     except Exception:
-        return
-    _read.clear()
-    _read.update(found)
-    memory.sweep({(version, number): one for version, several in found.items() for number, one in enumerate(several)})
+        return None
 
 
-def _version(path: Path) -> _Version:
-    status = path.stat()
-    return path, status.st_mtime_ns, status.st_size
-
-
-def _references(version: _Version, memory: ClientMemory) -> list[References]:
-    if version in _read:
-        return _read[version]
-    checkpoint = torch.load(version[0], map_location="cpu", mmap=True, weights_only=True)
+@lru_cache(maxsize=10_000)
+def _sessions(path: Path, time: int, size: int) -> Sessions:
+    """Return the sessions to which a checkpoint refers, which is read once for each time and size."""
+    checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     states = [state for state in checkpoint.get("callbacks", {}).values() if isinstance(state, dict)]
-    return [memory.references(state["memory"]) for state in states if "memory" in state]
+    files = [state["memory"][FILES] for state in states if FILES in state.get("memory", ())]
+    return {name: last for one in files for name, last in sessions_of(one).items()}

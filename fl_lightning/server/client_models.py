@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.clients.memory import ClientMemory, held_part
+from fl_lightning.clients.client_files import Kept
+from fl_lightning.clients.memory import HELD, MODEL, ClientMemory
 from fl_lightning.clients.site import kept_after, no_longer_kept
 from fl_lightning.errors import CheckpointError, ConfigurationError
 from fl_lightning.wire import from_bytes
@@ -23,8 +24,8 @@ def state_of_federation(checkpoint: Any, source: Path) -> dict[str, Any]:
     )
 
 
-def kept_by(memory: dict[Any, Any], client: int, source: Path) -> dict[str, Any]:
-    """Return what a client has stored."""
+def memory_in(memory: dict[Any, Any], source: Path) -> ClientMemory:
+    """Return what clients have stored, from the state in a checkpoint."""
     if not memory:
         raise CheckpointError(
             f"'{source}' holds no client's state: the clients have not trained yet, keep nothing, or are sites, which keep "
@@ -34,10 +35,10 @@ def kept_by(memory: dict[Any, Any], client: int, source: Path) -> dict[str, Any]
     clients = ClientMemory()
     clients.bound(source.absolute().parent.parent / "client_state", float("inf"))
     clients.load_state_dict(memory)
-    return clients.kept(client)
+    return clients
 
 
-def kept_by_site(site: Path, checkpoint: Any, state: dict[str, Any], client: int) -> dict[str, Any]:
+def kept_by_site(site: Path, checkpoint: Any, state: dict[str, Any], client: int) -> Kept:
     """Return what the client of a site had stored when the server wrote a checkpoint."""
     path, round_idx = site / "federations" / state["federation"] / "state.bin", int(checkpoint["epoch"])
     if not path.exists():
@@ -49,7 +50,7 @@ def kept_by_site(site: Path, checkpoint: Any, state: dict[str, Any], client: int
     memory = kept_after(stored, round_idx)
     if memory is None:
         raise CheckpointError(no_longer_kept(round_idx))
-    kept: dict[str, Any] = dict(memory.get(str(client), {}))
+    kept: Kept = dict(memory.get(str(client), {}))
     if not kept and memory:
         raise ConfigurationError(
             f"The state in '{site}' is that of client {', '.join(memory)}, not of client {client}. Name this site's client."
@@ -57,7 +58,7 @@ def kept_by_site(site: Path, checkpoint: Any, state: dict[str, Any], client: int
     return kept
 
 
-def own_tensors(kept: dict[str, Any], names: Sequence[Sequence[str]], weights: dict[str, Any]) -> dict[str, Any]:
+def own_tensors(kept: Kept, names: Sequence[Sequence[str]], weights: dict[str, Any]) -> dict[str, Any]:
     """Return by name the tensors of a client's complete model, or of the parts that it holds; empty if it keeps neither.
 
     Args:
@@ -65,11 +66,12 @@ def own_tensors(kept: dict[str, Any], names: Sequence[Sequence[str]], weights: d
         names: the names of parameters, averaged buffers and counters, in order.
         weights: tensors of the same shapes, by name.
     """
-    if "vector" not in kept:
-        return held_part(kept)
+    if MODEL not in kept:
+        return kept.get(HELD, {})
     parameters, floats, counters = names
     found: dict[str, Any] = {}
-    for vector, chosen in ((kept["vector"], [*parameters, *floats]), (kept["counters"], counters)):
+    model: dict[str, Any] = dict(kept[MODEL])
+    for vector, chosen in ((model["vector"], [*parameters, *floats]), (model["counters"], counters)):
         sizes = [weights[name].numel() for name in chosen]
         found |= {name: part.view_as(weights[name]) for name, part in zip(chosen, vector.split(sizes), strict=True)}
     return found

@@ -77,7 +77,13 @@ class Transform(Unassuming, ChecksTypes, ABC):
     """Change a client's update before the server reads it. Several transforms apply in the order of the configuration.
 
     Buffers such as BatchNorm's statistics, and SCAFFOLD's control variates, are sent unchanged.
+
+    Attributes:
+        kept_like_parameters: the names of tensors in ``Sender.kept`` of shape (p,), where p is the number of trained
+            parameters. They become invalid when other parameters are trained.
     """
+
+    kept_like_parameters: tuple[str, ...] = ()
 
     def needs(self) -> Iterator[Need]:
         """Return what the transform needs of the other parts of a federation."""

@@ -19,6 +19,8 @@ class TopK(Transform):
             keeps a vector as large as the model.
     """
 
+    kept_like_parameters = ("residual",)
+
     def __init__(self, share: float = 0.01, error_feedback: bool = True) -> None:
         require(0 < share <= 1, "federation.transforms.share", "above 0 and at most 1", share)
         self.share = share

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import shutil
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,7 +20,6 @@ from federations import Blobs, Consecutive, Plain, same_bits, trainer, weights
 from fl_lightning import (
     BestCheckpoint,
     CheckpointError,
-    ConfigurationError,
     FederatedDataModule,
     FederatedOrchestrator,
     LastCheckpoint,
@@ -21,9 +29,10 @@ from fl_lightning import (
     TopK,
 )
 from fl_lightning.clients import memory as memory_module
-from fl_lightning.clients.disk_room import DiskRoom
-from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.clients.client_files import sessions_of
+from fl_lightning.clients.memory import RULES, ClientMemory
 from fl_lightning.rules import ControlVariates
+from fl_lightning.utilities.atomic_file import fill_whole
 
 KINDS = {
     "control variates": {"strategy": Scaffold},
@@ -32,6 +41,7 @@ KINDS = {
 }
 
 EACH = [pytest.param(k, marks=[] if k == "error feedback" else pytest.mark.slow) for k in KINDS]
+ALONE: Any = SimpleNamespace(rank=0, gather=lambda mine: [mine])
 
 
 def fit(folder: Path, rounds: int, kind: str, limit: float, ckpt_path: str | None = None, **more: float) -> Plain:
@@ -52,16 +62,14 @@ def memory_of(checkpoint: Path) -> dict:
 
 
 def files_of(checkpoint: Path) -> set[str]:
-    """The files to which a checkpoint refers, found in its bytes: names hold the client and the digest."""
-    files = memory_of(checkpoint)["files"]
-    folder = checkpoint.parent.parent / "client_state"
-    listed = [files["recent"], *(torch.load(folder / one["file"], weights_only=True) for one in files["index"])]
-    newest = {
-        int(client): f"{int(client) // 1000}/{int(client)}-{bytes(digest.tolist()).hex()}.pt"
-        for one in reversed(listed)
-        for client, digest in zip(one["clients"], one["digests"], strict=True)
-    }
-    return {*newest.values(), *(one["file"] for one in files["index"])}
+    """The files to which a checkpoint refers: the newest one of each client that its sessions wrote until then."""
+    sessions = {name: last for name, _, last in memory_of(checkpoint)["files"]["sessions"]}
+    newest: dict[str, tuple[int, str]] = {}
+    for name in sorted(files_in(checkpoint.parent.parent / "client_state")):
+        client, version, session = name.removesuffix(".pt").rpartition("/")[2].split("-")
+        if int(version) <= sessions.get(session, 0):
+            newest[client] = max(newest.get(client, (0, "")), (int(version), name))
+    return {name for _, name in newest.values()}
 
 
 def files_in(folder: Path) -> set[str]:
@@ -69,13 +77,7 @@ def files_in(folder: Path) -> set[str]:
 
 
 def clients_in(checkpoint: Path) -> set[int]:
-    return {int(Path(name).name.split("-")[0]) for name in files_of(checkpoint) if not name.startswith("index")}
-
-
-@pytest.fixture
-def _index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All clients but one are listed in the file of an index."""
-    monkeypatch.setattr(memory_module, "_MOST_RECENT", 1)
+    return {int(Path(name).name.split("-")[0]) for name in files_of(checkpoint)}
 
 
 @pytest.mark.parametrize("kind", EACH)
@@ -93,17 +95,16 @@ def test_files_give_the_bits_of_memory_and_are_no_part_of_checkpoints(tmp_path, 
 
 @pytest.mark.slow
 def test_a_limit_may_change_over_a_resume(tmp_path):
-    whole = fit(tmp_path / "whole", 4, "control variates", 4.0)
-    for first, second in ((0.0, 4.0), (4.0, 0.0)):
-        folder = tmp_path / f"{first}"
-        fit(folder, 2, "control variates", first)
-        assert same_bits(weights(whole), weights(fit(folder, 4, "control variates", second, "last")))
+    whole = fit(tmp_path / "whole", 6, "control variates", 4.0)
+    for limits in ((0.0, 4.0, 0.0), (4.0, 0.0, 4.0)):
+        folder = tmp_path / f"{limits[0]}"
+        for number, limit in enumerate(limits):
+            module = fit(folder, 2 * number + 2, "control variates", limit, "last" if number else None)
+        assert same_bits(weights(whole), weights(module))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recent", [1, 8192])
-def test_files_stay_as_long_as_a_checkpoint_needs_them(tmp_path, monkeypatch, recent):
-    monkeypatch.setattr(memory_module, "_MOST_RECENT", recent)
+def test_files_stay_as_long_as_a_checkpoint_needs_them(tmp_path):
     fit(tmp_path, 12, "control variates", 0.0)
     needed = {name for checkpoint in ("best.ckpt", "last.ckpt") for name in files_of(tmp_path / "checkpoints" / checkpoint)}
     there = files_in(tmp_path / "client_state")
@@ -112,18 +113,25 @@ def test_files_stay_as_long_as_a_checkpoint_needs_them(tmp_path, monkeypatch, re
     fit(tmp_path, 14, "control variates", 0.0, str(tmp_path / "checkpoints" / "best.ckpt"))
 
 
-@pytest.mark.parametrize(("harm", "message"), [("unlink", "is missing"), ("flip", "is damaged")])
-def test_files_that_are_not_whole_end_in_one_message(tmp_path, harm, message):
+def test_a_file_that_is_damaged_is_named(tmp_path):
     fit(tmp_path, 2, "control variates", 0.0)
     for name in files_of(tmp_path / "checkpoints" / "last.ckpt"):
         path = tmp_path / "client_state" / name
-        if harm == "unlink":
-            path.unlink()
-        else:
-            content = bytearray(path.read_bytes())
-            content[len(content) // 2] ^= 1
-            path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=rf"the state of client \d, {message}.*'client_state'"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"the state of client \d, is damaged.*'client_state'"):
+        fit(tmp_path, 4, "control variates", 0.0, "last")
+
+
+def test_a_file_that_is_missing_is_noticed_before_a_client_trains(tmp_path):
+    """Also one of a client that has an older one, which is not taken instead."""
+    fit(tmp_path, 3, "control variates", 0.0)
+    checkpoint = tmp_path / "checkpoints" / "last.ckpt"
+    lost = max(files_of(checkpoint), key=lambda name: int(name.split("-")[1]))
+    path = tmp_path / "client_state" / lost
+    path.rename(path.with_name(path.name.replace("-3-", "-1-")))
+    with pytest.raises(CheckpointError, match=r"lacks files with clients' state .* Restore the file"):
         fit(tmp_path, 4, "control variates", 0.0, "last")
 
 
@@ -133,18 +141,36 @@ def test_a_disk_that_is_full_is_named(tmp_path):
         fit(tmp_path, 2, "control variates", 0.0)
 
 
+def bounded(folder: Path, limit: float = 0, disk: float = 2**40) -> ClientMemory:
+    memory = ClientMemory()
+    memory.bound(folder, limit, disk)
+    return memory
+
+
+def put(memory: ClientMemory, client: int, value: float, numbers: int = 3) -> None:
+    memory.put(client, RULES, {"control": torch.full((numbers,), float(value))})
+
+
+def put_round(memory: ClientMemory, clients: range, value: float, numbers: int = 3) -> None:
+    for client in clients:
+        put(memory, client, value, numbers)
+    memory.settle(ALONE)
+
+
+def of(memory: ClientMemory, client: int) -> float:
+    return float(memory.kept(client)[RULES]["control"][2])
+
+
 def test_one_round_of_many_clients_stays_within_the_limit(tmp_path):
     """Ten models of 4,000 bytes with room for three: before the tenth is put there are at most four."""
-    memory = ClientMemory()
-    memory.bound(tmp_path, 12_000)
-    held = []
+    memory, held = bounded(tmp_path, 12_000), []
     for client in range(10):
-        memory.put(client, control=torch.full((1000,), float(client)))
-        held.append(sum(memory.sizes().values()))
+        put(memory, client, client, 1000)
+        held.append(sum(4000 for kept in memory.state_dict().values() if "rules" in kept))
     assert max(held) <= 16_000
-    memory.settle(memory.sizes())
-    assert sum(memory.sizes().values()) <= 12_000
-    assert [float(memory.kept(client)["control"][7]) for client in range(10)] == list(range(10))
+    memory.settle(ALONE)
+    assert len(memory.state_dict().keys() - {"files"}) <= 3
+    assert [of(memory, client) for client in range(10)] == list(range(10))
 
 
 @pytest.mark.parametrize(
@@ -155,45 +181,115 @@ def test_one_round_of_many_clients_stays_within_the_limit(tmp_path):
 def test_a_client_counts_once(tmp_path, monkeypatch, limit, before, now, elsewhere, written):
     """Room for three, 12,000 bytes or a number: clients of a round before, of this one, and those of another rank."""
     monkeypatch.setattr(memory_module, "_MOST_IN_MEMORY", 3 if limit == "number" else 1000)
-    memory = ClientMemory()
-    memory.bound(tmp_path, 12_000 if limit == "bytes" else 2**30)
-    for first, last in ((0, before), (before, before + now)):
-        memory.changes()
-        for client in range(first, last):
-            memory.put(client, control=torch.full((1000,), float(client)))
-        memory.settle(memory.sizes() | {100 + k: 4000 for k in range(elsewhere)})
+    memory = bounded(tmp_path, 12_000 if limit == "bytes" else 2**30)
+    put_round(memory, range(before), 0.0, 1000)
+    for client in range(before, before + now):
+        put(memory, client, client, 1000)
+    theirs = iter(({100 + k: 4000 for k in range(elsewhere)}, ({}, set())))
+    memory.settle(SimpleNamespace(rank=0, gather=lambda mine: [mine, next(theirs)]))
     assert len(files_in(tmp_path)) == written
-    assert [float(memory.kept(client)["control"][7]) for client in range(before + now)] == list(range(before + now))
+    assert [of(memory, client) for client in range(before + now)] == [0.0] * before + list(range(before, before + now))
+
+
+def test_two_ranks_write_each_clients_state_once_and_read_each_others(tmp_path):
+    """Two clients are in memory on both ranks; then each rank trains one more, and everything goes to files."""
+    memories = [bounded(tmp_path, 30), bounded(tmp_path, 30)]
+    barrier, slots = threading.Barrier(2), [None, None]
+
+    def of_rank(rank: int) -> Any:
+        def gather(mine: Any) -> list[Any]:
+            slots[rank] = mine
+            barrier.wait(10)
+            found = copy.deepcopy(slots)
+            barrier.wait(10)
+            return found
+
+        return SimpleNamespace(rank=rank, gather=gather)
+
+    def run(rank: int) -> None:
+        memory, comm = memories[rank], of_rank(rank)
+        memory.join(comm)
+        for client in (rank, rank + 2):
+            put(memory, client, float(client))
+            memory.settle(comm)
+        memory.sweep(comm, {} if rank == 0 else None)
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(run, range(2)))
+    assert len(files_in(tmp_path)) == 4
+    assert all([of(memory, client) for client in range(4)] == [0.0, 1.0, 2.0, 3.0] for memory in memories)
+    assert memories[0].state_dict() == memories[1].state_dict()
 
 
 def test_what_was_put_after_a_rejected_update_is_taken_back_from_its_file(tmp_path):
-    memory = ClientMemory()
-    memory.bound(tmp_path, 0)
-    memory.put(1, control=torch.ones(5))
-    memory.settle(memory.sizes())
+    memory = bounded(tmp_path)
+    put_round(memory, range(1, 2), 1.0)
     memory.undoable = True
-    ControlVariates().keep(memory.drawer(1, ""), {"control": torch.ones(5)}, in_place=False)
-    assert memory.kept(1)["control"].tolist() == [2.0] * 5
+    ControlVariates().keep(memory.drawer(1, RULES), {"control": torch.ones(3)}, in_place=False)
+    put(memory, 2, 1.0)  # the limit is 0, so that what client 1 keeps goes to a file in the middle of the round
+    assert len(files_in(tmp_path)) == 2
+    assert of(memory, 1) == 2.0
     memory.undo(1)
-    assert memory.kept(1)["control"].tolist() == [1.0] * 5
+    assert of(memory, 1) == 1.0
+    assert len(files_in(tmp_path)) == 1
 
 
-# ------------------------------------------------------------------ many clients
+# ------------------------------------------------------------------ kills and copies
 
 
-@pytest.mark.usefixtures("_index")
-@pytest.mark.parametrize(("harm", "message"), [("unlink", "is missing"), ("flip", "is damaged")])
-def test_an_index_that_is_not_whole_is_named(tmp_path, harm, message):
-    fit(tmp_path, 3, "control variates", 0.0)
-    (listed,) = memory_of(tmp_path / "checkpoints" / "last.ckpt")["files"]["index"]
-    path = tmp_path / "client_state" / listed["file"]
-    content = path.read_bytes()
-    path.unlink() if harm == "unlink" else path.write_bytes(content[:-1])
-    with pytest.raises(CheckpointError, match=f"which holds the index of clients' state, {message}"):
-        fit(tmp_path, 4, "control variates", 0.0, "last")
+@pytest.mark.parametrize("moment", ["before the name", "after the name"])
+def test_a_kill_while_a_file_gets_its_name_leaves_what_the_checkpoint_knows(tmp_path, moment):
+    memory = bounded(tmp_path)
+    put_round(memory, range(3), 1.0)
+    state = memory.state_dict()
+    child = os.fork()
+    if not child:  # SIGKILL, between writing and renaming the file of client 1, or after it
+        rename = Path.replace
+
+        def killed(self: Path, target: Path) -> None:
+            if "1-" in target.name and moment == "after the name":
+                rename(self, target)
+            if "1-" in target.name:
+                os.kill(os.getpid(), signal.SIGKILL)
+            rename(self, target)
+
+        with patch.object(Path, "replace", killed):
+            put_round(memory, range(3), 2.0)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    resumed = bounded(tmp_path)
+    resumed.load_state_dict(state)
+    left = [name for name in files_in(tmp_path) if "-1-" not in name or "partial" in name]
+    assert left
+    put_round(resumed, range(1), 3.0)
+    assert [of(resumed, client) for client in range(3)] == [3.0, 1.0, 1.0]
+    resumed.sweep(ALONE, {"last": sessions_of(state["files"])})
+    assert len(files_in(tmp_path)) == 4  # of the checkpoint and of client 0 now
+    assert not files_in(tmp_path) & set(left)
+    resumed.sweep(ALONE, {"the next last": sessions_of(resumed.state_dict()["files"])})
+    assert len(files_in(tmp_path)) == 3
 
 
-@pytest.mark.usefixtures("_index")
+def test_two_runs_from_one_checkpoint_keep_their_own_files(tmp_path):
+    """Both write the same clients in the same rounds, and a checkpoint of either refers to its own files."""
+    memory = bounded(tmp_path)
+    put_round(memory, range(3), 1.0)
+    state, ends = memory.state_dict(), []
+    put_round(memory, range(2), 2.0)
+    ends.append(memory.state_dict())
+    other = bounded(tmp_path)
+    other.load_state_dict(state)
+    put_round(other, range(1, 3), 3.0)
+    ends.append(other.state_dict())
+    other.sweep(ALONE, {k: sessions_of(end["files"]) for k, end in enumerate(ends)})
+    for end, found in zip(ends, ([2.0, 2.0, 1.0], [1.0, 3.0, 3.0]), strict=True):
+        read = bounded(tmp_path)
+        read.load_state_dict(end)
+        assert [of(read, client) for client in range(3)] == found
+    other.sweep(ALONE, {1: sessions_of(ends[1]["files"])})
+    assert len(files_in(tmp_path)) == 3
+
+
 @pytest.mark.slow
 def test_a_run_that_moves_on_from_folder_to_folder_finds_each_clients_state(tmp_path):
     """Checkpoints in a third folder refer to files in all of them."""
@@ -202,107 +298,89 @@ def test_a_run_that_moves_on_from_folder_to_folder_finds_each_clients_state(tmp_
     for rounds in (2, 4, 5, 7):
         module = fit(tmp_path / f"{rounds}", rounds, "control variates", 0.0, checkpoint)
         checkpoint = str(tmp_path / f"{rounds}" / "checkpoints" / "last.ckpt")
-        assert memory_of(checkpoint)["files"]["index"]
     assert same_bits(weights(whole), weights(module))
 
 
 @pytest.mark.slow
-def test_a_folder_that_moved_takes_its_files_along(tmp_path):
+@pytest.mark.parametrize("move", [shutil.move, shutil.copytree])
+def test_a_folder_that_moved_takes_its_files_along(tmp_path, move):
     whole = fit(tmp_path / "whole", 4, "control variates", 4.0)
     fit(tmp_path / "before", 2, "control variates", 0.0)
-    (tmp_path / "before").rename(tmp_path / "after")
+    move(tmp_path / "before", tmp_path / "after")
     assert same_bits(weights(whole), weights(fit(tmp_path / "after", 4, "control variates", 0.0, "last")))
 
 
-def put_round(memory: ClientMemory, clients: range, value: float) -> None:
-    for client in clients:
-        memory.put(client, control=torch.full((3,), value))
-    memory.settle(memory.sizes())
-    memory.changes()
-    memory.end_settling()
+# ------------------------------------------------------------------ many clients
 
 
-@pytest.mark.slow
-def test_a_checkpoint_does_not_grow_with_the_clients_that_ever_took_part(tmp_path, monkeypatch):
-    """Files are listed up to a number; the rest is one reference. State that is small goes to files as well."""
-    monkeypatch.setattr(memory_module, "_MOST_RECENT", 50)
+def test_a_round_writes_what_its_cohort_keeps_and_no_list_of_all(tmp_path, monkeypatch):
+    """Ten of a hundred thousand clients with state take part."""
+    cohort, written = range(0, 100_000, 10_000), []
+
+    def counted(target: Path, fill: Any) -> None:
+        fill_whole(target, fill)
+        written.append(target.stat().st_size)
+
+    memory = bounded(tmp_path)
+    put_round(memory, cohort, 1.0)
+    memory._files._versions[:100_000] = 1  # as if the others had taken part
+    monkeypatch.setattr("fl_lightning.clients.client_files.fill_whole", counted)
+    put_round(memory, cohort, 2.0)
+    assert len(written) == 10
+    assert sum(written) < 20_000
+    assert len(str(memory.state_dict())) < 500
+
+
+def test_each_of_many_clients_is_found_again(tmp_path):
+    """In a folder for each thousand, some of them with two versions."""
+    memory = bounded(tmp_path)
+    put_round(memory, range(0, 3000, 100), 1.0)
+    put_round(memory, range(0, 3000, 200), 2.0)
+    restored = bounded(tmp_path)
+    restored.load_state_dict(memory.state_dict())
+    assert [of(restored, client) for client in range(0, 3000, 100)] == [2.0, 1.0] * 15
+    assert restored.kept(3000) == restored.kept(1) == {}
+    assert {path.name for path in tmp_path.iterdir()} == {"0", "1", "2"}
+
+
+def test_state_of_many_clients_goes_to_files_though_it_is_small(tmp_path, monkeypatch):
     monkeypatch.setattr(memory_module, "_MOST_IN_MEMORY", 20)
-    memory = ClientMemory()
-    memory.bound(tmp_path, 2**30)
-    for first in range(0, 3000, 30):
-        put_round(memory, range(first, first + 30), float(first))
-    state = memory.state_dict()
-    assert state.keys() == {"files"}
-    assert len(state["files"]["recent"]["clients"]) <= 50
-    assert len(state["files"]["index"]) == 1
-    restored = ClientMemory()
-    restored.bound(tmp_path, 2**30)
-    restored.load_state_dict(state)
-    for client in (0, 29, 30, 1499, 2999):
-        assert restored.kept(client)["control"].tolist() == [float(client // 30 * 30)] * 3
-    assert restored.kept(3000) == {}
-    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"0", "1", "2"}  # a folder for each thousand
-    assert [*restored.vectors()] == [("control", 3)]
+    memory = bounded(tmp_path, 2**30)
+    put_round(memory, range(20), 1.0)
+    assert not files_in(tmp_path)
+    put_round(memory, range(20, 21), 1.0)
+    assert len(files_in(tmp_path)) == 21
 
 
-def test_a_newer_state_hides_the_one_in_the_index_and_its_file_goes_with_the_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory_module, "_MOST_RECENT", 2)
-    memory = ClientMemory()
-    memory.bound(tmp_path, 0)
+def test_former_files_go_with_the_checkpoint_that_needs_them(tmp_path):
+    memory = bounded(tmp_path)
     put_round(memory, range(5), 1.0)
-    older = memory.state_dict()
-    kept = {name for name in files_in(tmp_path) if not name.startswith("index")}
+    older, kept = sessions_of(memory.state_dict()["files"]), files_in(tmp_path)
     put_round(memory, range(1), 2.0)
-    checkpoints = {"best": memory.references(older), "last": memory.references(memory.state_dict())}
-    memory.sweep(checkpoints)
+    newer = sessions_of(memory.state_dict()["files"])
+    memory.sweep(ALONE, {"best": older, "last": newer})
     assert kept < files_in(tmp_path)
-    assert memory.older_bytes == 4096  # one file of one block: the others are those of the run
-    assert memory.kept(0)["control"].tolist() == [2.0] * 3
-    memory.sweep({"last": checkpoints["last"]})
+    assert of(memory, 0) == 2.0
+    memory.sweep(ALONE, {"last": newer})
     assert len(kept & files_in(tmp_path)) == 4
-    assert memory.older_bytes == 0
 
 
 # ------------------------------------------------------------------ the disk
 
 
-def test_a_run_that_needs_more_than_the_disk_is_refused_before_a_client_trains(tmp_path, monkeypatch):
-    trained = []
-    monkeypatch.setattr(Plain, "training_step", lambda self, *_: trained.append(1))
-    message = (
-        r"keeps .* KiB between rounds, and 3 clients can be drawn, .*above 'federation.disk_limit' 9.31e-10. Raise it, plan"
-    )
-    with pytest.raises(ConfigurationError, match=message):
-        fit(tmp_path, 2, "control variates", 0.0, disk_limit=1 / 2**30)
-    assert not trained
-    assert not (tmp_path / "client_state").exists()
+def test_a_run_whose_files_take_more_than_the_limit_ends_after_that_round(tmp_path):
+    limit = 2 * 4096 / 2**30
+    fit(tmp_path, 1, "control variates", 0.0, disk_limit=limit)
+    with pytest.raises(CheckpointError, match=r"takes 1.53e-05 GiB .* 'federation.disk_limit' 7.63e-06. Raise it, delete"):
+        fit(tmp_path / "more", 9, "control variates", 0.0, disk_limit=limit)
 
 
-@pytest.mark.parametrize(("kind", "blocks"), [("error feedback", 2), ("models of their own", 2)])
-def test_state_of_a_size_that_is_known_later_is_refused_after_the_first_round(tmp_path, kind, blocks):
-    with pytest.raises(ConfigurationError, match=r"and 3 clients can be drawn, which takes .*'federation.disk_limit'"):
-        fit(tmp_path, 9, kind, 0.0, disk_limit=blocks * 4096 / 2**30)
-    assert len(files_in(tmp_path / "client_state")) <= 3
-
-
-def test_clients_that_no_round_draws_need_no_room(tmp_path):
-    fit(tmp_path, 1, "control variates", 0.0, disk_limit=2 * 4096 / 2**30)
-
-
-def test_former_states_count_and_end_a_run_with_advice(tmp_path):
-    memory = ClientMemory()
-    memory.bound(tmp_path, 0, DiskRoom(2 * 4096, 2))
+def test_the_limit_counts_former_states_until_they_are_swept(tmp_path):
+    memory = bounded(tmp_path, disk=3 * 4096)
     put_round(memory, range(2), 1.0)
-    with pytest.raises(CheckpointError, match=r"takes 1.14e-05 GiB .* 3.81e-06 GiB of it are former .* delete older"):
-        put_round(memory, range(1), 2.0)
-
-
-def test_a_state_that_is_restored_takes_its_room_once(tmp_path):
-    memory = ClientMemory()
-    memory.bound(tmp_path, 0, DiskRoom(3 * 4096, 2))
-    put_round(memory, range(2), 1.0)
-    memory.undoable = True
-    memory.put(0, control=torch.zeros(3))
-    memory.settle(memory.sizes())
-    memory.undo(0)
-    memory.end_settling()  # two states, and the file of the one that was taken back
+    for value in range(5):
+        put_round(memory, range(1), float(value))
+        memory.sweep(ALONE, {})
+    put_round(memory, range(1), 2.0)
+    with pytest.raises(CheckpointError, match="delete older checkpoints"):
+        put_round(memory, range(1), 3.0)

@@ -144,7 +144,7 @@ def test_apfl_trains_a_mixture_beside_the_global_model(engine, rate, dtype):
     tolerance = 1e-11 if dtype == torch.float64 else 5e-6
     for client, net in mixtures.items():
         assert_close(net.state_dict(), own_of(federation, client, net).state_dict(), tolerance)
-        kept = federation._run.memory.kept(client)
+        kept = federation._run.memory.kept(client)["rules"]
         assert float(kept["alpha"]) == pytest.approx(alphas[client], abs=tolerance)
         torch.testing.assert_close(
             kept["local"], torch.cat([p.detach().reshape(-1) for p in own[client].parameters()]), rtol=0, atol=tolerance

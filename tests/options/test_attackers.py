@@ -232,7 +232,7 @@ def test_what_a_client_keeps_is_as_it_was_when_its_update_is_refused():
         trainer(2, federation).fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
     memory = federation._run.memory
     assert not memory.kept(1)
-    assert "control" in memory.kept(0)
+    assert "control" in memory.kept(0)["rules"]
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1e9])

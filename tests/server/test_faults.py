@@ -160,10 +160,11 @@ def test_a_client_keeps_nothing_of_an_update_that_was_rejected(engine):
         trainer(2, federation, heard, Keeps()).fit(Plain(), FederatedDataModule(Blobs(shuffle=False), Consecutive()))
     assert [failure[:2] for failure in heard.failures] == [(1, 1)]
     before, after = kept
-    assert set(before[1]) == {"control", "transform 0 residual"}
-    assert all(float(tensor.abs().max()) > 0 for tensor in before[1].values())
-    assert same_bits(before[1], after[1])
-    assert not same_bits(before[0], after[0])  # an update that was good
+    assert before[1].keys() == {"rules", "transform 0"}
+    for owner, name in (("rules", "control"), ("transform 0", "residual")):
+        assert float(before[1][owner][name].abs().max()) > 0
+        assert same_bits(before[1][owner], after[1][owner])
+        assert not same_bits(before[0][owner], after[0][owner])  # an update that was good
 
 
 @pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
@@ -178,8 +179,8 @@ def test_a_round_goes_on_without_who_diverges(engine):
     assert [[update.client for update in updates] for updates in rounds] == [[0, 2]] * 3
     federation, module = FederatedOrchestrator(Scaffold(), local, faults=SKIP), Plain()
     trainer(2, federation).fit(module, FederatedDataModule(Marked(math.nan), Consecutive()))
-    assert "control" not in federation._run.memory.kept(1)
-    assert "control" in federation._run.memory.kept(0)
+    assert "rules" not in federation._run.memory.kept(1)
+    assert "control" in federation._run.memory.kept(0)["rules"]
     assert all(bool(torch.isfinite(p).all()) for p in module.parameters())
 
 
@@ -367,11 +368,11 @@ def test_stragglers_that_are_dropped_count_as_drawn():
 
 def test_a_second_fit_after_one_that_failed(tmp_path):
     """What clients had changed when it failed is not looked for again."""
-    federation = FederatedOrchestrator(Scaffold(), clients_per_round=1)
-    memory = federation._run.memory
-    memory.put(2, control=torch.ones(3))
+    memory = FederatedOrchestrator(Scaffold(), clients_per_round=1)._run.memory
+    memory.put(2, "rules", {"control": torch.ones(3)})
     memory.load_state_dict({})
-    assert memory.changes() == ({}, {})
+    memory.settle(SimpleNamespace(rank=0, gather=lambda mine: [mine]))
+    assert memory.state_dict() == {}
 
 
 def test_fedloss_still_sees_what_it_rejects():

@@ -511,8 +511,13 @@ def prepare(name: str, sizes: Sequence[int] = SIZES) -> tuple[Plain, FederatedDa
 def outcome(module: Plain, federation: FederatedOrchestrator) -> dict[str, torch.Tensor]:
     """The final weights, what was measured at the clients, and what they keep."""
     memory = federation._run.memory
-    kept = {f"client {k}: {name}": tensor for k in range(len(SIZES)) for name, tensor in memory.kept(k).items()}
-    kept = {name: tensor for name, tensor in kept.items() if not name.endswith("training")}  # packed, with its device
+    kept = {
+        f"client {k}: {owner} {name}": tensor
+        for k in range(len(SIZES))
+        for owner, tensors in memory.kept(k).items()
+        for name, tensor in tensors.items()
+        if owner != "training"  # packed, with its device
+    }
     return {
         **weights(module),
         **kept,

@@ -202,9 +202,9 @@ def slow_disk(name: str) -> Iterator[None]:
     """Let the first rank take its time with a case's files: the other one would be in its next round by now, and write some."""
     sweep = ClientMemory.sweep
 
-    def late(memory: ClientMemory, checkpoints: Any) -> None:
-        time.sleep(0.5)
-        sweep(memory, checkpoints)
+    def late(memory: ClientMemory, comm: Any, checkpoints: Any) -> None:
+        time.sleep(0.5 if checkpoints is not None else 0)
+        sweep(memory, comm, checkpoints)
 
     with patch.object(ClientMemory, "sweep", late if name in BY_FILES else sweep):
         yield

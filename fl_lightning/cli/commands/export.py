@@ -53,14 +53,15 @@ def export(source: Path, client: str, target: Path, trusted: Sequence[str] = (),
         ConfigurationError: if there is no such client.
     """
     from fl_lightning.plugins.checkpoint_io import AtomicCheckpointIO
-    from fl_lightning.server.client_models import kept_by, kept_by_site, own_tensors, state_of_federation
+    from fl_lightning.server.client_models import kept_by_site, memory_in, own_tensors, state_of_federation
     from fl_lightning.utilities.checkpoint_file import read_checkpoint
 
     checkpoint = read_checkpoint(source, "cpu", trusted)
     weights = dict(checkpoint["state_dict"])
     state = state_of_federation(checkpoint, source)
     number = _number(client, state.get("client_names", []), int(state["clients"]))
-    kept = kept_by(state["memory"], number, source) if site is None else kept_by_site(site, checkpoint, state, number)
+    memory = state["memory"]
+    kept = kept_by_site(site, checkpoint, state, number) if site else memory_in(memory, source).kept(number)
     own = own_tensors(kept, state["tensor_names"], weights)
     if not own and not _has_personal(state):
         raise CheckpointError(
@@ -73,7 +74,7 @@ def export(source: Path, client: str, target: Path, trusted: Sequence[str] = (),
     AtomicCheckpointIO().save_checkpoint({**rest, "state_dict": weights}, target)
     if not own:
         return f"{target}: client {client} has not trained yet, so its personal part is that with which clients begin."
-    if "vector" in kept:
+    if "model" in kept:
         return f"{target}: the own model of client {client}."
     return f"{target}: the shared model with {len(own)} tensors of client {client}."
 

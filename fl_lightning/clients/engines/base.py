@@ -24,8 +24,9 @@ class PreparedTask:
         seed: the seed of the client's random numbers.
         open_data: a function that returns the client's examples, called once, when training begins.
         num_examples: the number of these examples, as far as it is known before the training.
-        kept: the tensors that the client has stored, by name.
+        kept: the tensors that the client has stored for its rules, and those of its own model, by name.
         held: the parameters and buffers that the client holds, by name; empty before its first training.
+        training: the packed state of its training; None before its first turn, or if nothing is kept.
     """
 
     task: ClientTask
@@ -34,6 +35,7 @@ class PreparedTask:
     num_examples: int = 1
     kept: Mapping[str, Tensor] = field(default_factory=dict)
     held: Mapping[str, Tensor] = field(default_factory=dict)
+    training: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ class LocalResult:
         update: the update, with its model.
         rates: the sum of the learning rates over the steps; 0 if the optimizer has no rule.
         held: the parameters and buffers that the client holds, by name.
-        kept: the tensors that the client stores until its next task, by name: the state of its training and of its rules.
+        kept: the tensors that the client stores for its rules until its next task, by name.
+        training: the packed state of its training, if it keeps any.
+        own_training: that of the training of the client's own model.
         own_model: the model that the client stores, if it is another one than it sends.
         streamed: the number of examples in the first epoch, if the data are a stream without a length; otherwise None.
     """
@@ -55,6 +59,8 @@ class LocalResult:
     rates: float = 0.0
     held: Mapping[str, Tensor] = field(default_factory=dict)
     kept: Mapping[str, Tensor] = field(default_factory=dict)
+    training: Tensor | None = None
+    own_training: Tensor | None = None
     own_model: Snapshot | None = None
     streamed: int | None = None
 

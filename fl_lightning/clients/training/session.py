@@ -68,8 +68,7 @@ class ClientSession(Callback):
     def begin(self, prepared: PreparedTask, plan: TurnPlan | None = None) -> None:
         """Prepare for the next fit, whose plan is one epoch by default."""
         self._prepared, self._plan = prepared, plan or TurnPlan()
-        packed = prepared.kept.get(kept_training.NAME)
-        self._before = {} if packed is None else kept_training.unpack(packed)
+        self._before = {} if prepared.training is None else kept_training.unpack(prepared.training)
         self._kept: dict[str, Any] = {}
         self._progress.begin(prepared.task, self._plan, self._before)
         self._resident.python.begin(prepared.seed, self._before.get("attributes", {}))
@@ -126,7 +125,7 @@ class ClientSession(Callback):
             update,
             rates=0.0 if coefficients is None else coefficients.rates,
             held={name: tensor.clone() for name, tensor in self._client.held_tensors().items()},
-            kept={kept_training.NAME: kept_training.pack(self._kept)} if self._kept else {},
+            training=kept_training.pack(self._kept) if self._kept else None,
             own_model=own if sent is None else model,
             streamed=self._size.found,
         )

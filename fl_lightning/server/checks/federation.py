@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from fl_lightning.clients.disk_room import DiskRoom
 from fl_lightning.core.capabilities import Capability, Need, Part, Removal, Unassuming, check_parts
 from fl_lightning.core.option import own_cohort
 from fl_lightning.data.federated import FederatedDataModule
@@ -66,20 +64,6 @@ def round_size(settings: FederationSettings, num_clients: int) -> int:
     """
     own = own_cohort(settings.active_options, num_clients)
     return cohort_size(num_clients, settings.clients_per_round) if own is None else own
-
-
-def disk_room(settings: FederationSettings, num_clients: int, rounds: int | None) -> DiskRoom:
-    """Return the limit of the disk space for clients' state, and how many clients the rounds can draw.
-
-    Args:
-        settings: the settings of the federation.
-        num_clients: the number of all clients.
-        rounds: the planned rounds; None if they are unlimited.
-    """
-    drawn = num_clients
-    if rounds is not None and own_cohort(settings.active_options, num_clients) is None:
-        drawn = min(num_clients, rounds * cohort_size(num_clients, settings.clients_per_round))
-    return DiskRoom(math.inf if settings.disk_limit is None else settings.disk_limit * 2**30, drawn)
 
 
 def check_federation(settings: FederationSettings, trainer: Trainer, data: FederatedDataModule) -> None:
