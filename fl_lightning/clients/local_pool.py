@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from fl_lightning.clients.memory import MODEL, transform_owner
+from fl_lightning.clients.pool import Chain, PassesOn, RunningChains, Take, Tasks
 from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.scheduling import balanced_shares
 from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, ServerModel
 from fl_lightning.transforms.base import Transform
-from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
+from fl_lightning.types import ClientFailure, Snapshot
 from fl_lightning.utilities.collectives import Collectives
 
 
@@ -73,7 +75,43 @@ class LocalPool:
                     "FedAvg."
                 )
 
-    def mine(self, chains: Sequence[Sequence[ClientTask]], scored: int) -> list[Sequence[ClientTask]]:
+    def train(self, chains: Sequence[Tasks], take: Take, passes_on: PassesOn, scored: int = 0) -> None:
+        """See :meth:`ClientPool.train`: chain after chain, or the next clients of all chains side by side."""
+        mine, waiting, failure = self._mine(chains, scored), list[Chain](), None
+        queue = deque(tasks[0] for tasks in mine)
+        running = RunningChains(mine, queue.append if self.runtime.side_by_side else queue.appendleft, passes_on)
+
+        def end(chain: Chain) -> None:
+            if self._delivered(chain):
+                take(chain)
+            else:
+                waiting.append(chain)
+
+        try:
+            for _ in map(end, filter(None, map(running.add, self.runtime.train(queue)))):
+                pass  # and 'map' keeps no model while the next client trains
+        except Exception as error:
+            failure = error
+        if any(tasks[-1].delivers for tasks in chains):  # also after an error: ranks may exchange data
+            self.runtime.drained(self.comm, len(waiting))
+        if failure is not None:
+            raise failure
+        for chain in waiting:
+            self._delivered(chain)
+            take(chain)
+
+    def _delivered(self, chain: Chain) -> bool:
+        """Replace the last update of a chain by what the server receives; return False if it waits for other chains."""
+        if chain.trained is None or not chain.tasks[-1].delivers:
+            return True
+        sent = self.runtime.deliver(chain.trained, chain.updates[-1])
+        if isinstance(sent, ClientFailure):
+            chain.lose(sent.cause)
+        elif sent is not None:
+            chain.updates[-1] = sent
+        return sent is not None
+
+    def _mine(self, chains: Sequence[Tasks], scored: int) -> list[Tasks]:
         """Return this rank's chains, longest first, balanced by their examples and by the evaluation of their models."""
         # A step costs about three times as much as evaluating its examples: the backward pass costs twice the forward pass.
         cost = {number: sum(map(self._steps, chain)) + scored for number, chain in enumerate(chains)}
@@ -98,25 +136,9 @@ class LocalPool:
         """See :meth:`ClientPool.tell`."""
         self.ask(notes)
 
-    def submit(self, task: ClientTask) -> None:
-        """See :meth:`ClientPool.submit`."""
-        self.runtime.submit(task)
-
-    def results(self) -> Iterator[ClientUpdate | ClientFailure]:
-        """See :meth:`ClientPool.results`."""
-        return self.runtime.results()
-
     def under_way(self) -> dict[int, bytes]:
         """See :meth:`ClientPool.under_way`."""
         return {}
-
-    def deliver(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate | None:
-        """See :meth:`ClientPool.deliver`."""
-        return self.runtime.deliver(task, update)
-
-    def drained(self, waiting: int) -> bool:
-        """See :meth:`ClientPool.drained`."""
-        return self.runtime.drained(self.comm, waiting)
 
     def _steps(self, task: ClientTask) -> int:
         epochs = self._max_epochs if task.epochs is None else task.epochs

@@ -68,9 +68,8 @@ class LocalTrainer:
 
         The order may differ from that of the tasks if the engine trains clients side by side.
         """
-        for result in self.engine.fit([self._prepared(task) for task in tasks]):
-            yield self._complete(self._with_own_model(result))
-            del result  # it holds a model
+        results = self.engine.fit([self._prepared(task) for task in tasks])
+        yield from map(self._complete, map(self._with_own_model, results))  # 'map' keeps no result
 
     def _prepared(self, task: ClientTask, purpose: str = "") -> PreparedTask:
         client, kept = task.client, self._memory.kept(task.client)

@@ -2,12 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 from fl_lightning.utilities.collectives import Collectives
+
+
+@dataclass
+class Chain:
+    """Hold the results of clients that train one after another, each from the model of the one before it.
+
+    Attributes:
+        tasks: the tasks of its clients, in order, all with the start of the first one.
+        updates: the updates of the clients that have trained, in order; only the last one has its model.
+        failures: the failures of the other clients, each with its own cause.
+        trained: the task of the last update; None without one.
+    """
+
+    tasks: Sequence[ClientTask]
+    updates: list[ClientUpdate] = field(default_factory=list)
+    failures: list[ClientFailure] = field(default_factory=list)
+    trained: ClientTask | None = None
+
+    def lose(self, cause: str) -> None:
+        """Turn all updates into failures, because the server cannot have the last one's model."""
+        self.failures += [ClientFailure(update.client, update.round_idx, cause) for update in self.updates]
+        self.updates = []
+
+
+Tasks = Sequence[ClientTask]
+"""The tasks of a chain."""
+Take = Callable[[Chain], None]
+"""What a pool calls with each chain at its end."""
+PassesOn = Callable[[ClientUpdate], None]
+"""What a pool calls with the update of a client whose model goes to the next client of its chain."""
+
+
+class RunningChains:
+    """Follow chains, of which one client trains at a time; its first task is begun by the pool.
+
+    Args:
+        chains: the tasks of each chain.
+        begin: called with each further task, which starts from the last model of its chain.
+        passes_on: called with the update of a client whose model goes to the next client of its chain.
+    """
+
+    def __init__(self, chains: Sequence[Tasks], begin: Callable[[ClientTask], None], passes_on: PassesOn) -> None:
+        self._begin, self._passes_on = begin, passes_on
+        self._running = {tasks[0].client: Chain(tasks) for tasks in chains}  # by the client that trains
+
+    def add(self, result: ClientUpdate | ClientFailure) -> Chain | None:
+        """Add the result of a task, and begin the next one of its chain; at its end return the chain instead."""
+        chain = self._running.pop(result.client)
+        done = len(chain.updates) + len(chain.failures)
+        last = done + 1 == len(chain.tasks)
+        if isinstance(result, ClientFailure):
+            chain.failures.append(result)
+        else:
+            if not last:
+                self._passes_on(result)
+            chain.trained = chain.tasks[done]
+            chain.updates = [*(earlier.without_state() for earlier in chain.updates), result]
+        if last:
+            return chain
+        task = chain.tasks[done + 1]
+        self._running[task.client] = chain
+        self._begin(replace(task, start=chain.updates[-1].snapshot) if chain.updates else task)
+        return None
 
 
 class ClientPool(Protocol):
@@ -40,12 +104,20 @@ class ClientPool(Protocol):
         """
         ...
 
-    def mine(self, chains: Sequence[Sequence[ClientTask]], scored: int) -> Sequence[Sequence[ClientTask]]:
-        """Return the chains of this rank, in the order in which to begin them; ranks may exchange data.
+    def train(self, chains: Sequence[Tasks], take: Take, passes_on: PassesOn, scored: int = 0) -> None:
+        """Train the chains of this rank, and pass on each one as soon as it is done, in any order, without keeping it.
+
+        The last update of a chain is as the server receives it. ``take`` and ``passes_on`` do not wait for other ranks. After
+        an error on one rank, the others train all of their chains.
 
         Args:
             chains: the tasks of each chain of clients.
+            take: called with each chain of this rank.
+            passes_on: called with the update of a client whose model goes to the next client of its chain.
             scored: the number of examples on which the server will evaluate each chain's model, for balancing the ranks' work.
+
+        Raises:
+            ClientError: if a client fails and the policy is ``fatal``. Errors that are not a client's are raised as they are.
         """
         ...
 
@@ -66,32 +138,8 @@ class ClientPool(Protocol):
         """Have messages of an option reach clients before their next task."""
         ...
 
-    def submit(self, task: ClientTask) -> None:
-        """Take a task, also while :meth:`results` is read."""
-        ...
-
-    def results(self) -> Iterator[ClientUpdate | ClientFailure]:
-        """Yield the result of each submitted task, until none is left; no rank waits for another meanwhile."""
-        ...
-
     def under_way(self) -> Mapping[int, bytes]:
         """Return what asks once more for each task under way, by client; only a ``LastingPool`` has some."""
-        ...
-
-    def deliver(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate | None:
-        """Return the update of a chain as the server receives it; None if it waits until :meth:`drained`.
-
-        Args:
-            task: the task whose result it is, not always the last of its chain.
-            update: the update.
-
-        Raises:
-            ClientError: if the server cannot have it.
-        """
-        ...
-
-    def drained(self, waiting: int) -> bool:
-        """Learn that all updates that do not wait are delivered, and how many wait; return whether any rank's may wait."""
         ...
 
     def evaluate(self, orders: Sequence[EvalOrder]) -> list[EvalReport]:
@@ -133,7 +181,7 @@ class ClientPool(Protocol):
 
 
 class LastingPool(ClientPool, Protocol):
-    """Train clients whose tasks may outlast a round: whoever stops to read :meth:`results` gets the rest later.
+    """Train clients whose tasks may outlast a round: :meth:`follow` returns when it has enough results.
 
     The tensors of a published model must not change while tasks refer to it. :meth:`ask` and :meth:`evaluate` are not for
     clients with a task under way.
@@ -141,6 +189,21 @@ class LastingPool(ClientPool, Protocol):
 
     def absent(self) -> Collection[int]:
         """Return the clients that could not begin a task now."""
+        ...
+
+    def begin(self, task: ClientTask) -> None:
+        """Begin a task, also while :meth:`follow` runs; it may fail at once, if its client is absent."""
+        ...
+
+    def follow(self, take: Callable[[ClientUpdate | ClientFailure], bool]) -> None:
+        """Pass on the results of tasks as they arrive, without keeping them, until no task is under way.
+
+        Args:
+            take: called with each result; returns whether to continue. The other tasks are still under way if it does not.
+
+        Raises:
+            ClientError: as :meth:`ClientPool.train` does.
+        """
         ...
 
     def take_up(self, task: ClientTask, model: ServerModel, asked: bytes) -> None:

@@ -68,7 +68,6 @@ class ClientRuntime:
         self._trainer_of_tasks, self._evaluators, self._alone = tasks, evaluators, alone
         self._alone_trainers: dict[int | None, LocalTrainer] = {}
         self._check: UpdateCheck | None = None
-        self._tasks, self._reading = deque[ClientTask](), False
         self.questions = Questions(refuse_questions)
         """Answers questions about models, which only those may ask who set it."""
 
@@ -79,31 +78,25 @@ class ClientRuntime:
         self.resident.publish(model)
         self._check = None
 
-    def submit(self, task: ClientTask) -> None:
-        """Take a task. One that continues a chain is done before others, unless clients train side by side."""
-        if self._reading and not self._trainer_of_tasks.side_by_side:
-            self._tasks.appendleft(task)  # otherwise the models of all chains would be held
-        else:
-            self._tasks.append(task)
+    @property
+    def side_by_side(self) -> bool:
+        """Return whether several clients train at once."""
+        return self._trainer_of_tasks.side_by_side
 
-    def results(self) -> Iterator[ClientUpdate | ClientFailure]:
-        """Yield the result of each task as soon as it is known, until none is left.
+    def train(self, tasks: deque[ClientTask]) -> Iterator[ClientUpdate | ClientFailure]:
+        """Take tasks from a queue, and yield the result of each as soon as it is known; meanwhile others may be put there.
 
         Raises:
             ClientError: if a client fails and the policy is ``fatal``. Errors that are not a client's are raised as they are.
         """
         check, trainer = self._begun(), self._trainer_of_tasks
-        self._reading = True
-        try:
-            while self._tasks:
-                if trainer.side_by_side:
-                    wave, self._tasks = list(self._tasks), deque()
-                    yield from trainer.train_together(wave, check)
-                else:
-                    yield trainer.train(self._tasks.popleft(), check)
-        finally:
-            self._reading = False
-            self._tasks.clear()
+        while tasks:
+            if trainer.side_by_side:
+                wave = list(tasks)
+                tasks.clear()
+                yield from trainer.train_together(wave, check)
+            else:
+                yield trainer.train(tasks.popleft(), check)
 
     def _begun(self) -> UpdateCheck:
         """Return the check of updates against the published model, for which the hooks are prepared once."""
@@ -125,12 +118,18 @@ class ClientRuntime:
             raise ClientError("The server asks for an option that is not in use here.")
         return replace(note, content=self._by_option[note.option].answer(note.client, note.content))
 
-    def deliver(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate | None:
+    def deliver(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate | ClientFailure | None:
         """Return an update as the server receives it; None if it waits for the updates of other clients.
 
         Raises:
-            ClientError: if it cannot be aggregated.
+            ClientError: if it cannot be aggregated and the policy is ``fatal``.
         """
+        try:
+            return self._sent(task, update)
+        except ClientError as error:
+            return self._trainer_of_tasks.failed(task, error, 1)
+
+    def _sent(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate | None:
         sent: ClientUpdate | None = update
         for hook in self.hooks:
             sent = None if sent is None else hook.send(sent)
@@ -152,16 +151,11 @@ class ClientRuntime:
             raise
         return replace(update, local_score=score)
 
-    def failed(self, task: ClientTask, error: Exception) -> ClientFailure:
-        """Return the failure of a client whose update cannot be delivered, or raise the error if the policy is ``fatal``."""
-        return self._trainer_of_tasks.failed(task, error, 1)
-
-    def drained(self, comm: Collectives, waiting: int) -> bool:
-        """Tell the hooks that all updates that do not wait are delivered; return whether some may wait, on any rank."""
-        waits = self._check is not None and any(hook.waits for hook in self.hooks)
-        for hook in self.hooks if waits else ():
+    def drained(self, comm: Collectives, waiting: int) -> None:
+        """Tell the hooks that all updates that do not wait are delivered, if some may wait, on any rank."""
+        self._begun()  # this rank may have had no client
+        for hook in self.hooks if any(hook.waits for hook in self.hooks) else ():
             hook.drained(comm, waiting)
-        return waits
 
     def evaluate(self, order: EvalOrder) -> EvalReport:
         """Evaluate a model on a client's examples, after any tasks that the client should first train alone."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from fl_lightning.clients.runtime import ClientRuntime
-from fl_lightning.errors import ClientError, WireError
+from fl_lightning.errors import WireError
 from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, OwnModel, OwnModelOrder, RoundCommit, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.wire import from_bytes, to_bytes
@@ -152,14 +153,10 @@ class Site:
             self._before[round_idx] = self._runtime.memory.state_dict()
             self._next_round = round_idx + 1
         self._unsettled = round_idx, task.client
-        self._runtime.submit(task)
-        (result,) = self._runtime.results()
+        (result,) = self._runtime.train(deque([task]))
         if isinstance(result, ClientFailure) or not task.delivers:
             return result
-        try:
-            sent = self._runtime.deliver(task, result)
-        except ClientError as error:
-            return self._runtime.failed(task, error)
+        sent = self._runtime.deliver(task, result)
         assert sent is not None  # options that let updates wait are simulated only
         return sent
 

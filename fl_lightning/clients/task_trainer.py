@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import torch
 
@@ -86,7 +87,7 @@ class TaskTrainer:
                     for client, task in waiting.items():
                         if client not in begun:
                             begun[client] = self._start(task)
-                    result = next(training, None)
+                    found = [*islice(training, 1)]
                 except Exception as error:
                     self._recover()
                     if not is_clients_fault(error):
@@ -95,12 +96,10 @@ class TaskTrainer:
                         yield from (self.failed(task, error, attempt) for task in waiting.values())
                         return
                     break
-                if result is None:
+                if not found:
                     return
-                client = result.update.client
-                del waiting[client]
-                yield self._judged(result, check, begun[client], attempt)
-                del result  # it holds a model
+                client = waiting.pop(found[0].update.client).client
+                yield self._judged(found.pop(), check, begun[client], attempt)
         yield from (self.train(task, check) for task in waiting.values())
 
     def _judged(self, result: LocalResult, check: UpdateCheck, before: float | None, attempt: int) -> Result:

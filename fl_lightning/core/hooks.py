@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fl_lightning.data.poisson_loader import PoissonBatches
     from fl_lightning.functional.exact_moments import Moments
     from fl_lightning.functional.keyed_noise import SecretKey
+    from fl_lightning.routes.base import Chains
     from fl_lightning.server.federation import Federation
     from fl_lightning.server.round import FederationRound
     from fl_lightning.server.round_result import RoundResult
@@ -184,9 +185,9 @@ class ServerHooks:
         """Return what plans the rounds, instead of the given sampler; see ``OptionSettings.cohort``."""
         return sampler
 
-    def rounds(self, build: Callable[..., FederationRound]) -> Callable[..., FederationRound]:
-        """Return what builds each round, instead of the given class."""
-        return build
+    def deliver(self, current: FederationRound, chains: Chains) -> bool:
+        """Train chains for the strategy in another way, by the methods of the round, and return whether that has been done."""
+        return False
 
     def charge(self, federation: Federation, round_idx: int, plan: RoundPlan, tasks: Sequence[ClientTask]) -> None:
         """Learn which tasks are about to begin, before any of them does; ranks may exchange data.

@@ -183,24 +183,24 @@ class Exchange:
     # ---------------------------------------------------------------- answers
 
     def answers(self) -> Iterator[Answer]:
-        """Yield answers until no request is under way; what the transport has lost is asked for again.
+        """Return the answers until no request is under way; what the transport has lost is asked for again.
 
         The model as bytes is dropped, and made again if it is sent again.
         """
         self._encoded = {}
-        for answer in self._transport.answers():
-            self._encoded = {}
-            if answer.lost and self._requests[answer.client].lost < _MOST_LOST:
-                self._ask_again(answer.client)
-            else:
-                yield answer
-            del answer  # it may hold a model
+        return filter(self._is_final, self._transport.answers())  # 'filter' keeps no answer, which may hold a model
 
-    def _ask_again(self, client: int) -> None:
-        """Send a request again without the model: a site that has done the work does not need it; another asks for it."""
-        request = self._requests[client]
-        request.lost, request.sends = request.lost + 1, False
-        self._dispatch(client)
+    def _is_final(self, answer: Answer) -> bool:
+        """Return whether to yield an answer, or send a lost request again without the model.
+
+        A site that has done the work does not need it; another asks for it.
+        """
+        self._encoded, request = {}, self._requests[answer.client]
+        again = answer.lost and request.lost < _MOST_LOST
+        if again:
+            request.lost, request.sends = request.lost + 1, False
+            self._dispatch(answer.client)
+        return not again
 
     def forget(self) -> None:
         """Ignore the answers to requests that are under way."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from fl_lightning.clients.failures import UpdateCheck
+from fl_lightning.clients.pool import Chain, PassesOn, RunningChains, Take, Tasks
 from fl_lightning.clients.runtime import NO_OWN
 from fl_lightning.errors import ClientError, FederationError
 from fl_lightning.flower.exchange import Exchange, SiteError
@@ -61,7 +62,7 @@ class RemotePool:
         self._model: ServerModel | None = None
         self._between_rounds = False
         self._checks: dict[int, tuple[TensorCheck, UpdateCheck]] = {}  # by the version of the model
-        self._answers: Iterator[Answer] | None = None  # what the transport yields until no request is under way
+        self._results: Iterator[ClientUpdate | ClientFailure] | None = None  # until no request is under way
         self._absent: Mapping[int, str] = {}
         self._silent: dict[int, str] = {}  # the sites that did not answer an option's message in this round, with causes
         self._tasks: dict[int, tuple[ClientTask, int]] = {}  # by client, with the number of the attempt
@@ -128,11 +129,30 @@ class RemotePool:
 
     # ---------------------------------------------------------------- training
 
-    def mine(self, chains: Sequence[Sequence[ClientTask]], scored: int) -> Sequence[Sequence[ClientTask]]:
-        """Return all chains, and find out which sites are absent."""
+    def train(self, chains: Sequence[Tasks], take: Take, passes_on: PassesOn, scored: int = 0) -> None:
+        """See :meth:`ClientPool.train`: all chains at once."""
         self._tasks, self._lost = {}, deque()
         self.absent()
-        return chains
+        running = RunningChains(chains, self.begin, passes_on)
+
+        def taken(result: ClientUpdate | ClientFailure) -> bool:
+            chain = running.add(result)
+            if chain is not None:
+                self._require_prepared(chain)
+                take(chain)
+            return True
+
+        for tasks in chains:
+            self.begin(tasks[0])
+        self.follow(taken)
+
+    def _require_prepared(self, chain: Chain) -> None:
+        """Refuse a model that its site did not prepare for the server, because another site was to train after it."""
+        if self._prepares and chain.trained is not None and chain.tasks[-1].delivers and not chain.trained.delivers:
+            cause = "its model was lost with the site that was to train after it"
+            if not self._faults.skips:
+                raise ClientError(cause)
+            chain.lose(cause)
 
     def absent(self) -> Collection[int]:
         """See :meth:`LastingPool.absent`."""
@@ -148,8 +168,8 @@ class RemotePool:
         unknown = [client for client, info in enumerate(self._infos) if not info.num_examples]
         return dict(self._exchange.absent()) | dict.fromkeys(unknown, UNKNOWN)
 
-    def submit(self, task: ClientTask) -> None:
-        """Send a task to its site, unless the site is absent."""
+    def begin(self, task: ClientTask) -> None:
+        """See :meth:`LastingPool.begin`."""
         if self._begun(task, self.published):
             self._exchange.send(task.client, [task])
 
@@ -175,28 +195,26 @@ class RemotePool:
         self._tasks[client] = task, 1
         return True
 
-    def results(self) -> Iterator[ClientUpdate | ClientFailure]:
-        """Yield the sites' results as they arrive; see :class:`LastingPool`."""
+    def follow(self, take: Callable[[ClientUpdate | ClientFailure], bool]) -> None:
+        """See :meth:`LastingPool.follow`."""
         try:
-            while True:
-                while self._lost:
-                    yield self._lost.popleft()
-                self._answers = self._answers or self._exchange.answers()
-                answer = next(self._answers, None)
-                if answer is None:
-                    self._answers = None
-                    return
-                result = self._result(answer)
-                del answer
-                if result is not None:
-                    yield result
-                del result  # both hold a model
-        except GeneratorExit:  # the other tasks continue
-            raise
+            while self._followed(take):
+                pass
         except BaseException:
             self._exchange.forget()
-            self._answers = None
+            self._results = None
             raise
+
+    def _followed(self, take: Callable[[ClientUpdate | ClientFailure], bool]) -> bool:
+        """Pass on one result, which may hold a model, and return whether to continue."""
+        if self._lost:
+            return take(self._lost.popleft())
+        self._results = self._results or filter(None, map(self._result, self._exchange.answers()))
+        result = next(self._results, None)
+        if result is None:
+            self._results = None
+            return False
+        return take(result)
 
     def _result(self, answer: Answer) -> ClientUpdate | ClientFailure | None:
         """Return the result in an answer; None if the request has been sent again."""
@@ -226,20 +244,6 @@ class RemotePool:
         if not self._faults.skips:
             raise ClientError(f"{error}. {_REMEDY}") if answer.content is None else error
         return error if isinstance(error, SiteError) else SiteError("", str(error))
-
-    def deliver(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate:
-        """Return an update, which its site has prepared if it knew that the server gets it.
-
-        Raises:
-            ClientError: if another site was to train after it, and failed.
-        """
-        if self._prepares and not task.delivers:
-            raise ClientError("its model was lost with the site that was to train after it")
-        return update
-
-    def drained(self, waiting: int) -> bool:
-        """Return that no update waits: options that let updates wait are simulated only."""
-        return False
 
     # ---------------------------------------------------------------- evaluation
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.clients.failures import refuse_moved
+from fl_lightning.clients.pool import Chain
 from fl_lightning.core.hooks import ServerHooks
-from fl_lightning.core.loop import ChainRun, Loop
 from fl_lightning.errors import FederationError, add_note
 from fl_lightning.functional.exact_sum import to_float64
-from fl_lightning.messages import ClientTask, Progress
+from fl_lightning.messages import ClientTask, Progress, ServerModel
 from fl_lightning.routes.base import Chains, Cohort
 from fl_lightning.server.announcements import announce, tell_failures
 from fl_lightning.server.federation import Federation
@@ -34,6 +34,9 @@ from fl_lightning.utilities.collectives import no_counters
 @dataclass
 class FederationRound(Cohort):
     """Carry out a route's requests in one round; see :class:`~fl_lightning.routes.Cohort`.
+
+    An option that puts the clients to work in its own way calls :meth:`begin`, and then :meth:`collect`, or :meth:`orders` and
+    :meth:`receive`.
 
     Args:
         federation: the parts of the federation.
@@ -56,11 +59,10 @@ class FederationRound(Cohort):
     def __post_init__(self) -> None:
         self.clients = self.plan.clients
         self._comm, self._pool, self._server = self.federation.comm, self.federation.pool, self.federation.server
-        self._loop = Loop(self._pool, self.federation.faults.skips, self._announce_end)
         self._counters = no_counters(self._server.counters())
         self._updates: list[ClientUpdate] = []  # of this rank, without states
-        self._failures: list[ClientFailure] = []  # of this rank
-        self._gathered = self._gathering()
+        self.failures: list[ClientFailure] = []
+        """The failures of this rank."""
         self._chains: Chains = [[client] for client in self.clients]
         self._chosen: Snapshot | None = None
         self._error: Exception | None = None
@@ -78,16 +80,9 @@ class FederationRound(Cohort):
 
     def deliver(self, chains: Chains) -> None:
         """See :meth:`Cohort.deliver`."""
-        self._start_strategy([sum(map(self.federation.data.num_examples, chain)) for chain in chains])
-        self._chains = chains
-        self._error = self._deliver(chains)
-        error = self._drain(self._loop.answer(), self._receive)
-        self._error = self._error or error
-
-    def _deliver(self, chains: Chains) -> Exception | None:
-        """Train chains, and pass their updates to the strategy; return the error that ends this."""
-        scored = self.federation.examples_to_score if self._comm.size > 1 and self._scores.due else 0
-        return self._drain(self._loop.run(self._orders(chains), scored), self._receive)
+        if not any(hook.deliver(self, chains) for hook in self.hooks):
+            self.begin(chains)
+            self.collect(chains, self.receive)
 
     def train(
         self,
@@ -99,14 +94,13 @@ class FederationRound(Cohort):
         """See :meth:`Cohort.train`."""
         mine: list[ClientUpdate] = []
 
-        def take(chain: ChainRun) -> None:
-            self._failures += chain.failures
+        def take(chain: Chain) -> None:
+            self.failures += chain.failures
             if chain.updates:
                 self._announce_end(chain.updates[-1])
             mine.extend(chain.updates)
 
-        orders = self._orders(chains, starts or {}, period, pulled or {}, delivers=False)
-        error = self._drain(self._loop.run(orders), take)
+        error = self._train(self.orders(chains, starts or {}, period, pulled or {}, delivers=False), take)
         trained = {update.client: update for update in self._comm.gather_updates(mine, error)}
         return [trained[client] for chain in chains for client in chain if client in trained]
 
@@ -153,7 +147,32 @@ class FederationRound(Cohort):
         """See :attr:`Cohort.model_bytes`."""
         return self._server.nbytes(upward=True)
 
-    # ---------------------------------------------------------------- orders and reports
+    # ---------------------------------------------------------------- tasks and results
+
+    def begin(self, chains: Chains) -> None:
+        """Start the round of the strategy, which gets the models of these chains."""
+        self._chains = chains
+        self._start_strategy([sum(map(self.federation.data.num_examples, chain)) for chain in chains])
+
+    def collect(self, chains: Chains, take: Callable[[Chain], None], start: ServerModel | None = None) -> None:
+        """Train chains, and pass each one to a function that passes it to :meth:`receive`; :meth:`result` raises an error.
+
+        Args:
+            chains: the clients.
+            take: the function.
+            start: the model that they start from, which is published; None for the global one.
+        """
+        scored = self.federation.examples_to_score if self._comm.size > 1 and self._scores.due else 0
+        error = self._train(self.orders(chains, start=start), take, scored)
+        self._error = self._error or error
+
+    def _train(self, tasks: Sequence[Sequence[ClientTask]], take: Callable[[Chain], None], scored: int = 0) -> Exception | None:
+        """Train chains, and return an error that ends this, because other ranks must learn about it first."""
+        try:
+            self._pool.train(tasks, take, self._announce_end, scored)
+        except Exception as error:
+            return error
+        return None
 
     def _published(self) -> int:
         """Publish the global model once, and return its version."""
@@ -161,30 +180,35 @@ class FederationRound(Cohort):
             self._version = self.federation.publish().version
         return self._version
 
-    def _orders(
+    def orders(
         self,
         chains: Chains,
         starts: Mapping[int, Snapshot] | None = None,
         period: int = 0,
         pulled: Mapping[int, Pull] | None = None,
         delivers: bool = True,
+        start: ServerModel | None = None,
     ) -> list[list[ClientTask]]:
-        """Return the tasks of each chain, of which the options learn."""
-        starts, pulled = starts or {}, pulled or {}
-        progress = None if self.progress is None else replace(self.progress, turn=self.progress.turn + period)
-        plain = ClientTask(0, self.round_idx, period, own_model=self.from_own_models, progress=progress)
+        """Return the tasks of each chain, of which the options learn; see :meth:`Cohort.train` and :meth:`collect`."""
+        starts, pulled, round_idx, progress = starts or {}, pulled or {}, self.round_idx, self.progress
+        if start is not None:
+            round_idx = start.round_idx
+        if progress is not None:
+            progress = replace(progress, turn=progress.turn + period if start is None else round_idx)
+        plain = ClientTask(0, round_idx, period, own_model=self.from_own_models, progress=progress)
         tasks = [[self._task(replace(plain, client=k, pull=pulled.get(k))) for k in chain] for chain in chains]
         every = [task for chain in tasks for task in chain]
-        version = self._published() if every else 0
+        version = 0 if not every else self._published() if start is None else start.version
         for hook in self.hooks:
             hook.charge(self.federation, self.round_idx, self.plan, every)
         self.tasks += every
         for chain in tasks:
-            last, start = chain[-1], starts.get(chain[0].client)
-            chain[:] = [replace(t, start=start, delivers=delivers and t is last, version=version) for t in chain]
+            last, first = chain[-1], starts.get(chain[0].client)
+            chain[:] = [replace(t, start=first, delivers=delivers and t is last, version=version) for t in chain]
         return tasks
 
-    def _gathering(self) -> UpdateBuffer | RoundSums:
+    @cached_property
+    def _gathered(self) -> UpdateBuffer | RoundSums:
         """Return what gathers the updates: all of them, or their sums, plainly or as an option adds them up."""
         federation = self.federation
         if isinstance(federation.strategy, JointStrategy):
@@ -200,23 +224,17 @@ class FederationRound(Cohort):
             task = hook.task(task)
         return task
 
-    @staticmethod
-    def _drain(chains: Iterator[ChainRun], take: Callable[[ChainRun], None]) -> Exception | None:
-        """Read all chains of this rank, and return an error that ends them, because other ranks must learn about it first."""
-        try:
-            for chain in chains:
-                take(chain)
-                del chain  # it holds a model, which must not stay in memory while the next client trains
-        except Exception as error:
-            return error
-        return None
+    def receive(self, chain: Chain, rebased: Callable[[ClientUpdate], ClientUpdate] | None = None) -> None:
+        """Pass the update of a chain of clients to the strategy.
 
-    def _receive(self, chain: ChainRun) -> None:
-        """Pass the update of a chain of clients to the strategy."""
-        self._failures += chain.failures
+        Args:
+            chain: the chain.
+            rebased: returns the update as the strategy reads it, after its model has been scored.
+        """
+        self.failures += chain.failures
         if not chain.updates:
             return
-        weighed = self._take(as_one(chain.updates))
+        weighed = self._take(as_one(chain.updates), rebased)
         self._updates += shared_out(weighed, chain.updates)
         self._announce_end(weighed)
 
@@ -232,13 +250,13 @@ class FederationRound(Cohort):
             strategy.start_round(RoundStart(self.round_idx, self.clients, self.federation.data.num_clients, state, size))
         self._gathered.begin(examples)
 
-    def _take(self, update: ClientUpdate) -> ClientUpdate:
+    def _take(self, update: ClientUpdate, rebased: Callable[[ClientUpdate], ClientUpdate] | None = None) -> ClientUpdate:
         """Score a model, and pass it to the strategy."""
         refuse_moved(update.snapshot.moved, self.federation.fixed)
         metric = self.federation.strategy.metric
         if metric is not None:
             update = replace(update, score=self._scores.of(update, metric))
-        update = self._rebased(update)
+        update = update if rebased is None else rebased(update)
         self._counters = torch.maximum(self._counters, update.snapshot.counters)
         if not self.federation.shows_updates:
             update = replace(update, update_norm=None)
@@ -249,10 +267,6 @@ class FederationRound(Cohort):
             if name != str(update.client):  # which the strategies know
                 add_note(error, f"Client {update.client} is '{name}'.")
             raise
-
-    def _rebased(self, update: ClientUpdate) -> ClientUpdate:
-        """Return an update as the strategy reads it."""
-        return update
 
     # ---------------------------------------------------------------- the end
 
@@ -298,7 +312,7 @@ class FederationRound(Cohort):
         faults, drawn = self.federation.faults, self.plan.drawn
         if not faults.skips:
             return []
-        failures = [one for theirs in self._comm.gather(self._failures) for one in theirs]
+        failures = [one for theirs in self._comm.gather(self.failures) for one in theirs]
         failures.sort(key=lambda failure: failure.client)
         needed = max(1, faults.needed(drawn))
         if good < needed:
@@ -317,4 +331,5 @@ class FederationRound(Cohort):
 
     def close(self) -> None:
         """Delete the files of the round, however it ended."""
-        self._gathered.close()
+        if "_gathered" in vars(self):
+            self._gathered.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
@@ -127,10 +127,7 @@ class RoundRunner:
 
     def _new_round(self, round_idx: int, plan: RoundPlan) -> FederationRound:
         settings, run = self._settings, self._run
-        build: Callable[..., FederationRound] = FederationRound
-        for hook in self._hooks:
-            build = hook.rounds(build)
-        return build(
+        return FederationRound(
             federation=self._federation,
             round_idx=round_idx,
             plan=plan,

@@ -31,7 +31,6 @@ LAYER = {
     **dict.fromkeys(("tasks", "data"), 3),
     "options settings": 3.5,
     "settings": 4,
-    "core/loop": 6,
     "clients": 5,
     "plugins": 6,
     "server": 7,

@@ -380,3 +380,9 @@ def test_fedloss_still_sees_what_it_rejects():
     data = FederatedDataModule(Marked(math.nan), Consecutive(), client_validation=0.2)
     with pytest.warns(UserWarning, match="FedLoss rejects the update of client 1"):
         trainer(1, FederatedOrchestrator(FedLoss(), faults=SKIP)).fit(Plain(), data)
+
+
+def test_the_error_of_an_update_that_cannot_be_sent_names_its_client():
+    with pytest.raises(ClientError, match="not finite") as found:
+        federate(Plain(), 2, transforms=[BreaksOnTheWay()])
+    assert "In round 1, client 1." in found.value.__notes__

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import lightning as L
 import pytest
 import torch
@@ -16,7 +18,10 @@ from fl_lightning import (
     FedAvg,
     FederatedDataModule,
     FederatedOrchestrator,
+    FederationCallback,
     LocalTraining,
+    Mediators,
+    ServerRoute,
 )
 
 RULES = {
@@ -127,3 +132,30 @@ def test_the_module_is_given_back_untouched():
     federate(module)
     assert set(vars(module)) - before <= {"_trainer", "_metric_attributes"}
     assert module.automatic_optimization
+
+
+class Living(FederationCallback):
+    """Counts the models of clients that live when the next one begins."""
+
+    def __init__(self):
+        self.models, self.living = [], []
+
+    def on_client_start(self, trainer, pl_module, round_idx, client):
+        self.living.append(sum(model() is not None for model in self.models))
+
+    def on_client_end(self, trainer, pl_module, update):
+        self.models.append(weakref.ref(update.snapshot.vector))
+
+
+@pytest.mark.parametrize(
+    ("route", "living"),
+    [(ServerRoute(), 0), (Mediators(2), 1)],
+    ids=["each to the server", "in chains"],
+)
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+def test_no_model_of_a_client_lives_while_others_train(engine, route, living):
+    """Only the next client of its chain needs it."""
+    seen = Living()
+    federate(Plain(), 2, seen, local=LocalTraining(engine=engine, threads=1), route=route)
+    assert len(seen.models) >= 6
+    assert max(seen.living) == living

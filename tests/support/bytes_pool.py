@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,12 +18,13 @@ from fl_lightning.clients.assembly import ClientAssembly
 from fl_lightning.clients.isolation.client_copy import client_copy
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.place import Place
+from fl_lightning.clients.pool import PassesOn, RunningChains, Take, Tasks
 from fl_lightning.clients.site import Site
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, RoundCommit, ServerModel
 from fl_lightning.server.assembly import Assembly
-from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
+from fl_lightning.types import Snapshot
 from fl_lightning.utilities.collectives import Collectives
 from fl_lightning.wire import from_bytes, to_bytes
 
@@ -147,7 +148,6 @@ class BytesPool:
     def __init__(self, workers: Workers, comm: Collectives, listener: Any = None) -> None:
         self._workers, self.comm = workers, comm
         self.sent = self.received = 0
-        self._asked: list[int] = []
 
     def _send(self, client: int, message: Any) -> None:
         content = to_bytes(message)
@@ -170,26 +170,24 @@ class BytesPool:
         for client in range(len(self._workers.sizes)):
             self._receive(client)
 
-    def mine(self, chains: Sequence[Sequence[ClientTask]], scored: int) -> Sequence[Sequence[ClientTask]]:
-        return chains
-
-    def submit(self, task: ClientTask) -> None:
-        self._send(task.client, task)
-        self._asked.append(task.client)
-
-    def results(self) -> Iterator[ClientUpdate | ClientFailure]:
+    def train(self, chains: Sequence[Tasks], take: Take, passes_on: PassesOn, scored: int = 0) -> None:
         """Last first."""
-        while self._asked:
-            yield self._receive(self._asked.pop())
+        asked: list[int] = []
+
+        def begin(task: ClientTask) -> None:
+            self._send(task.client, task)
+            asked.append(task.client)
+
+        running = RunningChains(chains, begin, passes_on)
+        for tasks in chains:
+            begin(tasks[0])
+        while asked:
+            chain = running.add(self._receive(asked.pop()))
+            if chain is not None:
+                take(chain)
 
     def under_way(self) -> dict[int, bytes]:
         return {}
-
-    def deliver(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate:
-        return update
-
-    def drained(self, waiting: int) -> bool:
-        return False
 
     def evaluate(self, orders: Sequence[EvalOrder]) -> list[EvalReport]:
         reports = []

@@ -73,11 +73,13 @@ class LocalEngine:
     def fit(self, tasks: Sequence[PreparedTask]) -> Iterator[LocalResult]:
         """Train clients; see :meth:`Engine.fit`. Under ``auto``, repeat a task that the lean loop refuses on a Trainer."""
         waiting = {id(task): task for task in tasks}
+
+        def noted(result: LocalResult) -> LocalResult:
+            waiting.pop(id(result.prepared))
+            return result
+
         try:
-            for result in self._current().fit(tasks):
-                del waiting[id(result.prepared)]
-                yield result
-                del result  # it holds a model
+            yield from map(noted, self._current().fit(tasks))  # 'map' keeps no result
         except EngineError as error:
             if not self._falls_back or self.name == "trainer":
                 raise

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.core.loop import ChainRun
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.event_queue import EventQueue, Flight
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ClientTask
+from fl_lightning.server.federation import Federation
 
 
 @dataclass(frozen=True)
@@ -34,13 +33,13 @@ class JobsInProgress:
 
     Attributes:
         queue: the jobs at the end of a round.
-        running: the jobs at sites, by client, as the loop holds them; a new process does not have them.
+        running: the rounds of the starts of the jobs at sites, by client; a new process of the server has to take them up.
         asked: what asks once more for each job at a site, by client, at the end of a round.
         ends: the jobs at sites that have ended in this round, in order.
     """
 
     queue: EventQueue
-    running: dict[int, tuple[ChainRun, ClientTask]]
+    running: dict[int, int]
     asked: dict[int, bytes]
     ends: list[Flight]
     _models: dict[int, StartModel]
@@ -69,19 +68,19 @@ class JobsInProgress:
             )
         return StartModel(round_idx, {name: tensor.to(server.device) for name, tensor in model.tensors.items()})
 
-    def follow(self, queue: EventQueue, round_idx: int, server: ModelState) -> None:
+    def follow(self, queue: EventQueue, round_idx: int, federation: Federation) -> None:
         """Go on to the jobs after a round, and keep only their models, with a copy of the current one if it is among them.
 
         Args:
             queue: the clock after the round.
             round_idx: the current round, before the server changes its model.
-            server: the current model.
+            federation: the parts of the federation.
         """
-        self.queue = queue
+        self.queue, self.asked = queue, dict(federation.pool.under_way())
         needed = {flight.version for flight in queue.flights}
         self._models = {known: model for known, model in self._models.items() if known in needed}
         if round_idx in needed:
-            self.hold(round_idx, server)
+            self.hold(round_idx, federation.server)
 
     def hold(self, round_idx: int, server: ModelState) -> StartModel:
         """Return a copy of the current model, which is kept until :meth:`follow` finds that no job needs it.

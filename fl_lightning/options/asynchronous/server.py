@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,10 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.options.asynchronous.arrivals import ArrivalFile, Recording
 from fl_lightning.options.asynchronous.jobs import JobsInProgress
 from fl_lightning.options.asynchronous.live import LiveRound, LiveSampler
-from fl_lightning.options.asynchronous.round import AsynchronousRound
-from fl_lightning.options.asynchronous.sampler import AsynchronousSampler, ReplaySampler
+from fl_lightning.options.asynchronous.round import deliver
+from fl_lightning.options.asynchronous.sampler import AsynchronousPlan, AsynchronousSampler, ReplaySampler
 from fl_lightning.reporting.rounds import staleness_figures
+from fl_lightning.routes.base import Chains
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.round import FederationRound
 from fl_lightning.server.round_result import RoundResult
@@ -78,11 +79,19 @@ class AsynchronousAtServer(ServerHooks):
             return self._live
         return AsynchronousSampler(**given) if self._recording is None else ReplaySampler(**given, recording=self._recording)
 
-    def rounds(self, build: Callable[..., FederationRound]) -> Callable[..., FederationRound]:
-        """Return what builds asynchronous rounds."""
+    def deliver(self, current: FederationRound, chains: Chains) -> bool:
+        """Train clients from their own starts."""
         if self._file is not None:
-            return partial(LiveRound, in_progress=self._in_progress, sampler=self._live)
-        return partial(AsynchronousRound, in_progress=self._in_progress)
+            LiveRound(current, self._live).deliver()
+        else:
+            deliver(current, chains, self._in_progress)
+        assert isinstance(current.plan, AsynchronousPlan)
+        self._after = partial(self._in_progress.follow, current.plan.queue, current.round_idx, current.federation)
+        return True
+
+    def before_step(self, result: RoundResult) -> None:
+        """Continue with the tasks after the round, and note what asks once more for those at sites."""
+        self._after()
 
     def after_round(self, federation: Federation, round_idx: int, result: RoundResult) -> dict[str, float]:
         """Return how many models have been made since the clients' starts, and the time on a clock."""
