@@ -49,6 +49,22 @@ QUICK = {
 }
 """The cases of each way that are not slow."""
 
+VARIANTS = {
+    *(
+        "fedsgd",
+        "fedyogi",
+        "fedadagrad",
+        "last client",
+        "shapley by orders",
+        "kept scores",
+        "adaptive losses",
+        "kept in periods",
+    ),
+    *("moving targets in chains", "moving targets at krum", "broken in a chain", "fedprox dropping", "label averaging"),
+    *("alie", "inner product", "gaussian", "clipped lies", "adaptive norm", "asynchronous median", "standardized under masks"),
+}
+"""The cases that are much like another one; their plain run is slow as well."""
+
 IDENTITIES = (
     *("fedavg", "fedmedian", "geometric median", "cosine filter", "adafed", "adafed odds", "moving targets", "shapley"),
     *("focus", "scaffold", "fedcyclic", "mediators", "warm start", "local only", "fedexp", "afl", "last client"),
@@ -134,7 +150,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Plain:
     return functools.cache(lambda case: ways.fit(case, tmp_path_factory.mktemp("plain"), "trainer"))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] if c in VARIANTS else []) for c in CASES])
 def test_a_case_trains(case: str, plain: Plain) -> None:
     run = plain(case)
     models = [one["model"] for one in run.rounds.values()]

@@ -248,6 +248,7 @@ def by_permutations(worth):
     return [np.mean([worth(o[: o.index(k) + 1]) - worth(o[: o.index(k)]) for o in orders]) for k in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("metric", "sign"), [("val_acc", 1), ("val_loss", -1)])
 def test_shapley_weights(metric, sign):
     measure = accuracy if sign == 1 else F.cross_entropy

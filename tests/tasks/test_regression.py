@@ -106,9 +106,10 @@ def test_a_readout_is_what_is_measured_and_predicted():
     assert predicted[0].tolist() == x.sum(dim=1).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("l2", "best"),
-    [pytest.param(0.0, LinearRegression(), marks=pytest.mark.slow), (0.25, Ridge(alpha=0.25 * sum(SIZES)))],
+    [(0.0, LinearRegression()), (0.25, Ridge(alpha=0.25 * sum(SIZES)))],
     ids=["least squares", "ridge"],
 )
 def test_linear_regression_ends_at_the_pooled_optimum(l2, best):

@@ -86,7 +86,6 @@ def imports(path: Path) -> set[str]:
     return {name for node in ast.walk(tree) if id(node) not in hidden for name in modules_of(node)}
 
 
-@pytest.mark.slow
 def test_imports_point_down():
     wrong = []
     for path in sorted(ROOT.rglob("*.py")):
