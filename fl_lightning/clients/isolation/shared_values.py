@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from fl_lightning.functional.description import is_users
 
 _LARGEST = 2**28
 """The bytes up to which a value is compared; what is larger is data rather than state."""
+_MOST = 1000
+"""The items of a list or dictionary that are looked at; a longer one is data."""
 _ABSENT = object()
 
 
@@ -50,7 +53,7 @@ def _owners(module: nn.Module) -> Iterator[tuple[str, Any]]:
         objects = [(f"{path}.{name}".lstrip("."), value) for name, value in vars(part).items()]
         for name, value in [(path, part), *objects]:
             within = value.items() if type(value) is dict else enumerate(value) if type(value) in (list, tuple) else ()
-            for one, held in [(name, value), *((f"{name}.{key}", item) for key, item in within)]:
+            for one, held in [(name, value), *((f"{name}.{key}", item) for key, item in islice(within, _MOST))]:
                 yield from ((kind.__name__, kind) for kind in type(held).__mro__ if is_users(kind))
                 if id(held) not in known and (is_users(type(held)) or isinstance(held, nn.Module)):
                     yield one, held
@@ -58,10 +61,7 @@ def _owners(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _values(owner: Any, own: set[int]) -> Iterator[tuple[str, Any]]:
     if isinstance(owner, nn.Module):
-        yield (
-            "parameters",
-            {name: parameter.detach() for name, parameter in parameters_of(owner).items() if id(parameter) not in own},
-        )
+        yield "parameters", {name: p.detach() for name, p in parameters_of(owner).items() if id(p) not in own}
         return
     for name, value in list(getattr(owner, "__dict__", {}).items()):
         if not name.startswith("__") and (isinstance(value, PLAIN) or (is_copied(value) and not holds(value, own))):

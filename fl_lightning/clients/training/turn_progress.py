@@ -224,7 +224,7 @@ def _what_trains(trainer: Trainer) -> list[Any]:
 
 
 def _has_gradient(parameter: Tensor) -> bool:
-    return parameter.grad is not None and bool((parameter.grad != 0).any())
+    return parameter.grad is not None and float(parameter.grad.norm()) > 0  # also of sparse ones
 
 
 def _same(one: list[Any], other: list[Any]) -> bool:
