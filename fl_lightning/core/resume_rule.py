@@ -32,5 +32,5 @@ def rule_of(kind: type | str, argument: str) -> str | None:
         module, _, name = kind.rpartition(".")
         kind = getattr(import_module(module), name) if module.startswith("fl_lightning.") else object
     rules: ResumeRule = getattr(kind, "on_resume", ResumeRule())
-    named = {name: rule for rule, names in rules._asdict().items() for name in names.split()}
+    named = {name: rule for rule in ("stays", "free") for name in getattr(rules, rule).split()}
     return named.get(argument, named.get("*"))
