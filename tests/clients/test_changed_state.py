@@ -64,6 +64,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ONE_ENOUGH)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_of_optimizers_continue_over_rounds(name, engine):

@@ -230,6 +230,7 @@ class Undecided(Plain):
 epochs: list[int] = []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     "more",

@@ -75,6 +75,7 @@ def of_a_divided_set(kind: type[Blobs]) -> Any:
     return weights(fitted(FederatedDataModule(kind(), Consecutive()), strategy=AdaFed("val_acc"))[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_the_same_examples_give_the_same_weights_in_every_form(form):
     """As a set that is divided, whatever the order in which clients are given."""

@@ -31,6 +31,7 @@ def refused(config: dict[str, Any], capsys: Any, folder: str = "real") -> str:
     return " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_sites_that_consent_give_the_bits_of_the_simulation(tmp_path, monkeypatch):
     prepare(tmp_path, monkeypatch, {"statistics": True})
     one, other = simulate(scaled()), at_sites(scaled())

@@ -65,7 +65,8 @@ def test_cohorts_that_are_split_into_groups_cost_what_they_cost_together():
 # ---------------------------------------------------------------- whole runs
 
 
-@pytest.mark.parametrize("noise", ["central", pytest.param("local", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", ["central", "local"])
 def test_an_extended_run_of_all_clients_ends_at_its_target_by_closed_form(noise, tmp_path):
     """Stopped after 2 of 4 rounds, extended to 7, stopped again, and resumed without a further extension."""
     fit(tmp_path, 4, stop_after(2), **extending(noise=noise))

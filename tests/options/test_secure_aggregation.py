@@ -71,10 +71,8 @@ SETTINGS = {
 }
 
 
-TIER_1 = ("no weight", "fednova clipped", "fedloss rejects one", "drop-outs", "scaffold in float64")
-
-
-@pytest.mark.parametrize("name", [name if name in TIER_1 else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETTINGS)
 def test_a_federation_comes_to_the_same_bits(name):
     finals, seen = [], []
     settings = {"local": LocalTraining(max_epochs=2), **SETTINGS[name]}

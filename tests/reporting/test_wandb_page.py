@@ -114,6 +114,7 @@ def test_what_others_log_belongs_to_its_round(page):
     assert {row["round"]: row["lr-SGD"] for row in page.rows if "lr-SGD" in row} == dict.fromkeys(range(6), 1)
 
 
+@pytest.mark.slow
 def test_the_charts_of_a_run_come_after_rounds_1_2_4_and_at_its_end(page):
     assert [row["round"] for row in page.rows if "client_charts" in row] == [0, 1, 3, 5]
 

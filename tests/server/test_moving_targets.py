@@ -223,6 +223,7 @@ class Backbone(Plain):
         return self.net(self.backbone(images))
 
 
+@pytest.mark.slow
 def test_a_frozen_backbone_in_training_mode_sends_its_statistics_only():
     sent, module = Collect(), Backbone()
     before = weights(module.backbone)
