@@ -89,7 +89,7 @@ class ClientPool(Protocol):
 
     @property
     def engine(self) -> str:
-        """Return the engine that trains the clients, which a resumed run keeps."""
+        """Return the engine that trains the clients."""
         ...
 
     def clients(self) -> tuple[ClientInfo, ...]:

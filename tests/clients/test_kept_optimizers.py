@@ -163,4 +163,4 @@ def test_what_no_state_of_an_optimizer_holds_is_refused(make, words):
 
 def test_gradients_that_a_step_has_used_may_stay():
     """The usual loop clears them before each batch."""
-    federate(ByHand(), 1, local=LocalTraining(optimizer_state="kept"))
+    assert federate(ByHand(), 1, local=LocalTraining(optimizer_state="kept")).global_step == 1
