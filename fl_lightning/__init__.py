@@ -44,7 +44,7 @@ _NAMES = {
     "plugins": "AtomicCheckpointIO",
     "rules": "ClientRule ControlVariates ProximalRule",
     "routes": "FedCyclic FedStar LocalOnly Mediators Mocha PeriodRoute RingFed Route ServerRoute WarmStart",
-    "settings": "Faults LocalTraining ServerEvaluation",
+    "settings": "Checkpoints Faults LocalTraining ServerEvaluation Storage",
     "strategies": (
         "AFL APFL AdaFed CosineFilter Ditto FedAdagrad FedAsync FedAvg FedAvgM FedBABU FedBuff FedDyn FedExP FedLoss "
         "FedMedian FedNova FedRep FedSGD FederatedKMeans FilteringStrategy Focus GeometricMedian JointStrategy Krum "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -95,8 +96,8 @@ WITH_MORE: dict[str, Callable[[], Options]] = {
     "FedSGD": lambda: {"strategy": fl.FedSGD(), "local": {"full_batch": True}},
     "FedRep": lambda: {"strategy": fl.FedRep(), "personal": [layer()]},
     "FedBABU": lambda: {"strategy": fl.FedBABU(), "personal": [layer()]},
-    "FedBuff": lambda: {"strategy": fl.FedBuff(), "asynchronous": fl.Asynchronous(4, 2), "clock": fl.Clock("lognormal")},
-    "FedAsync": lambda: {"strategy": fl.FedAsync(), "asynchronous": fl.Asynchronous(0.8), "clock": fl.Clock()},
+    "FedBuff": lambda: {"strategy": fl.FedBuff(), "asynchronous": fl.Asynchronous(4, 2), "availability": timed("lognormal")},
+    "FedAsync": lambda: {"strategy": fl.FedAsync(), "asynchronous": fl.Asynchronous(0.8), "availability": timed()},
     "Mocha": lambda: {"route": fl.Mocha(), "module": ThreeLines},
 }
 ROUTES: dict[str, Callable[[], Any]] = {
@@ -141,9 +142,9 @@ OTHERS: dict[str, Callable[[], Options]] = {
     "leaving clients": lambda: {"availability": fl.Availability(leave=0.3)},
     "cohorts": lambda: {"clients_per_round": 3},
     "layer personal": lambda: {"personal": [layer()]},
-    "personal from the mean": lambda: {"personal": [layer()], "personal_start": "mean"},
-    "asynchronous": lambda: {"asynchronous": fl.Asynchronous(4, 2), "clock": fl.Clock("lognormal")},
-    "clock": lambda: {"clock": fl.Clock("uniform", by_examples=True)},
+    "personal from the mean": lambda: {"personal": [replace(layer(), start="mean")]},
+    "asynchronous": lambda: {"asynchronous": fl.Asynchronous(4, 2), "availability": timed("lognormal")},
+    "clock": lambda: {"availability": timed("uniform", by_examples=True)},
     "clients evaluated": lambda: {"client_evaluation": fl.ClientEvaluation(1, "val_acc"), "data": TEST},
     "compared at the end": lambda: {
         "client_evaluation": fl.ClientEvaluation(1, "val_acc", personal_epochs=1, compare_alone=True),
@@ -176,6 +177,11 @@ def layer() -> fl.PersonalPart:
     return fl.PersonalPart(names="0.*")
 
 
+def timed(*between: Any, **settings: Any) -> fl.Availability:
+    """Return clients whose training takes simulated time."""
+    return fl.Availability(clock=fl.Clock(*between, **settings))
+
+
 def single(name: str) -> Options:
     """Return new settings of an option."""
     tables = {"strategy": STRATEGIES, "route": ROUTES, "attackers": ATTACKERS, "local": LOCAL}
@@ -192,6 +198,8 @@ def merged(one: Options, other: Options) -> Options | None:
         mine, theirs = one[name], other[name]
         if isinstance(mine, list):
             found[name] = [*mine, *theirs]
+        elif isinstance(mine, fl.Availability) and (mine.clock is None) != (theirs.clock is None):
+            found[name] = replace(theirs if mine.clock else mine, clock=mine.clock or theirs.clock)
         elif not isinstance(mine, dict) or any(mine[key] != theirs[key] for key in mine.keys() & theirs.keys()):
             return None
         else:

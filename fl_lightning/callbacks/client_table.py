@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import WandbLogger
 from fl_lightning.callbacks.hooks import FederationCallback
 from fl_lightning.callbacks.round_file import append_rows, client_name, forget_rounds, read_rows
 from fl_lightning.reporting.client_charts import log_client_charts
-from fl_lightning.reporting.rounds import client_figures
+from fl_lightning.reporting.rounds import MOST_COLUMNS, client_figures
 from fl_lightning.reporting.tables import log_table
 from fl_lightning.types import ClientUpdate
 
@@ -126,9 +126,8 @@ def _draw(trainer: Trainer) -> tuple[list[str], list[list[Any]]]:
         return [], []
     header, *lines = read_rows(_rounds_of(trainer))
     rows = [_values(line) for line in lines]
-    owners = (callback for callback in trainer.callbacks if hasattr(callback, "client_columns"))  # type: ignore[attr-defined]
-    most, data = next(owners).client_columns, trainer.datamodule  # type: ignore[attr-defined]
-    log_client_charts(trainer, header, rows, by_client=data.num_clients <= most)
+    by_client = trainer.datamodule.num_clients <= MOST_COLUMNS  # type: ignore[attr-defined]
+    log_client_charts(trainer, header, rows, by_client=by_client)
     return header, rows
 
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import OptimizerCallable
@@ -24,7 +24,6 @@ from fl_lightning.core.hooks import ServerContext
 from fl_lightning.core.option import Option, OptionSettings, by_name, options_in, own_cohort, refuse_rivals
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.federated import FederatedDataModule
-from fl_lightning.errors import require
 from fl_lightning.functional.model_parts import give_own_memory
 from fl_lightning.functional.recycling import release_unused_memory
 from fl_lightning.functional.showing import settings_table, short_repr
@@ -32,7 +31,6 @@ from fl_lightning.options.asynchronous import Asynchronous
 from fl_lightning.options.attackers import Attackers
 from fl_lightning.options.availability import Availability
 from fl_lightning.options.client_evaluation import ClientEvaluation
-from fl_lightning.options.clock import Clock
 from fl_lightning.options.personal import PersonalPart, PersonalParts
 from fl_lightning.options.secure_aggregation import SecureAggregation
 from fl_lightning.plugins.checkpoint_io import lock_checkpoints, make_plain, use_safe_checkpoints
@@ -70,11 +68,11 @@ from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining, refuse_outer_flags
 from fl_lightning.settings.pool import RemoteClients
 from fl_lightning.settings.server_evaluation import ServerEvaluation
+from fl_lightning.settings.storage import Checkpoints, Storage
 from fl_lightning.strategies.base import JointStrategy, Strategy
 from fl_lightning.strategies.fedavg import FedAvg
 from fl_lightning.transforms.base import Transform
 from fl_lightning.utilities.argument_types import ChecksTypes
-from fl_lightning.utilities.checkpoint_file import require_trusted
 from fl_lightning.utilities.collectives import leave_at_exit
 
 
@@ -92,33 +90,24 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         transforms: the transforms of the updates that clients send to the server, in order; none by default.
         secure_aggregation: the protocol that hides single updates, for strategies that need only sums; none by default.
         faults: how to handle clients that fail; by default the run ends.
-        availability: simulated clients that drop out, are slow, or come and go; none by default.
+        availability: simulated clients that drop out, are slow, or come and go, and the simulated time that their training
+            takes; none by default.
         client_evaluation: the evaluation on the clients' own test parts; none by default.
         server_evaluation: limits on the evaluation of clients' models on the server's set; none by default.
         clients_per_round: the clients per round: a float in (0, 1] is a fraction of the clients, an int their number.
         server_optimizer: a function from the parameters to the optimizer that steps on the pseudo-gradient ``w_t - average``
             once per round; by default the strategy's, SGD(lr=1), which is plain averaging.
-        memory_limit: the memory in GiB that each rank may use for the models of a round, for a strategy such as FedMedian that
-            needs all of them at once, and again for the state that clients keep between rounds, such as SCAFFOLD's control
-            variates. The rest, and that state of more than 1,000 clients, is in files in ``trainer.default_root_dir``.
-        disk_limit: the GiB that files of the state that clients keep between rounds may take; the run ends after the first
-            round in which they take more. None for no limit.
-        trusted_classes: the dotted paths of classes that checkpoints may contain besides tensors and plain values, such as
-            classes in your module's hyperparameters. Constructing their objects must be harmless for any arguments.
+        storage: limits of memory and of files; by default 4 GiB of memory.
+        checkpoints: what checkpoints may contain besides tensors and plain values, and whether a resumed run may have changed
+            settings; by default neither.
         pool: where the clients are: by default simulated in this process; :class:`~fl_lightning.FlowerPool` trains them at
             sites of their own.
         personal: the parts of the module that each client keeps for itself, by class or name: neither sent nor averaged, and
             evaluated only at the clients; see :class:`~fl_lightning.PersonalPart`. None by default.
-        personal_start: the personal part of a client that has not trained yet: that of the ``first`` model, or the ``mean`` of
-            the clients' parts, weighted by examples, which only a simulation can form.
         asynchronous: clients that train at their own pace, with a new model after a number of updates; none by default.
-        clock: the simulated durations of clients' training, logged as ``federation/ticks``; none by default.
-        client_columns: the largest number of clients for which the log has columns for each client; with more clients, it has
-            the quantiles over the clients of a round. >= 0.
         options: options of your own, in order, after those above; see :class:`~fl_lightning.Option`. None by default.
         seed: the seed of cohorts, shuffling and the clients' random numbers.
         enabled: whether to federate; false trains the module centrally on the union of the clients' examples.
-        resume_changed: whether a resumed run may have settings that differ from its checkpoint, which is otherwise refused.
 
     Raises:
         ConfigurationError: if a value is outside its range; at the start of ``fit``, if the Trainer, module or datamodule
@@ -133,9 +122,18 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         >>> # trainer.fit(your_module, FederatedDataModule(your_datamodule, IIDPartitioner(num_clients=10)))
     """
 
+    renamed = {
+        "memory_limit": "'federation.storage.memory'",
+        "disk_limit": "'federation.storage.disk'",
+        "trusted_classes": "'federation.checkpoints.trusted_classes'",
+        "resume_changed": "'federation.checkpoints.resume_changed'",
+        "personal_start": "'start' of each entry of 'federation.personal'",
+        "clock": "'federation.availability.clock'",
+        "client_columns": "always 20; 'client_rounds.csv' has the figures of every client, whatever their number",
+    }
     on_resume = ResumeRule(
-        stays="strategy route transforms personal personal_start clients_per_round asynchronous options seed",
-        free="faults pool memory_limit disk_limit client_columns enabled resume_changed trusted_classes",
+        stays="strategy route transforms personal clients_per_round asynchronous options seed",
+        free="faults pool storage checkpoints enabled",
     )
 
     def __init__(
@@ -152,19 +150,14 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         server_evaluation: ServerEvaluation = ServerEvaluation(),  # noqa: B008 (frozen)
         clients_per_round: int | float = 1.0,
         server_optimizer: OptimizerCallable | None = None,
-        memory_limit: float = 4.0,
-        disk_limit: float | None = None,
-        trusted_classes: list[str] | None = None,
+        storage: Storage = Storage(),  # noqa: B008 (frozen)
+        checkpoints: Checkpoints = Checkpoints(),  # noqa: B008 (frozen)
         pool: RemoteClients | None = None,
         personal: list[PersonalPart] | None = None,
-        personal_start: Literal["first", "mean"] = "first",
         asynchronous: Asynchronous | None = None,
-        clock: Clock | None = None,
-        client_columns: int = 20,
         options: list[Option] | None = None,
         seed: int = 0,
         enabled: bool = True,
-        resume_changed: bool = False,
     ) -> None:
         self.strategy = strategy or FedAvg()
         self.route = route or ServerRoute()
@@ -178,19 +171,13 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self.server_evaluation = server_evaluation
         self.clients_per_round = clients_per_round
         self.server_optimizer = server_optimizer
-        require(memory_limit >= 0, "federation.memory_limit", "0 or above, in GiB", memory_limit)
-        require(disk_limit is None or disk_limit > 0, "federation.disk_limit", "above 0, in GiB, or null", disk_limit)
-        self.memory_limit, self.disk_limit = memory_limit, disk_limit
-        self.trusted_classes = require_trusted(trusted_classes)
+        self.storage, self.checkpoints = storage, checkpoints
         self.pool = pool
         self.personal = personal or []
-        self.personal_start: Literal["first", "mean"] = personal_start
-        self.asynchronous, self.clock = asynchronous, clock
-        require(client_columns >= 0, "federation.client_columns", "0 or above", client_columns)
-        self.client_columns = client_columns
+        self.asynchronous = asynchronous
         self.options = options or []
         self.seed = seed
-        self.enabled, self.resume_changed = enabled, resume_changed
+        self.enabled = enabled
         self._run = RunState(self)
         self._takeover: Takeover | None = None
         self._cleanup = ExitStack()
@@ -204,7 +191,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take over the module for a fit; in other stages, only make the reading of checkpoints safe."""
         refuse_other_package(trainer, pl_module)
-        self._trusted = use_safe_checkpoints(trainer, self.trusted_classes)
+        self._trusted = use_safe_checkpoints(trainer, self.checkpoints.trusted_classes)
         if stage != "fit":
             warn_incomplete(self, trainer)
             return
@@ -222,7 +209,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self._register_clients(trainer, pl_module, data)
         require_same_partition(trainer, data)
         check_federation(self, trainer, data)
-        tune_centralized(trainer, pl_module, data, self.local, self.trusted_classes, self._cleanup)
+        tune_centralized(trainer, pl_module, data, self.local, self.checkpoints.trusted_classes, self._cleanup)
         without_validation(self, trainer, self._cleanup)
         self._begin_run(trainer, data)
         self._cleanup.callback(data.serve_rounds, False)
@@ -268,8 +255,8 @@ class FederatedOrchestrator(ChecksTypes, Callback):
 
     def _begin_run(self, trainer: Trainer, data: FederatedDataModule) -> None:
         self._run.begin(data, continues=trainer.current_epoch > 0)
-        disk = math.inf if self.disk_limit is None else self.disk_limit * 2**30
-        self._run.memory.bound(Path(trainer.default_root_dir) / "client_state", self.memory_limit * 2**30, disk)
+        disk = math.inf if self.storage.disk is None else self.storage.disk * 2**30
+        self._run.memory.bound(Path(trainer.default_root_dir) / "client_state", self.storage.memory * 2**30, disk)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lock the checkpoint folders, and copy the module for the clients, with its networks built and a checkpoint loaded."""
@@ -362,7 +349,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
     def active_options(self) -> tuple[OptionSettings, ...]:
         """Return the options in use, in the order of their hooks, which is that of the arguments."""
         given = {name: getattr(self, name) for name in signature(FederatedOrchestrator).parameters}
-        given["personal"] = PersonalParts(tuple(self.personal), self.personal_start)
+        given["personal"] = PersonalParts(tuple(self.personal))
         return tuple(options_in(given.values()))
 
     @property

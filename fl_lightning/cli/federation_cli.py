@@ -290,7 +290,7 @@ class FederationCLI(OpenCLI):
         self._settle_folders()
         config = self._config
         choose_checkpoint(config, self.config.subcommand, _is_first_rank())
-        path, trusted = config.get("ckpt_path"), require_trusted(config.federation.trusted_classes)
+        path, trusted = config.get("ckpt_path"), require_trusted(config.federation.checkpoints.trusted_classes)
         if not path or not Path(path).is_file():
             return
         try:

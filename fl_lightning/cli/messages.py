@@ -12,6 +12,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 import fl_lightning
 from fl_lightning.attacks import Backdoor, LabelAttack, ModelAttack
+from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
 from fl_lightning.cli.names import nearest_class, nearest_setting, where, wrong_name
 from fl_lightning.compat.jsonargparse import in_words
 from fl_lightning.config.wrong_value import wrong_value
@@ -45,7 +46,7 @@ _SETTINGS = {
 _SECTIONS = (
     *("trainer", "federation", "partition_report", "client_table", "failure_log", "feature_cache"),
     *("best_checkpoint", "last_checkpoint"),
-    *(f"federation.{part}" for part in ("local", "attackers", "faults", "availability")),
+    *(f"federation.{part}" for part in ("local", "attackers", "faults", "availability", "storage", "checkpoints")),
     *("federation.client_evaluation", "federation.server_evaluation"),
 )
 _OWN_CALLBACKS = {
@@ -213,6 +214,9 @@ def _classes(base: type) -> list[str]:
 
 def _on_option(name: str, options: Sequence[str]) -> str:
     """Suggest what to write in place of a setting that does not exist."""
+    now = FederatedOrchestrator.renamed.get(name.removeprefix("federation.").partition(".")[0])
+    if now and name.startswith("federation."):
+        return f" It is now {now}."
     flag = name.removeprefix("federation.local.")
     if flag != name and flag in inspect.signature(Trainer.__init__).parameters:
         return (

@@ -174,7 +174,7 @@ def _models(settings: Any, module: LightningModule, clients: int) -> int:
     size = sum(p.numel() * p.element_size() for p in module.parameters() if not is_lazy(p))
     keeps = isinstance(settings.strategy, JointStrategy) or settings.route.keeps_models
     keeps = keeps or settings.strategy.client_rule() is not None
-    return _MODELS * size + (min(int(settings.memory_limit * 2**30), clients * size) if keeps else 0)
+    return _MODELS * size + (min(int(settings.storage.memory * 2**30), clients * size) if keeps else 0)
 
 
 def _evaluated(data: FederatedDataModule) -> Iterator[Limit]:

@@ -105,7 +105,7 @@ class ClientFiles:
         except OSError as error:
             raise CheckpointError(
                 f"Cannot write the state of client {client} to '{path}' ({error.strerror}). Free disk space, or raise "
-                "'federation.memory_limit' to keep the state in memory."
+                "'federation.storage.memory' to keep the state in memory."
             ) from error
         self._new.add(client)
 

@@ -137,7 +137,7 @@ class ClientMemory:
         """Move state to files if everything together exceeds the limit, and share what changed in this round among the ranks.
 
         Raises:
-            CheckpointError: if the files take more than ``federation.disk_limit``.
+            CheckpointError: if the files take more than ``federation.storage.disk``.
         """
         sizes = dict[int, int]()
         for theirs in comm.gather(self._changed):
@@ -160,7 +160,7 @@ class ClientMemory:
         self._changed, self._loaded = {}, None
         if self._files.nbytes > self._disk_limit:
             raise CheckpointError(
-                f"Clients' state takes {self._files.nbytes / 2**30:.3g} GiB in 'client_state', above 'federation.disk_limit' "
+                f"Clients' state takes {self._files.nbytes / 2**30:.3g} GiB in 'client_state', above 'federation.storage.disk' "
                 f"{self._disk_limit / 2**30:.3g}. Raise it, delete older checkpoints, which need former states, or use a "
                 "strategy, transforms and a route that keep no client state, such as FedAvg."
             )

@@ -218,9 +218,9 @@ class Option(OptionSettings, ChecksTypes, ABC):
 def options_in(values: Iterable[object]) -> Iterator[OptionSettings]:
     """Yield the options in use among settings, in order, also those inside of lists and of other settings."""
     for value in values:
-        if isinstance(value, OptionSettings):
-            yield from (value,) if value.active else ()
-        elif isinstance(value, list):
+        if isinstance(value, OptionSettings) and value.active:
+            yield value
+        if isinstance(value, list):
             yield from options_in(value)
         elif is_dataclass(value):
             yield from options_in(getattr(value, field.name) for field in fields(value))

@@ -10,7 +10,7 @@ class ResumeRule(NamedTuple):
     """List the arguments of a class that a resumed run must keep or may change; ``*`` stands for all that are not named.
 
     A class of this package declares it as its attribute ``on_resume``. All other arguments change the result, so a resumed run
-    has the same, unless ``federation.resume_changed`` is set.
+    has the same, unless ``federation.checkpoints.resume_changed`` is set.
 
     Args:
         stays: arguments that must not change, because a checkpoint's state depends on them; separated by spaces.

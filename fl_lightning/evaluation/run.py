@@ -97,7 +97,7 @@ def evaluate(
     """
     refuse_hidden_figures(settings, trainer)
     source, *others = asked.checkpoints
-    checkpoint = read_checkpoint(source, "cpu", settings.trusted_classes)
+    checkpoint = read_checkpoint(source, "cpu", settings.checkpoints.trusted_classes)
     state = state_of_federation(checkpoint, source)
     _attach(trainer, module, data)
     with _clients(trainer, settings, module, data, checkpoint, state) as pool:
@@ -113,7 +113,7 @@ def evaluate(
         module.load_state_dict(checkpoint["state_dict"])
         if not pool.simulated and (settings.route.keeps_models or settings.strategy.own_models or state.get("held")):
             models += _at_sites(pool, publish, module, names)
-        models += models_of_others(module, others, settings.trusted_classes)
+        models += models_of_others(module, others, settings.checkpoints.trusted_classes)
         module.load_state_dict(checkpoint["state_dict"])
         metrics = {name: asked.build(values) for name, values in asked.metrics.items()}
         questions = {name: Question(values, asked.resamples, asked.level) for name, values in asked.metrics.items()}

@@ -2,10 +2,9 @@
 
 from fl_lightning.options.asynchronous import Asynchronous
 from fl_lightning.options.attackers import Attackers
-from fl_lightning.options.availability import Availability
+from fl_lightning.options.availability import Availability, Clock
 from fl_lightning.options.client_evaluation import ClientEvaluation
 from fl_lightning.options.client_privacy import ClientPrivacy
-from fl_lightning.options.clock import Clock
 from fl_lightning.options.example_privacy import ExamplePrivacy
 from fl_lightning.options.partial_work import PartialWork
 from fl_lightning.options.personal import PersonalPart

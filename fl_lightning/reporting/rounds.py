@@ -11,6 +11,8 @@ import torch
 from fl_lightning.functional.spread import drift
 from fl_lightning.types import ClientUpdate
 
+MOST_COLUMNS = 20
+"""The largest number of clients for which the log has columns for each client."""
 QUANTILES = {"min": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9, "max": 1.0}
 """Quantiles that replace a column per client if there are many clients."""
 

@@ -143,7 +143,7 @@ class Assembly:
             transforms=settings.transforms,
             faults=settings.faults,
             hides_updates=Capability.SINGLE_UPDATES in removed_by(settings.active_options),
-            memory_limit=settings.memory_limit * 2**30,
+            memory_limit=settings.storage.memory * 2**30,
             fixed=need_of(parts_of(settings), Capability.FIXED_TENSORS),
             secret=self._secret,
         )

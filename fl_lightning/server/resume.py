@@ -25,7 +25,7 @@ from fl_lightning.server.run_state import FORMAT, RunState
 from fl_lightning.server.untouched import Untouched
 from fl_lightning.settings.federation import FederationSettings
 
-_SERVER = "federation.server_optimizer"
+_SERVER, _ON_PURPOSE = "federation.server_optimizer", "federation.checkpoints.resume_changed"
 _EQUAL = " or ".join(name for name, kind in ENGINES.items() if kind.equals_trainer)
 """The engines of local training whose results on a CPU are equal to the last bit."""
 _LISTED, _SHOWN = 12, 160
@@ -39,7 +39,7 @@ class Change(NamedTuple):
         name: the name of the setting, as the user types it.
         before: the value in the checkpoint.
         now: the value in this run.
-        stays: whether a resumed run must not change it; otherwise it may with ``federation.resume_changed``.
+        stays: whether a resumed run must not change it; otherwise it may with ``federation.checkpoints.resume_changed``.
     """
 
     name: str
@@ -109,7 +109,7 @@ class Start:
         _renew(checkpoint["optimizer_states"], optimizer, found)
         self._groups = checkpoint["optimizer_states"][0]["param_groups"]
         if found:
-            rank_zero_warn(f"Resumed with changed settings ('federation.resume_changed'): {_in_words(found)}.")
+            rank_zero_warn(f"Resumed with changed settings ('{_ON_PURPOSE}'): {_in_words(found)}.")
         if unseen:
             rank_zero_info(f"Not compared with the checkpoint: {'; '.join(unseen)}.")
 
@@ -158,7 +158,7 @@ def compare(
         device: the device on which clients train.
 
     Returns:
-        The settings that differ, if ``federation.resume_changed`` allows it.
+        The settings that differ, if ``federation.checkpoints.resume_changed`` allows it.
 
     Raises:
         CheckpointError: if the run cannot continue; it names all differences.
@@ -184,7 +184,7 @@ def compare(
         found += differences(name, before[name], own[name], False)
     found += differences("data.clients", saved["contents"], now["contents"], False)
     found.sort(key=lambda change: not change.stays)
-    if found and (found[0].stays or not owner.resume_changed):
+    if found and (found[0].stays or not owner.checkpoints.resume_changed):
         raise CheckpointError(f"The checkpoint was written with {_in_words(found)}. {_advice(found, fixed)}")
     if saved["threads"] != torch.get_num_threads():
         threads = saved["threads"]
@@ -277,7 +277,7 @@ def _advice(found: Iterable[Change], fixed: Sequence[str]) -> str:
     again = "or start again without 'ckpt_path'."
     names = [change.name for change in found if change.stays]
     if not names:
-        return f"Resume with the same settings, set 'federation.resume_changed' to true to change them on purpose, {again}"
+        return f"Resume with the same settings, set '{_ON_PURPOSE}' to true to change them on purpose, {again}"
     joining = f" With {' and '.join(fixed)}, all sites must take part from the first round on." if fixed else ""
     hints = {
         "guarantees": "No single epsilon covers both.",
@@ -288,7 +288,7 @@ def _advice(found: Iterable[Change], fixed: Sequence[str]) -> str:
     listed = ", ".join(f"'{name}'" for name in names[:_LISTED])
     return " ".join(
         [
-            f"Resume with the same settings, {again} 'federation.resume_changed' does not allow changes to {listed}.",
+            f"Resume with the same settings, {again} '{_ON_PURPOSE}' does not allow changes to {listed}.",
             *(hint for start, hint in hints.items() if any(name.startswith(start) for name in names)),
         ]
     )

@@ -15,7 +15,7 @@ from fl_lightning.core.hooks import ServerHooks
 from fl_lightning.functional.pseudo_gradient import set_pseudo_gradient
 from fl_lightning.functional.recycling import release_unused_memory
 from fl_lightning.messages import ClientTask, Progress
-from fl_lightning.reporting.rounds import movement
+from fl_lightning.reporting.rounds import MOST_COLUMNS, movement
 from fl_lightning.server.announcements import announce, tell_failures
 from fl_lightning.server.client_files import sweep_client_files
 from fl_lightning.server.federation import Federation
@@ -121,7 +121,7 @@ class RoundRunner:
         figures = self._figures(federation_round, result, step, missed) | waited
         figures |= run.totals.add(result.updates, time.perf_counter() - begun)
         data = federation.data
-        log_round(trainer, result.updates, figures, data.num_clients <= self._settings.client_columns, data.client_name)
+        log_round(trainer, result.updates, figures, data.num_clients <= MOST_COLUMNS, data.client_name)
         write_matrices(trainer, self._settings.route.matrices(), federation.data)
         return federation_round.tasks
 

@@ -23,7 +23,7 @@ from fl_lightning.functional.model_parts import copy_of_tensors, restore_tensors
 from fl_lightning.reporting.rounds import Totals
 from fl_lightning.settings.federation import FederationSettings
 
-FORMAT = 6
+FORMAT = 7
 
 
 class RunState:

@@ -42,7 +42,7 @@ class StoredUpdate:
         if not Path(self.path).exists():
             raise ClientError(
                 f"Another rank wrote a client's model to '{self.path}', but this rank cannot find it. Set "
-                "'trainer.default_root_dir' to a file system that all ranks share, or raise 'federation.memory_limit'."
+                "'trainer.default_root_dir' to a file system that all ranks share, or raise 'federation.storage.memory'."
             )
         mapped = np.memmap(self.path, dtype=self.dtype, mode="c", offset=self.offset, shape=(self.size,))
         return self.update.with_state(torch.from_numpy(mapped))

@@ -12,6 +12,7 @@ from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.settings.pool import RemoteClients
 from fl_lightning.settings.server_evaluation import ServerEvaluation
+from fl_lightning.settings.storage import Checkpoints, Storage
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.transforms.base import Transform
 
@@ -27,11 +28,9 @@ class FederationSettings(Protocol):
     server_evaluation: ServerEvaluation
     clients_per_round: int | float
     server_optimizer: OptimizerCallable | None
-    memory_limit: float
-    disk_limit: float | None
-    client_columns: int
+    storage: Storage
+    checkpoints: Checkpoints
     seed: int
-    resume_changed: bool
 
     @property
     def state_key(self) -> str:

@@ -93,7 +93,14 @@ class Job:
 
         try:
             federation = yaml.safe_load(self.settings).get("federation", {})
-            done = int(read_checkpoint(kept[-1], "cpu", federation.get("trusted_classes") or ())["epoch"]) + 1
+            done = (
+                int(
+                    read_checkpoint(kept[-1], "cpu", (federation.get("checkpoints") or {}).get("trusted_classes") or ())[
+                        "epoch"
+                    ]
+                )
+                + 1
+            )
         except Exception:
             return False
         return set(range(done)) <= rounds_logged(self.folder)

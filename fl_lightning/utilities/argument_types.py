@@ -9,7 +9,7 @@ import os
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -40,10 +40,12 @@ class ChecksTypes:
     Attributes:
         checked_elsewhere: the arguments for which the constructor has a message of its own.
         may_be_infinite: the arguments that need not be finite numbers.
+        renamed: what former arguments are now, in words.
     """
 
     checked_elsewhere: tuple[str, ...] = ()
     may_be_infinite: tuple[str, ...] = ()
+    renamed: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Let the constructor of a class of this package check its arguments; others may annotate as they like."""
@@ -64,6 +66,8 @@ def checks_types(cls: Class) -> Class:
         try:
             bound = signature.bind_partial(self, *args, **kwargs)
         except TypeError:
+            for name in kwargs.keys() & getattr(cls, "renamed", {}).keys():
+                raise ConfigurationError(f"{cls.__name__}: '{name}' is now {cls.renamed[name]}.") from None
             build(self, *args, **kwargs)  # Python names a wrong argument better
             return
         given = bound.arguments

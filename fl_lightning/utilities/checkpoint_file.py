@@ -29,6 +29,7 @@ _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 """First bytes of files of torch.save, in its current and its old format."""
 _HARMLESS = ("argparse", "builtins", "collections", "datetime", "decimal", "enum", "fractions", "functools", "pathlib", "uuid")
 """Modules of the standard library whose classes only hold values. Any other could be used to run code."""
+TRUSTED = "federation.checkpoints.trusted_classes"
 _OTHER_THINGS = "contains more than tensors and plain values, which could run code and is not loaded"
 
 Source = str | os.PathLike[str] | IO[bytes]
@@ -64,7 +65,7 @@ def refuse_unsafe(weights_only: bool | None) -> None:
     if weights_only is False:
         raise CheckpointError(
             "'weights_only' is False, which would let the author of the checkpoint run code here. Remove it. If the "
-            "checkpoint needs your own classes, name them in 'federation.trusted_classes'."
+            f"checkpoint needs your own classes, name them in '{TRUSTED}'."
         )
 
 
@@ -128,12 +129,12 @@ def find_trusted(name: str) -> Any:
         found = pkgutil.resolve_name(_name_today(name))
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
-            f"'federation.trusted_classes' contains '{name}', which cannot be imported ({error}). Set the dotted path of a "
+            f"'{TRUSTED}' contains '{name}', which cannot be imported ({error}). Set the dotted path of a "
             "class, package.module.Class."
         ) from error
     if _runs_code(name, found):
         raise ConfigurationError(
-            f"'federation.trusted_classes' contains '{name}', which can run arbitrary code, so a checkpoint that may use it "
+            f"'{TRUSTED}' contains '{name}', which can run arbitrary code, so a checkpoint that may use it "
             "could do anything. Remove it."
         )
     return found
@@ -148,8 +149,7 @@ def require_trusted(names: Sequence[str] | None) -> list[str]:
     paths = list(names or [])
     if isinstance(names, str) or not all(isinstance(name, str) for name in paths):
         raise ConfigurationError(
-            f"'federation.trusted_classes' must be a list of dotted paths, but is {names!r}. Set it to a list such as "
-            "[argparse.Namespace]."
+            f"'{TRUSTED}' must be a list of dotted paths, but is {names!r}. Set it to a list such as [argparse.Namespace]."
         )
     for name in paths:
         find_trusted(name)
@@ -192,7 +192,7 @@ def _refuse_untrusted(file: IO[bytes], source: Source) -> None:
         remedy = f"'{bad[0]}' can run arbitrary code and cannot be trusted. Use another checkpoint."
     else:
         remedy = (
-            f"If you trust its author, set 'federation.trusted_classes' to [{', '.join(names)}] (for 'load_from_checkpoint': "
+            f"If you trust its author, set '{TRUSTED}' to [{', '.join(names)}] (for 'load_from_checkpoint': "
             "torch.serialization.add_safe_globals)."
         )
     raise CheckpointError(f"'{_name(source)}' {_OTHER_THINGS}: {', '.join(map(_name_today, names))}. {remedy}")

@@ -100,7 +100,8 @@ def test_what_a_killed_run_left_half_written_is_removed_by_the_next(tmp_path):
 def test_a_study_resumes_a_run_whose_checkpoints_hold_classes_of_its_own(tmp_path, monkeypatch):
     """It looks into the checkpoint first; what it cannot read it would delete and start again."""
     monkeypatch.setattr("fl_lightning.studies.execution.rounds_logged", lambda folder: {0})
-    for settings, resumes in (("federation: {trusted_classes: [argparse.Namespace]}", True), ("federation: {}", False)):
+    trusting = "federation: {checkpoints: {trusted_classes: [argparse.Namespace]}}"
+    for settings, resumes in ((trusting, True), ("federation: {}", False)):
         job = Job("run", tmp_path, settings, ())
         (tmp_path / "checkpoints").mkdir(exist_ok=True)
         torch.save({"epoch": 0, "hyper_parameters": argparse.Namespace(width=8)}, tmp_path / "checkpoints" / "last.ckpt")

@@ -40,6 +40,7 @@ WRONG_FILES = {
     "class.yaml": "model:\n  init_args:\n    loss: {class_path: CrossEntropi}\n",
     "item.yaml": "federation:\n  transforms:\n    - Quantise\n",
     "value.yaml": "trainer:\n  max_epochs: x\n",
+    "former.yaml": "federation:\n  clock: {ticks: 3}\n",
 }
 
 
@@ -124,6 +125,9 @@ def test_sections_of_subcommands_have_no_base(wrong):
         ("--config setting.yaml", "Did you mean power?"),
         ("--config class.yaml", "'class.yaml', line 3: "),
         ("--config class.yaml", "Did you mean CrossEntropy?"),
+        ("--config former.yaml", "'former.yaml', line 2: "),
+        ("--config former.yaml", "It is now 'federation.availability.clock'."),
+        ("--federation.resume_changed true", "It is now 'federation.checkpoints.resume_changed'."),
         ("--config item.yaml", "'item.yaml', line 3: "),
         ("--config item.yaml", "Did you mean Quantize? Known: ClientPrivacy, ClipUpdate, HalfPrecision, Quantize, TopK;"),
         ("--config value.yaml", "'value.yaml', line 2: "),

@@ -26,6 +26,7 @@ from fl_lightning import (
     LocalOnly,
     LocalTraining,
     Scaffold,
+    Storage,
     TopK,
 )
 from fl_lightning.clients import memory as memory_module
@@ -44,12 +45,12 @@ EACH = [pytest.param(k, marks=[] if k == "error feedback" else pytest.mark.slow)
 ALONE: Any = SimpleNamespace(rank=0, gather=lambda mine: [mine])
 
 
-def fit(folder: Path, rounds: int, kind: str, limit: float, ckpt_path: str | None = None, **more: float) -> Plain:
+def fit(folder: Path, rounds: int, kind: str, limit: float, ckpt_path: str | None = None, disk: float | None = None) -> Plain:
     torch.manual_seed(3)
     module = Plain()
     made = {name: make() for name, make in KINDS[kind].items()}
     cohort = {} if "route" in made else {"clients_per_round": 2}
-    orchestrator = FederatedOrchestrator(local=LocalTraining(), memory_limit=limit, **cohort, **made, **more)
+    orchestrator = FederatedOrchestrator(local=LocalTraining(), storage=Storage(limit, disk), **cohort, **made)
     checkpoints = [BestCheckpoint("val_acc"), LastCheckpoint()]
     run = trainer(rounds, orchestrator, *checkpoints, default_root_dir=folder, enable_checkpointing=True)
     run.fit(module, FederatedDataModule(Blobs(), Consecutive()), ckpt_path=ckpt_path)
@@ -137,7 +138,7 @@ def test_a_file_that_is_missing_is_noticed_before_a_client_trains(tmp_path):
 
 def test_a_disk_that_is_full_is_named(tmp_path):
     (tmp_path / "client_state").write_text("a file where the folder should be")
-    with pytest.raises(CheckpointError, match=r"Cannot write the state of client \d.*'federation.memory_limit'"):
+    with pytest.raises(CheckpointError, match=r"Cannot write the state of client \d.*'federation.storage.memory'"):
         fit(tmp_path, 2, "control variates", 0.0)
 
 
@@ -370,9 +371,9 @@ def test_former_files_go_with_the_checkpoint_that_needs_them(tmp_path):
 
 def test_a_run_whose_files_take_more_than_the_limit_ends_after_that_round(tmp_path):
     limit = 2 * 4096 / 2**30
-    fit(tmp_path, 1, "control variates", 0.0, disk_limit=limit)
-    with pytest.raises(CheckpointError, match=r"takes 1.53e-05 GiB .* 'federation.disk_limit' 7.63e-06. Raise it, delete"):
-        fit(tmp_path / "more", 9, "control variates", 0.0, disk_limit=limit)
+    fit(tmp_path, 1, "control variates", 0.0, disk=limit)
+    with pytest.raises(CheckpointError, match=r"takes 1.53e-05 GiB .* 'federation.storage.disk' 7.63e-06. Raise it, delete"):
+        fit(tmp_path / "more", 9, "control variates", 0.0, disk=limit)
 
 
 def test_the_limit_counts_former_states_until_they_are_swept(tmp_path):

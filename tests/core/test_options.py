@@ -47,8 +47,7 @@ OPTIONS = {
     "privacy_account": ("privacy", "ledger"),
     "secure_aggregation": ("secure_agg", "secureagg", "maskedround", "maskedsums"),
     "partial_work": ("partial_work", "partialwork", "straggler"),
-    "availability": ("availability", "drop_out", "slow_clients", "come_back"),
-    "clock": ("clock",),
+    "availability": ("availability", "drop_out", "slow_clients", "come_back", "clock"),
     "asynchronous": ("asynchronous",),
 }
 """The folder of each option, and the parts of names that belong to it."""

@@ -16,7 +16,7 @@ from fl_lightning.flower import envelope
 SCAFFOLD = {"strategy": "Scaffold", "clients_per_round": 2}
 SKIP = {"faults": {"policy": "skip"}}
 ENOUGH = ("--federation.pool.min_sites", "2")
-LAST = ("--ckpt_path", "last", "--federation.resume_changed", "true")
+LAST = ("--ckpt_path", "last", "--federation.checkpoints.resume_changed", "true")
 
 
 @pytest.mark.slow

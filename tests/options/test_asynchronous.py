@@ -46,6 +46,9 @@ class Given(Clock):
         return self.table[client][round_idx]
 
 
+TIMED = Availability(clock=Given())
+
+
 def by_ticks(world, net, rounds, buffer, combine, train):
     """Yield the models: tick by tick, each client trains as soon as it begins, and waits for a new model when it has ended.
 
@@ -107,7 +110,7 @@ def follows(combine, buffer, rounds=6, mu=0.0, **settings):
         local=local,
         rounds=rounds,
         asynchronous=Asynchronous(1.0, buffer),
-        clock=Given(),
+        availability=TIMED,
         **settings,
     )
     return run, updates, seen
@@ -185,7 +188,7 @@ def test_a_schedule_is_where_it_was_when_the_client_began():
     """The six updates of FedAsync above began with these models; each trains for two epochs."""
     RATES.clear()
     halving = variant(scheduled(lambda optimizer: ExponentialLR(optimizer, 0.5)), training_step=note_rate)
-    federate(halving(), 6, asynchronous=Asynchronous(1.0, 1), clock=Given(), strategy=FedAsync(), local=FABRIC)
+    federate(halving(), 6, asynchronous=Asynchronous(1.0, 1), availability=TIMED, strategy=FedAsync(), local=FABRIC)
     epochs = [2 * begun + epoch for begun in (0, 0, 1, 3, 0, 2) for epoch in range(2)]
     assert [0.5 * 0.5**epoch for epoch in epochs] == RATES
 
@@ -245,7 +248,8 @@ def test_privacy_of_examples_and_noise_at_the_clients_are_counted_for_each_train
     for name in ("federation/epsilon_of_examples", "federation/epsilon_of_clients"):
         assert float(other.callback_metrics[name]) == float(run.callback_metrics[name]) > 0
     updates = Updates()
-    settings = {"asynchronous": Asynchronous(5, 2), "clock": Clock("lognormal", "half_normal"), "strategy": FedBuff()}
+    availability = Availability(clock=Clock("lognormal", "half_normal"))
+    settings = {"asynchronous": Asynchronous(5, 2), "availability": availability, "strategy": FedBuff()}
     _, run = fitted(6, Plain, [updates], **private, **settings)
     federation = next(callback for callback in run.callbacks if isinstance(callback, FederatedOrchestrator))
     ((_, spent),) = federation._run.hooks["local.privacy"].spending.parts

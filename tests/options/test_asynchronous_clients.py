@@ -45,9 +45,8 @@ def test_lost_updates_leave_their_place_to_others_and_are_reported():
         callbacks=[updates, missed],
         strategy=FedBuff(),
         asynchronous=Asynchronous(4, 2),
-        availability=Availability(drop_out=0.4),
+        availability=Availability(drop_out=0.4, clock=Clock(between_jobs="exponential")),
         faults=Faults("skip"),
-        clock=Clock(between_jobs="exponential"),
     )
     lost = Availability(drop_out=0.4)
     for t, each in enumerate(updates.rounds):
@@ -81,9 +80,9 @@ def fails(self, batch, batch_idx):
 
 def test_a_client_that_fails_is_left_out():
     """Client 1, of 22 examples."""
-    updates, missed = Updates(), Missed()
+    updates, missed, availability = Updates(), Missed(), Availability(clock=Clock(between_jobs="uniform"))
     settings = {"strategy": FedBuff(), "asynchronous": Asynchronous(5, 2), "faults": Faults("skip")}
-    fitted(6, variant(training_step=fails), [updates, missed], clock=Clock(between_jobs="uniform"), **settings)
+    fitted(6, variant(training_step=fails), [updates, missed], availability=availability, **settings)
     rounds = [t for t, client in missed.clients if client == 1]
     assert len(rounds) == len(missed.clients) >= 2
     assert [len(each) for each in updates.rounds] == [1 if t in rounds else 2 for t in range(6)]
@@ -126,7 +125,7 @@ def test_synchronous_rounds_wait_for_the_last_client():
     clock = Clock("lognormal", "uniform")
     updates = Updates()
     plain, _ = fitted(clients_per_round=3)
-    found, run = fitted(callbacks=[updates], clients_per_round=3, clock=clock)
+    found, run = fitted(callbacks=[updates], clients_per_round=3, availability=Availability(clock=clock))
     assert same_bits(found, plain)
     ticks = [max(clock.duration(u.client, t, FIVE, 0) for u in each) for t, each in enumerate(updates.rounds)]
     assert float(run.callback_metrics["federation/ticks"]) == sum(ticks)
@@ -136,7 +135,7 @@ def test_synchronous_rounds_wait_for_the_last_client():
 @pytest.mark.slow
 @pytest.mark.parametrize("resumes", [True, False], ids=["from a checkpoint", "in a second fit"])
 def test_the_time_goes_on(tmp_path, resumes):
-    settings = {"clock": Clock("lognormal", "uniform"), "clients_per_round": 3}
+    settings = {"availability": Availability(clock=Clock("lognormal", "uniform")), "clients_per_round": 3}
     _, whole = fitted(4, **settings)
     _, run = fitted(2, callbacks=[every_round(tmp_path)], flags={"enable_checkpointing": True}, **settings)
     if resumes:
@@ -154,7 +153,7 @@ def test_tables_show_the_staleness_of_each_update(tmp_path):
         callbacks=[updates, ClientTable()],
         strategy=FedBuff(),
         asynchronous=Asynchronous(5, 2),
-        clock=Clock("lognormal"),
+        availability=Availability(clock=Clock("lognormal")),
         flags={"default_root_dir": str(tmp_path)},
     )
     with Path(tmp_path / "client_rounds.csv").open(newline="") as file:
@@ -169,7 +168,8 @@ def test_tables_show_the_staleness_of_each_update(tmp_path):
 
 def test_a_checkpoint_holds_the_jobs_in_progress_and_their_starts(tmp_path):
     """One model for each round from which some job started, on top of the weights; none in a synchronous run."""
-    settings = {"strategy": FedAsync(), "asynchronous": Asynchronous(4), "clock": Clock("lognormal", "exponential")}
+    availability = Availability(clock=Clock("lognormal", "exponential"))
+    settings = {"strategy": FedAsync(), "asynchronous": Asynchronous(4), "availability": availability}
     saving = {"flags": {"enable_checkpointing": True}}
     _, run = fitted(7, callbacks=[every_round(tmp_path)], **settings, **saving)
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]["FederatedOrchestrator"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from fl_lightning import (
     Mediators,
     PersonalPart,
     Scaffold,
+    Storage,
     TopK,
 )
 from fl_lightning.cli.commands.export import main as export_main
@@ -105,14 +107,16 @@ def test_everything_personal_is_training_alone():
         assert own["1.num_batches_tracked"] == other.counters[0]
 
 
-@pytest.mark.parametrize("start", ["first", "mean"])
-def test_a_client_that_has_not_trained_has_the_part_of_the_start_or_the_mean_of_the_others(start):
+@pytest.mark.parametrize("starts", [("first", "first"), ("mean", "mean"), ("mean", "first")])
+def test_a_client_that_has_not_trained_has_the_part_of_the_start_or_the_mean_of_the_others(starts):
     """By hand: the mean, weighted by examples, of the parts of those that have trained; and the scores that all get."""
     torch.manual_seed(3)
     first = Plain(lr=LR, batchnorm=True).double()
     data = {"client_test": 0.3}
-    chosen = {"personal": [HEAD, NORM], "clients_per_round": 2, "client_evaluation": ClientEvaluation(1, "val_loss")}
-    module, federation, _ = fit(1, data=data, personal_start=start, **chosen)
+    personal = [replace(part, start=start) for part, start in zip((HEAD, NORM), starts, strict=True)]
+    averaged = {name for part in personal if part.start == "mean" for name in part.select(first)}
+    chosen = {"personal": personal, "clients_per_round": 2, "client_evaluation": ClientEvaluation(1, "val_loss")}
+    module, federation, _ = fit(1, data=data, **chosen)
     memory, probe = federation._run.memory, FederatedDataModule(Blobs(), Consecutive(), **data)
     probe.setup("fit")
     parts = {k: memory.held(k) for k in range(3) if memory.held(k)}
@@ -120,7 +124,7 @@ def test_a_client_that_has_not_trained_has_the_part_of_the_start_or_the_mean_of_
     (new,) = {0, 1, 2} - parts.keys()
     assert len(set(sizes.values())) == 2
     own = {name: tensor for name, tensor in weights(first).items() if name in parts[min(parts)]}
-    for name in own if start == "mean" else ():
+    for name in own.keys() & averaged:
         tensors = [(sizes[k], part[name]) for k, part in parts.items()]
         total = max(tensor for _, tensor in tensors) if name.endswith("tracked") else sum(n * tensor for n, tensor in tensors)
         own[name] = total if name.endswith("tracked") else total / sum(sizes.values())
@@ -247,7 +251,7 @@ def test_monitors_see_the_clients_mean_weighted_by_examples(tmp_path):
 
 def test_an_export_is_a_clients_complete_model(tmp_path, capsys):
     flags = {"enable_checkpointing": True, "default_root_dir": tmp_path}
-    limit = {"memory_limit": 0.0}  # by way of files with digests
+    limit = {"storage": Storage(memory=0.0)}  # by way of files with digests
     module, federation, _ = fit(2, LastCheckpoint(), personal=[NORM, HEAD], clients_per_round=2, flags=flags, **limit)
     assert (tmp_path / "client_state").is_dir()
     saved = str(tmp_path / "checkpoints" / "last.ckpt")

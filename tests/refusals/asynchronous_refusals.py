@@ -33,6 +33,7 @@ from fl_lightning import (
     TransferLearning,
 )
 
+UNIFORM = Availability(clock=Clock("uniform"))
 BUFFER = "'federation.asynchronous.buffer'"
 
 
@@ -71,9 +72,9 @@ REFUSALS = [
     Refusal(lambda: Asynchronous(1.5), "'federation.asynchronous.concurrency' must be ..., but is 1.5"),
     Refusal(lambda: Asynchronous(buffer=0), f"{BUFFER} must be a whole number of 1 or above, but is 0"),
     Refusal(lambda: Asynchronous(buffer=2.5), "Asynchronous: 'buffer' must be a whole number, but is 2.5 (a float)"),
-    Refusal(lambda: Clock("normal"), "'federation.clock.between_clients' must be one of constant, uniform, exponential"),
-    Refusal(lambda: Clock(between_jobs="x"), "'federation.clock.between_jobs' must be one of"),
-    Refusal(lambda: Clock(ticks=0), "'federation.clock.ticks' must be a whole number of 1 or above, but is 0"),
+    Refusal(lambda: Clock("normal"), "clock.between_clients' must be one of constant, uniform, exponential"),
+    Refusal(lambda: Clock(between_jobs="x"), "'federation.availability.clock.between_jobs' must be one of"),
+    Refusal(lambda: Clock(ticks=0), "'federation.availability.clock.ticks' must be a whole number of 1 or above, but is 0"),
     Refusal(lambda: FedAsync(alpha=0), "'federation.strategy.alpha' must be above 0 and at most 1"),
     Refusal(lambda: FedAsync(staleness="linear"), "'federation.strategy.staleness' must be one of constant, polynomial, hinge"),
     Refusal(lambda: FedAsync(mixes="both"), "'federation.strategy.mixes' must be models or changes"),
@@ -132,8 +133,8 @@ REFUSALS = [
         for strategy in (FedBuff, FedAsync)
     ),
     Refusal(
-        fitting(route=FedCyclic(), clock=Clock()),
-        "On the route FedCyclic clients wait for each other, but 'federation.clock' does not simulate",
+        fitting(route=FedCyclic(), availability=Availability(clock=Clock())),
+        "On the route FedCyclic clients wait for each other, but 'federation.availability.clock' does not simulate",
     ),
     Refusal(
         asynchronous(strategy=FedBuff(), server_optimizer=lambda p: torch.optim.Adam(p)),
@@ -146,7 +147,7 @@ REFUSALS = [
         "Training changes 'target.weight', ..., but 'federation.asynchronous'",
     ),
     Refusal(
-        asynchronous(module=Thawing, rounds=3, asynchronous=Asynchronous(3, 1), clock=Clock("uniform")),
+        asynchronous(module=Thawing, rounds=3, asynchronous=Asynchronous(3, 1), availability=UNIFORM),
         "changed since round 0, for example 'net.0...', but asynchronous clients still",
     ),
     Refusal(

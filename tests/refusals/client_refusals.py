@@ -34,6 +34,7 @@ from fl_lightning import (
     PersonalPart,
     PFedMe,
     SecureAggregation,
+    Storage,
 )
 from fl_lightning.clients.answering import refuse_questions
 
@@ -262,7 +263,7 @@ REFUSALS = [
     fits("Stacked clients do not support Embedding with sparse gradients", module=Words, local=STACKED),
     fits("Stacked clients do not support ModelContrast, a part of the strategy", strategy=MOON("net.2"), local=STACKED),
     fits("Stacked clients do not support", strategy=PFedMe(), local=STACKED),
-    Refusal(lambda: FederatedOrchestrator(disk_limit=0), "'federation.disk_limit' must be above 0, in GiB, or null, but is 0"),
+    Refusal(lambda: Storage(disk=0), "'federation.storage.disk' must be above 0, in GiB, or null, but is 0"),
     Refusal(lambda: refuse_questions({}), "No metric may be asked for here by its class"),
     Refusal(lambda: CalibrationCurve(0), "'CalibrationCurve.bins' must be from 1 to 1000, but is 0"),
     # loaders and callbacks

@@ -119,7 +119,7 @@ REFUSALS = [
     # what cannot work over a network
     Refusal(unasked(attackers={"wrong_labels": {0: 0.5}}), "federation.attackers"),
     Refusal(unasked(availability={"drop_out": 0.1}, **SKIP), "federation.availability"),
-    Refusal(unasked(clock={"ticks": 10}), "federation.clock"),
+    Refusal(unasked(availability={"clock": {"ticks": 10}}), "federation.availability.clock"),
     Refusal(unasked(options=[{"class_path": "own_option.DropNumbers"}]), "federation.options"),
     Refusal(unasked(secure_aggregation={"threshold": 2}), "federation.secure_aggregation"),
     Refusal(unasked(local={"engine": "stacked"}), "federation.local.engine: stacked"),
@@ -128,7 +128,7 @@ REFUSALS = [
     Refusal(at_sites(route={"class_path": "Mediators", "init_args": {"clients_per_mediator": 2}}), "label counts"),
     Refusal(at_sites(strategy="FedLoss"), "needs a validation part at each site"),
     Refusal(
-        at_sites(personal=[{"names": "layers.4.*"}], personal_start="mean"),
+        at_sites(personal=[{"names": "layers.4.*", "start": "mean"}]),
         "but the server of a real federation never has what its clients keep",
     ),
     Refusal(
@@ -199,7 +199,7 @@ REFUSALS = [
         asynchronously(secure_aggregation={"threshold": 1.0}),
         "'federation.secure_aggregation' lets the clients of a round agree on masks, but with 'federation.asynchronous'",
     ),
-    Refusal(asynchronously(clock={"ticks": 10}), "This does not work there: federation.clock."),
+    Refusal(asynchronously(availability={"clock": {"ticks": 10}}), "This does not work there: federation.availability.clock."),
     Refusal(
         asynchronously(client_evaluation={"every_n_rounds": 1, "metric": "val_accuracy"}),
         "'federation.client_evaluation' evaluates models at the clients between rounds, but with 'federation.asynchronous'",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -144,7 +145,7 @@ REFUSALS = [
     Refusal(private(transforms=[LOCAL], route=OwnRoute()), "ClientPrivacy covers only ... 'federation.route' is OwnRoute"),
     Refusal(private(transforms=[CENTRAL], route=FedCyclic()), "on the route FedCyclic clients pass models to each other"),
     *(
-        Refusal(private(**settings, personal=[HEAD], personal_start="mean"), f"'mean', ... but {who} does")
+        Refusal(private(**settings, personal=[replace(HEAD, start="mean")]), f"'mean', ... but {who} does")
         for settings, who in zip(ALL_PRIVACY, ("ClientPrivacy", "ClientPrivacy", "'federation.local.privacy'"), strict=True)
     ),
     *(Refusal(private(module=WithRange, **settings), "smallest") for settings in ALL_PRIVACY),

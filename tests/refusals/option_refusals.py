@@ -53,6 +53,9 @@ def attacked(**settings: Any) -> Callable[[], Any]:
     return fitting(attackers=Attackers(**{"clients": [1], **settings}))
 
 
+MEAN = [PersonalPart(names=HEAD.names, start="mean")]
+
+
 def personal(*callbacks: Any, parts: Any = (HEAD,), **settings: Any) -> Callable[[], Any]:
     """Fit a module with BatchNorm and personal parts; its clients have test parts if they are evaluated."""
 
@@ -188,16 +191,12 @@ REFUSALS = [
         )
     ),
     Refusal(
-        personal(personal_start="mean", asynchronous=Asynchronous(2, 1)),
-        "'mean', which averages ..., but with 'federation.asynchronous' clients deliver changes of different models. Set",
+        personal(parts=MEAN, asynchronous=Asynchronous(2, 1)),
+        "'start' in 'federation.personal' is 'mean', which averages ..., but with 'federation.asynchronous' clients deliver",
     ),
     Refusal(
-        personal(parts=(), personal_start="mean"),
-        "'federation.personal_start' is 'mean', but 'federation.personal' is empty, so there are no",
-    ),
-    Refusal(
-        personal(personal_start="mean", client_evaluation=ClientEvaluation(1, "val_acc", compare_alone=True)),
-        "compare_alone' trains clients from the first model, but 'federation.personal_start' is 'mean'",
+        personal(parts=MEAN, client_evaluation=ClientEvaluation(1, "val_acc", compare_alone=True)),
+        "compare_alone' trains clients from the first model, but 'start' in 'federation.personal' is 'mean'",
     ),
     Refusal(personal(parts=[PersonalPart(names="net.4.*")]), "'net.4.*', which match no parameter ... Did you mean net"),
     Refusal(

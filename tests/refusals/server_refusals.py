@@ -31,6 +31,7 @@ from fl_lightning import (
     AdaFed,
     Attackers,
     Availability,
+    Checkpoints,
     ClientError,
     ClipUpdate,
     DataError,
@@ -48,6 +49,7 @@ from fl_lightning import (
     SecureAggregation,
     ServerEvaluation,
     ShapleyValues,
+    Storage,
     TrimmedMean,
 )
 from fl_lightning.data.loaders import reduced
@@ -60,7 +62,7 @@ STACKED = LocalTraining(engine="stacked")
 
 
 def trusting(names: Any) -> Callable[[], Any]:
-    return lambda: FederatedOrchestrator(trusted_classes=names)
+    return lambda: Checkpoints(trusted_classes=names)
 
 
 def calling(callback: Callable[[], Any]) -> Callable[[], Any]:
@@ -177,9 +179,14 @@ REFUSALS = [
         "cannot divide a list. Let 'val_dataloader' return one DataLoader",
         DataError,
     ),
+    # former settings
+    *(
+        Refusal(lambda name=name: FederatedOrchestrator(**{name: None}), f"'{name}' is now {now}")
+        for name, now in FederatedOrchestrator.renamed.items()
+    ),
     # checkpoints
-    Refusal(lambda: FederatedOrchestrator(memory_limit=-1), "'federation.memory_limit' must be 0 or above, in GiB"),
-    Refusal(trusting(["no.such.Class"]), "'federation.trusted_classes' contains 'no.such.Class', which cannot be imported"),
+    Refusal(lambda: Storage(memory=-1), "'federation.storage.memory' must be 0 or above, in GiB"),
+    Refusal(trusting(["no.such.Class"]), "trusted_classes' contains 'no.such.Class', which cannot be imported"),
     Refusal(trusting(["collections.NoSuch"]), "which cannot be imported"),
     Refusal(trusting(["os.system"]), "'os.system', which can run arbitrary code"),
     *(
@@ -188,9 +195,9 @@ REFUSALS = [
     ),
     Refusal(
         trusting("argparse.Namespace"),
-        "'trusted_classes' must be a list of texts or None, but is 'argparse.Namespace' ... Put it in a list",
+        "'trusted_classes' must be a list of texts, but is 'argparse.Namespace' ... Put it in a list",
     ),
-    Refusal(trusting([3]), "'trusted_classes' must be a list of texts or None, but is [3]"),
+    Refusal(trusting([3]), "'trusted_classes' must be a list of texts, but is [3]"),
     # targets that follow the network
     *(
         Refusal(

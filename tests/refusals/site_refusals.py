@@ -110,7 +110,7 @@ REFUSALS = [
         replaying(transforms=[OWN_NOISE]),
         "repeats a run to the bit, but ClientPrivacy adds noise that each site draws from a key of its own. Remove",
     ),
-    Refusal(replaying(clock={"ticks": 10}), "repeats a run with sites, which cannot have had 'federation.clock'. Remove"),
+    Refusal(replaying(availability={"clock": {"ticks": 10}}), "which cannot have had 'federation.availability.clock'"),
     Refusal(replaying(3), "which has 2 rounds, but 'trainer.max_epochs' is 3. Set it to 2 at most."),
     # the file of another run, or a broken one
     Refusal(reading(None), "is 'none.jsonl', which is not a file. Name the arrivals.jsonl in a run's folder"),

@@ -148,7 +148,7 @@ def test_a_resumed_run_s_charts_show_all_rounds_by_the_clients_names():
 
 
 def test_with_more_clients_than_columns_charts_show_quantiles():
-    path = fitted(1, ClientTable(), federation={"client_columns": 1})
+    path = fitted(1, ClientTable(), names=[str(k) for k in range(21)])
     found = charts(path)["by_client/loss"]
     assert set(found) == QUANTILES
     with Path("run/client_rounds.csv").open() as file:

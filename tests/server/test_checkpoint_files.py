@@ -23,6 +23,7 @@ from lightning.pytorch.plugins import AsyncCheckpointIO, TorchCheckpointIO
 
 from fl_lightning import (
     AtomicCheckpointIO,
+    Checkpoints,
     ClassificationTask,
     FederatedDataModule,
     FederatedOrchestrator,
@@ -192,13 +193,13 @@ def test_what_a_checkpoint_needs_is_said_before_round_0_ready_to_paste(kind, tmp
     assert not any(tmp_path.glob("*.ckpt"))
     names = str(refused.value).partition("trusted_classes' to [")[2].partition("]")[0].split(", ")
     assert expected is None or set(expected) <= set(names)
-    saving(tmp_path, shape=shape, trusted_classes=names)
+    saving(tmp_path, shape=shape, checkpoints=Checkpoints(names))
     path = str(tmp_path / "last.ckpt")
     data = FederatedDataModule(Blobs(), Consecutive())
-    with pytest.raises(CheckpointError, match=r"If you trust its author, set 'federation.trusted_classes' to"):
+    with pytest.raises(CheckpointError, match=r"If you trust its author, set 'federation.checkpoints.trusted_classes' to"):
         trainer(1, FederatedOrchestrator()).validate(Own(shape), data, ckpt_path=path)
-    trainer(1, FederatedOrchestrator(trusted_classes=names)).validate(Own(shape), data, ckpt_path=path, verbose=False)
-    resumed = trainer(2, FederatedOrchestrator(trusted_classes=names))
+    trainer(1, FederatedOrchestrator(checkpoints=Checkpoints(names))).validate(Own(shape), data, ckpt_path=path, verbose=False)
+    resumed = trainer(2, FederatedOrchestrator(checkpoints=Checkpoints(names)))
     resumed.fit(Own(shape), data, ckpt_path=path)
     assert resumed.global_step == 2
     assert set(torch.serialization.get_safe_globals()) == before
@@ -283,9 +284,9 @@ def test_trusted_classes_on_the_command_line(fl):
     model = f"--model.class_path={HERE}.Saving"
     status, text = small(fl, model)
     assert status == 1
-    assert "Set 'federation.trusted_classes' to [argparse.Namespace]" in text
+    assert "Set 'federation.checkpoints.trusted_classes' to [argparse.Namespace]" in text
     assert "Traceback" not in text
-    trusted = "--federation.trusted_classes=[argparse.Namespace]"
+    trusted = "--federation.checkpoints.trusted_classes=[argparse.Namespace]"
     status, text = small(fl, model, trusted)
     assert status == 0, text
     evaluate = ["--config", ADAFED, *SMALL, "--trainer.logger=false", model]
@@ -293,7 +294,7 @@ def test_trusted_classes_on_the_command_line(fl):
         path = "--ckpt_path=runs/adafed_mnist/checkpoints/last.ckpt"
         status, text = fl(command, *evaluate, path)
         assert status == 1
-        assert "If you trust its author, set 'federation.trusted_classes' to [argparse.Namespace]" in text
+        assert "If you trust its author, set 'federation.checkpoints.trusted_classes' to [argparse.Namespace]" in text
         status, text = fl(command, *evaluate, path, trusted, *(["--trainer.max_epochs=2"] if command == "fit" else []))
         assert status == 0, text
 

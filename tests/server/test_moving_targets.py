@@ -33,6 +33,7 @@ from fl_lightning import (
     Mediators,
     ResNet18,
     RingFed,
+    Storage,
     WeightedAverage,
 )
 from fl_lightning.functional.model_state import ModelState
@@ -157,13 +158,13 @@ class Copies(Following):
 
 
 @pytest.mark.parametrize(
-    ("make", "memory_limit"),
+    ("make", "memory"),
     [(lambda: Krum(0), 4.0), (lambda: CosineFilter(-1.0), 0.0), (GeometricMedian, 0.0), (Focus, 4.0), (NoWeights, 4.0)],
 )
-def test_targets_have_the_weights_of_strategies_that_see_all_models(make, memory_limit):
+def test_targets_have_the_weights_of_strategies_that_see_all_models(make, memory):
     module = Copies()
     before = weights(module.target)
-    federate(module, 2, strategy=make(), local=LocalTraining(), memory_limit=memory_limit)
+    federate(module, 2, strategy=make(), local=LocalTraining(), storage=Storage(memory))
     for name, own in module.target.named_parameters():
         assert torch.allclose(own, dict(module.net.named_parameters())[name], atol=1e-6)
         assert not torch.equal(own, before[name])

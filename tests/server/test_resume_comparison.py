@@ -129,7 +129,7 @@ def test_changed_settings_on_the_command_line(fl):
     status, text = small(fl, *changed, rounds=2)
     assert status == 1
     assert "'federation.strategy.power' 1, but this run has 2; 'model.optimizer.lr' 1, but this run has 0.02" in text
-    status, text = small(fl, *changed, "--federation.resume_changed=true", rounds=2)
+    status, text = small(fl, *changed, "--federation.checkpoints.resume_changed=true", rounds=2)
     assert status == 0
     assert "Rounds: 2." in text
 

@@ -11,7 +11,7 @@ from federations import Plain
 from resumed_runs import Cycle, Run, local, run, sgd
 from torch import nn
 
-from fl_lightning import ConfigurationError, Faults, Yogi
+from fl_lightning import Checkpoints, ConfigurationError, Faults, Yogi
 
 # ------------------------------------------------------------------ schedules that end
 
@@ -46,11 +46,13 @@ def test_a_schedule_with_too_few_steps_ends_the_run_in_its_round(steps, settings
 
 # ------------------------------------------------------------------ the server's optimizer
 
+CHANGED = Checkpoints(resume_changed=True)
+
 
 def resumed(folder: Path, before: Run, now: Run) -> tuple[torch.Tensor, torch.Tensor]:
     """The weights after a round, and after a second one with other settings."""
     first = run(folder, 1, before)
-    second = run(folder, 2, now, ckpt_path=str(folder / "last.ckpt"), resume_changed=True)
+    second = run(folder, 2, now, ckpt_path=str(folder / "last.ckpt"), checkpoints=CHANGED)
     return nn.utils.parameters_to_vector(first.parameters()).detach(), nn.utils.parameters_to_vector(
         second.parameters()
     ).detach()

@@ -24,6 +24,7 @@ from fl_lightning import (
     Attackers,
     Availability,
     CheckpointError,
+    Checkpoints,
     ClassificationTask,
     ClipUpdate,
     Clock,
@@ -41,6 +42,7 @@ from fl_lightning import (
     ServerEvaluation,
     ShapleyValues,
     SignFlip,
+    Storage,
     TopK,
 )
 
@@ -163,7 +165,7 @@ ON_PURPOSE = [
     Change("federation.server_evaluation.examples", "1.0", "0.5", {"server_evaluation": ServerEvaluation(examples=0.5)}),
     Change("federation.secure_aggregation", "None", "'SecureAggregation'", {"secure_aggregation": SecureAggregation()}),
     Change("federation.asynchronous.buffer", "2", "1", {"asynchronous": Asynchronous(3, 1)}, FEDBUFF),
-    Change("federation.clock", "None", "'Clock'", {"clock": Clock()}, FEDBUFF),
+    Change("federation.availability.clock", "None", "'Clock'", {"availability": Availability(clock=Clock())}, FEDBUFF),
     Change(f"{STRATEGY}.a", "0.5", "0.4", strategy(FedBuff(a=0.4)), FEDBUFF),
     Change("trainer.limit_val_batches", "1.0", "2", {"flags": {"limit_val_batches": 2}}),
 ]
@@ -201,7 +203,7 @@ MUST = [
 FREE: dict[str, tuple[Run, Run]] = {
     "engine with the same bits": ({}, local(engine="fabric")),
     "faults": ({}, {"faults": Faults("skip", retries=1)}),
-    "memory": ({}, {"memory_limit": 0.5}),
+    "memory": ({}, {"storage": Storage(memory=0.5)}),
     "logger": ({}, {"flags": {"logger": True}}),
     "the same optimizer by other code": (task(SGD), task(lambda parameters: torch.optim.SGD(parameters, lr=0.1))),
     "the strategy's optimizer by hand": ({"strategy": FedAvg()}, sgd(lr=1.0)),
@@ -245,19 +247,20 @@ def test_a_changed_setting_is_refused_unless_on_purpose(message, after, before, 
     with pytest.raises(CheckpointError) as refused:
         run(tmp_path, 2, now, ckpt_path=path)
     assert message in str(refused.value)
-    assert "set 'federation.resume_changed' to true" in str(refused.value)
+    assert "set 'federation.checkpoints.resume_changed' to true" in str(refused.value)
     with pytest.warns(UserWarning, match="Resumed with changed settings") as warned:
-        run(tmp_path, 1, now, ckpt_path=path, resume_changed=True)  # restored, with no round left to train
+        run(tmp_path, 1, now, ckpt_path=path, checkpoints=Checkpoints(resume_changed=True))  # restored, no round left to train
     assert any(message in str(warning.message) for warning in warned)
 
 
 @pytest.mark.parametrize(("message", "after", "before"), MUST, ids=[message for message, *_ in MUST])
 def test_what_must_stay_is_refused_in_any_case(message, after, before, checkpoint_of, tmp_path):
     for allowed in (False, True):
+        checkpoints = Checkpoints(resume_changed=allowed)
         with pytest.raises(CheckpointError) as refused:
-            run(tmp_path, 2, {**before, **after}, ckpt_path=checkpoint_of(before), resume_changed=allowed)
+            run(tmp_path, 2, {**before, **after}, ckpt_path=checkpoint_of(before), checkpoints=checkpoints)
         assert message in str(refused.value)
-        assert "'federation.resume_changed' does not allow changes to" in str(refused.value)
+        assert "'federation.checkpoints.resume_changed' does not allow changes to" in str(refused.value)
         assert "to true to change them" not in str(refused.value)
 
 
@@ -277,12 +280,12 @@ def test_all_changes_are_in_one_message(checkpoint_of, tmp_path):
     text = str(refused.value)
     for name in ("federation.strategy.weighting", "federation.local.max_epochs", "federation.seed", "model.lr"):
         assert text.count(f"'{name}' ") == 1
-    assert text.endswith("'federation.resume_changed' does not allow changes to 'federation.seed'.")
+    assert text.endswith("'federation.checkpoints.resume_changed' does not allow changes to 'federation.seed'.")
 
 
 def test_a_checkpoint_holds_the_settings_after_a_change(checkpoint_of, tmp_path):
     with pytest.warns(UserWarning, match="Resumed with changed settings"):
-        run(tmp_path, 2, local(max_epochs=1), ckpt_path=checkpoint_of({}), resume_changed=True)
+        run(tmp_path, 2, local(max_epochs=1), ckpt_path=checkpoint_of({}), checkpoints=Checkpoints(resume_changed=True))
     path = str(tmp_path / "last.ckpt")
     run(tmp_path, 3, local(max_epochs=1), ckpt_path=path)
     with pytest.raises(CheckpointError, match=r"'federation.local.max_epochs' 1, but this run has 2"):

@@ -15,6 +15,7 @@ from fl_lightning import (
     FederationCallback,
     FedMedian,
     ShapleyValues,
+    Storage,
 )
 from fl_lightning.functional import robust
 from fl_lightning.server.update_store import UpdateStore
@@ -78,7 +79,7 @@ def test_a_federation_on_disk_is_the_one_in_memory(tmp_path, strategy, kept):
     for limit, files in ((4.0, 0), (0.0, 9)):
         torch.manual_seed(3)
         module = Plain()
-        federate(module, 3, strategy=strategy(), memory_limit=limit, flags={"default_root_dir": tmp_path})
+        federate(module, 3, strategy=strategy(), storage=Storage(limit), flags={"default_root_dir": tmp_path})
         finals.append(weights(module))
         assert len(kept) == files
     assert same_bits(*finals)
@@ -94,7 +95,7 @@ class Fails(FederationCallback):
 
 def test_files_do_not_outlive_an_error(tmp_path, kept):
     with pytest.raises(ZeroDivisionError):
-        federate(Plain(), 2, Fails(), strategy=FedMedian(), memory_limit=0, flags={"default_root_dir": tmp_path})
+        federate(Plain(), 2, Fails(), strategy=FedMedian(), storage=Storage(memory=0), flags={"default_root_dir": tmp_path})
     assert kept
     assert not (tmp_path / "updates").exists()
 

@@ -38,7 +38,7 @@ def test_what_all_runs_share_and_what_differs_by_axis():
         for name, mu in (("FedAvg", "0.0"), ("FedProx", "0.1"))
         for split, words in (("even", "IID, 5 clients"), ("skew", "shards, 5 clients"))
     }
-    runs["FedProx|skew"][1].append("study/setting federation.memory_limit/2.0")
+    runs["FedProx|skew"][1].append("study/setting federation.storage.memory/2.0")
     first, by_name, by_split, rest = set_up_tables(table(runs, ("algorithm", "split")))
     assert cells(first) == [["rounds", "20"], ["seeds", "0, 1"]]
     assert (by_name.title, by_name.columns) == ("What differs by algorithm", ("algorithm", "proximal mu"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -398,7 +399,7 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
         "client_evaluation": ClientEvaluation(1, "val_acc"),
         "clients_per_round": 2,
     },
-    "fedrep": lambda: {"strategy": FedRep(), "personal": [HEAD], "personal_start": "mean", "clients_per_round": 3},
+    "fedrep": lambda: {"strategy": FedRep(), "personal": [replace(HEAD, start="mean")], "clients_per_round": 3},
     "fedbabu": lambda: {"strategy": FedBABU(), "personal": [HEAD], "transforms": [Quantize(8)]},
     "fedbuff": lambda: {
         "strategy": FedBuff(0.9, 0.5),
@@ -406,8 +407,7 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
         "local": {"optimizer_state": "kept", "lr_decay": 0.9},
         "momentum": 0.9,
         "asynchronous": Asynchronous(4, 2),
-        "clock": Clock("lognormal", "exponential"),
-        "availability": Availability(0.2, 0.4, 2.0, 0.2),
+        "availability": Availability(0.2, 0.4, 2.0, 0.2, clock=Clock("lognormal", "exponential")),
         "faults": Faults("skip"),
         "transforms": [TopK(0.5)],
         "personal": [HEAD],
@@ -416,7 +416,7 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
         "strategy": FedAsync(a=0.3),
         "local": {"proximal_mu": 0.1},
         "asynchronous": Asynchronous(0.8),
-        "clock": Clock(between_jobs="half_normal"),
+        "availability": Availability(clock=Clock(between_jobs="half_normal")),
         "attackers": Attackers({1: 0.5}, [1, 3]),
         "data": {"client_test": 0.3},
         "client_evaluation": ClientEvaluation(1, "val_acc", compare_alone=True),
@@ -425,7 +425,7 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
     "asynchronous median": lambda: {
         "strategy": FedMedian(),
         "asynchronous": Asynchronous(5, 3),
-        "clock": Clock("uniform", by_examples=True),
+        "availability": Availability(clock=Clock("uniform", by_examples=True)),
         "transforms": [ClientPrivacy(0.5, 0.1, "local", noise_seed=7)],
         "batchnorm": False,
     },

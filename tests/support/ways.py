@@ -32,6 +32,7 @@ from lightning.pytorch import Callback
 from plain_training import InOrder, TurnsSeed
 from torch import Tensor
 
+from fl_lightning import Storage
 from fl_lightning.clients.memory import ClientMemory
 
 ROUNDS, BEFORE = 3, 2
@@ -98,7 +99,7 @@ def fit(name: str, folder: Path, engine: str | None = None, **how: Any) -> Run:
     if workers:
         federation.workers = workers
     if how and name in BY_FILES:
-        federation.memory_limit = 0.0
+        federation.storage = Storage(memory=0.0)
     how |= {"logger": Lines(recorder), "enable_checkpointing": True, "default_root_dir": folder}
     halfway = Halfway(folder)
     run = trainer(rounds, federation, recorder, every_round(folder), halfway, **how)

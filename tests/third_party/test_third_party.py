@@ -12,7 +12,7 @@ from launching import launch
 from third_party_modules import CASES, Case, scene_byol, scenes
 from third_party_runs import ROUNDS, adafed, divided, plain_and_federated
 
-from fl_lightning import FederatedOrchestrator, FederationCallback, LocalTraining
+from fl_lightning import Checkpoints, FederatedOrchestrator, FederationCallback, LocalTraining
 from fl_lightning.functional.model_state import ModelState
 
 INSTALLED = [name for name, case in CASES.items() if case.is_installed]
@@ -53,7 +53,7 @@ def test_fedavg_averages_the_clients_weighted_by_examples(case):
     torch.manual_seed(1)
     module, collect = case.make(), Collect()
     before = weights(module)
-    federation = FederatedOrchestrator(local=LocalTraining(threads=1), trusted_classes=list(case.trusted))
+    federation = FederatedOrchestrator(local=LocalTraining(threads=1), checkpoints=Checkpoints(list(case.trusted)))
     trainer(1, federation, collect, num_sanity_val_steps=0).fit(module, divided(case))
     sizes = [update.num_examples for update in collect.updates]
     assert len(set(sizes)) == 2

@@ -15,7 +15,7 @@ from plain_training import TurnsSeed
 from third_party_modules import CASES, Case, Loaders
 from torch import Tensor
 
-from fl_lightning import AdaFed, FederatedDataModule, FederatedOrchestrator, LocalTraining
+from fl_lightning import AdaFed, Checkpoints, FederatedDataModule, FederatedOrchestrator, LocalTraining
 
 ROUNDS = 3
 
@@ -34,7 +34,7 @@ def adafed(case: Case, folder: Path, ranks: int = 1, resume: Path | None = None)
     federation = FederatedOrchestrator(
         AdaFed(case.metric, mode=case.mode, examples=True),
         LocalTraining(max_epochs=2, threads=1),
-        trusted_classes=list(case.trusted),
+        checkpoints=Checkpoints(list(case.trusted)),
     )
     every = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
     flags = {"devices": ranks, "strategy": "ddp"} if ranks > 1 else {}
@@ -54,7 +54,7 @@ def plain_and_federated(case: Case, rounds: int = 2, epochs: int = 2) -> list[di
     plain, federated = modules
     trainer(rounds * epochs, TurnsSeed(epochs), **flags).fit(plain, Loaders(case, shuffle=False))
     local = LocalTraining(max_epochs=epochs, precision=precision, optimizer_state="kept")
-    federation = FederatedOrchestrator(local=local, trusted_classes=list(case.trusted))
+    federation = FederatedOrchestrator(local=local, checkpoints=Checkpoints(list(case.trusted)))
     data = Loaders(case, shuffle=False)
     trainer(rounds, federation, **flags).fit(federated, FederatedDataModule(data, Consecutive([len(data.train)])))
     return [weights(plain), weights(federated)]

@@ -34,7 +34,7 @@ def _buffered(s: Settings) -> Settings:
     return {
         "strategy": fl.FedBuff(lr=s["server_lr"], weighting="uniform"),
         "asynchronous": fl.Asynchronous(concurrency=s["concurrency"], buffer=s["buffer"]),
-        "clock": fl.Clock(between_clients="lognormal"),
+        "availability": fl.Availability(clock=fl.Clock(between_clients="lognormal")),
     }
 
 

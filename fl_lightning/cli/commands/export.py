@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--ckpt_path", required=True, metavar="PATH", help="a checkpoint of the federation, such as best.ckpt")
     parser.add_argument("--output", metavar="PATH", help="the file to write (default: <checkpoint>_<client>.ckpt beside it)")
     parser.add_argument("--site", metavar="FOLDER", help="at the site NAME of a real federation: its folder (site_NAME)")
-    parser.add_argument("--trusted_classes", nargs="*", default=[], help="as federation.trusted_classes")
+    parser.add_argument("--trusted_classes", nargs="*", default=[], help="as federation.checkpoints.trusted_classes")
     given = parser.parse_args(arguments)
     source = Path(given.ckpt_path)
     target = Path(given.output) if given.output else source.with_name(f"{source.stem}_{given.client}.ckpt")

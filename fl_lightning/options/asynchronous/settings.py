@@ -18,7 +18,7 @@ _WHAT = "'federation.asynchronous'"
 @checks_types
 @dataclass(frozen=True)
 class Asynchronous(OptionSettings):
-    """Aggregate whenever a number of updates has arrived: from sites, or on the simulated clock of ``federation.clock``.
+    """Aggregate whenever a number of updates has arrived: from sites, or on the clock of ``federation.availability``.
 
     ``concurrency`` clients train at the same time, each from the newest model at its start. When one ends, its update goes to
     the server's buffer, and another client starts. Each time the buffer is full, its updates become a new model: that is one

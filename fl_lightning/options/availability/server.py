@@ -1,13 +1,13 @@
-"""Leave out absent clients, lose some of a cohort, and let slow clients do less, or take longer."""
+"""Leave out absent clients, lose some of a cohort, and let slow clients do less, or take longer, and follow simulated time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fl_lightning.core.hooks import ServerContext, ServerHooks
+from fl_lightning.core.hooks import USUAL_TICKS, ServerContext, ServerHooks
 from fl_lightning.messages import ClientTask
 from fl_lightning.server.checks.compatibility import require_steps
 from fl_lightning.server.federation import Federation
@@ -15,7 +15,7 @@ from fl_lightning.server.round_result import RoundResult
 from fl_lightning.server.sampling import RoundPlan
 
 if TYPE_CHECKING:
-    from fl_lightning.options.availability.settings import Availability
+    from fl_lightning.options.availability.settings import Availability, Clock
 
 
 class AvailabilityAtServer(ServerHooks):
@@ -72,3 +72,46 @@ class AvailabilityAtServer(ServerHooks):
     def after_round(self, federation: Federation, round_idx: int, result: RoundResult) -> dict[str, float]:
         """Return the number of clients that dropped out."""
         return {"failures": float(len(result.lost))} if self._settings.drop_out else {}
+
+
+class ClockAtServer(ServerHooks):
+    """Say how long clients train, and follow the time of rounds that wait for the slowest client.
+
+    Args:
+        clock: the settings.
+        context: the fit.
+    """
+
+    def __init__(self, clock: Clock, context: ServerContext) -> None:
+        self._clock, self._seed, self._sizes = clock, context.seed, context.data.indices.sizes.tolist()
+        self._epochs, self._follows = context.settings.local.max_epochs, context.synchronous
+        self._tick = self._longest = 0
+
+    def begin_round(self, round_idx: int) -> None:
+        """Start the time with the first round."""
+        self._tick, self._longest = self._tick if round_idx else 0, 0
+
+    def task(self, task: ClientTask) -> ClientTask:
+        """Note how long the task takes."""
+        if self._follows:
+            share = 1.0 if task.epochs is None else task.epochs / self._epochs
+            taken = self._clock.duration(task.client, task.round_idx, self._sizes, self._seed, share)
+            self._longest = max(self._longest, taken)
+        return task
+
+    def duration(self, client: int, round_idx: int, ticks: float) -> float:
+        """Return the duration of a client's training."""
+        return self._clock.duration(client, round_idx, self._sizes, self._seed, ticks / USUAL_TICKS)
+
+    def after_round(self, federation: Federation, round_idx: int, result: RoundResult) -> dict[str, float]:
+        """Return the time at the end of the round, which ends when the last of its clients has delivered."""
+        self._tick += self._longest
+        return {"ticks": float(self._tick)} if self._follows else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the time."""
+        return {"tick": self._tick}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the time."""
+        self._tick = state["tick"]

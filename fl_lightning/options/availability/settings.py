@@ -1,21 +1,86 @@
-"""Simulated availability: clients that are absent, fail to deliver in time, or are slow."""
+"""Simulated clients that are absent, fail to deliver in time, or are slow, and how long each training takes, in ticks."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
+from typing import Literal, get_args
 
 import torch
 
 from fl_lightning.core.capabilities import Capability, Removal
-from fl_lightning.core.hooks import ServerContext, ServerHooks
+from fl_lightning.core.hooks import USUAL_TICKS, ServerContext, ServerHooks
 from fl_lightning.core.option import OptionSettings
 from fl_lightning.errors import require
 from fl_lightning.functional.seeding import generator
 from fl_lightning.utilities.argument_types import checks_types
 
 _NAME = "federation.availability."
+Distribution = Literal["constant", "uniform", "exponential", "half_normal", "lognormal"]
+_DISTRIBUTIONS = get_args(Distribution)
+
+
+@checks_types
+@dataclass(frozen=True)
+class Clock(OptionSettings):
+    """Simulate how long clients train. It changes no result of synchronous rounds, and orders the events of asynchronous ones.
+
+    Client k's training from the model of round t takes ``ticks * a_k * b_kt`` ticks, rounded, and at least one. The factors are
+    drawn from distributions of mean 1: ``constant`` is always 1; ``uniform`` lies between 0.5 and 1.5; ``exponential`` is
+    Exp(1); ``half_normal`` is ``|x| * sqrt(pi / 2)`` and ``lognormal`` is ``exp(x - 1/2)`` with x from N(0, 1). All draws
+    depend only on the federation's seed, the client and the round.
+
+    Args:
+        between_clients: the distribution of a_k, which is drawn once for each client.
+        between_jobs: the distribution of b_kt, which is drawn anew each time. FedBuff's authors simulate with ``half_normal``.
+        ticks: the mean duration in ticks, a whole number >= 1.
+        by_examples: whether a duration is also proportional to the client's number of examples; the mean client has factor 1.
+
+    Raises:
+        ConfigurationError: for a value outside its range.
+    """
+
+    between_clients: Distribution = "constant"
+    between_jobs: Distribution = "constant"
+    ticks: int = USUAL_TICKS
+    by_examples: bool = False
+
+    setting = "availability.clock"
+    simulated_only = True
+
+    def __post_init__(self) -> None:
+        for name in ("between_clients", "between_jobs"):
+            known = getattr(self, name)
+            require(known in _DISTRIBUTIONS, f"{_NAME}clock.{name}", f"one of {', '.join(_DISTRIBUTIONS)}", known)
+        whole = isinstance(self.ticks, int) and self.ticks >= 1
+        require(whole, _NAME + "clock.ticks", "a whole number of 1 or above", self.ticks)
+
+    def removes(self) -> Iterator[Removal]:
+        """Return what the clock does not simulate."""
+        yield Removal(Capability.WAITING_CLIENTS, f"{self.title} does not simulate that", f"remove {self.title}")
+
+    def at_server(self, context: ServerContext) -> ServerHooks:
+        """Return the hooks at the server."""
+        from fl_lightning.options.availability.server import ClockAtServer
+
+        return ClockAtServer(self, context)
+
+    def duration(self, client: int, round_idx: int, sizes: Sequence[int], seed: int, factor: float = 1.0) -> int:
+        """Return the duration of a client's training in ticks, >= 1.
+
+        Args:
+            client: the client.
+            round_idx: the round from whose model it starts.
+            sizes: the numbers of examples of all clients.
+            seed: the seed of the federation.
+            factor: a further factor, such as the slowness of a slow client.
+        """
+        speed = _draw(self.between_clients, seed, client, "clock of the client")
+        work = _draw(self.between_jobs, seed, client, round_idx, "clock of the job")
+        share = sizes[client] * len(sizes) / sum(sizes) if self.by_examples else 1.0
+        return max(1, round(self.ticks * speed * work * share * factor))
 
 
 @checks_types
@@ -31,6 +96,7 @@ class Availability(OptionSettings):
         leave: probability in [0, 1] that a client that is present is absent in the next round; in round 0 all are present.
         come_back: probability in (0, 1] that an absent client is present in the next round. In the long run, the share
             come_back / (leave + come_back) of all clients is present; cohorts are drawn from the present clients.
+        clock: the simulated durations of clients' training, logged as ``federation/ticks``; None for no clock.
 
     Raises:
         ConfigurationError: for a value outside its range.
@@ -41,6 +107,7 @@ class Availability(OptionSettings):
     slowness: float = 2.0
     leave: float = 0.0
     come_back: float = 0.5
+    clock: Clock | None = None
 
     setting = "availability"
     simulated_only = True
@@ -54,8 +121,8 @@ class Availability(OptionSettings):
 
     @property
     def active(self) -> bool:
-        """Return whether anything is set."""
-        return self != Availability()
+        """Return whether anything but the clock is set, which is an option of its own."""
+        return replace(self, clock=None) != Availability()
 
     @property
     def loses_clients(self) -> bool:
@@ -109,3 +176,16 @@ class Availability(OptionSettings):
             return frozenset()
         draw = torch.rand(len(cohort), generator=generator(seed, round_idx, "drop out"))
         return frozenset(client for client, x in zip(cohort, draw.tolist(), strict=True) if x < self.drop_out)
+
+
+def _draw(distribution: Distribution, *key: int | str) -> float:
+    """Return a number > 0 from a distribution of mean 1."""
+    if distribution == "constant":
+        return 1.0
+    draw = generator(*key)
+    if distribution == "uniform":
+        return 0.5 + float(torch.rand((), generator=draw, dtype=torch.float64))
+    if distribution == "exponential":
+        return -math.log1p(-float(torch.rand((), generator=draw, dtype=torch.float64)))
+    normal = float(torch.randn((), generator=draw, dtype=torch.float64))
+    return abs(normal) * math.sqrt(math.pi / 2) if distribution == "half_normal" else math.exp(normal - 0.5)

@@ -24,21 +24,15 @@ class PersonalPartsAtServer(ServerHooks):
     Args:
         personal: the settings of the parts.
         context: the fit.
-
-    Raises:
-        ConfigurationError: if the mean of the parts is wanted, but there are none.
     """
 
     def __init__(self, personal: PersonalParts, context: ServerContext) -> None:
         self._personal, self._context = personal, context
-        if not personal.parts:
-            raise ConfigurationError(
-                "'federation.personal_start' is 'mean', but 'federation.personal' is empty, so there are no parts to average. "
-                "Name them there, or set 'federation.personal_start' to first."
-            )
+        self._averaged: tuple[str, ...] = ()
 
     def held(self, module: nn.Module) -> tuple[str, ...]:
         """Return the names of the personal parameters and buffers."""
+        self._averaged = personal_names(module, self._personal.mean)
         return personal_names(module, self._personal.parts)
 
     def open(self, federation: Federation) -> None:
@@ -65,29 +59,30 @@ class PersonalPartsAtServer(ServerHooks):
 
     def after_round(self, federation: Federation, round_idx: int, result: RoundResult) -> dict[str, float]:
         """Let new clients begin with the mean of the others' parts, if they should."""
-        if self._personal.mean:
+        if self._averaged:
             self._set_mean(federation.server)
         return {}
 
     def _set_mean(self, server: ModelState) -> None:
-        """Set the server's held tensors, with which new clients begin, to the mean over the clients that have trained.
+        """Set the server's tensors with which new clients begin to the mean over the clients that have trained.
 
         The mean is weighted by examples; of counters it is the maximum. Every rank holds the same state, and adds in client
         order.
         """
         own, total = server.held_tensors(), 0.0
-        sums = {name: torch.zeros_like(to_float64(tensor)) for name, tensor in own.items()}
+        sums = {name: torch.zeros_like(to_float64(own[name])) for name in self._averaged}
         for client, size in enumerate(self._context.data.indices.sizes.tolist()):
             part = self._context.held(client)
             total += size if part else 0.0
-            for name, tensor in part.items():
+            for name in self._averaged if part else ():
+                tensor = part[name]
                 mine = to_float64(tensor.to(own[name].device))
                 if tensor.is_floating_point():
                     sums[name].add_(mine, alpha=size)
                 else:
                     torch.maximum(sums[name], mine, out=sums[name])
         if total:
-            server.set_held({name: t / total if own[name].is_floating_point() else t for name, t in sums.items()})
+            server.set_held(own | {name: t / total if own[name].is_floating_point() else t for name, t in sums.items()})
 
 
 def _corrects(strategy: Strategy) -> bool:

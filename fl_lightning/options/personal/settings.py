@@ -31,6 +31,8 @@ class PersonalPart:
         names: a pattern of the names of parameters and buffers, in which ``*`` stands for any text. It matches the whole name
             or its end after a dot: ``head.*`` matches ``head.bias`` and ``network.head.bias``. The name of a submodule selects
             all of it.
+        start: the part of a client that has not trained yet: that of the ``first`` model, or the ``mean`` of the clients'
+            parts, weighted by examples, which only a simulation can form.
 
     Raises:
         ConfigurationError: unless exactly one of them is given, or if the class does not exist.
@@ -38,6 +40,7 @@ class PersonalPart:
 
     modules: str | type[nn.Module] | None = None
     names: str | None = None
+    start: Literal["first", "mean"] = "first"
     on_resume = ResumeRule(stays="*")
 
     def __post_init__(self) -> None:
@@ -69,31 +72,29 @@ class PersonalParts(OptionSettings):
 
     Args:
         parts: the parts.
-        start: the personal part of a client that has not trained yet: that of the first model, or the mean of the others'.
     """
 
     parts: tuple[PersonalPart, ...] = ()
-    start: Literal["first", "mean"] = "first"
 
     setting = "personal"
     on_resume = ResumeRule(stays="*")
 
     @property
     def active(self) -> bool:
-        """Return whether there are personal parts, or should be."""
-        return bool(self.parts) or self.mean
+        """Return whether there are personal parts."""
+        return bool(self.parts)
 
     @property
-    def mean(self) -> bool:
-        """Return whether new clients begin with the mean of the others' parts."""
-        return self.start != "first"
+    def mean(self) -> list[PersonalPart]:
+        """Return the parts of which new clients begin with the others' mean."""
+        return [part for part in self.parts if part.start == "mean"]
 
     def needs(self) -> Iterator[Need]:
         """Return what personal parts need: no complete models of the clients' own beside them, and what their mean needs."""
         yield Need(Capability.GLOBAL_STARTS, f"'{_NAME}' lets each client keep parts of its own", f"Remove '{_NAME}'")
         yield Need(Capability.SERVED_MODELS, f"'{_NAME}' lets each client keep parts of its own", f"Remove '{_NAME}'")
         if self.mean:
-            mean, remedy = f"'{_NAME}_start' is 'mean', which", f"Set '{_NAME}_start' to first"
+            mean, remedy = f"'start' in '{_NAME}' is 'mean', which", f"Set 'start' in '{_NAME}' to first"
             yield Need(Capability.NEAR_STATE, f"{mean} averages the personal parts at the server", remedy)
             passes = f"{mean} passes the mean of the clients' personal parts to the server and to new clients"
             yield Need(Capability.OPEN_HOLDINGS, passes, remedy)
@@ -103,12 +104,12 @@ class PersonalParts(OptionSettings):
         """Return what personal parts take away: the server lacks them."""
         yield Removal(Capability.COMPLETE_MODEL, f"with '{_NAME}' the server's model is incomplete", f"remove '{_NAME}'")
         if self.mean:
-            why = f"'{_NAME}_start' is 'mean', which lets new clients begin with other parts in each round"
-            yield Removal(Capability.FIRST_STARTS, why, f"set '{_NAME}_start' to first")
+            why = f"'start' in '{_NAME}' is 'mean', which lets new clients begin with other parts in each round"
+            yield Removal(Capability.FIRST_STARTS, why, f"set 'start' in '{_NAME}' to first")
 
     def provides(self) -> tuple[Capability, ...]:
-        """Return that clients hold parts, if any are named."""
-        return (Capability.HELD_PARTS,) if self.parts else ()
+        """Return that clients hold parts."""
+        return (Capability.HELD_PARTS,)
 
     def at_server(self, context: ServerContext) -> ServerHooks:
         """Return the hooks at the server."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fl_lightning.compat.lightning import checkpoint_of
 from fl_lightning.errors import CheckpointError, ConfigurationError
-from fl_lightning.utilities.checkpoint_file import can_run_code, read_checkpoint, refusal, trusting, untrusted
+from fl_lightning.utilities.checkpoint_file import TRUSTED, can_run_code, read_checkpoint, refusal, trusting, untrusted
 
 _REFUSED_CLASS = re.compile(r"but got <class '([\w.]+)'>")
 
@@ -50,7 +50,7 @@ def try_checkpoint(trainer: Trainer, trusted: Sequence[str]) -> None:
     if missing:
         raise ConfigurationError(
             f"A trial before the first round found that checkpoints of {owner} contain objects of classes that are not "
-            "trusted, so a resumed run could not load them. Set 'federation.trusted_classes' to "
+            f"trusted, so a resumed run could not load them. Set '{TRUSTED}' to "
             f"[{', '.join([*trusted, *missing])}], or remove the objects; for hyperparameters use "
             "self.save_hyperparameters(ignore=[...])."
         )
