@@ -134,7 +134,7 @@ class EvalOrder:
         version: of the global model.
         client: the client's id, from 0.
         part: the part of the client's examples.
-        metric: the role of the metric, which both sides know from their settings; see :class:`ClientEvaluators`.
+        metric: the role of the metric, which both sides know from their settings; see :class:`Client`.
         model: the model to evaluate; None for the global one.
         own: whether to evaluate the client's own last model instead, if it has one.
         tasks: the trainings that the client first does alone, one after another, starting from the model.

@@ -25,10 +25,42 @@ from fl_lightning.metrics.update import update_metric
 
 SETTING = "metrics"
 """The setting that names the metrics, for messages."""
+NO_OWN = "this client has no model of its own yet"
+"""The reason why there is no figure of a client's own model."""
 MOST_POINTS = 10_000
 """The most numbers of a curve."""
 _MOST_UNDEFINED = 0.05
 """The largest share of resamples without a value with which there still is an interval."""
+
+
+class StoredPredictions(Metric):
+    """Keep predictions and targets on the CPU, in place of a metric."""
+
+    full_state_update = False
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._kept: list[tuple[Tensor, Tensor]] = []
+
+    def reset(self) -> None:
+        """Forget what was kept."""
+        super().reset()
+        self._kept = []
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Keep a batch."""
+        wide = preds.float() if preds.dtype in (torch.float16, torch.bfloat16) else preds
+        self._kept.append((wide.detach().cpu().clone(), target.detach().cpu().clone()))
+
+    def compute(self) -> Tensor:
+        """Return 0: the predictions are what counts."""
+        return torch.zeros(())
+
+    def take(self) -> tuple[Tensor, Tensor]:
+        """Return all predictions and targets, and forget them."""
+        predictions, targets = zip(*self._kept, strict=True)
+        self.reset()
+        return torch.cat(predictions), torch.cat(targets)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from fl_lightning.clients.client import Client
 from fl_lightning.clients.memory import MODEL, transform_owner
 from fl_lightning.clients.pool import Chain, PassesOn, RunningChains, Take, Tasks
-from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.scheduling import balanced_shares
@@ -20,11 +20,11 @@ from fl_lightning.utilities.collectives import Collectives
 
 
 class LocalPool:
-    """Divide the clients' work among the ranks, each with its own runtime; see :class:`ClientPool`.
+    """Divide the clients' work among the ranks, each with a client object of its own; see :class:`ClientPool`.
 
     Args:
         comm: the ranks.
-        runtime: the runtime of this rank, which can train any client.
+        client: trains any client on this rank.
         data: the examples of all clients.
         transforms: the clients' transforms, for their metrics.
         max_epochs: the number of local epochs of a turn, for balancing; 1 if unlimited.
@@ -36,20 +36,20 @@ class LocalPool:
         self,
         *,
         comm: Collectives,
-        runtime: ClientRuntime,
+        client: Client,
         data: FederatedDataModule,
         transforms: Sequence[Transform] = (),
         max_epochs: int = 1,
     ) -> None:
-        self.comm, self.runtime, self._data = comm, runtime, data
+        self.comm, self.client, self._data = comm, client, data
         self._transforms, self._max_epochs = transforms, max_epochs
         self._published: ServerModel | None = None
-        runtime.memory.join(comm)
+        client.memory.join(comm)
 
     @property
     def engine(self) -> str:
         """Return the engine that trains the clients."""
-        return self.runtime.trainer.engine.name
+        return self.client.engine.name
 
     def clients(self) -> tuple[ClientInfo, ...]:
         """Return the name and size of each client, and its label counts if the labels are known."""
@@ -63,10 +63,10 @@ class LocalPool:
 
     def publish(self, model: ServerModel) -> None:
         """See :meth:`ClientPool.publish`."""
-        self.runtime.publish(model)
+        self.client.publish(model)
         self._published = model
-        state = self.runtime.resident.view()
-        for owner, length in self.runtime.memory.lengths():
+        state = self.client.resident.view()
+        for owner, length in self.client.memory.lengths():
             if length != (state.size if owner == MODEL else state.num_parameters):
                 raise ConfigurationError(
                     f"The trained parameters changed in round {model.round_idx}, but clients keep control variates, error "
@@ -79,7 +79,7 @@ class LocalPool:
         """See :meth:`ClientPool.train`: chain after chain, or the next clients of all chains side by side."""
         mine, waiting, failure = self._mine(chains, scored), list[Chain](), None
         queue = deque(tasks[0] for tasks in mine)
-        running = RunningChains(mine, queue.append if self.runtime.side_by_side else queue.appendleft, passes_on)
+        running = RunningChains(mine, queue.append if self.client.side_by_side else queue.appendleft, passes_on)
 
         def end(chain: Chain) -> None:
             if self._delivered(chain):
@@ -88,12 +88,12 @@ class LocalPool:
                 waiting.append(chain)
 
         try:
-            for _ in map(end, filter(None, map(running.add, self.runtime.train(queue)))):
+            for _ in map(end, filter(None, map(running.add, self.client.train(queue)))):
                 pass  # and 'map' keeps no model while the next client trains
         except Exception as error:
             failure = error
         if any(tasks[-1].delivers for tasks in chains):  # also after an error: ranks may exchange data
-            self.runtime.drained(self.comm, len(waiting))
+            self.client.drained(self.comm, len(waiting))
         if failure is not None:
             raise failure
         for chain in waiting:
@@ -104,7 +104,7 @@ class LocalPool:
         """Replace the last update of a chain by what the server receives; return False if it waits for other chains."""
         if chain.trained is None or not chain.tasks[-1].delivers:
             return True
-        sent = self.runtime.deliver(chain.trained, chain.updates[-1])
+        sent = self.client.deliver(chain.trained, chain.updates[-1])
         if isinstance(sent, ClientFailure):
             chain.lose(sent.cause)
         elif sent is not None:
@@ -130,7 +130,7 @@ class LocalPool:
 
     def ask(self, notes: Sequence[Note]) -> dict[int, Note]:
         """See :meth:`ClientPool.ask`. Every rank asks all clients, whose answers do not depend on the rank."""
-        return {note.client: self.runtime.answer(note) for note in notes}
+        return {note.client: self.client.answer(note) for note in notes}
 
     def tell(self, notes: Sequence[Note]) -> None:
         """See :meth:`ClientPool.tell`."""
@@ -146,30 +146,30 @@ class LocalPool:
 
     def evaluate(self, orders: Sequence[EvalOrder]) -> list[EvalReport]:
         """See :meth:`ClientPool.evaluate`."""
-        return self.comm.spread(len(orders), lambda number: self.runtime.evaluate(orders[number]))
+        return self.comm.spread(len(orders), lambda number: self.client.evaluate(orders[number]))
 
     # ---------------------------------------------------------------- what clients keep
 
     def own_models(self) -> list[Snapshot | None]:
         """See :meth:`ClientPool.own_models`."""
-        return [self.runtime.memory.last_model(client) for client in range(self._data.num_clients)]
+        return [self.client.memory.last_model(client) for client in range(self._data.num_clients)]
 
     def counts(self) -> dict[str, dict[int, int]]:
         """See :meth:`ClientPool.counts`."""
-        return self.runtime.counts()
+        return self.client.counts()
 
     def figures(self, round_idx: int, drawn: int) -> dict[str, float]:
         """See :meth:`ClientPool.figures`."""
         figures: dict[str, float] = {}
         for number, transform in enumerate(self._transforms):
-            kept = self.runtime.memory.drawers(self._data.num_clients, transform_owner(number))
+            kept = self.client.memory.drawers(self._data.num_clients, transform_owner(number))
             figures |= transform.figures(round_idx + 1, drawn, kept)
         return figures
 
     def settle(self, round_idx: int, accepted: Collection[int], saved_round: int) -> dict[str, float]:
         """Settle, and share all clients' state between ranks: any rank may train them next, and rank 0 saves it."""
-        memory, comm = self.runtime.memory, self.comm
-        self.runtime.settle(accepted)
+        memory, comm = self.client.memory, self.comm
+        memory.end_round(accepted)
         waited = comm.gather(comm.waited)
         comm.waited = 0.0
         memory.settle(comm)
@@ -177,10 +177,10 @@ class LocalPool:
 
     def state_dict(self) -> dict[Any, Any]:
         """Return the state of all clients."""
-        return self.runtime.memory.state_dict()
+        return self.client.memory.state_dict()
 
     def close(self) -> None:
         """Release the clients' data, at once on a GPU, where a training set may fill half of the memory."""
-        self.runtime.close()
-        if self.runtime.resident.module.device.type == "cuda":
+        self.client.close()
+        if self.client.resident.module.device.type == "cuda":
             gc.collect()  # Lightning's Trainers and datamodules refer to each other

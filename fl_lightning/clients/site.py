@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from fl_lightning.clients.runtime import ClientRuntime
+from fl_lightning.clients.client import Client
 from fl_lightning.errors import WireError
 from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, OwnModel, OwnModelOrder, RoundCommit, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
@@ -22,11 +22,11 @@ class Site:
     restores the state that it had before the first of them.
 
     Args:
-        runtime: the runtime of the client.
+        client: the client.
     """
 
-    def __init__(self, runtime: ClientRuntime) -> None:
-        self._runtime = runtime
+    def __init__(self, client: Client) -> None:
+        self._client = client
         self._session = ""
         self._before: dict[int, dict[Any, Any]] = {}  # the client's state before each round since the last checkpoint
         self._next_round = 0
@@ -53,12 +53,12 @@ class Site:
         if isinstance(message, EvalOrder):
             return self._evaluate(message)
         if isinstance(message, OwnModelOrder):
-            return self._with_memory_of_the_checkpoint(lambda: self._runtime.own_model(message.client))
+            return self._with_memory_of_the_checkpoint(lambda: self._client.own_model(message.client))
         if isinstance(message, RoundCommit):
             self._settle(message)
             return None
         if isinstance(message, Note):
-            return self._runtime.answer(message)
+            return self._client.answer(message)
         raise WireError(f"A server does not send a {type(message).__name__}.")
 
     def state_dict(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class Site:
             "unsettled": self._unsettled,
             "forgotten": self._forgotten,
             "before": {str(k): _with_text(kept) for k, kept in self._before.items()},
-            "memory": _with_text(self._runtime.memory.state_dict()),
+            "memory": _with_text(self._client.memory.state_dict()),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -77,23 +77,23 @@ class Site:
         self._session, self._next_round = state["session"], state["next_round"]
         self._unsettled, self._forgotten = state["unsettled"], state["forgotten"]
         self._before = {int(k): _with_numbers(kept) for k, kept in state["before"].items()}
-        self._runtime.memory.load_state_dict(_with_numbers(state["memory"]))
+        self._client.memory.load_state_dict(_with_numbers(state["memory"]))
 
     def _settle(self, settlement: RoundCommit) -> None:
         """Restore the client's state if the server did not use its update, also after a restart of this process."""
-        self._runtime.settle(settlement.accepted)
+        self._client.memory.end_round(settlement.accepted)
         trained = self._unsettled
         if trained is not None and trained[0] == settlement.round_idx:
             if trained[1] not in settlement.accepted:
-                self._runtime.memory.load_state_dict(self._before[trained[0]])
+                self._client.memory.load_state_dict(self._before[trained[0]])
             self._unsettled = None
         self._forget(settlement.saved_round)
 
     def _evaluate(self, order: EvalOrder) -> EvalReport:
         """Evaluate a model; a question about the client's own is about what it kept after the round of the checkpoint."""
         if order.question is None or not order.own:
-            return self._runtime.evaluate(order)
-        return self._with_memory_of_the_checkpoint(lambda: self._runtime.evaluate(order))
+            return self._client.evaluate(order)
+        return self._with_memory_of_the_checkpoint(lambda: self._client.evaluate(order))
 
     def _with_memory_of_the_checkpoint(self, do: Callable[[], T]) -> T:
         """Return what a function returns while the client has what it kept after the round of the published model.
@@ -101,8 +101,8 @@ class Site:
         Raises:
             WireError: if the client no longer has that.
         """
-        memory = self._runtime.memory
-        now, round_idx = memory.state_dict(), self._runtime.resident.server.round_idx
+        memory = self._client.memory
+        now, round_idx = memory.state_dict(), self._client.resident.server.round_idx
         kept = kept_after(self.state_dict(), round_idx)
         if kept is None:
             raise WireError(no_longer_kept(round_idx))
@@ -120,11 +120,11 @@ class Site:
         if model.session and model.session != self._session:  # a model to evaluate belongs to no session
             self._resume(model.round_idx)
             self._session = model.session
-        self._runtime.publish(model)
+        self._client.publish(model)
 
     def _resume(self, round_idx: int) -> None:
         """Restore the state that the client had before a round."""
-        memory = self._runtime.memory
+        memory = self._client.memory
         repeated = [k for k in self._before if k >= round_idx]
         if round_idx == 0:
             memory.forget()
@@ -150,13 +150,13 @@ class Site:
     def _train(self, task: ClientTask) -> ClientUpdate | ClientFailure:
         round_idx = task.round_idx
         if round_idx not in self._before:
-            self._before[round_idx] = self._runtime.memory.state_dict()
+            self._before[round_idx] = self._client.memory.state_dict()
             self._next_round = round_idx + 1
         self._unsettled = round_idx, task.client
-        (result,) = self._runtime.train(deque([task]))
+        (result,) = self._client.train(deque([task]))
         if isinstance(result, ClientFailure) or not task.delivers:
             return result
-        sent = self._runtime.deliver(task, result)
+        sent = self._client.deliver(task, result)
         assert sent is not None  # options that let updates wait are simulated only
         return sent
 

@@ -18,7 +18,7 @@ from fl_lightning.types import ClientUpdate
 
 if TYPE_CHECKING:
     from fl_lightning.clients.client_data import ClientData
-    from fl_lightning.clients.update_editor import UpdateEditor
+    from fl_lightning.clients.judging import UpdateEditor
     from fl_lightning.data.federated import FederatedDataModule
     from fl_lightning.data.poisson_loader import PoissonBatches
     from fl_lightning.functional.exact_moments import Moments

@@ -119,7 +119,7 @@ def evaluate(
         questions = {name: Question(values, asked.resamples, asked.level) for name, values in asked.metrics.items()}
         if pool.simulated:
             local: Any = pool
-            local.runtime.questions = Questions(asked.build, asked.least)
+            local.client.questions = Questions(asked.build, asked.least)
         return Asking(pool, publish, names, asked.part, questions, metrics).cells(models)
 
 

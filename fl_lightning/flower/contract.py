@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 
-from fl_lightning.clients.assembly import ClientAssembly
+from fl_lightning.clients.client import Client
 from fl_lightning.clients.isolation.client_copy import client_copy
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.place import Place
-from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.core.hooks import SitePlace
 from fl_lightning.core.option import options_in
 from fl_lightning.data.batch_norm import check_batch_norm
@@ -63,12 +62,12 @@ class Built:
 
     Attributes:
         module: the module that the site trains.
-        runtime: the runtime that carries out orders.
+        client: carries out orders.
         settings: the settings.
     """
 
     module: LightningModule
-    runtime: ClientRuntime
+    client: Client
     settings: FederationSettings
 
 
@@ -132,7 +131,7 @@ def build(
         site=site,
         compresses=True,
     )
-    assembly = ClientAssembly(
+    client = Client(
         module=client_copy(module).to(device),
         data=data,
         settings=owner,
@@ -141,12 +140,12 @@ def build(
         memory=ClientMemory(),
         secret=OneTimeKey(),  # the site's own: the server cannot know its noise, nor have it drawn again
         drop_single=check_batch_norm(module, data.whole),
+        undoable=True,
         tell=tell,
     )
     emptied(module.parameters())  # from now on it is compared with what the server sends, by shapes alone
-    runtime = assembly.runtime(undoable=True)
-    runtime.questions = questions_at_site(policy)
-    return Built(module, runtime, owner)
+    client.questions = questions_at_site(policy)
+    return Built(module, client, owner)
 
 
 def _module(recipe: Recipe, model: Mapping[str, Any], limits: SiteLimits) -> LightningModule:

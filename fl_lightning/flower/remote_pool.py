@@ -8,9 +8,9 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from fl_lightning.clients.failures import UpdateCheck
+from fl_lightning.clients.answering import NO_OWN
+from fl_lightning.clients.judging import UpdateEditor
 from fl_lightning.clients.pool import Chain, PassesOn, RunningChains, Take, Tasks
-from fl_lightning.clients.runtime import NO_OWN
 from fl_lightning.errors import ClientError, FederationError
 from fl_lightning.flower.exchange import Exchange, SiteError
 from fl_lightning.flower.replies import Needs, TensorCheck, evaluations_in, note_in, own_model_in, update_in
@@ -61,7 +61,7 @@ class RemotePool:
         self._view, self._engine, self._prepares, self._needs = view, engine, prepares, needs
         self._model: ServerModel | None = None
         self._between_rounds = False
-        self._checks: dict[int, tuple[TensorCheck, UpdateCheck]] = {}  # by the version of the model
+        self._checks: dict[int, tuple[TensorCheck, UpdateEditor]] = {}  # by the version of the model
         self._results: Iterator[ClientUpdate | ClientFailure] | None = None  # until no request is under way
         self._absent: Mapping[int, str] = {}
         self._silent: dict[int, str] = {}  # the sites that did not answer an option's message in this round, with causes
@@ -191,7 +191,7 @@ class RemotePool:
             return False
         if model.version not in self._checks:
             view = self._view()
-            self._checks[model.version] = TensorCheck(view, model, self._needs), UpdateCheck(view, model)
+            self._checks[model.version] = TensorCheck(view, model, self._needs), UpdateEditor(view, model)
         self._tasks[client] = task, 1
         return True
 

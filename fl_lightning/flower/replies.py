@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fl_lightning.clients.failures import UpdateCheck
+from fl_lightning.clients.judging import UpdateEditor
 from fl_lightning.errors import ConfigurationError, WireError
 from fl_lightning.flower.envelope import printable
 from fl_lightning.flower.exchange import SiteError
@@ -155,7 +155,7 @@ def update_in(
     who: str,
     task: ClientTask,
     examples: int | None,
-    checks: tuple[TensorCheck, UpdateCheck],
+    checks: tuple[TensorCheck, UpdateEditor],
 ) -> ClientUpdate:
     """Return the update in a reply.
 
@@ -170,9 +170,9 @@ def update_in(
     Raises:
         ClientError: if it cannot be aggregated, or the site reports a failure.
     """
-    tensors, check = checks
+    tensors, editor = checks
     result: ClientUpdate = _reply_in(found, who, ClientUpdate, "an update")
-    update = result if tensors.sealed else _restored(result, who, check)
+    update = result if tensors.sealed else _restored(result, who, editor)
     _require_numbers(who, update)
     expected = (task.client, task.round_idx, update.num_examples if examples is None else examples)
     if update.model is None or (update.client, update.round_idx, update.num_examples) != expected:
@@ -181,7 +181,7 @@ def update_in(
         tensors.counted(who, update)
         return _bare(update)
     tensors(who, update)
-    return check(update)
+    return editor.check(update)
 
 
 def _bare(update: ClientUpdate) -> ClientUpdate:
@@ -267,12 +267,11 @@ def _as_told(who: str, report: EvalReport) -> EvalReport:
     return report
 
 
-def _restored(update: ClientUpdate, who: str, check: UpdateCheck) -> ClientUpdate:
+def _restored(update: ClientUpdate, who: str, editor: UpdateEditor) -> ClientUpdate:
     """Return an update with its model, if it came compressed."""
     if update.compressed is None or update.model is not None:
         return replace(update, compressed=None)
-    state = check.server_vector()
-    size = check.num_parameters
+    state, size = editor.state, editor.size
     problem = misfit(update.compressed, size, state.numel() - size)
     if problem:
         raise SiteError(who, f"its compressed model does not fit: {problem}.")

@@ -206,7 +206,7 @@ class SiteServer:
         self._limits.check_training(self._data)
         if self._account is not None:
             self._account.require_noise(built.settings, ClientTask(client, 0), self._data)
-        site = Site(built.runtime)
+        site = Site(built.client)
         kept = store.load()
         if kept is not None:
             site.load_state_dict(kept)
@@ -247,7 +247,7 @@ class SiteServer:
         for note in notes:
             work.site.handle(note)
         replies = [self._one(work, order) for order in orders]
-        found = work.built.runtime.counts()
+        found = work.built.client.counts()
         counts = {name: {str(client): n for client, n in numbers.items()} for name, numbers in found.items()}
         reply = self._sent(work, envelope.reply(replies=replies, releases=counts), replies, **self._outgoing.withheld())
         final = not any(isinstance(one, ClientFailure | Note) for one in replies)  # answers may hold shares of keys
@@ -290,12 +290,12 @@ class SiteServer:
         return model  # type: ignore[no-any-return]
 
     def _one(self, work: _Work, order: ClientTask | EvalOrder | Note | OwnModelOrder) -> Any:
-        resident = work.built.runtime.resident
+        resident = work.built.client.resident
         client = self._data.client_id
         assert client is not None
         require_order(order, resident.view(), resident.server.broadcast, client)
         if isinstance(order, Note):
-            return work.built.runtime.answer(order)
+            return work.built.client.answer(order)
         if isinstance(order, OwnModelOrder):
             return work.site.handle(order)
         settings = work.built.settings

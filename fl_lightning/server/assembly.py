@@ -6,7 +6,7 @@ import gc
 
 from lightning.pytorch import LightningModule, Trainer
 
-from fl_lightning.clients.assembly import ClientAssembly
+from fl_lightning.clients.client import Client
 from fl_lightning.clients.local_pool import LocalPool
 from fl_lightning.clients.place import Place
 from fl_lightning.clients.pool import ClientPool
@@ -65,7 +65,7 @@ class Assembly:
             detect_anomaly=detects_anomalies(trainer),
             cohort=round_size(settings, self._data.num_clients),
         )
-        self._clients = ClientAssembly(
+        self._client = Client(
             module=client,
             data=self._data,
             settings=settings,
@@ -88,7 +88,7 @@ class Assembly:
         settings = self._settings
         return LocalPool(
             comm=Collectives(self._trainer),
-            runtime=self._clients.runtime(),
+            client=self._client,
             data=self._data,
             transforms=settings.transforms,
             max_epochs=max(1, settings.local.max_epochs),
@@ -96,17 +96,17 @@ class Assembly:
 
     def rest(self) -> None:
         """Free the memory of the copy of the module, which no client here trains, until a model is evaluated in it."""
-        if self._clients.resident.rest() >= WORTH_A_COLLECTION:
+        if self._client.resident.rest() >= WORTH_A_COLLECTION:
             gc.collect()  # other copies, which checks have made, refer to themselves
 
     def view(self) -> ModelState:
         """Return a view of the copy of the module in which this process evaluates models."""
-        return self._clients.resident.view()
+        return self._client.resident.view()
 
     @property
     def engine(self) -> str:
         """Return the engine that would train clients here."""
-        return self._clients.engine
+        return self._client.engine.name
 
     def federation(self, pool: ClientPool) -> Federation:
         """Return the parts that stay the same from round to round.
@@ -114,7 +114,7 @@ class Assembly:
         Args:
             pool: the pool of clients.
         """
-        settings, server, resident = self._settings, ModelState(self._module), self._clients.resident
+        settings, server, resident = self._settings, ModelState(self._module), self._client.resident
         held = [name for hook in self._run.hooks.values() for name in hook.held(self._module)]
         server.set_apart(self._run.moving, held, self._run.unsent)
         self._run.unsent = server.apart["unsent"]

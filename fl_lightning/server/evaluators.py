@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,8 +14,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torchmetrics import Metric
 
-from fl_lightning.clients.client_evaluators import STRATEGY_METRIC
-from fl_lightning.clients.model_evaluation import ModelEvaluation
+from fl_lightning.clients.evaluate import STRATEGY_METRIC, ModelEvaluation
 from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.data.federated import FederatedDataModule
@@ -52,7 +52,7 @@ def require_server_set(
 
 
 class Evaluators:
-    """Evaluate models on the server's validation set, with one Trainer per metric that is built once.
+    """Evaluate models on the server's validation set.
 
     Args:
         resident: the module into which models are loaded.
@@ -78,7 +78,7 @@ class Evaluators:
         self._num_server_examples: int | None = None
         self._changed: dict[str, LightningDataModule] = {}
         self._limit, self._place = limit_batches, place
-        self._evaluations: dict[str | int, ModelEvaluation] = {}
+        self._evaluation: ModelEvaluation | None = None
 
     def publish(self, model: ServerModel) -> None:
         """Take a new global model."""
@@ -92,11 +92,11 @@ class Evaluators:
             metric: the name of a metric that the module logs in validation, or a torchmetrics metric.
             setting: the setting that names the metric, for messages.
         """
-        evaluation = self._evaluation(metric, setting)
+        score = self._scorer(metric, setting)
         module = self._resident.load(model)
         if self._server_view is None:
-            self._server_view = self._choose_view(module, evaluation)
-        return evaluation.score(module, self._server_view)
+            self._server_view = self._choose_view(partial(score, module))
+        return score(module, self._server_view)
 
     def score_changed(self, metric: Metric, changed: Callable[[Any], Any], setting: str) -> float:
         """Return the score of the global model on the server's validation set with its batches changed.
@@ -108,7 +108,7 @@ class Evaluators:
         """
         if setting not in self._changed:
             self._changed[setting] = self._data.server_view(self.settings.examples, None, self._seed, changed)
-        return self._evaluation(metric, setting).score(self._resident.load(), self._changed[setting])
+        return self._scorer(metric, setting)(self._resident.load(), self._changed[setting])
 
     @property
     def num_server_examples(self) -> int:
@@ -122,7 +122,7 @@ class Evaluators:
                 self._num_server_examples = 0
         return self._num_server_examples
 
-    def _choose_view(self, module: LightningModule, evaluation: ModelEvaluation) -> LightningDataModule:
+    def _choose_view(self, score: Callable[[LightningDataModule], float]) -> LightningDataModule:
         """Return the server's set with the batch size in the settings; with ``auto``, choose the fastest one here."""
         examples, size = self.settings.examples, self.settings.batch_size
         if size != "auto":
@@ -138,9 +138,9 @@ class Evaluators:
         for candidate in sorted({own, *(size for size in _BATCH_SIZES if size < self.num_server_examples)}):
             view = self._data.server_view(examples, candidate, self._seed)
             try:
-                evaluation.score(module, view)
+                score(view)
                 begun = time.perf_counter()
-                evaluation.score(module, view)
+                score(view)
                 seconds[candidate] = time.perf_counter() - begun
             except torch.OutOfMemoryError:
                 break
@@ -150,15 +150,14 @@ class Evaluators:
         rank_zero_info(f"Evaluation on the server's set uses batches of {fastest}, the fastest of {sorted(seconds)}.")
         return self._data.server_view(examples, fastest, self._seed)
 
-    def _evaluation(self, metric: str | Metric, setting: str) -> ModelEvaluation:
-        key = metric if isinstance(metric, str) else id(metric)
-        if key not in self._evaluations:
-            require_server_set(metric, self._data, self._limit, setting)
+    def _scorer(self, metric: str | Metric, setting: str) -> Callable[[LightningModule, LightningDataModule], float]:
+        require_server_set(metric, self._data, self._limit, setting)
+        if self._evaluation is None:
             place, wanted = self._place, self.settings.precision
             if wanted is not None:
                 place = replace(place, precision=_server_precision(place.precision, wanted))
-            self._evaluations[key] = ModelEvaluation(metric, setting, place, self._limit)
-        return self._evaluations[key]
+            self._evaluation = ModelEvaluation(place, self._limit)
+        return partial(self._evaluation.score, metric, setting)
 
 
 def _server_precision(local: str, wanted: str) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.clients.failures import refuse_moved
+from fl_lightning.clients.judging import refuse_moved
 from fl_lightning.clients.pool import Chain
 from fl_lightning.core.hooks import ServerHooks
 from fl_lightning.errors import FederationError, add_note

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.clients.client_evaluators import STRATEGY_METRIC
+from fl_lightning.clients.evaluate import STRATEGY_METRIC
 from fl_lightning.messages import EvalOrder
 from fl_lightning.server.federation import Federation
 from fl_lightning.types import ClientUpdate, Snapshot

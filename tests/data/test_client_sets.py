@@ -24,7 +24,7 @@ from fl_lightning import (
     FedStar,
     WeightedAverage,
 )
-from fl_lightning.clients.model_evaluation import ModelEvaluation
+from fl_lightning.clients.evaluate import ModelEvaluation
 
 
 class OneByOne(Blobs):

@@ -34,8 +34,8 @@ from fl_lightning import (
     TopK,
     Transform,
 )
-from fl_lightning.clients.failures import UpdateCheck
-from fl_lightning.clients.local_trainer import LocalTrainer
+from fl_lightning.clients.client import Client
+from fl_lightning.clients.judging import UpdateEditor
 from fl_lightning.functional import ModelState
 from fl_lightning.functional.seeding import derive_seed
 from fl_lightning.messages import ServerModel
@@ -217,7 +217,7 @@ def test_what_has_another_shape_is_never_aggregated():
     with pytest.raises(ClientError, match="Round 0: 0 of 3 updates are valid"):
         federate(Fails(reshape), 1, data=Marked(), faults=SKIP)
     server = ModelState(Plain())
-    check = UpdateCheck(server, ServerModel(1, 2, server.tensors(), server.layout))
+    check = UpdateEditor(server, ServerModel(1, 2, server.tensors(), server.layout)).check
     good = ClientUpdate(4, 2, 10, 1, model=Snapshot(server.vector(), server.counters()))
     assert check(good).update_norm == 0
     for state in (server.vector()[1:], server.vector()[None], server.vector().long()):
@@ -336,7 +336,7 @@ def test_a_run_that_ends_with_a_client_s_error_leaves_the_datamodule_its_trainer
 def test_stacked_clients_hand_in_stack_by_stack(monkeypatch):
     """The strategy has a client's model before the next stack trains, so that a round's models are never all in memory."""
     events = []
-    train = LocalTrainer.train
+    train = Client._trained
 
     def watched(self, *args):
         for trained in train(self, *args):
@@ -347,7 +347,7 @@ def test_stacked_clients_hand_in_stack_by_stack(monkeypatch):
         def on_client_end(self, trainer, pl_module, update):
             events.append(("handed in", update.client))
 
-    monkeypatch.setattr(LocalTrainer, "train", watched)
+    monkeypatch.setattr(Client, "_trained", watched)
     federate(Plain(), 1, Ends(), local=LocalTraining(engine="stacked", stack_size=1))
     assert [what for what, _ in events] == ["trained", "handed in"] * 3
     assert [client for _, client in events[::2]] == [client for _, client in events[1::2]]

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, Partitioner
-from fl_lightning.clients.assembly import ClientAssembly
+from fl_lightning.clients.client import Client
 from fl_lightning.clients.isolation.client_copy import client_copy
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.place import Place
@@ -84,17 +84,19 @@ def serve(connection: Connection, make: Make, share: Share, client: int, num_cli
     """Be a client until the connection ends."""
     torch.set_num_threads(1)
     module, federation = make()
-    clients = ClientAssembly(
-        module=client_copy(module),
-        data=ShareOf(share, client),
-        settings=federation,
-        num_clients=num_clients,
-        place=Place(local=federation.local),
-        memory=ClientMemory(),
-        secret=SecretKey.draw(),
-        drop_single=any(isinstance(part, _BatchNorm) for part in module.modules()),  # as the server does in a simulation
+    site = Site(
+        Client(
+            module=client_copy(module),
+            data=ShareOf(share, client),
+            settings=federation,
+            num_clients=num_clients,
+            place=Place(local=federation.local),
+            memory=ClientMemory(),
+            secret=SecretKey.draw(),
+            drop_single=any(isinstance(part, _BatchNorm) for part in module.modules()),  # as the server does in a simulation
+            undoable=True,
+        )
     )
-    site = Site(clients.runtime(undoable=True))
     while True:
         try:
             content = connection.recv_bytes()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fl_lightning.attacks.models import Crowd, ModelAttack
-from fl_lightning.clients.update_editor import UpdateEditor
+from fl_lightning.clients.judging import UpdateEditor
 from fl_lightning.core.hooks import ClientContext, ClientHooks
 from fl_lightning.functional.returned import require_vector
 from fl_lightning.functional.seeding import generator

@@ -40,7 +40,7 @@ _REFUSED_HOOKS = (
 _CALLED_HOOKS = ("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_train_end", "on_fit_end")
 """The hooks that stacked clients call if ``stacked_hooks`` names them."""
 _RULE_METHODS = ("begin", "check_optimizers", "correct_gradients", "strength", "finish", "remember", "keep")
-"""The methods of a rule that stacked clients call; the last three are called by :class:`LocalTrainer` on every engine."""
+"""The methods of a rule that stacked clients call; the last three are called by :class:`Client` on every engine."""
 _Member = tuple[PreparedTask, LightningDataModule, Any]
 _REMEDY = "Set 'federation.local.engine' to 'fabric' or 'trainer'."
 

@@ -1,4 +1,4 @@
-"""Distinguish a client's failure from a wrong setting, and refuse updates that cannot be aggregated."""
+"""Judge what clients send: whose fault an error is, whether an update can be aggregated, and what it changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fl_lightning.core.capabilities import Need
 from fl_lightning.errors import ClientError, ConfigurationError
-from fl_lightning.functional.exact_sum import magnitude, magnitudes
+from fl_lightning.functional.blocks import blocks
+from fl_lightning.functional.exact_sum import magnitude, magnitudes, to_float64
 from fl_lightning.functional.model_parts import widened
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.spread import distance
@@ -56,51 +57,78 @@ _SMALL = 2**16
 """The largest number of parameters of a model that is compared as one vector."""
 
 
-class UpdateCheck:
-    """Refuse updates that cannot be aggregated, and measure the norm of the others.
+class UpdateEditor:
+    """Check the updates of one published model, and read and replace what they change.
 
     Args:
         state: a view of any copy of the module, of which only the layout is read.
-        server: the global model of the round.
+        model: the published model.
         name_of: returns the name of a client.
         fixed: the need that training changes no tensor without a gradient; None if no part at the clients has it.
     """
 
     def __init__(
-        self, state: ModelState, server: ServerModel, name_of: Callable[[int], str] = str, fixed: Need | None = None
+        self, state: ModelState, model: ServerModel, name_of: Callable[[int], str] = str, fixed: Need | None = None
     ) -> None:
-        self._name_of, self._fixed = name_of, fixed
+        self.model, self._name_of, self._fixed = model, name_of, fixed
         self._names, self._extremes = state.names(), state.extremes()
-        self.server, self._size = server, state.size
-        self.num_parameters = state.num_parameters
+        self.size, self._length = state.num_parameters, state.size
+
+    def _tensors(self, kind: int) -> list[Tensor]:
+        return [self.model.tensors[name].detach() for name in self._names[kind]]
 
     @cached_property
-    def _parameters(self) -> list[Tensor]:
-        found = [self.server.tensors[name].detach() for name in self._names[0]]
-        if self.num_parameters <= _SMALL and len({tensor.dtype for tensor in found}) == 1:
+    def _compared(self) -> list[Tensor]:
+        found = self._tensors(0)
+        if self.size <= _SMALL and len({tensor.dtype for tensor in found}) == 1:
             return [torch.cat([tensor.reshape(-1) for tensor in found])]  # one operation per client instead of one per tensor
         return found
 
     @cached_property
     def _reach(self) -> float:
-        """Return the largest absolute value of the global model's parameters."""
-        return max(magnitudes(self._parameters), default=0.0)
+        """Return the largest absolute value of the published model's parameters."""
+        return max(magnitudes(self._compared), default=0.0)
 
-    def server_vector(self) -> Tensor:
-        """Return the global model's parameters and averaged buffers as one vector, shape (d,)."""
-        names = [*self._names[0], *self._names[1]]
-        return torch.cat([self.server.tensors[name].detach().reshape(-1) for name in names])
+    @property
+    def state(self) -> Tensor:
+        """Return the model's parameters and averaged buffers as one vector, shape (d,)."""
+        return torch.cat([tensor.reshape(-1) for tensor in (*self._tensors(0), *self._tensors(1))])
 
-    def grid(self, largest: float | None) -> Grid | None:
-        """Return the grid on which models like the global one are summed; see :meth:`ModelState.grid`."""
-        return grid_of_model([self.server.tensors[name].detach() for name in self._names[0]], self._size, largest)
-
-    def server_counters(self) -> Tensor:
-        """Return the global model's integer and boolean buffers, int64, shape (c,)."""
-        found = [self.server.tensors[name].reshape(-1).long() for name in self._names[2]]
+    @property
+    def counters(self) -> Tensor:
+        """Return the model's integer and boolean buffers, int64, shape (c,)."""
+        found = [tensor.reshape(-1).long() for tensor in self._tensors(2)]
         return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
 
-    def __call__(self, update: ClientUpdate) -> ClientUpdate:
+    @cached_property
+    def start(self) -> Tensor:
+        """Return the parameters of the model, float64, shape (p,)."""
+        return to_float64(self.state[: self.size])
+
+    def grid(self, largest: float | None) -> Grid | None:
+        """Return the grid on which such models are summed; see :meth:`ModelState.grid`."""
+        return grid_of_model(self._tensors(0), self._length, largest)
+
+    def change(self, update: ClientUpdate) -> Tensor:
+        """Return the change of the parameters, float64, shape (p,)."""
+        change = to_float64(update.snapshot.vector[: self.size])
+        return change - self.start if change.dtype == update.snapshot.vector.dtype else change.sub_(self.start)
+
+    def replaced(self, update: ClientUpdate, change: Tensor) -> ClientUpdate:
+        """Return the update with another change of the parameters.
+
+        Raises:
+            ClientError: if it cannot be aggregated.
+        """
+        state = update.snapshot.vector
+        moved = torch.empty_like(state)
+        moved[self.size :] = state[self.size :]
+        parts = (blocks(vector) for vector in (moved[: self.size], self.start, change.to(self.start)))
+        for target, start, step in zip(*parts, strict=True):  # block by block: avoids a second model in float64
+            target.copy_(start + step)
+        return self.check(update.with_state(moved))
+
+    def check(self, update: ClientUpdate) -> ClientUpdate:
         """Return the update with its norm if the norm is finite, in one pass over its weights.
 
         Raises:
@@ -109,29 +137,28 @@ class UpdateCheck:
         """
         refuse_moved(update.snapshot.moved, self._fixed)
         who = f"Client {self._name_of(update.client)} (of {update.num_examples} examples) in round {update.round_idx}"
-        state, largest = update.snapshot.vector, self.server.max_abs_weight
-        if state.shape != (self._size,) or not state.is_floating_point():
+        state, largest = update.snapshot.vector, self.model.max_abs_weight
+        if state.shape != (self._length,) or not state.is_floating_point():
             raise ClientError(
-                f"{who}: it sent {state.dtype} of shape {tuple(state.shape)}, but the model has {self._size} weights. Do not "
+                f"{who}: it sent {state.dtype} of shape {tuple(state.shape)}, but the model has {self._length} weights. Do not "
                 "change the network's layers in 'training_step' or in callbacks."
             )
         for name, tensor in update.snapshot.moved.items():
             if name not in self._extremes and tensor.is_floating_point() and not math.isfinite(magnitude(widened(tensor))):
                 raise ClientError(f"{who}: its '{name}' is not finite. Lower its learning rate, or check its data.")
-        moved = distance(self._parameters, state)
+        moved = distance(self._compared, state)
         measured = replace(update, update_norm=moved if math.isfinite(moved) else None)
-        if self.server.tolerates_broken:
+        if self.model.tolerates_broken:
             return measured
         remedy = "Lower its learning rate, clip with 'federation.local.gradient_clip_val', or check its data."
         if update.train_loss is not None and not math.isfinite(update.train_loss):
             raise ClientError(f"{who}: the training loss is {update.train_loss}, but it must be finite. {remedy}")
-        buffers = state[self.num_parameters :]
-        if math.isfinite(moved) and self._reach + 1.01 * moved <= largest and math.isfinite(magnitude(buffers)):
+        if math.isfinite(moved) and self._reach + 1.01 * moved <= largest and math.isfinite(magnitude(state[self.size :])):
             return measured  # no single weight has moved further than the norm
-        low, high = map(float, torch.aminmax(state)) if self._size else (0.0, 0.0)
+        low, high = map(float, torch.aminmax(state)) if self._length else (0.0, 0.0)
         if not (math.isfinite(low) and math.isfinite(high)):  # aminmax propagates NaN
             raise ClientError(f"{who}: the weights that it sent are not finite. {remedy}")
-        extreme = magnitude(state[: self.num_parameters])  # buffers may be larger
+        extreme = magnitude(state[: self.size])  # buffers may be larger
         if extreme > largest:
             raise ClientError(
                 f"{who}: it sent a weight of {extreme:.3g}, which is too large to be summed (above {largest:.3g}). {remedy}"

@@ -1,7 +1,8 @@
-"""Compute one metric of models with a Trainer that is built once."""
+"""Compute metrics of models with a Trainer that is built once."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,60 +22,67 @@ from fl_lightning.functional.model_parts import copy_of_tensors, restore_tensors
 from fl_lightning.metrics.probabilities import as_probabilities
 from fl_lightning.metrics.update import update_metric
 
+STRATEGY_METRIC = "federation.strategy.metric"
+"""The setting of a strategy's metric, for messages."""
+
 
 class ModelEvaluation:
-    """Compute one metric of models on this rank.
+    """Compute metrics of models on this rank, with one Trainer that is built when it is first needed.
 
     Args:
-        metric: the name of a metric that the module logs in validation, or a torchmetrics metric.
-        setting: the setting that names the metric, for messages.
         place: where models are evaluated, and in which precision.
         limit_batches: the limit on batches, as a Trainer's ``limit_val_batches``.
     """
 
-    def __init__(self, metric: str | Metric, setting: str, place: Place, limit_batches: int | float = 1.0) -> None:
-        self.metric = metric
-        self._setting = setting
-        if isinstance(metric, Metric):
-            self.metric = metric.to(place.device)
-            metric.distributed_available_fn = lambda: False  # each rank scores different models
-        self._reload = _Reload()
+    def __init__(self, place: Place, limit_batches: int | float = 1.0) -> None:
+        self._place, self._limit, self._reload = place, limit_batches, _Reload()
         self._idle: tuple[LightningModule, IdleOptimizers] | None = None
-        self._trainer = inner_trainer(
-            place.device,
+
+    @cached_property
+    def _trainer(self) -> Trainer:
+        return inner_trainer(
+            self._place.device,
             [self._reload],
-            logger=place.logger,
-            outer=place.outer,
-            precision=place.precision,
-            limit_val_batches=limit_batches,
-            inference_mode=place.inference_mode,
+            logger=self._place.logger,
+            outer=self._place.outer,
+            precision=self._place.precision,
+            limit_val_batches=self._limit,
+            inference_mode=self._place.inference_mode,
         )
 
-    def score(self, module: LightningModule, data: LightningDataModule) -> float:
-        """Return the metric of the model that is in the module, on the data's validation set.
+    def score(self, metric: str | Metric, setting: str, module: LightningModule, data: LightningDataModule) -> float:
+        """Return a metric of the model that is in the module, on the data's validation set.
+
+        Args:
+            metric: the name of a metric that the module logs in validation, or a torchmetrics metric.
+            setting: the setting that names the metric, for messages.
+            module: the module.
+            data: the data.
 
         Raises:
             ConfigurationError: if the module does not log the metric in validation; it lists the metrics that the module logs.
         """
         self._reload.remember(module)
-        scored = _Scorer(module, self.metric, self._setting) if isinstance(self.metric, Metric) else module
+        name, scored = str(metric), module
+        if isinstance(metric, Metric):
+            metric.distributed_available_fn = lambda: False  # each rank scores different models
+            name, scored = "score", _Scorer(module, metric.to(self._place.device), setting)
         if self._idle is None or self._idle[0] is not module:
             self._idle = module, IdleOptimizers(module)
         idle = self._idle[1].attached()
         with quiet(), lean_hooks(), without_process_group(), torch.random.fork_rng(devices=[]), idle:
             self._trainer.validate(scored, datamodule=data, verbose=False)
         logged = scalar_metrics(self._trainer.callback_metrics)
-        name = "score" if isinstance(self.metric, Metric) else self.metric
         if not sum(self._trainer.num_val_batches):
             raise ConfigurationError(
-                f"'{self._setting}' needs {name!r} of models, but the set to evaluate them on has no batches. Let "
+                f"'{setting}' needs {name!r} of models, but the set to evaluate them on has no batches. Let "
                 "'val_dataloader' return a loader with examples."
             )
         if name not in logged:
             raise ConfigurationError(
                 f"The metric for models is {name!r}, which {type(module).__name__} does not log in validation. It logs: "
-                f"{', '.join(sorted(logged)) or 'nothing'}. Set '{self._setting}' to one of these, "
-                f"or to a torchmetrics class by its class_path.{did_you_mean(str(name), logged)}"
+                f"{', '.join(sorted(logged)) or 'nothing'}. Set '{setting}' to one of these, "
+                f"or to a torchmetrics class by its class_path.{did_you_mean(name, logged)}"
             )
         return logged[name]
 
