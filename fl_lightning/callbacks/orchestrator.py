@@ -14,7 +14,7 @@ from lightning.pytorch.cli import OptimizerCallable
 
 from fl_lightning.callbacks.client_table import ClientTable
 from fl_lightning.callbacks.progress import FederationProgressBar
-from fl_lightning.clients.isolation.client_copy import client_copy
+from fl_lightning.clients.module_copy import client_copy
 from fl_lightning.clients.pool import ClientPool
 from fl_lightning.clients.training.inner_trainer import without_advice
 from fl_lightning.compat.lightning import continue_global_step

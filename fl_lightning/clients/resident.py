@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from fl_lightning.clients.isolation.python_state import PythonState
+from fl_lightning.clients.module_state import PythonState
 from fl_lightning.compat.torch import buffers_of, parameters_of, parts_of
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_changes import differs

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torchmetrics import Metric
 
 from fl_lightning.clients.answering import Questions
-from fl_lightning.clients.isolation.client_copy import client_copy
+from fl_lightning.clients.module_copy import client_copy
 from fl_lightning.clients.pool import ClientPool
 from fl_lightning.core.capabilities import Capability, Need, check_need
 from fl_lightning.data.federated import FederatedDataModule

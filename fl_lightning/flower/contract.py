@@ -11,8 +11,8 @@ import torch
 from lightning.pytorch import LightningModule
 
 from fl_lightning.clients.client import Client
-from fl_lightning.clients.isolation.client_copy import client_copy
 from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.clients.module_copy import client_copy
 from fl_lightning.clients.place import Place
 from fl_lightning.core.hooks import SitePlace
 from fl_lightning.core.option import options_in

@@ -14,7 +14,7 @@ from torch.utils.data import RandomSampler, TensorDataset
 
 from fl_lightning.clients.engines.client_run import ClientRun
 from fl_lightning.clients.engines.fabric.optimizer import batches_per_epoch
-from fl_lightning.clients.isolation.client_copy import client_copy
+from fl_lightning.clients.module_copy import client_copy
 from fl_lightning.compat.lightning import configured_parts
 from fl_lightning.compat.torch import chained_schedules
 from fl_lightning.core.option import OptionSettings

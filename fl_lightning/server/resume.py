@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from fl_lightning.clients.engines.selection import ENGINES, possible_engines
-from fl_lightning.clients.isolation.python_state import PythonState
+from fl_lightning.clients.module_state import PythonState
 from fl_lightning.core.resume_rule import rule_of
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import CheckpointError

@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
 from torch.optim import Optimizer
 
-from fl_lightning.clients.isolation.attribute_values import PLAIN, equal, is_kept
+from fl_lightning.clients.attribute_values import PLAIN, equal, is_kept
 from fl_lightning.errors import ConfigurationError
 
 _BESIDE = (Checkpoint, ModelSummary, ProgressBar)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSampler, TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalTraining, PartialWork
-from fl_lightning.clients.isolation.client_copy import client_copy
+from fl_lightning.clients.module_copy import client_copy
 
 ENGINES = ["trainer", "fabric"]
 ONE_ENOUGH = [pytest.param("trainer", marks=pytest.mark.slow), "fabric"]

@@ -27,7 +27,7 @@ from fl_lightning import (
     LocalOnly,
     LocalTraining,
 )
-from fl_lightning.clients.isolation.python_state import PythonState
+from fl_lightning.clients.module_state import PythonState
 
 SEEN: list[Any] = []
 

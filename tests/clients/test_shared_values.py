@@ -15,7 +15,7 @@ from federations import Consecutive, Plain, federate
 from torch import Tensor, nn
 
 from fl_lightning import LocalTraining
-from fl_lightning.clients.isolation import shared_values
+from fl_lightning.clients import shared_values
 
 
 class Augmentation:

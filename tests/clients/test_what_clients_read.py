@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor
 
 from fl_lightning import AdaFed, ClientEvaluation, ConfigurationError, FederatedDataModule, FederatedOrchestrator, LocalTraining
-from fl_lightning.clients.isolation.outer_run import SilentLogger
+from fl_lightning.clients.outer_run import SilentLogger
 
 SEEN: list[Any] = []
 

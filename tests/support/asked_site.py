@@ -10,7 +10,7 @@ from typing import Any
 from sites_over_bytes import prepare, restart
 
 import fl_lightning
-from fl_lightning.clients.isolation.client_copy import client_copy
+from fl_lightning.clients.module_copy import client_copy
 from fl_lightning.flower import envelope
 from fl_lightning.flower.accepted_classes import default_classes
 from fl_lightning.flower.recipe import Recipe

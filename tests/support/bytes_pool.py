@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, Partitioner
 from fl_lightning.clients.client import Client
-from fl_lightning.clients.isolation.client_copy import client_copy
 from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.clients.module_copy import client_copy
 from fl_lightning.clients.place import Place
 from fl_lightning.clients.pool import PassesOn, RunningChains, Take, Tasks
 from fl_lightning.clients.site import Site

@@ -13,7 +13,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerSta
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch.optim import Optimizer
 
-from fl_lightning.clients.isolation.outer_run import LastMetrics, silent_logger
+from fl_lightning.clients.outer_run import LastMetrics, silent_logger
 from fl_lightning.clients.training.turn import refuse_unlimited
 from fl_lightning.compat.lightning import OffersOptimizers
 from fl_lightning.errors import EngineError

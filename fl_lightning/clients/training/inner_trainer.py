@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.warnings import PossibleUserWarning
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from fl_lightning.clients.isolation.outer_run import LastMetrics, silent_logger
+from fl_lightning.clients.outer_run import LastMetrics, silent_logger
 from fl_lightning.clients.training.turn import refuse_unlimited
 from fl_lightning.compat.light_steps import step_lightly
 from fl_lightning.compat.lightning import fresh_loops, in_place_results, swap_logging_advice

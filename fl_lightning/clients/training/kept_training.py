@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.clients.isolation.attribute_values import equal, holds, is_kept
+from fl_lightning.clients.attribute_values import equal, holds, is_kept
 from fl_lightning.clients.training.schedules import RATES, State, groups_of, states_of
 from fl_lightning.compat.torch import chained_schedules
 from fl_lightning.errors import ConfigurationError

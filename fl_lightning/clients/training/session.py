@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.clients.engines.base import LocalResult, PreparedTask
-from fl_lightning.clients.isolation.foreign_tensors import ForeignTensors
-from fl_lightning.clients.isolation.switches import set_switches, switches_of
+from fl_lightning.clients.module_state import ForeignTensors, set_switches, switches_of
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.training import kept_training
 from fl_lightning.clients.training.arrival import Arrival

@@ -17,7 +17,7 @@ from fl_lightning.clients.engines.client_run import ClientRun
 from fl_lightning.clients.engines.fabric.hooks import ClientHooks
 from fl_lightning.clients.engines.fabric.optimizer import ClientOptimizer, batches_per_epoch, length_of
 from fl_lightning.clients.engines.log_recorder import LogRecorder
-from fl_lightning.clients.isolation.outer_run import LastMetrics
+from fl_lightning.clients.outer_run import LastMetrics
 from fl_lightning.clients.place import Place
 from fl_lightning.clients.training.inner_trainer import is_on, transfer_hooks
 from fl_lightning.clients.training.metrics import scalar_metrics

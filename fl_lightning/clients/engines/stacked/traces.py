@@ -16,7 +16,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
-from fl_lightning.clients.isolation.attribute_values import PLAIN
+from fl_lightning.clients.attribute_values import PLAIN
 from fl_lightning.compat.torch import buffers_of, parameters_of, parts_of, times_changed
 from fl_lightning.errors import EngineError, FederationError
 from fl_lightning.functional.description import is_users, own_class

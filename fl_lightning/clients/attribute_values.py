@@ -34,21 +34,23 @@ def is_storable(value: Any) -> bool:
     return type(value) in _BUILTIN
 
 
+def not_storable(value: Any) -> Iterator[Any]:
+    """Yield what neither is a tensor or storable nor a container, of a value or the items of a container."""
+    if type(value) in (list, tuple, set, dict, OrderedDict, Counter):
+        for item in _items(value):
+            yield from not_storable(item)
+    elif not (isinstance(value, Tensor) or is_storable(value)):
+        yield value
+
+
 def is_kept(value: Any) -> bool:
     """Return whether a value is a tensor or storable, or a container of such."""
-    if type(value) in (list, tuple, set, dict, OrderedDict, Counter):
-        return all(map(is_kept, _items(value)))
-    return isinstance(value, Tensor) or is_storable(value)
+    return not any(True for _ in not_storable(value))
 
 
 def builtin(value: Any) -> Any:
     """Return a plain value, one of NumPy's that Python has as well as Python's."""
     return value.item() if isinstance(value, np.float64 | np.int64 | np.bool_) else value
-
-
-def is_constant(value: Any) -> bool:
-    """Return whether a value stays the same as long as it is the same object."""
-    return isinstance(value, PLAIN) or (type(value) is tuple and all(map(is_constant, value)))
 
 
 def holds(value: Any, tensors: set[int]) -> bool:
@@ -118,19 +120,12 @@ def stored(name: str, value: Any) -> Any:
         ConfigurationError: if the value is, or contains, something other than tensors and plain values.
     """
     value = builtin(value)
-    _require_storable(name, value)
-    return value.detach().clone().cpu() if isinstance(value, Tensor) else copied(value)
-
-
-def _require_storable(name: str, value: Any) -> None:
-    if isinstance(value, dict | list | tuple | set) and type(value) in (dict, OrderedDict, list, tuple, set):
-        for item in _items(value):
-            _require_storable(name, item)
-    elif not (isinstance(value, Tensor) or is_storable(value)):
+    for item in not_storable(value):
         raise ConfigurationError(
-            f"'client_state' names '{name}', which holds a {type(value).__name__}, but clients keep only tensors, numbers, "
+            f"'client_state' names '{name}', which holds a {type(item).__name__}, but clients keep only tensors, numbers, "
             "texts, and lists, tuples, sets and dictionaries of them. Store it as one of these."
         )
+    return value.detach().clone().cpu() if isinstance(value, Tensor) else copied(value)
 
 
 def _items(value: Any) -> Any:

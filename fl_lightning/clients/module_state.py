@@ -20,26 +20,14 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
-from fl_lightning.clients.isolation.attribute_values import (
-    HOLDERS,
-    PLAIN,
-    builtin,
-    copied,
-    equal,
-    generators_in,
-    holds,
-    is_constant,
-    is_copied,
-    is_storable,
-    like,
-    stored,
-    tensors_in,
-)
-from fl_lightning.clients.isolation.shared_values import shared_values, warn_of_changes
-from fl_lightning.compat.torch import Hooks, children_of, hooks_of, parameters_of, parts_of
+from fl_lightning.clients import attribute_values as values
+from fl_lightning.clients.attribute_values import HOLDERS, PLAIN, builtin, copied, equal, holds, is_copied, is_storable
+from fl_lightning.clients.shared_values import shared_values, warn_of_changes
+from fl_lightning.compat.torch import Hooks, children_of, hooks_of, parameters_of, parts_of, times_changed
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_parts import declared_names, is_computed
 from fl_lightning.functional.seeding import derive_seed, reseed
+from fl_lightning.messages import ModelLayout
 
 _INTERNAL = vars(LightningModule()).keys() | {"trainer", "log", "configure_callbacks", "stacked_hooks"}
 _OF_THE_LAYOUT = {"track_running_stats", "_is_measured"}
@@ -58,7 +46,6 @@ class PythonState:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._beginning: dict[tuple[str, str], Any] = {}
-        self._constants: dict[str, dict[str, Any]] = {}  # of each part: what is unchanged while it is the same object
         self._quiet: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {}  # of each part: names and values
         self._warned: set[tuple[str, str]] = set()
         self._hooks: list[tuple[weakref.ref[Any], list[Hooks]]] | None = None  # before the first turn
@@ -66,16 +53,11 @@ class PythonState:
         builds = isinstance(module, LightningModule) and any(is_overridden(n, module) for n in ("setup", "configure_model"))
         self._children = [] if builds else [(part, dict(children_of(part))) for part in module.modules()]
         self._begun_with = set(parts_of(module))
-        for key, value in self._attributes(self._parts()):
+        for key, value in self._attributes(_parts_of(module)):
             if isinstance(value, PLAIN):
                 self._beginning[key] = value
             elif is_copied(value):
                 self._beginning[key] = copied(value)
-            if is_constant(value):
-                self._constants.setdefault(key[0], {})[key[1]] = value
-
-    def _parts(self) -> dict[str, Any]:
-        return _parts_of(self._module)
 
     def _attributes(self, parts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]:
         """Yield the user's attributes of the module and its parts: not parameters, buffers, parts and metrics.
@@ -85,13 +67,20 @@ class PythonState:
         """
         own: set[int] | None = None
         for prefix, part in parts.items():
-            attributes = part if isinstance(part, dict) else vars(part)
-            if self._is_quiet(prefix, attributes) or isinstance(part, Metric):
+            attributes = _attributes_of(part)
+            names, known = self._quiet.get(prefix, ((), ()))
+            # Most layers are as they were in every turn, and this comparison runs no Python code for each attribute.
+            unchanged = tuple(attributes) == names and all(map(operator.is_, attributes.values(), known))
+            if unchanged or isinstance(part, Metric):
                 continue
-            constants, quiet = self._constants.get(prefix, {}), not isinstance(part, LightningModule)  # it holds its Trainer
+            quiet = not isinstance(part, LightningModule)  # it holds its Trainer
             for name, value in list(attributes.items()):
                 # Lightning creates '_hparams' when they are read for the first time.
-                if constants.get(name, _ABSENT) is value or name in _NOT_THE_USERS or name.startswith("_hparams"):
+                if (
+                    self._beginning.get((prefix, name), _ABSENT) is value
+                    or name in _NOT_THE_USERS
+                    or name.startswith("_hparams")
+                ):
                     continue
                 quiet = False
                 if isinstance(value, HOLDERS):
@@ -104,14 +93,6 @@ class PythonState:
             if quiet:
                 self._quiet[prefix] = (tuple(attributes), tuple(attributes.values()))
 
-    def _is_quiet(self, prefix: str, attributes: Mapping[str, Any]) -> bool:
-        """Return whether all attributes of a part are the objects that were looked through before, without a find.
-
-        Most layers are like that in every turn, and this comparison does not run any Python code for each attribute.
-        """
-        names, values = self._quiet.get(prefix, ((), ()))
-        return tuple(attributes) == names and all(map(operator.is_, attributes.values(), values))
-
     def begin(self, seed: int, kept: Mapping[str, Any]) -> None:
         """Restore the attributes, continue those that the client keeps, and seed generators.
 
@@ -120,13 +101,13 @@ class PythonState:
             kept: what :meth:`end` returned after the client's last turn.
         """
         self._restore_hooks()
-        parts, generators = self._restored()
+        parts, generators = self.restore()
         for path, generator in generators.items():
             reseed(generator, derive_seed(seed, path))
         for path, value in kept.items():
             prefix, _, name = path.rpartition(".")
             if prefix in parts and name not in _buffers_of(parts[prefix]):
-                setattr(parts[prefix], name, like(value, _attributes_of(parts[prefix]).get(name)))
+                setattr(parts[prefix], name, values.like(value, _attributes_of(parts[prefix]).get(name)))
         self._shared = shared_values(self._module) if self._shared is None else {}
 
     def _restore_hooks(self) -> None:
@@ -143,40 +124,35 @@ class PythonState:
 
     def tensors(self) -> set[int]:
         """Return the ids of the tensors in attributes."""
-        return {id(tensor) for _, value in self._attributes(self._parts()) for tensor in tensors_in(value)}
+        return {id(tensor) for _, value in self._attributes(_parts_of(self._module)) for tensor in values.tensors_in(value)}
 
-    def _changed_children(self) -> list[tuple[nn.Module, dict[str, nn.Module | None]]]:
-        """Return the parts that have other layers than at the start, each with those of the start."""
-        return [(part, children) for part, children in self._children if children_of(part) != children]
-
-    @staticmethod
-    def _replaced(changed: Sequence[tuple[nn.Module, dict[str, nn.Module | None]]]) -> list[tuple[nn.Module, str, nn.Module]]:
-        """Return the layers of the start that others have replaced: the part that had each, its name there, and the layer."""
+    def _changed_layers(self) -> list[tuple[nn.Module, str, nn.Module | None]]:
+        """Return the layers that training has replaced or created: the part that has each, its name, and the former one."""
         return [
-            (part, name, child)
-            for part, children in changed
-            for name, child in children.items()
-            if child is not None and children_of(part).get(name) is not child
+            (part, name, before.get(name))
+            for part, before in self._children
+            if (now := children_of(part)) != before
+            for name in {**before, **now}
+            if before.get(name, _ABSENT) is not None and now.get(name) is not before.get(name)
         ]
 
-    def restore(self) -> None:
-        """Give the attributes their values of the start of the fit, as before an evaluation."""
-        self._restored()
+    def restore(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Give the attributes their values of the start of the fit, as before a turn or an evaluation.
 
-    def _restored(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Restore the attributes, and return the module's parts and its generators, which are not copied."""
-        changed = self._changed_children()
-        for owner, name, child in self._replaced(changed):
-            setattr(owner, name, child)
-        for owner, children in changed:
-            for name in children_of(owner).keys() - children.keys():
+        Returns:
+            The module's parts, and its generators of random numbers, which are not copied.
+        """
+        for owner, name, former in self._changed_layers():
+            if former is not None:
+                setattr(owner, name, former)
+            else:
                 delattr(owner, name)  # training created it
-        parts, generators = self._parts(), dict[str, Any]()
+        parts, generators = _parts_of(self._module), dict[str, Any]()
         for (prefix, name), value in self._attributes(parts):
             if (prefix, name) in self._beginning:
                 continue
             if not (isinstance(value, PLAIN) or is_copied(value)):
-                generators.update(generators_in(value, f"{prefix}.{name}"))
+                generators.update(values.generators_in(value, f"{prefix}.{name}"))
             elif prefix in self._begun_with or not isinstance(parts[prefix], nn.Module):
                 del _attributes_of(parts[prefix])[name]  # it did not exist at the start
         self._set_beginning(parts)
@@ -193,13 +169,9 @@ class PythonState:
         """Give the attributes of a copy of the module the values that these had at first, before a checkpoint was loaded."""
         self._set_beginning(_parts_of(module))
 
-    def _is_renewed(self, key: tuple[str, str], value: Any) -> bool:
-        """Return whether the next turn does not find an attribute as this one leaves it, although it is not shared."""
-        return isinstance(value, PLAIN) or is_copied(value) or key in self._beginning
-
     def load_buffers(self, kept: Mapping[str, Any]) -> None:
         """Load the client's own buffers, after the global model has been loaded."""
-        parts = self._parts() if kept else {}
+        parts = _parts_of(self._module) if kept else {}
         for path, value in kept.items():
             prefix, _, name = path.rpartition(".")
             buffer = _buffers_of(parts[prefix]).get(name) if prefix in parts else None
@@ -215,7 +187,7 @@ class PythonState:
         Raises:
             ConfigurationError: if an attribute to keep is missing, or is neither a tensor nor a plain value.
         """
-        parts = self._parts()
+        parts = _parts_of(self._module)
         own, turn = (
             {(prefix, name) for prefix, names in declared_names(parts, attribute).items() for name in names}
             for attribute in ("client_state", "turn_state")
@@ -233,41 +205,35 @@ class PythonState:
         kept |= {f"{prefix}.{name}": _state_of(parts[prefix], name) for prefix, name in own}
         if self._shared:
             warn_of_changes(self._module, self._shared)
-        self._warn_of_stale(continued)
+        # The server has the value of the start. Nearly all whole numbers are counts, and new layers are nobody's.
+        self._warn(
+            [key for key, value in continued.items() if type(value) is not int and key in self._beginning],
+            ". Each client keeps its own value, and the server evaluates with that of the start. If validation reads it and "
+            "the federation should average it, make it a buffer: self.register_buffer({0!r}, torch.tensor(0.0)). If it is right "
+            "as it is, name it in a class attribute of the module: client_state = ({0!r},).",
+        )
         prefixes = {id(part): prefix for prefix, part in parts.items()}
-        renewed = [key for key, value in changed if key not in continued and self._is_renewed(key, value)]
-        replaced = self._replaced(self._changed_children())
-        self._warn_of_renewed([*renewed, *((prefixes.get(id(part), ""), name) for part, name, _ in replaced)])
+        replaced = [(prefixes.get(id(part), ""), name) for part, name, former in self._changed_layers() if former is not None]
+        renewed = [
+            key
+            for key, value in changed
+            if key not in continued and (isinstance(value, PLAIN) or is_copied(value) or key in self._beginning)
+        ]
+        self._warn(
+            [*renewed, *replaced],
+            ", which every client's turn finds as it was at the start of the fit. To let each client keep it, name it in a "
+            "class attribute of the module: client_state = ({0!r},). If every turn sets it again, for example in "
+            "'on_train_start', write turn_state = ({0!r},).",
+        )
         return kept
 
-    def _warn_of_stale(self, continued: Mapping[tuple[str, str], Any]) -> None:
-        """Warn once of what clients keep and an evaluation may read: the server has the value of the start.
-
-        Whole numbers are left out, because nearly all of them are counts, and so is what layers have that training creates.
-        """
-        keys = [key for key, value in continued.items() if type(value) is not int and key in self._beginning]
-        names = [".".join(key).lstrip(".") for key in keys if key not in self._warned]
-        self._warned.update(continued)
-        if names:
-            name = names[0].rpartition(".")[2]
-            rank_zero_warn(
-                f"Training changed {', '.join(map(repr, names))} of {type(self._module).__name__}. Each client keeps its own "
-                "value, and the server evaluates with that of the start. If validation reads it and the federation should "
-                f"average it, make it a buffer: self.register_buffer({name!r}, torch.tensor(0.0)). If it is right as it is, "
-                f"name it in a class attribute of the module: client_state = ({name!r},)."
-            )
-
-    def _warn_of_renewed(self, keys: Sequence[tuple[str, str]]) -> None:
+    def _warn(self, keys: Sequence[tuple[str, str]], advice: str) -> None:
+        """Warn once of attributes that training has changed."""
         names = [".".join(key).lstrip(".") for key in keys if key not in self._warned]
         self._warned.update(keys)
         if names:
-            name = names[0].rpartition(".")[2]
-            rank_zero_warn(
-                f"Training changed {', '.join(map(repr, names))} of {type(self._module).__name__}, which every client's turn "
-                "finds as it was at the start of the fit. To let each client keep it, name it in a class attribute of the "
-                f"module: client_state = ({name!r},). If every turn sets it again, for example in 'on_train_start', write "
-                f"turn_state = ({name!r},)."
-            )
+            changed = f"Training changed {', '.join(map(repr, names))} of {type(self._module).__name__}"
+            rank_zero_warn(changed + advice.format(names[0].rpartition(".")[2]))
 
 
 def _state_of(part: Any, name: str) -> Any:
@@ -277,7 +243,7 @@ def _state_of(part: Any, name: str) -> Any:
             f"'client_state' of {type(part).__name__} names '{name}', but after a client's training the part has no attribute "
             "or buffer of this name. Correct the name, or create it in '__init__'."
         )
-    return stored(name, getattr(part, name))
+    return values.stored(name, getattr(part, name))
 
 
 def _parts_of(module: nn.Module) -> dict[str, Any]:
@@ -295,3 +261,55 @@ def _attributes_of(part: Any) -> dict[str, Any]:
 
 def _buffers_of(part: Any) -> dict[str, Tensor]:
     return dict(part.named_buffers(recurse=False)) if isinstance(part, nn.Module) else {}
+
+
+def switches_of(module: nn.Module, layout: ModelLayout) -> dict[str, bool]:
+    """Return what differs from a layout: which parameters are trained, by name, and which parts are, by ``<part>:mode``."""
+    parts = parts_of(module)
+    flags = zip(parameters_of(module, parts).items(), layout.trained, strict=True)
+    frozen = {name: p.requires_grad for (name, p), trained in flags if p.requires_grad is not trained}
+    modes = {f"{n}:mode": p.training for n, p in parts.items() if p.training is not layout.modes.get(n, (p.training, None))[0]}
+    return frozen | modes
+
+
+def set_switches(module: nn.Module, switches: Mapping[str, bool]) -> None:
+    """Set what :func:`switches_of` returned."""
+    if not switches:
+        return
+    parts = parts_of(module)
+    for name, parameter in parameters_of(module, parts).items():
+        parameter.requires_grad_(switches.get(name, parameter.requires_grad))
+    for name, part in parts.items():
+        part.training = switches.get(f"{name}:mode", part.training)
+
+
+class ForeignTensors:
+    """Remember which tensors of a fit's optimizers are neither parameters nor buffers of the module, nor in its attributes.
+
+    Args:
+        module: the clients' module.
+        optimizers: the fit's optimizers.
+        python: the module's attributes.
+    """
+
+    def __init__(self, module: nn.Module, optimizers: Sequence[Any], python: PythonState) -> None:
+        tensors = [tensor for optimizer in optimizers for group in optimizer.param_groups for tensor in group["params"]]
+        parameters = {id(parameter) for parameter in parameters_of(module).values()}
+        others = [tensor for tensor in tensors if id(tensor) not in parameters]
+        known = python.tensors() | {id(buffer) for buffer in module.buffers()} if others else set()
+        self._module = module
+        self._before = [(tensor, times_changed(tensor)) for tensor in others if id(tensor) not in known]
+
+    def refuse_trained(self) -> None:
+        """Refuse the fit if it has changed such a tensor.
+
+        Raises:
+            ConfigurationError: with its shape.
+        """
+        shapes = [tuple(tensor.shape) for tensor, before in self._before if times_changed(tensor) != before]
+        if shapes:
+            raise ConfigurationError(
+                f"The optimizers of {type(self._module).__name__} train {len(shapes)} tensors that it does not contain, the "
+                f"first of shape {shapes[0]}, so no client would send them. Register them: layers in 'nn.ModuleList' or "
+                "'nn.ModuleDict' instead of a list or dictionary, tensors as 'nn.Parameter'."
+            )

@@ -10,7 +10,7 @@ import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
-from fl_lightning.clients.isolation.attribute_values import PLAIN, copied, equal, holds, is_copied, tensors_in
+from fl_lightning.clients.attribute_values import PLAIN, copied, equal, holds, is_copied, tensors_in
 from fl_lightning.compat.torch import parameters_of, parts_of
 from fl_lightning.functional.description import is_users
 
