@@ -21,8 +21,6 @@ from fl_lightning.utilities.atomic_file import fill_whole
 
 Kept = dict[str, dict[str, Tensor]]
 """What a client keeps: each owner's tensors, by name."""
-Sessions = Mapping[str, int]
-"""The sessions whose files a checkpoint refers to, and the last version of each that it refers to."""
 
 _NAME = re.compile(r"(\d+)-(\d+)-(\w+)\.pt")
 _CLIENTS_PER_FOLDER = 1000
@@ -30,6 +28,15 @@ _CLIENTS_PER_FOLDER = 1000
 _DIGEST = 16
 _BLOCK = 4096
 """The bytes that most file systems allocate at once."""
+
+
+class References(NamedTuple):
+    """The files that a checkpoint refers to: each client's newest one of these, unless the checkpoint itself has its state."""
+
+    sessions: Mapping[str, int]
+    """The sessions that wrote them, and the last version of each."""
+    in_memory: Collection[int]
+    """The clients whose state the checkpoint has."""
 
 
 class _Former(NamedTuple):
@@ -40,10 +47,11 @@ class _Former(NamedTuple):
     session: str
     later: list[tuple[int, str]]
 
-    def needed_by(self, sessions: Sessions) -> bool:
+    def needed_by(self, checkpoint: References) -> bool:
         """Return whether this is the client's newest file to which a checkpoint refers."""
-        known = (version <= sessions.get(session, 0) for version, session in self.later)
-        return self.version <= sessions.get(self.session, 0) and not any(known)
+        last = checkpoint.sessions
+        known = (version <= last.get(session, 0) for version, session in self.later)
+        return self.version <= last.get(self.session, 0) and self.client not in checkpoint.in_memory and not any(known)
 
 
 class ClientFiles:
@@ -59,6 +67,8 @@ class ClientFiles:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.session = folder, ""
+        self.used = False
+        """Whether the run has ever written files, so that some may be left that nothing needs; the same on every rank."""
         self._version = 0  # of the last round that was settled
         self.forget()
         self.begin(folder)
@@ -83,9 +93,6 @@ class ClientFiles:
 
     def __bool__(self) -> bool:
         return bool(self._versions.any())
-
-    def __contains__(self, client: int) -> bool:
-        return self.version(client) > 0
 
     def version(self, client: int) -> int:
         """Return the version of a client's file; 0 without one."""
@@ -144,6 +151,7 @@ class ClientFiles:
             sizes: the bytes of the new files of all ranks, by client; 0 for a client whose new state is in memory.
         """
         self._version += 1
+        self.used = self.used or any(sizes.values())
         for client, size in sizes.items():
             before = self._settled(client)
             if before:
@@ -170,8 +178,9 @@ class ClientFiles:
         """
         self.forget()
         self.begin(self._folder)
+        self.used = True
         self._earlier = [(name, folder, last) for name, folder, last in state["sessions"]]
-        self._version, sessions = max(self._version, self._earlier[-1][2]), sessions_of(state)
+        self._version, sessions = max(self._version, self._earlier[-1][2]), {name: last for name, _, last in self._earlier}
         for folder in {str(self._folder), *(folder for _, folder, _ in self._earlier)}:
             for client, versions in _versions_in(folder):
                 last = max((version for version, session in versions if version <= sessions.get(session, 0)), default=0)
@@ -180,7 +189,7 @@ class ClientFiles:
         if self._versions.sum() != state["sum"]:
             raise CheckpointError(f"'{self._folder}' lacks files with clients' state to which the checkpoint refers. {_REMEDY}")
 
-    def sweep(self, checkpoints: Mapping[Hashable, Sessions]) -> None:
+    def sweep(self, checkpoints: Mapping[Hashable, References]) -> None:
         """Delete the files that are not needed: of all files in the first call, and then of those that were replaced.
 
         A file that a checkpoint needs is looked at again when that checkpoint is gone, so that a round looks at no others.
@@ -190,7 +199,7 @@ class ClientFiles:
         for gone in self._needed.keys() - checkpoints.keys():
             self._former += self._needed.pop(gone)
         for file in self._former:
-            holder = next((key for key, sessions in checkpoints.items() if file.needed_by(sessions)), None)
+            holder = next((key for key, one in checkpoints.items() if file.needed_by(one)), None)
             if holder is None:
                 self._delete(file)
             else:
@@ -234,11 +243,6 @@ class ClientFiles:
         if client >= len(self._versions):
             self._versions = np.concatenate([self._versions, np.zeros(client + 1000, np.int64)])
         self._versions[client] = version
-
-
-def sessions_of(state: Mapping[str, Any]) -> dict[str, int]:
-    """Return the sessions in a checkpoint; see :meth:`ClientFiles.state_dict`."""
-    return {name: last for name, _, last in state["sessions"]}
 
 
 _REMEDY = (

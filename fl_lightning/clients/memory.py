@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.clients.client_files import ClientFiles, Kept, Sessions
+from fl_lightning.clients.client_files import ClientFiles, Kept, References
 from fl_lightning.errors import CheckpointError
 from fl_lightning.types import Snapshot
 from fl_lightning.utilities.collectives import Collectives
@@ -96,9 +96,11 @@ class ClientMemory:
 
     def kept(self, client: int) -> Kept:
         """Return a client's state."""
-        if client in self._kept or client not in self._files:
+        if client in self._kept or not (self._files.used or self._changed):
             return self._kept.get(client, {})
         key = client, self._files.version(client)
+        if not key[1]:
+            return {}
         if self._loaded is None or self._loaded[:2] != key:
             self._loaded = *key, self._files.read(client)
         return self._loaded[2]
@@ -168,7 +170,7 @@ class ClientMemory:
     def state_dict(self) -> dict[Any, Any]:
         """Return the state of all clients for a checkpoint: tensors by client and owner, and what tells its files."""
         state: dict[Any, Any] = {client: dict(kept) for client, kept in sorted(self._kept.items())}
-        if self._files:
+        if self._files.used:
             state[FILES] = self._files.state_dict() | {"lengths": sorted(map(list, self._lengths))}
         return state
 
@@ -184,12 +186,12 @@ class ClientMemory:
             self._lengths = {(owner, length) for owner, length in state[FILES]["lengths"]}
             self._files.load(state[FILES], self._kept)
 
-    def sweep(self, comm: Collectives, checkpoints: Mapping[Hashable, Sessions] | None) -> None:
+    def sweep(self, comm: Collectives, checkpoints: Mapping[Hashable, References] | None) -> None:
         """Delete files to which neither this round nor a checkpoint refers, on the first rank while the others wait.
 
         Args:
             comm: the ranks.
-            checkpoints: the sessions in each checkpoint; None on other ranks, and if they are not known.
+            checkpoints: what each checkpoint refers to; None on other ranks, and if they are not known.
         """
         if checkpoints is not None:
             self._files.sweep(checkpoints)
@@ -199,8 +201,8 @@ class ClientMemory:
 
     @property
     def has_files(self) -> bool:
-        """Return whether some state is in files."""
-        return bool(self._files)
+        """Return whether there may be files, also such as nothing needs any more."""
+        return self._files.used
 
     def _write(self, clients: Iterable[int]) -> None:
         for client in clients:
@@ -208,6 +210,12 @@ class ClientMemory:
                 self._files.write(client, self._kept[client])
                 self._lengths.update(self._lengths_in(self._kept.pop(client)))
                 self._changed[client] = 0
+
+
+def references_of(state: Mapping[Any, Any]) -> References:
+    """Return the files to which a checkpoint refers; see :meth:`ClientMemory.state_dict`."""
+    sessions = state[FILES]["sessions"] if FILES in state else ()
+    return References({name: last for name, _, last in sessions}, state.keys() - {FILES})
 
 
 def _nbytes(kept: Kept) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from lightning.pytorch import Trainer
 
-from fl_lightning.clients.client_files import Sessions, sessions_of
-from fl_lightning.clients.memory import FILES, ClientMemory
+from fl_lightning.clients.client_files import References
+from fl_lightning.clients.memory import ClientMemory, references_of
 from fl_lightning.plugins.checkpoint_io import checkpoint_folders
 from fl_lightning.utilities.collectives import Collectives
 
@@ -27,20 +27,19 @@ def sweep_client_files(trainer: Trainer, memory: ClientMemory) -> None:
         memory.sweep(Collectives(trainer), _checkpoints(trainer) if trainer.is_global_zero else None)
 
 
-def _checkpoints(trainer: Trainer) -> dict[Hashable, Sessions] | None:
-    """Return the sessions to which each checkpoint refers; None if one cannot be read."""
+def _checkpoints(trainer: Trainer) -> dict[Hashable, References] | None:
+    """Return the files to which each checkpoint refers; None if one cannot be read."""
     try:
         paths = [path for folder in checkpoint_folders(trainer) for path in folder.glob(f"*{_SUFFIX}")]
         stats = [(path, path.stat()) for path in paths]
-        return {(key := (path, stat.st_mtime_ns, stat.st_size)): _sessions(*key) for path, stat in stats}
+        return {(key := (path, stat.st_mtime_ns, stat.st_size)): _references(*key) for path, stat in stats}
     except Exception:
         return None
 
 
 @lru_cache(maxsize=10_000)
-def _sessions(path: Path, time: int, size: int) -> Sessions:
-    """Return the sessions to which a checkpoint refers, which is read once for each time and size."""
+def _references(path: Path, time: int, size: int) -> References:
+    """Return the files to which a checkpoint refers, which is read once for each time and size."""
     checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     states = [state for state in checkpoint.get("callbacks", {}).values() if isinstance(state, dict)]
-    files = [state["memory"][FILES] for state in states if FILES in state.get("memory", ())]
-    return {name: last for one in files for name, last in sessions_of(one).items()}
+    return references_of(next((state["memory"] for state in states if "memory" in state), {}))

@@ -30,8 +30,7 @@ from fl_lightning import (
     TopK,
 )
 from fl_lightning.clients import memory as memory_module
-from fl_lightning.clients.client_files import sessions_of
-from fl_lightning.clients.memory import RULES, ClientMemory
+from fl_lightning.clients.memory import RULES, ClientMemory, references_of
 from fl_lightning.rules import ControlVariates
 from fl_lightning.utilities.atomic_file import fill_whole
 
@@ -264,11 +263,30 @@ def test_a_kill_while_a_file_gets_its_name_leaves_what_the_checkpoint_knows(tmp_
     assert left
     put_round(resumed, range(1), 3.0)
     assert [of(resumed, client) for client in range(3)] == [3.0, 1.0, 1.0]
-    resumed.sweep(ALONE, {"last": sessions_of(state["files"])})
+    resumed.sweep(ALONE, {"last": references_of(state)})
     assert len(files_in(tmp_path)) == 4  # of the checkpoint and of client 0 now
     assert not files_in(tmp_path) & set(left)
-    resumed.sweep(ALONE, {"the next last": sessions_of(resumed.state_dict()["files"])})
+    resumed.sweep(ALONE, {"the next last": references_of(resumed.state_dict())})
     assert len(files_in(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_run_killed_after_state_moved_back_to_memory_leaves_no_file(tmp_path, others):
+    """Client 0 moves back, with or without another client that stays in a file; the killed process has not swept."""
+    memory = bounded(tmp_path, 100)
+    put_round(memory, range(1 + others), 1.0, 100)
+    best = references_of(memory.state_dict())
+    put_round(memory, range(1), 2.0)
+    state = memory.state_dict()
+    assert len(files_in(tmp_path)) == 1 + others
+    resumed = bounded(tmp_path, 100)
+    resumed.load_state_dict(state)
+    resumed.sweep(ALONE, {"best": best, "last": references_of(state)})
+    assert len(files_in(tmp_path)) == 1 + others
+    resumed.sweep(ALONE, {"last": references_of(state)})
+    assert len(files_in(tmp_path)) == others
+    assert of(resumed, 0) == 2.0
+    assert resumed.has_files
 
 
 def test_two_runs_from_one_checkpoint_keep_their_own_files(tmp_path):
@@ -282,12 +300,12 @@ def test_two_runs_from_one_checkpoint_keep_their_own_files(tmp_path):
     other.load_state_dict(state)
     put_round(other, range(1, 3), 3.0)
     ends.append(other.state_dict())
-    other.sweep(ALONE, {k: sessions_of(end["files"]) for k, end in enumerate(ends)})
+    other.sweep(ALONE, {k: references_of(end) for k, end in enumerate(ends)})
     for end, found in zip(ends, ([2.0, 2.0, 1.0], [1.0, 3.0, 3.0]), strict=True):
         read = bounded(tmp_path)
         read.load_state_dict(end)
         assert [of(read, client) for client in range(3)] == found
-    other.sweep(ALONE, {1: sessions_of(ends[1]["files"])})
+    other.sweep(ALONE, {1: references_of(ends[1])})
     assert len(files_in(tmp_path)) == 3
 
 
@@ -356,9 +374,9 @@ def test_state_of_many_clients_goes_to_files_though_it_is_small(tmp_path, monkey
 def test_former_files_go_with_the_checkpoint_that_needs_them(tmp_path):
     memory = bounded(tmp_path)
     put_round(memory, range(5), 1.0)
-    older, kept = sessions_of(memory.state_dict()["files"]), files_in(tmp_path)
+    older, kept = references_of(memory.state_dict()), files_in(tmp_path)
     put_round(memory, range(1), 2.0)
-    newer = sessions_of(memory.state_dict()["files"])
+    newer = references_of(memory.state_dict())
     memory.sweep(ALONE, {"best": older, "last": newer})
     assert kept < files_in(tmp_path)
     assert of(memory, 0) == 2.0
