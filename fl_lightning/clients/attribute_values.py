@@ -39,7 +39,7 @@ def not_storable(value: Any) -> Iterator[Any]:
     if type(value) in (list, tuple, set, dict, OrderedDict, Counter):
         for item in _items(value):
             yield from not_storable(item)
-    elif not (isinstance(value, Tensor) or is_storable(value)):
+    elif not (isinstance(value, Tensor) or type(value) in _BUILTIN):
         yield value
 
 

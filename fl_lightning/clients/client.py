@@ -144,11 +144,6 @@ class Client:
         rank_zero_info(f"Local training uses the engine '{chosen}': {reason}")
         return LocalEngine(self.resident, self._place, chosen, falls_back=True)
 
-    @property
-    def side_by_side(self) -> bool:
-        """Return whether several clients train at once."""
-        return self.engine.kind.side_by_side
-
     # ---------------------------------------------------------------- orders
 
     def publish(self, model: ServerModel) -> None:
@@ -168,7 +163,7 @@ class Client:
         self._begun()
         while tasks:
             started: dict[int, float | None] = {}
-            if not (self.side_by_side and len(tasks) > 1):
+            if not (self.engine.kind.side_by_side and len(tasks) > 1):
                 yield self._trained_alone(tasks.popleft(), started)
                 continue
             waiting = {task.client: task for task in tasks}
@@ -354,7 +349,7 @@ class Client:
         if self._sizes_of is not server.layout:
             state = self.resident.view()
             self._sizes, self._sizes_of = (state.nbytes(upward=False), state.nbytes(upward=True)), server.layout
-        extras, kept = self._of_the_end(result)
+        extras, kept = self._of_the_end(result) if self._ending else ({}, {})
         along = self.resident.server.broadcast.values() if extras else ()
         update = replace(
             result.update,
@@ -381,8 +376,6 @@ class Client:
 
     def _of_the_end(self, result: LocalResult) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the tensors that the client's rules send with the model, and those that they store."""
-        if not self._ending:
-            return {}, {}
         server, state = self.resident.server, self.resident.view()
         size, given = state.num_parameters, result.prepared.task.start
         start = [given.vector[:size]] if given is not None else [server.tensors[name] for name in state.names()[0]]

@@ -78,16 +78,12 @@ class UpdateEditor:
         return [self.model.tensors[name].detach() for name in self._names[kind]]
 
     @cached_property
-    def _compared(self) -> list[Tensor]:
+    def _compared(self) -> tuple[list[Tensor], float]:
+        """Return the parameters of the published model, and their largest absolute value."""
         found = self._tensors(0)
         if self.size <= _SMALL and len({tensor.dtype for tensor in found}) == 1:
-            return [torch.cat([tensor.reshape(-1) for tensor in found])]  # one operation per client instead of one per tensor
-        return found
-
-    @cached_property
-    def _reach(self) -> float:
-        """Return the largest absolute value of the published model's parameters."""
-        return max(magnitudes(self._compared), default=0.0)
+            found = [torch.cat([tensor.reshape(-1) for tensor in found])]  # one operation per client instead of one per tensor
+        return found, max(magnitudes(found), default=0.0)
 
     @property
     def state(self) -> Tensor:
@@ -135,7 +131,8 @@ class UpdateEditor:
             ClientError: if the loss or the new weights are not finite, or if the weights are too large or have another shape.
             ConfigurationError: if it has tensors that a part at the clients does not cover.
         """
-        refuse_moved(update.snapshot.moved, self._fixed)
+        if update.snapshot.moved:
+            refuse_moved(update.snapshot.moved, self._fixed)
         who = f"Client {self._name_of(update.client)} (of {update.num_examples} examples) in round {update.round_idx}"
         state, largest = update.snapshot.vector, self.model.max_abs_weight
         if state.shape != (self._length,) or not state.is_floating_point():
@@ -146,14 +143,15 @@ class UpdateEditor:
         for name, tensor in update.snapshot.moved.items():
             if name not in self._extremes and tensor.is_floating_point() and not math.isfinite(magnitude(widened(tensor))):
                 raise ClientError(f"{who}: its '{name}' is not finite. Lower its learning rate, or check its data.")
-        moved = distance(self._compared, state)
+        parameters, reach = self._compared
+        moved = distance(parameters, state)
         measured = replace(update, update_norm=moved if math.isfinite(moved) else None)
         if self.model.tolerates_broken:
             return measured
         remedy = "Lower its learning rate, clip with 'federation.local.gradient_clip_val', or check its data."
         if update.train_loss is not None and not math.isfinite(update.train_loss):
             raise ClientError(f"{who}: the training loss is {update.train_loss}, but it must be finite. {remedy}")
-        if math.isfinite(moved) and self._reach + 1.01 * moved <= largest and math.isfinite(magnitude(state[self.size :])):
+        if math.isfinite(moved) and reach + 1.01 * moved <= largest and math.isfinite(magnitude(state[self.size :])):
             return measured  # no single weight has moved further than the norm
         low, high = map(float, torch.aminmax(state)) if self._length else (0.0, 0.0)
         if not (math.isfinite(low) and math.isfinite(high)):  # aminmax propagates NaN

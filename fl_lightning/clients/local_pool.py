@@ -13,7 +13,7 @@ from fl_lightning.clients.pool import Chain, PassesOn, RunningChains, Take, Task
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.scheduling import balanced_shares
-from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, ServerModel
+from fl_lightning.messages import ClientInfo, EvalOrder, EvalReport, Note, ServerModel
 from fl_lightning.transforms.base import Transform
 from fl_lightning.types import ClientFailure, Snapshot
 from fl_lightning.utilities.collectives import Collectives
@@ -43,13 +43,7 @@ class LocalPool:
     ) -> None:
         self.comm, self.client, self._data = comm, client, data
         self._transforms, self._max_epochs = transforms, max_epochs
-        self._published: ServerModel | None = None
         client.memory.join(comm)
-
-    @property
-    def engine(self) -> str:
-        """Return the engine that trains the clients."""
-        return self.client.engine.name
 
     def clients(self) -> tuple[ClientInfo, ...]:
         """Return the name and size of each client, and its label counts if the labels are known."""
@@ -64,7 +58,6 @@ class LocalPool:
     def publish(self, model: ServerModel) -> None:
         """See :meth:`ClientPool.publish`."""
         self.client.publish(model)
-        self._published = model
         state = self.client.resident.view()
         for owner, length in self.client.memory.lengths():
             if length != (state.size if owner == MODEL else state.num_parameters):
@@ -76,10 +69,20 @@ class LocalPool:
                 )
 
     def train(self, chains: Sequence[Tasks], take: Take, passes_on: PassesOn, scored: int = 0) -> None:
-        """See :meth:`ClientPool.train`: chain after chain, or the next clients of all chains side by side."""
-        mine, waiting, failure = self._mine(chains, scored), list[Chain](), None
+        """See :meth:`ClientPool.train`: chain after chain, or the next clients of all chains side by side.
+
+        Each rank has chains of about the same work, by their examples and by the evaluation of their models, longest first.
+        """
+        cost = dict.fromkeys(range(len(chains)), scored)
+        for number, tasks in enumerate(chains):
+            for task in tasks:  # a step costs three times as much as evaluating its examples: forward, and twice that backward
+                epochs = self._max_epochs if task.epochs is None else task.epochs
+                cost[number] += 3 * epochs * self._data.num_examples(task.client)
+        shares = balanced_shares(range(len(chains)), cost, self.comm.size)
+        mine = [chains[number] for number in shares[self.comm.rank]]
+        waiting, failure = list[Chain](), None
         queue = deque(tasks[0] for tasks in mine)
-        running = RunningChains(mine, queue.append if self.client.side_by_side else queue.appendleft, passes_on)
+        running = RunningChains(mine, queue.append if self.client.engine.kind.side_by_side else queue.appendleft, passes_on)
 
         def end(chain: Chain) -> None:
             if self._delivered(chain):
@@ -111,18 +114,10 @@ class LocalPool:
             chain.updates[-1] = sent
         return sent is not None
 
-    def _mine(self, chains: Sequence[Tasks], scored: int) -> list[Tasks]:
-        """Return this rank's chains, longest first, balanced by their examples and by the evaluation of their models."""
-        # A step costs about three times as much as evaluating its examples: the backward pass costs twice the forward pass.
-        cost = {number: sum(map(self._steps, chain)) + scored for number, chain in enumerate(chains)}
-        shares = balanced_shares(range(len(chains)), cost, self.comm.size)
-        return [chains[number] for number in shares[self.comm.rank]]
-
     @property
     def published(self) -> ServerModel:
         """See :attr:`ClientPool.published`."""
-        assert self._published is not None
-        return self._published
+        return self.client.resident.server
 
     def terms(self) -> dict[str, str]:
         """See :meth:`ClientPool.terms`; every rank must return the same."""
@@ -139,10 +134,6 @@ class LocalPool:
     def under_way(self) -> dict[int, bytes]:
         """See :meth:`ClientPool.under_way`."""
         return {}
-
-    def _steps(self, task: ClientTask) -> int:
-        epochs = self._max_epochs if task.epochs is None else task.epochs
-        return 3 * epochs * self._data.num_examples(task.client)
 
     def evaluate(self, orders: Sequence[EvalOrder]) -> list[EvalReport]:
         """See :meth:`ClientPool.evaluate`."""

@@ -37,7 +37,7 @@ class ClientMemory:
     def __init__(self) -> None:
         self._kept: dict[int, Kept] = {}  # in memory
         self._changed: dict[int, int] = {}  # the bytes in memory of clients that changed in this round
-        self._files, self._limit, self._disk_limit = ClientFiles(Path("client_state")), math.inf, math.inf
+        self.files, self._limit, self._disk_limit = ClientFiles(Path("client_state")), math.inf, math.inf
         self._loaded: tuple[int, int, Kept] | None = None  # a client, the version of its file, and its contents
         self.undoable = False
         """Whether changes of a round may be undone, so that no stored tensor may be changed in place."""
@@ -48,17 +48,17 @@ class ClientMemory:
 
     def bound(self, folder: Path, limit: float, disk_limit: float = math.inf) -> None:
         """Set the folder of the files, and the bytes that may stay in memory and that the files may take."""
-        self._files.begin(folder)
+        self.files.begin(folder)
         self._limit, self._disk_limit, self._loaded = limit, disk_limit, None
 
     def join(self, comm: Collectives) -> None:
         """Write files under the same name as the other ranks, in a fit that is about to begin."""
-        self._files.session = comm.gather(self._files.session)[0]
+        self.files.session = comm.gather(self.files.session)[0]
 
     def forget(self) -> None:
         """Discard all state before the first round."""
         self._kept, self._changed, self._loaded, self._before, self._lengths = {}, {}, None, {}, set()
-        self._files.forget()
+        self.files.forget()
 
     def last_model(self, client: int) -> Snapshot | None:
         """Return the model that a client has stored; None if it has none."""
@@ -96,13 +96,13 @@ class ClientMemory:
 
     def kept(self, client: int) -> Kept:
         """Return a client's state."""
-        if client in self._kept or not (self._files.used or self._changed):
+        if client in self._kept or not (self.files.used or self._changed):
             return self._kept.get(client, {})
-        key = client, self._files.version(client)
+        key = client, self.files.version(client)
         if not key[1]:
             return {}
         if self._loaded is None or self._loaded[:2] != key:
-            self._loaded = *key, self._files.read(client)
+            self._loaded = *key, self.files.read(client)
         return self._loaded[2]
 
     def put(self, client: int, owner: str, tensors: Mapping[str, Tensor]) -> None:
@@ -114,7 +114,7 @@ class ClientMemory:
         kept = self.kept(client)
         self._kept[client] = kept | {owner: kept.get(owner, {}) | {name: tensor.cpu() for name, tensor in tensors.items()}}
         self._loaded = None
-        self._files.undo(client)
+        self.files.undo(client)
         if client not in self._changed and sum(self._changed.values()) > self._limit:  # of clients done in this round
             self._write([*self._changed])
         self._changed[client] = _nbytes(self._kept[client])
@@ -123,7 +123,7 @@ class ClientMemory:
         """Restore the state that a client had before this round."""
         if client in self._before:
             before = self._before.pop(client)
-            self._files.undo(client)
+            self.files.undo(client)
             self._kept.pop(client, None)
             if before is not None:
                 self._kept[client] = before
@@ -149,7 +149,7 @@ class ClientMemory:
         others = {client: _nbytes(kept) for client, kept in self._kept.items() if client not in sizes}
         if sum([*sizes.values(), *others.values()]) > self._limit or len(sizes) + len(others) > _MOST_IN_MEMORY:
             self._write([*self._changed, *(others if comm.rank == 0 else ())])  # every rank has the others
-        mine = {client: self._kept.get(client) or self._files.size(client) for client in self._changed}
+        mine = {client: self._kept.get(client) or self.files.size(client) for client in self._changed}
         written = dict[int, int]()
         for changes, lengths in comm.gather((mine, self._lengths)):
             self._lengths |= lengths
@@ -158,11 +158,11 @@ class ClientMemory:
                 written[client] = 0 if in_memory else kept
                 self._kept.pop(client, None)
                 self._kept |= {client: kept} if in_memory else {}
-        self._files.settle(written)
+        self.files.settle(written)
         self._changed, self._loaded = {}, None
-        if self._files.nbytes > self._disk_limit:
+        if self.files.nbytes > self._disk_limit:
             raise CheckpointError(
-                f"Clients' state takes {self._files.nbytes / 2**30:.3g} GiB in 'client_state', above 'federation.storage.disk' "
+                f"Clients' state takes {self.files.nbytes / 2**30:.3g} GiB in 'client_state', above 'federation.storage.disk' "
                 f"{self._disk_limit / 2**30:.3g}. Raise it, delete older checkpoints, which need former states, or use a "
                 "strategy, transforms and a route that keep no client state, such as FedAvg."
             )
@@ -170,8 +170,8 @@ class ClientMemory:
     def state_dict(self) -> dict[Any, Any]:
         """Return the state of all clients for a checkpoint: tensors by client and owner, and what tells its files."""
         state: dict[Any, Any] = {client: dict(kept) for client, kept in sorted(self._kept.items())}
-        if self._files.used:
-            state[FILES] = self._files.state_dict() | {"lengths": sorted(map(list, self._lengths))}
+        if self.files.used:
+            state[FILES] = self.files.state_dict() | {"lengths": sorted(map(list, self._lengths))}
         return state
 
     def load_state_dict(self, state: Mapping[Any, Any]) -> None:
@@ -184,7 +184,7 @@ class ClientMemory:
         self._kept = {client: dict(kept) for client, kept in state.items() if client != FILES}
         if FILES in state:
             self._lengths = {(owner, length) for owner, length in state[FILES]["lengths"]}
-            self._files.load(state[FILES], self._kept)
+            self.files.load(state[FILES], self._kept)
 
     def sweep(self, comm: Collectives, checkpoints: Mapping[Hashable, References] | None) -> None:
         """Delete files to which neither this round nor a checkpoint refers, on the first rank while the others wait.
@@ -194,20 +194,15 @@ class ClientMemory:
             checkpoints: what each checkpoint refers to; None on other ranks, and if they are not known.
         """
         if checkpoints is not None:
-            self._files.sweep(checkpoints)
-        nbytes = comm.gather(self._files.nbytes)[0]
+            self.files.sweep(checkpoints)
+        nbytes = comm.gather(self.files.nbytes)[0]
         if comm.rank > 0:
-            self._files.end_sweep(nbytes)
-
-    @property
-    def has_files(self) -> bool:
-        """Return whether there may be files, also such as nothing needs any more."""
-        return self._files.used
+            self.files.end_sweep(nbytes)
 
     def _write(self, clients: Iterable[int]) -> None:
         for client in clients:
             if client in self._kept:
-                self._files.write(client, self._kept[client])
+                self.files.write(client, self._kept[client])
                 self._lengths.update(self._lengths_in(self._kept.pop(client)))
                 self._changed[client] = 0
 

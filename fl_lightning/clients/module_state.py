@@ -205,12 +205,12 @@ class PythonState:
         kept |= {f"{prefix}.{name}": _state_of(parts[prefix], name) for prefix, name in own}
         if self._shared:
             warn_of_changes(self._module, self._shared)
-        # The server has the value of the start. Nearly all whole numbers are counts, and new layers are nobody's.
+        # Nearly all whole numbers are counts, and the server does not read what layers have that training creates.
         self._warn(
             [key for key, value in continued.items() if type(value) is not int and key in self._beginning],
             ". Each client keeps its own value, and the server evaluates with that of the start. If validation reads it and "
-            "the federation should average it, make it a buffer: self.register_buffer({0!r}, torch.tensor(0.0)). If it is right "
-            "as it is, name it in a class attribute of the module: client_state = ({0!r},).",
+            "the federation should average it, make it a buffer: self.register_buffer({0!r}, torch.tensor(0.0)). If it is "
+            "right as it is, name it in a class attribute of the module: client_state = ({0!r},).",
         )
         prefixes = {id(part): prefix for prefix, part in parts.items()}
         replaced = [(prefixes.get(id(part), ""), name) for part, name, former in self._changed_layers() if former is not None]

@@ -87,11 +87,6 @@ class ClientPool(Protocol):
     comm: Collectives
     simulated: bool
 
-    @property
-    def engine(self) -> str:
-        """Return the engine that trains the clients."""
-        ...
-
     def clients(self) -> tuple[ClientInfo, ...]:
         """Return the information that clients give about themselves, in the order of their ids."""
         ...

@@ -31,7 +31,12 @@ class ResidentModel:
     Args:
         module: the clients' copy of the user's module.
         channels_last: whether to keep the weights of convolutions in channels_last order.
+
+    Attributes:
+        server: the global model published last; not there before the first one.
     """
+
+    server: ServerModel
 
     def __init__(self, module: LightningModule, channels_last: bool = False) -> None:
         if channels_last:
@@ -40,7 +45,6 @@ class ResidentModel:
         self.builds_networks = is_overridden("setup", module) or is_overridden("configure_model", module)
         """Whether a fit builds the networks again."""
         self._state = None if self.builds_networks else ModelState(module)
-        self._server: ServerModel | None = None
         self._content: object | None = None
         self._resting: list[tuple[torch.UntypedStorage, int]] = []
         self._preloaded: tuple[tuple[int, float], ...] = ()
@@ -54,20 +58,14 @@ class ResidentModel:
         self.python = PythonState(module)
         """The attributes of the module that are not tensors of the model."""
 
-    @property
-    def server(self) -> ServerModel:
-        """Return the global model published last."""
-        assert self._server is not None
-        return self._server
-
     def publish(self, model: ServerModel) -> None:
         """Take a new global model, which :meth:`load` copies when it is needed."""
-        known = self._server
+        known: ServerModel | None = getattr(self, "server", None)
         if known is model:
             return
         if known is not None and known.layout == model.layout:  # a decoded layout is a new object each time
             model = replace(model, layout=known.layout)
-        self._server = model
+        self.server = model
         if self._state is not None:
             self._state.follow(model.layout)
             self._state.take_shapes(model.tensors)
@@ -157,15 +155,14 @@ class ResidentModel:
         Raises:
             ConfigurationError: if training has created parameters that the global model lacks, or changed a buffer's shape.
         """
-        self._refuse_new_parameters(state)
-        self._remove_new_buffers()
-        self._refuse_new_shapes(state)
-        self._warn_of_changed_buffers(state)
+        self._refuse_changes(state)
+        self._tidy_buffers(state)
         model = Snapshot(state.vector(), state.counters(), state.moved(self.server.tensors))
         self._content = model.version
         return model
 
-    def _refuse_new_parameters(self, state: ModelState) -> None:
+    def _refuse_changes(self, state: ModelState) -> None:
+        """Refuse parameters and shapes that the global model does not have, which could not be averaged."""
         known, held, parameters = self.server.tensors, self.server.layout.held, parameters_of(self.module)
         for name in parameters:
             if name not in known and name not in held:
@@ -180,17 +177,25 @@ class ResidentModel:
                     f"Training replaced the layer of '{name}' of {type(self.module).__name__}, so its weights would never be "
                     "averaged. Keep the layer, and change its parameters in place, as with 'reset_parameters'."
                 )
+        for name, now in state.resized(self.server.tensors).items():
+            raise ConfigurationError(
+                f"Training changed the shape of the buffer '{name}' of {type(self.module).__name__} from "
+                f"{tuple(self.server.tensors[name].shape)} to {tuple(now.shape)}, so it cannot be averaged. Register it "
+                "with its final shape, for example by one batch through the module before the fit, or with 'persistent=False'."
+            )
 
-    def _remove_new_buffers(self) -> None:
-        """Remove the buffers that training has created, as other attributes of a client's turn, and warn once."""
-        known, held = self.server.tensors, self.server.layout.held
-        found = [
-            (f"{prefix}.{name}".lstrip("."), part, name)
-            for prefix, part in parts_of(self.module).items()
+    def _tidy_buffers(self, state: ModelState) -> None:
+        """Remove the buffers that training has created, as other attributes of a client's turn, and warn once.
+
+        Warn once, too, of buffers that are not sent back, if training changes them and no client keeps them.
+        """
+        parts, known, held = parts_of(self.module), self.server.tensors, self.server.layout.held
+        created = [
+            (path, part, name)
+            for prefix, part in parts.items()
             for name, buffer in buffers_of(part).items()
-            if buffer is not None
+            if buffer is not None and (path := f"{prefix}.{name}".lstrip(".")) not in known and path not in held
         ]
-        created = [(path, part, name) for path, part, name in found if path not in known and path not in held]
         for path, part, name in created:
             if path in self._empty:
                 setattr(part, name, None)
@@ -204,25 +209,12 @@ class ResidentModel:
                 "model lacks, so it is removed after each client's turn. To let the federation average it, register it with "
                 "its shape in '__init__'."
             )
-
-    def _refuse_new_shapes(self, state: ModelState) -> None:
-        for name, now in state.resized(self.server.tensors).items():
-            raise ConfigurationError(
-                f"Training changed the shape of the buffer '{name}' of {type(self.module).__name__} from "
-                f"{tuple(self.server.tensors[name].shape)} to {tuple(now.shape)}, so it cannot be averaged. Register it "
-                "with its final shape, for example by one batch through the module before the fit, or with 'persistent=False'."
-            )
-
-    def _warn_of_changed_buffers(self, state: ModelState) -> None:
-        """Warn once of buffers that are not sent back, if training changes them and no client keeps them."""
-        *_, names = state.names()
-        if self._warned.issuperset(names):
+        *_, unsent = state.names()
+        if self._warned.issuperset(unsent):
             return
-        kept = {f"{prefix}.{name}".lstrip(".") for prefix, part in parts_of(self.module).items() for name in client_state(part)}
-        own = state.tensors() if set(names) - kept else {}
-        changed = sorted(
-            name for name in own if name in names and name not in kept and differs(own[name], self.server.tensors[name])
-        )
+        kept = {f"{prefix}.{name}".lstrip(".") for prefix, part in parts.items() for name in client_state(part)}
+        own = state.tensors() if set(unsent) - kept else {}
+        changed = sorted(name for name in own if name in unsent and name not in kept and differs(own[name], known[name]))
         if not self._warned.issuperset(changed):
             self._warned.update(changed)
             rank_zero_warn(

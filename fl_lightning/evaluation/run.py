@@ -146,7 +146,7 @@ def _clients(
 ) -> Iterator[ClientPool]:
     """Connect to the clients, which know the federation by the id that its checkpoint has, and end the connection."""
     run = RunState(settings)
-    run.federation, run.engine = state["federation"], state.get("engine")
+    run.federation = state["federation"]
     module.load_state_dict(checkpoint["state_dict"])
     pool: ClientPool | None = None
     cleanup = ExitStack()

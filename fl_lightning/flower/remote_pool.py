@@ -38,7 +38,6 @@ class RemotePool:
         comm: the ranks of the server, of which there is one.
         faults: how to handle clients that fail.
         view: returns a view of a copy of the module, to check updates against.
-        engine: the engine that trains the clients.
         prepares: whether the sites change an update before they send it.
         needs: what the strategy reads of every update.
     """
@@ -53,12 +52,11 @@ class RemotePool:
         comm: Collectives,
         faults: Faults,
         view: Callable[[], ModelState],
-        engine: str,
         prepares: bool,
         needs: Needs,
     ) -> None:
         self._exchange, self._infos, self.comm, self._faults = exchange, tuple(infos), comm, faults
-        self._view, self._engine, self._prepares, self._needs = view, engine, prepares, needs
+        self._view, self._prepares, self._needs = view, prepares, needs
         self._model: ServerModel | None = None
         self._between_rounds = False
         self._checks: dict[int, tuple[TensorCheck, UpdateEditor]] = {}  # by the version of the model
@@ -110,11 +108,6 @@ class RemotePool:
         """See :meth:`ClientPool.tell`."""
         for note in notes:
             self._exchange.tell(note)
-
-    @property
-    def engine(self) -> str:
-        """Return the engine that trains the clients."""
-        return self._engine
 
     def clients(self) -> tuple[ClientInfo, ...]:
         """See :meth:`ClientPool.clients`."""

@@ -228,7 +228,6 @@ class RemoteSites(ChecksTypes, RemoteClients):
             comm=Collectives(trainer),
             faults=settings.faults,
             view=assembly.view,
-            engine=assembly.engine,
             prepares=bool(settings.transforms) or settings.strategy.local_metric is not None,
             needs=_needs(settings),
         )

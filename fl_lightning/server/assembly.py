@@ -103,11 +103,6 @@ class Assembly:
         """Return a view of the copy of the module in which this process evaluates models."""
         return self._client.resident.view()
 
-    @property
-    def engine(self) -> str:
-        """Return the engine that would train clients here."""
-        return self._client.engine.name
-
     def federation(self, pool: ClientPool) -> Federation:
         """Return the parts that stay the same from round to round.
 

@@ -23,7 +23,7 @@ def sweep_client_files(trainer: Trainer, memory: ClientMemory) -> None:
     Rank 0 deletes while the others wait, because it would not know the files that they write in the next round. A checkpoint
     that cannot be read may refer to any file, so then nothing is deleted.
     """
-    if memory.has_files:
+    if memory.files.used:
         memory.sweep(Collectives(trainer), _checkpoints(trainer) if trainer.is_global_zero else None)
 
 

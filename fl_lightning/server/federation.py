@@ -75,11 +75,6 @@ class Federation:
         return self.pool.comm
 
     @property
-    def engine(self) -> str:
-        """Return the engine that trains the clients, for checkpoints."""
-        return self.pool.engine
-
-    @property
     def size(self) -> int:
         """Return d, the length of a model's vector."""
         return self.server.size

@@ -179,7 +179,7 @@ def compare(
         was, has = ({"number": one["clients"], "examples": one["partition"]} for one in (saved, now))
         found += differences("clients", was, has, True)
     found += differences("weights", *weights, True)
-    before, own = (_with_engine(settings, saved["engine"], device) for settings in (saved["settings"], run.settings))
+    before, own = (_with_engine(settings, device) for settings in (saved["settings"], run.settings))
     for name in (name for name in own if name in before):
         found += differences(name, before[name], own[name], False)
     found += differences("data.clients", saved["contents"], now["contents"], False)
@@ -239,10 +239,10 @@ def other_sites(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]], f
             yield Change(f"site {number}", was, has, True)
 
 
-def _with_engine(settings: dict[str, Any], chosen: str | None, device: torch.device) -> dict[str, Any]:
-    """Return the settings with the engine that trains; those that give the same bits are one."""
+def _with_engine(settings: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return the settings with one name for all engines that give the same bits, also for ``auto``, which chooses from these."""
     federation, local = settings["federation"], settings["federation"]["local"]
-    engine = local["engine"] if local["engine"] in ENGINES else chosen or local["engine"]
+    engine = local["engine"]
     if device.type == "cpu" and all(kind.equals_trainer for kind in possible_engines(engine)):
         engine = _EQUAL
     return settings | {"federation": federation | {"local": local | {"engine": engine}}}

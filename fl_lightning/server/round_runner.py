@@ -112,7 +112,7 @@ class RoundRunner:
             self._settings.pool.review(round_idx, influences(self._settings.strategy, result.updates))
         if self._settings.server_evaluation.every_n_rounds > 1:
             run.last_scores |= federation_round.scores(result.updates)
-        run.engine, run.finished_round = federation.engine, round_idx
+        run.finished_round = round_idx
         step = self._step_server(module, result)
         accepted = [update.client for update in result.updates]
         waited = federation.pool.settle(round_idx, accepted, run.saved_round)

@@ -47,7 +47,6 @@ class RunState:
         self.totals = Totals()
         self.hooks: Mapping[str, ServerHooks] = {}
         """The hooks of the options in use, by name."""
-        self.engine: str | None = None
         self.moving: tuple[str, ...] = ()
         self.unsent: tuple[str, ...] | None = None
         self.held: Callable[[], Iterable[str]] = tuple
@@ -95,7 +94,7 @@ class RunState:
         self.memory.forget()
         self.totals.reset()
         self.last_scores, self.saved_round, self.finished_round = {}, -1, -1
-        self.moving, self.engine = (), None
+        self.moving = ()
         self.rounds, self.rounds_are_known = None, False
 
     @property
@@ -119,7 +118,6 @@ class RunState:
             "last_scores": dict(self.last_scores),
             "totals": self.totals.state_dict(),
             "options": {name: hook.state_dict() for name, hook in self.hooks.items()},
-            "engine": self.engine,
             "moving": list(self.moving),
             "held": list(self.held()),
             "unsent": [] if self.unsent is None else [list(self.unsent)],
@@ -144,7 +142,6 @@ class RunState:
         self.totals.load_state_dict(state["totals"])
         for name in self.hooks.keys() & state["options"].keys():
             self.hooks[name].load_state_dict(state["options"][name])
-        self.engine = state["engine"]
         self.moving = tuple(state["moving"])
         self.unsent = next((tuple(names) for names in state["unsent"]), None)
         self.rounds, self.rounds_are_known = None, False

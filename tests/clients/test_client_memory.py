@@ -286,7 +286,7 @@ def test_a_run_killed_after_state_moved_back_to_memory_leaves_no_file(tmp_path, 
     resumed.sweep(ALONE, {"last": references_of(state)})
     assert len(files_in(tmp_path)) == others
     assert of(resumed, 0) == 2.0
-    assert resumed.has_files
+    assert resumed.files.used
 
 
 def test_two_runs_from_one_checkpoint_keep_their_own_files(tmp_path):
@@ -342,7 +342,7 @@ def test_a_round_writes_what_its_cohort_keeps_and_no_list_of_all(tmp_path, monke
 
     memory = bounded(tmp_path)
     put_round(memory, cohort, 1.0)
-    memory._files._versions[:100_000] = 1  # as if the others had taken part
+    memory.files._versions[:100_000] = 1  # as if the others had taken part
     monkeypatch.setattr("fl_lightning.clients.client_files.fill_whole", counted)
     put_round(memory, cohort, 2.0)
     assert len(written) == 10

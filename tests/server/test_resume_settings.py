@@ -113,6 +113,7 @@ ON_PURPOSE = [
     Change(f"{LOCAL}.limit_train_batches", "1.0", "1", local(limit_train_batches=1)),
     Change(f"{LOCAL}.precision", "'32-true'", "'bf16-mixed'", local(precision="bf16-mixed")),
     Change(f"{LOCAL}.engine", "'trainer or fabric'", "'stacked'", local(engine="stacked")),
+    Change(f"{LOCAL}.stack_size", "64", "2", local(engine="stacked", stack_size=2), local(engine="stacked")),
     # data
     Change("data.datamodule.batch_size", "5", "10", {"data": Blobs(batch_size=10)}),
     Change("data.datamodule.shuffle", "True", "False", {"data": Blobs(shuffle=False)}),

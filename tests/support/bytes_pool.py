@@ -145,7 +145,6 @@ class BytesPool:
     """The clients of :class:`Workers`; see :class:`ClientPool`."""
 
     simulated = False
-    engine = "trainer"
 
     def __init__(self, workers: Workers, comm: Collectives, listener: Any = None) -> None:
         self._workers, self.comm = workers, comm
