@@ -240,7 +240,7 @@ def other_sites(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]], f
 
 
 def _with_engine(settings: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return the settings with one name for all engines that give the same bits, also for ``auto``, which chooses from these."""
+    """Return the settings with one name for all engines with the same bits, also for ``auto``, which chooses from these."""
     federation, local = settings["federation"], settings["federation"]["local"]
     engine = local["engine"]
     if device.type == "cpu" and all(kind.equals_trainer for kind in possible_engines(engine)):
