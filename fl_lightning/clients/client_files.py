@@ -77,7 +77,8 @@ class ClientFiles:
         """Discard all versions before the first round."""
         self._earlier: list[tuple[str, str, int]] = []  # sessions before this one: name, folder and last version
         self._versions = np.zeros(0, np.int64)  # by client; 0 without a file
-        self._new: set[int] = set()  # clients with a file of the current round
+        self.new: dict[int, int] = {}
+        """The clients with a file of the current round, and the bytes that it takes."""
         self._seen = False
 
     def begin(self, folder: Path) -> None:
@@ -96,7 +97,7 @@ class ClientFiles:
 
     def version(self, client: int) -> int:
         """Return the version of a client's file; 0 without one."""
-        return self._version + 1 if client in self._new else self._settled(client)
+        return self._version + 1 if client in self.new else self._settled(client)
 
     def write(self, client: int, kept: Kept) -> None:
         """Write a client's state of this round, and sync it to the disk.
@@ -114,7 +115,7 @@ class ClientFiles:
                 f"Cannot write the state of client {client} to '{path}' ({error.strerror}). Free disk space, or raise "
                 "'federation.storage.memory' to keep the state in memory."
             ) from error
-        self._new.add(client)
+        self.new[client] = _allocated(_DIGEST + len(content))
 
     def read(self, client: int) -> Kept:
         """Read a client's state from this run's folder, or otherwise from the folder in which it was written.
@@ -136,13 +137,9 @@ class ClientFiles:
 
     def undo(self, client: int) -> None:
         """Delete a client's file of this round, which no checkpoint refers to."""
-        if client in self._new:
-            self._new.discard(client)
+        if client in self.new:
+            del self.new[client]
             (self._folder / _name(client, self._version + 1, self.session)).unlink(missing_ok=True)
-
-    def size(self, client: int) -> int:
-        """Return the bytes that a client's file of this round takes."""
-        return _on_disk(self._folder / _name(client, self._version + 1, self.session))
 
     def settle(self, sizes: Mapping[int, int]) -> None:
         """End a round.
@@ -159,7 +156,7 @@ class ClientFiles:
             if before or size:
                 self._set(client, self._version if size else 0)
             self.nbytes += size
-        self._new.clear()
+        self.new.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what tells a checkpoint's files, as plain values; their versions have a sum, which lacks what is missing."""
@@ -218,7 +215,7 @@ class ClientFiles:
                 if path.suffix == ".partial":
                     path.unlink()
                 else:
-                    self.nbytes += _on_disk(path)
+                    self.nbytes += _allocated(path.stat().st_size)
         for client, versions in _versions_in(self._folder):
             live = self.version(client), self._session(self.version(client))[0]
             several = sorted(versions, reverse=True)
@@ -227,7 +224,7 @@ class ClientFiles:
     def _delete(self, file: _Former) -> None:
         path = self._folder / _name(*file[:3])
         with suppress(OSError):  # a leftover file does no harm
-            size = _on_disk(path)
+            size = _allocated(path.stat().st_size)
             path.unlink()
             self.nbytes -= size
 
@@ -268,8 +265,8 @@ def _digest(content: bytes | memoryview) -> bytes:
     return hashlib.blake2b(content, digest_size=_DIGEST).digest()
 
 
-def _on_disk(path: Path) -> int:
-    return -(-path.stat().st_size // _BLOCK) * _BLOCK
+def _allocated(size: int) -> int:
+    return -(-size // _BLOCK) * _BLOCK
 
 
 def _whole(tensor: Tensor) -> Tensor:

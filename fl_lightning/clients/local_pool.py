@@ -8,13 +8,12 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from fl_lightning.clients.client import Client
-from fl_lightning.clients.memory import MODEL, transform_owner
+from fl_lightning.clients.memory import MODEL
 from fl_lightning.clients.pool import Chain, PassesOn, RunningChains, Take, Tasks
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.scheduling import balanced_shares
 from fl_lightning.messages import ClientInfo, EvalOrder, EvalReport, Note, ServerModel
-from fl_lightning.transforms.base import Transform
 from fl_lightning.types import ClientFailure, Snapshot
 from fl_lightning.utilities.collectives import Collectives
 
@@ -26,7 +25,6 @@ class LocalPool:
         comm: the ranks.
         client: trains any client on this rank.
         data: the examples of all clients.
-        transforms: the clients' transforms, for their metrics.
         max_epochs: the number of local epochs of a turn, for balancing; 1 if unlimited.
     """
 
@@ -38,11 +36,10 @@ class LocalPool:
         comm: Collectives,
         client: Client,
         data: FederatedDataModule,
-        transforms: Sequence[Transform] = (),
         max_epochs: int = 1,
     ) -> None:
         self.comm, self.client, self._data = comm, client, data
-        self._transforms, self._max_epochs = transforms, max_epochs
+        self._max_epochs = max_epochs
         client.memory.join(comm)
 
     def clients(self) -> tuple[ClientInfo, ...]:
@@ -148,14 +145,6 @@ class LocalPool:
     def counts(self) -> dict[str, dict[int, int]]:
         """See :meth:`ClientPool.counts`."""
         return self.client.counts()
-
-    def figures(self, round_idx: int, drawn: int) -> dict[str, float]:
-        """See :meth:`ClientPool.figures`."""
-        figures: dict[str, float] = {}
-        for number, transform in enumerate(self._transforms):
-            kept = self.client.memory.drawers(self._data.num_clients, transform_owner(number))
-            figures |= transform.figures(round_idx + 1, drawn, kept)
-        return figures
 
     def settle(self, round_idx: int, accepted: Collection[int], saved_round: int) -> dict[str, float]:
         """Settle, and share all clients' state between ranks: any rank may train them next, and rank 0 saves it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import UserDict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,10 +91,6 @@ class ClientMemory:
         """Return a view, for reading and writing, of the client's tensors of an owner."""
         return _Drawer(self, client, owner)
 
-    def drawers(self, num_clients: int, owner: str) -> Sequence[Mapping[str, Tensor]]:
-        """Return the drawers of clients 0 to ``num_clients`` - 1, each made when it is read."""
-        return _Drawers(self, num_clients, owner)
-
     def kept(self, client: int) -> Kept:
         """Return a client's state."""
         if client in self._kept or not (self.files.used or self._changed):
@@ -149,7 +146,7 @@ class ClientMemory:
         others = {client: _nbytes(kept) for client, kept in self._kept.items() if client not in sizes}
         if sum([*sizes.values(), *others.values()]) > self._limit or len(sizes) + len(others) > _MOST_IN_MEMORY:
             self._write([*self._changed, *(others if comm.rank == 0 else ())])  # every rank has the others
-        mine = {client: self._kept.get(client) or self.files.size(client) for client in self._changed}
+        mine = {client: self._kept.get(client) or self.files.new[client] for client in self._changed}
         written = dict[int, int]()
         for changes, lengths in comm.gather((mine, self._lengths)):
             self._lengths |= lengths
@@ -217,36 +214,16 @@ def _nbytes(kept: Kept) -> int:
     return sum(tensor.nbytes for tensors in kept.values() for tensor in tensors.values())
 
 
-class _Drawer(MutableMapping[str, Tensor]):
+class _Drawer(UserDict[str, Tensor]):
     def __init__(self, memory: ClientMemory, client: int, owner: str) -> None:
         self._memory, self._client, self._owner = memory, client, owner
 
-    def _own(self) -> Mapping[str, Tensor]:
+    @property
+    def data(self) -> dict[str, Tensor]:  # type: ignore[override]
         return self._memory.kept(self._client).get(self._owner, {})
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._own()[name]
 
     def __setitem__(self, name: str, tensor: Tensor) -> None:
         self._memory.put(self._client, self._owner, {name: tensor})
 
     def __delitem__(self, name: str) -> None:
         raise TypeError("A client's state cannot be deleted. Overwrite it instead.")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._own())
-
-    def __len__(self) -> int:
-        return len(self._own())
-
-
-class _Drawers(Sequence[Mapping[str, Tensor]]):
-    def __init__(self, memory: ClientMemory, num_clients: int, owner: str) -> None:
-        self._memory, self._clients, self._owner = memory, range(num_clients), owner
-
-    def __getitem__(self, client: Any) -> Any:
-        one = self._clients[client]
-        return self._memory.drawer(one, self._owner) if isinstance(one, int) else [self[k] for k in one]
-
-    def __len__(self) -> int:
-        return len(self._clients)

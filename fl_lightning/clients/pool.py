@@ -149,10 +149,6 @@ class ClientPool(Protocol):
         """Return what the clients' hooks have counted here since the last call, and the transformed messages (``sent``)."""
         ...
 
-    def figures(self, round_idx: int, drawn: int) -> dict[str, float]:
-        """Return the metrics of the clients' transforms after a round of ``drawn`` clients, logged as ``federation/<name>``."""
-        ...
-
     def settle(self, round_idx: int, accepted: Collection[int], saved_round: int) -> dict[str, float]:
         """Store client state from accepted updates, and discard the rest; ranks exchange data.
 

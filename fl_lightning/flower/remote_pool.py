@@ -330,10 +330,6 @@ class RemotePool:
         """See :meth:`ClientPool.counts`."""
         return self._exchange.take_counts()
 
-    def figures(self, round_idx: int, drawn: int) -> dict[str, float]:
-        """See :meth:`ClientPool.figures`; what transforms keep stays at the sites."""
-        return {}
-
     def settle(self, round_idx: int, accepted: Collection[int], saved_round: int) -> dict[str, float]:
         """See :meth:`ClientPool.settle`. The settlement travels with the next order to each site."""
         self._exchange.settle(round_idx, accepted, saved_round, self._tasks)

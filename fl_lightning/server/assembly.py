@@ -90,7 +90,6 @@ class Assembly:
             comm=Collectives(self._trainer),
             client=self._client,
             data=self._data,
-            transforms=settings.transforms,
             max_epochs=max(1, settings.local.max_epochs),
         )
 

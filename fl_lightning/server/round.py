@@ -299,10 +299,6 @@ class FederationRound(Cohort):
     def _delivered(self, good: Collection[int]) -> list[list[int]]:
         return [[client for client in chain if client in good] for chain in self._chains]
 
-    def figures(self) -> dict[str, float]:
-        """Return the transforms' metrics, after the ranks have shared the clients' state."""
-        return self._pool.figures(self.round_idx, self.plan.drawn)
-
     def _all_failures(self, good: int) -> list[ClientFailure]:
         """Return the failures of all ranks.
 

@@ -188,7 +188,9 @@ class RoundRunner:
     def _figures(self, federation_round: FederationRound, result: RoundResult, step: float, missed: int) -> dict[str, float]:
         """Return the metrics of a round that do not belong to single clients."""
         settings = self._settings
-        figures = settings.strategy.figures() | federation_round.figures()
+        figures = settings.strategy.figures()
+        for transform in settings.transforms if self._federation.pool.simulated else ():  # those of sites run there
+            figures |= transform.figures(federation_round.round_idx + 1, federation_round.plan.drawn)
         for hook in self._hooks:
             figures |= hook.after_round(self._federation, federation_round.round_idx, result)
         figures |= {"failures": float(missed)} if settings.faults.skips else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 
 import torch
@@ -118,12 +118,11 @@ class Transform(Unassuming, ChecksTypes, ABC):
         """Return whether :meth:`receive` changes the average, so that the log does not show what single clients have sent."""
         return type(self).receive is not Transform.receive
 
-    def figures(self, rounds: int, drawn: int, kept: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    def figures(self, rounds: int, drawn: int) -> dict[str, float]:
         """Return figures to log as ``federation/<name>``.
 
         Args:
             rounds: the number of rounds done so far.
             drawn: the number of clients of this round, including those that did not deliver.
-            kept: the state that each client of the federation keeps for this transform.
         """
         return {}

@@ -203,9 +203,6 @@ class BytesPool:
     def counts(self) -> dict[str, dict[int, int]]:
         return {}
 
-    def figures(self, round_idx: int, drawn: int) -> dict[str, float]:
-        return {}
-
     def settle(self, round_idx: int, accepted: Collection[int], saved_round: int) -> dict[str, float]:
         for client in range(len(self._workers.sizes)):
             self._send(client, RoundCommit(round_idx, tuple(accepted), saved_round))

@@ -251,7 +251,7 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
             count = self._count + noise * self._noise_of_count(clients)
             self._adaptive.norm = federation.comm.gather(self._adaptive.moved(count, clients))[0]  # to the bit on all ranks
 
-    def figures(self, rounds: int, drawn: int, kept: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    def figures(self, rounds: int, drawn: int) -> dict[str, float]:
         """Return the norm of this round, if it follows a quantile."""
         return {} if self._adaptive is None else {"clipping_norm": self._adaptive.norm}
 
