@@ -201,6 +201,21 @@ def test_without_transforms_nothing_changes():
             torch.testing.assert_close(other[name], value, rtol=1e-6, atol=1e-7)
 
 
+def test_a_transform_s_figures_are_logged_and_no_longer_get_what_clients_keep():
+    class Counted(Quantize):
+        def figures(self, rounds, drawn):
+            return {"rounds_times_drawn": float(rounds * drawn)}
+
+    class Asks(Quantize):
+        def figures(self, rounds, drawn, kept):
+            return {"keeping": float(len(kept))}
+
+    run = federate(Plain(), 2, transforms=[Counted(8)])
+    assert float(run.callback_metrics["federation/rounds_times_drawn"]) == 6.0
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'kept'"):
+        federate(Plain(), 1, transforms=[Asks(8)])
+
+
 def test_clipping_binds_attackers_too():
     """A thousandfold update is as long as anybody's."""
     updates = Updates()
