@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fl_lightning.errors import CheckpointError
 from fl_lightning.utilities.atomic_file import fill_whole
+from fl_lightning.utilities.collectives import Collectives
 
 Kept = dict[str, dict[str, Tensor]]
 """What a client keeps: each owner's tensors, by name."""
@@ -186,26 +187,30 @@ class ClientFiles:
         if self._versions.sum() != state["sum"]:
             raise CheckpointError(f"'{self._folder}' lacks files with clients' state to which the checkpoint refers. {_REMEDY}")
 
-    def sweep(self, checkpoints: Mapping[Hashable, References]) -> None:
-        """Delete the files that are not needed: of all files in the first call, and then of those that were replaced.
+    def sweep(self, comm: Collectives, checkpoints: Mapping[Hashable, References] | None) -> None:
+        """Delete the files to which neither this round nor a checkpoint refers, on the first rank while the others wait.
 
-        A file that a checkpoint needs is looked at again when that checkpoint is gone, so that a round looks at no others.
+        The first call looks at all files, and later ones at those that were replaced. A file that a checkpoint needs is looked
+        at again when that checkpoint is gone, so that a round looks at no others.
+
+        Args:
+            comm: the ranks.
+            checkpoints: what each checkpoint refers to; None on other ranks, and if it is not known.
         """
-        if not self._seen:
-            self._find_all()
-        for gone in self._needed.keys() - checkpoints.keys():
-            self._former += self._needed.pop(gone)
-        for file in self._former:
-            holder = next((key for key, one in checkpoints.items() if file.needed_by(one)), None)
-            if holder is None:
-                self._delete(file)
-            else:
-                self._needed.setdefault(holder, []).append(file)
-        self.end_sweep(self.nbytes)
-
-    def end_sweep(self, nbytes: int) -> None:
-        """Take over the bytes that the first rank found, which has deleted the other files."""
-        self._former, self.nbytes = [], nbytes
+        if checkpoints is not None:
+            if not self._seen:
+                self._find_all()
+            for gone in self._needed.keys() - checkpoints.keys():
+                self._former += self._needed.pop(gone)
+            for file in self._former:
+                holder = next((key for key, one in checkpoints.items() if file.needed_by(one)), None)
+                if holder is None:
+                    self._delete(file)
+                else:
+                    self._needed.setdefault(holder, []).append(file)
+        if checkpoints is not None or comm.rank > 0:
+            self._former = []
+        self.nbytes = comm.gather(self.nbytes)[0]
 
     def _find_all(self) -> None:
         """Find the files that the run does not need, and delete those that a killed process did not finish."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import UserDict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,19 +182,6 @@ class ClientMemory:
         if FILES in state:
             self._lengths = {(owner, length) for owner, length in state[FILES]["lengths"]}
             self.files.load(state[FILES], self._kept)
-
-    def sweep(self, comm: Collectives, checkpoints: Mapping[Hashable, References] | None) -> None:
-        """Delete files to which neither this round nor a checkpoint refers, on the first rank while the others wait.
-
-        Args:
-            comm: the ranks.
-            checkpoints: what each checkpoint refers to; None on other ranks, and if they are not known.
-        """
-        if checkpoints is not None:
-            self.files.sweep(checkpoints)
-        nbytes = comm.gather(self.files.nbytes)[0]
-        if comm.rank > 0:
-            self.files.end_sweep(nbytes)
 
     def _write(self, clients: Iterable[int]) -> None:
         for client in clients:

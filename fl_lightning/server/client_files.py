@@ -24,7 +24,7 @@ def sweep_client_files(trainer: Trainer, memory: ClientMemory) -> None:
     that cannot be read may refer to any file, so then nothing is deleted.
     """
     if memory.files.used:
-        memory.sweep(Collectives(trainer), _checkpoints(trainer) if trainer.is_global_zero else None)
+        memory.files.sweep(Collectives(trainer), _checkpoints(trainer) if trainer.is_global_zero else None)
 
 
 def _checkpoints(trainer: Trainer) -> dict[Hashable, References] | None:

@@ -212,7 +212,7 @@ def test_two_ranks_write_each_clients_state_once_and_read_each_others(tmp_path):
         for client in (rank, rank + 2):
             put(memory, client, float(client))
             memory.settle(comm)
-        memory.sweep(comm, {} if rank == 0 else None)
+        memory.files.sweep(comm, {} if rank == 0 else None)
 
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(run, range(2)))
@@ -263,10 +263,10 @@ def test_a_kill_while_a_file_gets_its_name_leaves_what_the_checkpoint_knows(tmp_
     assert left
     put_round(resumed, range(1), 3.0)
     assert [of(resumed, client) for client in range(3)] == [3.0, 1.0, 1.0]
-    resumed.sweep(ALONE, {"last": references_of(state)})
+    resumed.files.sweep(ALONE, {"last": references_of(state)})
     assert len(files_in(tmp_path)) == 4  # of the checkpoint and of client 0 now
     assert not files_in(tmp_path) & set(left)
-    resumed.sweep(ALONE, {"the next last": references_of(resumed.state_dict())})
+    resumed.files.sweep(ALONE, {"the next last": references_of(resumed.state_dict())})
     assert len(files_in(tmp_path)) == 3
 
 
@@ -281,9 +281,9 @@ def test_a_run_killed_after_state_moved_back_to_memory_leaves_no_file(tmp_path, 
     assert len(files_in(tmp_path)) == 1 + others
     resumed = bounded(tmp_path, 100)
     resumed.load_state_dict(state)
-    resumed.sweep(ALONE, {"best": best, "last": references_of(state)})
+    resumed.files.sweep(ALONE, {"best": best, "last": references_of(state)})
     assert len(files_in(tmp_path)) == 1 + others
-    resumed.sweep(ALONE, {"last": references_of(state)})
+    resumed.files.sweep(ALONE, {"last": references_of(state)})
     assert len(files_in(tmp_path)) == others
     assert of(resumed, 0) == 2.0
     assert resumed.files.used
@@ -300,12 +300,12 @@ def test_two_runs_from_one_checkpoint_keep_their_own_files(tmp_path):
     other.load_state_dict(state)
     put_round(other, range(1, 3), 3.0)
     ends.append(other.state_dict())
-    other.sweep(ALONE, {k: references_of(end) for k, end in enumerate(ends)})
+    other.files.sweep(ALONE, {k: references_of(end) for k, end in enumerate(ends)})
     for end, found in zip(ends, ([2.0, 2.0, 1.0], [1.0, 3.0, 3.0]), strict=True):
         read = bounded(tmp_path)
         read.load_state_dict(end)
         assert [of(read, client) for client in range(3)] == found
-    other.sweep(ALONE, {1: references_of(ends[1])})
+    other.files.sweep(ALONE, {1: references_of(ends[1])})
     assert len(files_in(tmp_path)) == 3
 
 
@@ -377,10 +377,10 @@ def test_former_files_go_with_the_checkpoint_that_needs_them(tmp_path):
     older, kept = references_of(memory.state_dict()), files_in(tmp_path)
     put_round(memory, range(1), 2.0)
     newer = references_of(memory.state_dict())
-    memory.sweep(ALONE, {"best": older, "last": newer})
+    memory.files.sweep(ALONE, {"best": older, "last": newer})
     assert kept < files_in(tmp_path)
     assert of(memory, 0) == 2.0
-    memory.sweep(ALONE, {"last": newer})
+    memory.files.sweep(ALONE, {"last": newer})
     assert len(kept & files_in(tmp_path)) == 4
 
 
@@ -399,7 +399,7 @@ def test_the_limit_counts_former_states_until_they_are_swept(tmp_path):
     put_round(memory, range(2), 1.0)
     for value in range(5):
         put_round(memory, range(1), float(value))
-        memory.sweep(ALONE, {})
+        memory.files.sweep(ALONE, {})
     put_round(memory, range(1), 2.0)
     with pytest.raises(CheckpointError, match="delete older checkpoints"):
         put_round(memory, range(1), 3.0)

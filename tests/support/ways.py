@@ -33,7 +33,7 @@ from plain_training import InOrder, TurnsSeed
 from torch import Tensor
 
 from fl_lightning import Storage
-from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.clients.client_files import ClientFiles
 
 ROUNDS, BEFORE = 3, 2
 """The rounds of a run, and those before the checkpoint from which it is resumed."""
@@ -201,13 +201,13 @@ def two_ranks(names: Sequence[str], folder: Path) -> dict[str, Record]:
 @contextlib.contextmanager
 def slow_disk(name: str) -> Iterator[None]:
     """Let the first rank take its time with a case's files: the other one would be in its next round by now, and write some."""
-    sweep = ClientMemory.sweep
+    sweep = ClientFiles.sweep
 
-    def late(memory: ClientMemory, comm: Any, checkpoints: Any) -> None:
+    def late(files: ClientFiles, comm: Any, checkpoints: Any) -> None:
         time.sleep(0.5 if checkpoints is not None else 0)
-        sweep(memory, comm, checkpoints)
+        sweep(files, comm, checkpoints)
 
-    with patch.object(ClientMemory, "sweep", late if name in BY_FILES else sweep):
+    with patch.object(ClientFiles, "sweep", late if name in BY_FILES else sweep):
         yield
 
 
