@@ -27,7 +27,7 @@ from fl_lightning.clients.engines.selection import ENGINES, LocalEngine, automat
 from fl_lightning.clients.evaluate import STRATEGY_METRIC, ModelEvaluation
 from fl_lightning.clients.input_sums import numbers_to_add
 from fl_lightning.clients.judging import UpdateEditor, describe, is_clients_fault
-from fl_lightning.clients.memory import HELD, MODEL, RULES, TRAINING, ClientMemory, transform_owner
+from fl_lightning.clients.memory import HELD, MODEL, RULES, TRAINING, ClientMemory
 from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.training.kept_training import NAME, OWN
@@ -118,7 +118,7 @@ class Client:
         memory.like_parameters = {
             MODEL: ["vector"],
             RULES: [name for rule in self._rules for name in rule.kept_like_parameters],
-            **{transform_owner(k): transform.kept_like_parameters for k, transform in enumerate(settings.transforms)},
+            **{f"transform {k}": transform.kept_like_parameters for k, transform in enumerate(settings.transforms)},
         }
         self.questions = Questions(refuse_questions)
         """Answers questions about models, which only those may ask who set it."""
@@ -199,7 +199,7 @@ class Client:
             if self._settings.transforms:
                 update = self._transformed(update)
             if "sent" in self._metrics:
-                with self._told(update.client, "validation"):
+                with self._in_evaluation(update.client, "validation"):
                     score = self._score(update.snapshot, "sent", update.client, "validation")
                 update = replace(update, local_score=score)
             for hook in self._hooks:
@@ -223,7 +223,7 @@ class Client:
             model, own = self._fine_tuned(order, model)
         if question is not None and order.own and model is None and not self.resident.server.first:
             return EvalReport(client, math.nan, reason=NO_OWN)
-        with self._told(client, order.part):
+        with self._in_evaluation(client, order.part):
             if question is None:
                 return EvalReport(client, self._score(model, order.metric, client, order.part, own))
             stored = StoredPredictions()
@@ -453,9 +453,10 @@ class Client:
         attempt = self._sent[client]
         self._sent[client] += 1
         for number, transform in enumerate(self._settings.transforms):
+            owner = f"transform {number}"
             draw = generator(self._settings.seed, round_idx, client, "transform", number)
-            secret = self._secret.stream(f"transform {number}", round_idx, client, attempt=attempt)
-            kept = self.memory.drawer(client, transform_owner(number))
+            secret = self._secret.stream(owner, round_idx, client, attempt=attempt)
+            kept = self.memory.drawer(client, owner)
             message = transform.apply(message, Sender(client, round_idx, draw, kept, secret))
             _require_message(transform, message, editor.size)
             kind = message.dtype
@@ -485,7 +486,7 @@ class Client:
         return self._evaluation.score(*self._metrics[role], module, self._data.client_evaluation_view(client, part))
 
     @contextmanager
-    def _told(self, client: int, part: Part) -> Iterator[None]:
+    def _in_evaluation(self, client: int, part: Part) -> Iterator[None]:
         """Name the client in the errors of an evaluation."""
         try:
             yield

@@ -23,11 +23,6 @@ _MOST_IN_MEMORY = 1000
 """The most clients whose state is in memory, and so in every checkpoint, which takes about 0.02 ms for each."""
 
 
-def transform_owner(number: int) -> str:
-    """Return the owner of the tensors that clients keep for one of the transforms."""
-    return f"transform {number}"
-
-
 class ClientMemory:
     """Hold every client's state on every rank, updated after each round, so that any rank can train any client next.
 

@@ -61,11 +61,10 @@ def client_copy(module: LightningModule) -> LightningModule:
     """
     # The command line builds optimizers as partials that hold the parser's state: share them instead of copying them.
     shared = {id(value): value for value in vars(module).values() if is_parsed_factory(value)}
-    generators = [v for part in module.modules() for v in vars(part).values() if isinstance(v, torch.Generator)]
-    shared |= {id(generator): _copied(generator) for generator in generators}
+    held = [value for part in module.modules() for value in vars(part).values()]
+    shared |= {id(value): _copied(value) for value in held if isinstance(value, torch.Generator)}
     # Outputs that a module keeps, which have a history in autograd, cannot be copied with it.
-    outputs = [v for part in module.modules() for v in vars(part).values() if isinstance(v, Tensor) and v.grad_fn is not None]
-    shared |= {id(output): output.detach().clone() for output in outputs}
+    shared |= {id(value): value.detach().clone() for value in held if isinstance(value, Tensor) and value.grad_fn is not None}
     try:
         try:
             client = _rebound(module, shared)
