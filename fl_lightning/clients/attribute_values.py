@@ -14,8 +14,9 @@ from torch import Tensor
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.seeding import GENERATORS
 
-_BUILTIN = (bool, int, float, complex, str, bytes, type(None))
-PLAIN = (*_BUILTIN, np.generic, Enum)
+BUILTIN = (bool, int, float, complex, str, bytes, type(None))
+"""The types of plain values that can be read from a file without running code."""
+PLAIN = (*BUILTIN, np.generic, Enum)
 """Values that nothing changes in place, so that they need no copy."""
 _CONTAINERS = (list, dict, tuple, set, frozenset, deque, defaultdict, OrderedDict)
 HOLDERS = (Tensor, *_CONTAINERS)
@@ -29,22 +30,17 @@ def is_copied(value: Any) -> bool:
     return isinstance(value, _CONTAINERS) and all(isinstance(item, PLAIN) or is_copied(item) for item in _items(value))
 
 
-def is_storable(value: Any) -> bool:
-    """Return whether a plain value can be read from a file without running code: a builtin one."""
-    return type(value) in _BUILTIN
-
-
 def not_storable(value: Any) -> Iterator[Any]:
-    """Yield what neither is a tensor or storable nor a container, of a value or the items of a container."""
+    """Yield what clients cannot store of a value: what is neither a tensor, nor builtin, nor a container of such."""
     if type(value) in (list, tuple, set, dict, OrderedDict, Counter):
         for item in _items(value):
             yield from not_storable(item)
-    elif not (isinstance(value, Tensor) or type(value) in _BUILTIN):
+    elif not (isinstance(value, Tensor) or type(value) in BUILTIN):
         yield value
 
 
 def is_kept(value: Any) -> bool:
-    """Return whether a value is a tensor or storable, or a container of such."""
+    """Return whether a value is a tensor or builtin, or a container of such."""
     return not any(True for _ in not_storable(value))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fl_lightning.clients.client import Client
 from fl_lightning.clients.memory import MODEL
-from fl_lightning.clients.pool import Chain, PassesOn, RunningChains, Take, Tasks
+from fl_lightning.clients.pool import Chain, ClientPool, PassesOn, RunningChains, Take, Tasks
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.scheduling import balanced_shares
@@ -18,7 +18,7 @@ from fl_lightning.types import ClientFailure, Snapshot
 from fl_lightning.utilities.collectives import Collectives
 
 
-class LocalPool:
+class LocalPool(ClientPool):
     """Divide the clients' work among the ranks, each with a client object of its own; see :class:`ClientPool`.
 
     Args:
@@ -116,21 +116,9 @@ class LocalPool:
         """See :attr:`ClientPool.published`."""
         return self.client.resident.server
 
-    def terms(self) -> dict[str, str]:
-        """See :meth:`ClientPool.terms`; every rank must return the same."""
-        return {"federation": "", "contract": "", "session": ""}
-
     def ask(self, notes: Sequence[Note]) -> dict[int, Note]:
         """See :meth:`ClientPool.ask`. Every rank asks all clients, whose answers do not depend on the rank."""
         return {note.client: self.client.answer(note) for note in notes}
-
-    def tell(self, notes: Sequence[Note]) -> None:
-        """See :meth:`ClientPool.tell`."""
-        self.ask(notes)
-
-    def under_way(self) -> dict[int, bytes]:
-        """See :meth:`ClientPool.under_way`."""
-        return {}
 
     def evaluate(self, orders: Sequence[EvalOrder]) -> list[EvalReport]:
         """See :meth:`ClientPool.evaluate`."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.clients import attribute_values as values
-from fl_lightning.clients.attribute_values import HOLDERS, PLAIN, builtin, copied, equal, holds, is_copied, is_storable
+from fl_lightning.clients.attribute_values import BUILTIN, HOLDERS, PLAIN, builtin, copied, equal, holds, is_copied
 from fl_lightning.clients.shared_values import shared_values, warn_of_changes
 from fl_lightning.compat.torch import Hooks, children_of, hooks_of, parameters_of, parts_of, times_changed
 from fl_lightning.errors import ConfigurationError
@@ -67,7 +67,7 @@ class PythonState:
         """
         own: set[int] | None = None
         for prefix, part in parts.items():
-            attributes = _attributes_of(part)
+            attributes = part if isinstance(part, dict) else vars(part)
             names, known = self._quiet.get(prefix, ((), ()))
             # Most layers are as they were in every turn, and this comparison runs no Python code for each attribute.
             unchanged = tuple(attributes) == names and all(map(operator.is_, attributes.values(), known))
@@ -107,7 +107,7 @@ class PythonState:
         for path, value in kept.items():
             prefix, _, name = path.rpartition(".")
             if prefix in parts and name not in _buffers_of(parts[prefix]):
-                setattr(parts[prefix], name, values.like(value, _attributes_of(parts[prefix]).get(name)))
+                setattr(parts[prefix], name, values.like(value, getattr(parts[prefix], name, None)))
         self._shared = shared_values(self._module) if self._shared is None else {}
 
     def _restore_hooks(self) -> None:
@@ -153,13 +153,15 @@ class PythonState:
                 continue
             if not (isinstance(value, PLAIN) or is_copied(value)):
                 generators.update(values.generators_in(value, f"{prefix}.{name}"))
-            elif prefix in self._begun_with or not isinstance(parts[prefix], nn.Module):
-                del _attributes_of(parts[prefix])[name]  # it did not exist at the start
+            elif not isinstance(parts[prefix], nn.Module):
+                del parts[prefix][name]
+            elif prefix in self._begun_with:
+                del vars(parts[prefix])[name]  # it did not exist at the start
         self._set_beginning(parts)
         return parts, generators
 
     def _set_beginning(self, parts: Mapping[str, Any]) -> None:
-        attributes = {prefix: _attributes_of(part) for prefix, part in parts.items()}
+        attributes = {prefix: part if isinstance(part, dict) else vars(part) for prefix, part in parts.items()}
         for (prefix, name), value in self._beginning.items():
             now = attributes[prefix].get(name, _ABSENT) if prefix in parts else value
             if now is not value and not equal(now, value):
@@ -200,7 +202,7 @@ class PythonState:
             and not isinstance(parts[key[0]], MetricCollection)  # it groups its metrics in its first update
             and not equal(value, self._beginning.get(key, _ABSENT))
         ]
-        continued = {key: builtin(value) for key, value in changed if is_storable(builtin(value))}
+        continued = {key: builtin(value) for key, value in changed if type(builtin(value)) in BUILTIN}
         kept = {".".join(key): value for key, value in continued.items()}
         kept |= {f"{prefix}.{name}": _state_of(parts[prefix], name) for prefix, name in own}
         if self._shared:
@@ -253,10 +255,6 @@ def _parts_of(module: nn.Module) -> dict[str, Any]:
         if isinstance(part, LightningModule) and "_hparams" in vars(part):
             parts[f"{prefix}.hparams".lstrip(".")] = part.hparams
     return parts
-
-
-def _attributes_of(part: Any) -> dict[str, Any]:
-    return part if isinstance(part, dict) else vars(part)
 
 
 def _buffers_of(part: Any) -> dict[str, Tensor]:

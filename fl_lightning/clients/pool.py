@@ -122,8 +122,11 @@ class ClientPool(Protocol):
         ...
 
     def terms(self) -> dict[str, str]:
-        """Return what a site knows of the fit as well: ``federation``, ``contract`` and ``session``; empty in a simulation."""
-        ...
+        """Return what a site knows of the fit as well: ``federation``, ``contract`` and ``session``; empty in a simulation.
+
+        Every rank must return the same.
+        """
+        return {"federation": "", "contract": "", "session": ""}
 
     def ask(self, notes: Sequence[Note]) -> dict[int, Note]:
         """Return the answers of clients to messages of an option, by client; a client that fails has none."""
@@ -131,11 +134,11 @@ class ClientPool(Protocol):
 
     def tell(self, notes: Sequence[Note]) -> None:
         """Have messages of an option reach clients before their next task."""
-        ...
+        self.ask(notes)
 
     def under_way(self) -> Mapping[int, bytes]:
         """Return what asks once more for each task under way, by client; only a ``LastingPool`` has some."""
-        ...
+        return {}
 
     def evaluate(self, orders: Sequence[EvalOrder]) -> list[EvalReport]:
         """Evaluate models on clients' examples, and return all reports on every rank, in the order of the orders."""

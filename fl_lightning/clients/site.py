@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 from fl_lightning.clients.client import Client
 from fl_lightning.errors import WireError
 from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, OwnModel, OwnModelOrder, RoundCommit, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.wire import from_bytes, to_bytes
-
-T = TypeVar("T")
 
 
 class Site:
@@ -45,21 +44,18 @@ class Site:
 
     def handle(self, message: Any) -> ClientUpdate | ClientFailure | EvalReport | Note | OwnModel | None:
         """Return the reply to a decoded message, or None; see :meth:`answer`."""
-        if isinstance(message, ServerModel):
-            self._publish(message)
-            return None
-        if isinstance(message, ClientTask):
-            return self._train(message)
-        if isinstance(message, EvalOrder):
-            return self._evaluate(message)
-        if isinstance(message, OwnModelOrder):
-            return self._with_memory_of_the_checkpoint(lambda: self._client.own_model(message.client))
-        if isinstance(message, RoundCommit):
-            self._settle(message)
-            return None
-        if isinstance(message, Note):
-            return self._client.answer(message)
-        raise WireError(f"A server does not send a {type(message).__name__}.")
+        handlers: dict[type, Callable[[Any], Any]] = {
+            ServerModel: self._publish,
+            ClientTask: self._train,
+            EvalOrder: self._evaluate,
+            OwnModelOrder: self._own_model,
+            RoundCommit: self._settle,
+            Note: self._client.answer,
+        }
+        if type(message) not in handlers:
+            raise WireError(f"A server does not send a {type(message).__name__}.")
+        reply: ClientUpdate | ClientFailure | EvalReport | Note | OwnModel | None = handlers[type(message)](message)
+        return reply
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must outlive this process, as plain values and tensors with keys of text."""
@@ -91,12 +87,16 @@ class Site:
 
     def _evaluate(self, order: EvalOrder) -> EvalReport:
         """Evaluate a model; a question about the client's own is about what it kept after the round of the checkpoint."""
-        if order.question is None or not order.own:
+        with self._memory_of_the_checkpoint() if order.question is not None and order.own else nullcontext():
             return self._client.evaluate(order)
-        return self._with_memory_of_the_checkpoint(lambda: self._client.evaluate(order))
 
-    def _with_memory_of_the_checkpoint(self, do: Callable[[], T]) -> T:
-        """Return what a function returns while the client has what it kept after the round of the published model.
+    def _own_model(self, order: OwnModelOrder) -> OwnModel:
+        with self._memory_of_the_checkpoint():
+            return self._client.own_model(order.client)
+
+    @contextmanager
+    def _memory_of_the_checkpoint(self) -> Iterator[None]:
+        """Let the client have what it kept after the round of the published model.
 
         Raises:
             WireError: if the client no longer has that.
@@ -108,7 +108,7 @@ class Site:
             raise WireError(no_longer_kept(round_idx))
         memory.load_state_dict(_with_numbers(kept))
         try:
-            return do()
+            yield
         finally:
             memory.load_state_dict(now)
 
