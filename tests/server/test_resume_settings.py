@@ -45,6 +45,7 @@ from fl_lightning import (
     Storage,
     TopK,
 )
+from fl_lightning.server import resume
 
 
 @dataclass(frozen=True)
@@ -272,6 +273,14 @@ def test_what_changes_no_result_is_free(name, checkpoint_of, tmp_path, recwarn):
     run(tmp_path, 2, {**before, **now}, ckpt_path=checkpoint_of(before))
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["epoch"] == 1
     assert not any("Resumed with changed" in str(warning.message) for warning in recwarn)
+
+
+@pytest.mark.parametrize(("device", "same"), [("cpu", True), ("cuda", False)])
+def test_auto_and_a_trainer_are_the_same_engine_on_a_cpu_alone(device, same):
+    auto, one = (
+        resume._with_engine({"federation": {"local": {"engine": name}}}, torch.device(device)) for name in ("auto", "trainer")
+    )
+    assert (auto == one) is same
 
 
 def test_all_changes_are_in_one_message(checkpoint_of, tmp_path):
