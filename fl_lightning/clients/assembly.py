@@ -11,7 +11,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from fl_lightning.clients.client_data import ClientData
 from fl_lightning.clients.client_evaluators import ClientEvaluators
 from fl_lightning.clients.client_settings import client_metrics, client_rules, fixed_at_clients
-from fl_lightning.clients.engines.selection import ENGINES, LocalEngine, automatic_engine
 from fl_lightning.clients.failures import describe
 from fl_lightning.clients.input_sums import numbers_to_add
 from fl_lightning.clients.local_trainer import LocalTrainer
@@ -21,6 +20,7 @@ from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.clients.task_trainer import TaskTrainer
+from fl_lightning.clients.trainer import Engine, TrainerEngine
 from fl_lightning.core.hooks import ClientContext, ClientHooks
 from fl_lightning.core.option import by_name
 from fl_lightning.functional.keyed_noise import SecretKey
@@ -64,7 +64,9 @@ class ClientAssembly:
         self._hooks = self._built_hooks(place)
         rules, hooks = client_rules(settings), [*self._hooks.values()]
         self._place = replace(place, rules=rules, hooks=hooks, deadline=settings.faults.deadline)
-        self._engine = self._chosen_engine()
+        self._engine = engine_of(self.resident, self._place)
+        if self._engine.reason:
+            rank_zero_info(f"Local training uses the engine '{self._engine.name}': {self._engine.reason}")
 
     def runtime(self, undoable: bool = False) -> ClientRuntime:
         """Return the runtime that carries out the server's orders.
@@ -140,15 +142,7 @@ class ClientAssembly:
         """Return the name of the chosen engine."""
         return self._engine.name
 
-    def _chosen_engine(self) -> LocalEngine:
-        name = self._settings.local.engine
-        if name in ENGINES:
-            return LocalEngine(self.resident, self._place, name)
-        chosen, reason = automatic_engine(self.resident, self._place)
-        rank_zero_info(f"Local training uses the engine '{chosen}': {reason}")
-        return LocalEngine(self.resident, self._place, chosen, falls_back=True)
-
-    def _trainer(self, engine: LocalEngine, memory: ClientMemory, place: Place) -> LocalTrainer:
+    def _trainer(self, engine: Engine, memory: ClientMemory, place: Place) -> LocalTrainer:
         return LocalTrainer(
             resident=self.resident,
             engine=engine,
@@ -167,5 +161,28 @@ class ClientAssembly:
         Args:
             epochs: the number of local epochs; by default that in the settings.
         """
-        engine = self._engine.other() if epochs is None else self._engine.other(max_epochs=epochs, max_steps=-1)
-        return self._trainer(engine, ClientMemory(), Place(local=self._settings.local))
+        local = replace(self._settings.local, proximal_mu=0.0)
+        if local.side_by_side:
+            local = replace(local, engine="fabric", compile=False)
+        if epochs is not None:
+            local = replace(local, max_epochs=epochs, max_steps=-1)
+        place = replace(self._place, local=local, rules=(), hooks=(), deadline=None)
+        return self._trainer(engine_of(self.resident, place), ClientMemory(), place)
+
+
+def engine_of(resident: ResidentModel, place: Place) -> Engine:
+    """Return the engine in the settings, which is imported only if it is in use.
+
+    Args:
+        resident: the module that clients train.
+        place: where and how they train.
+    """
+    if place.local.side_by_side:
+        from fl_lightning.clients.stacked.engine import StackedEngine
+
+        return StackedEngine(resident, place)
+    if place.local.engine == "trainer":
+        return TrainerEngine(resident, place)
+    from fl_lightning.clients.fabric.engine import FabricEngine
+
+    return FabricEngine(resident, place)

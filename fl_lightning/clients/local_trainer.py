@@ -11,11 +11,11 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from fl_lightning.clients.client_data import ClientData
-from fl_lightning.clients.engines.base import LocalResult, PreparedTask
-from fl_lightning.clients.engines.selection import LocalEngine
 from fl_lightning.clients.memory import HELD, MODEL, RULES, TRAINING, ClientMemory
+from fl_lightning.clients.progress import NAME, OWN
 from fl_lightning.clients.resident import ResidentModel
-from fl_lightning.clients.training.kept_training import NAME, OWN
+from fl_lightning.clients.session import LocalResult, PreparedTask
+from fl_lightning.clients.trainer import Engine
 from fl_lightning.core.hooks import ClientHooks
 from fl_lightning.errors import DataError
 from fl_lightning.functional.seeding import derive_seed
@@ -43,7 +43,7 @@ class LocalTrainer:
         self,
         *,
         resident: ResidentModel,
-        engine: LocalEngine,
+        engine: Engine,
         data: ClientData,
         memory: ClientMemory,
         rules: Sequence[ClientRule] = (),

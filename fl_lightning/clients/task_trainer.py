@@ -9,10 +9,10 @@ from itertools import islice
 import torch
 
 from fl_lightning.clients.client_evaluators import ClientEvaluators
-from fl_lightning.clients.engines.base import LocalResult
 from fl_lightning.clients.failures import UpdateCheck, describe, is_clients_fault
 from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.clients.session import LocalResult
 from fl_lightning.errors import add_note
 from fl_lightning.messages import ClientTask
 from fl_lightning.settings.faults import Faults
@@ -52,7 +52,7 @@ class TaskTrainer:
     @property
     def side_by_side(self) -> bool:
         """Return whether several clients train at once."""
-        return self._trainer.engine.kind.side_by_side
+        return self._trainer.engine.side_by_side
 
     def train(self, task: ClientTask, check: UpdateCheck) -> Result:
         """Train one client, with as many attempts as the policy allows.

@@ -11,20 +11,18 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from fl_lightning.clients.engines.base import LocalResult, PreparedTask
-from fl_lightning.clients.engines.fabric.engine import refuse_module
-from fl_lightning.clients.engines.fabric.hooks import HOOKS
-from fl_lightning.clients.engines.fabric.optimizer import batches_per_epoch, length_of
-from fl_lightning.clients.engines.precision import fabric_precision
-from fl_lightning.clients.engines.stacked.fit import StackedFit
-from fl_lightning.clients.engines.stacked.step import StackedStep
+from fl_lightning.clients.fabric.engine import fabric_precision, refuse_module
+from fl_lightning.clients.fabric.optimizer import HOOKS, length_of
 from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
-from fl_lightning.clients.training.schedules import ScheduleMover
-from fl_lightning.clients.training.turn import TurnPlan
+from fl_lightning.clients.session import LocalResult, PreparedTask, keep_metrics_to_this_process
+from fl_lightning.clients.stacked.fit import StackedFit
+from fl_lightning.clients.stacked.step import StackedStep
+from fl_lightning.clients.turn import ScheduleMover, TurnPlan
 from fl_lightning.core.hooks import ClientHooks
 from fl_lightning.errors import EngineError
 from fl_lightning.losses.proximal import ProximalLoss
+from fl_lightning.messages import ModelLayout
 from fl_lightning.rules import ClientRule, PullRule
 from fl_lightning.settings.local_training import LocalTraining
 
@@ -60,12 +58,22 @@ class StackedEngine:
         EngineError: if the module or the settings need another engine.
     """
 
+    name = "stacked"
+    reason = ""
     side_by_side: ClassVar[bool] = True
-    checks_between_steps: ClassVar[bool] = False
-    pulls: ClassVar[bool] = False
-    equals_trainer: ClassVar[bool] = False
 
     def __init__(self, resident: ResidentModel, place: Place) -> None:
+        self._resident, self._place = resident, place
+        self._mover = ScheduleMover()
+        self.close()
+
+    def _build(self) -> StackedStep:
+        """Return the stacked step of the module with the published layout.
+
+        Raises:
+            EngineError: if the module or the settings need another engine.
+        """
+        resident, place = self._resident, self._place
         module, local, device = resident.module, place.local, place.device
         if resident.builds_networks:
             raise EngineError(
@@ -79,25 +87,32 @@ class StackedEngine:
         self._precision: Any = fabric_precision(place.precision, device)
         if local.deterministic is not None:
             torch.use_deterministic_algorithms(local.deterministic)
-        self._resident, self._place = resident, place
         self._precision.convert_module(module)
         module.to(device)
+        keep_metrics_to_this_process(module)
         largest = min(local.stack_size, place.cohort or local.stack_size)
-        self._mover = ScheduleMover()
-        self._step = StackedStep(module, self._precision.forward_context, largest, local.compile)
+        return StackedStep(module, self._precision.forward_context, largest, local.compile)
 
     def recover(self) -> None:
         """Clean up after a client's error, but keep the compiled graphs."""
-        self._step.recover()
+        if self._step is not None:
+            self._step.recover()
+
+    def close(self) -> None:
+        """Release the step and its graphs."""
+        self._step: StackedStep | None = None
+        self._layout: ModelLayout | None = None
 
     def fit(self, tasks: Sequence[PreparedTask]) -> Iterator[LocalResult]:
         """Train clients stack by stack; see :meth:`Engine.fit`."""
-        local, fast = self._place.local, self._place.fast_dev_run
+        local, fast, layout = self._place.local, self._place.fast_dev_run, self._resident.server.layout
+        if self._step is None or self._layout is not layout:
+            self._step, self._layout = self._build(), layout
         groups: dict[tuple[int, TurnPlan], list[_Member]] = {}
         for prepared in tasks:
             data = prepared.open_data()
             loader: Any = data.train_dataloader()
-            count = batches_per_epoch(length_of(loader, "stacked"), local, fast)
+            count = local.batches(length_of(loader, "stacked"), fast)
             groups.setdefault((count, TurnPlan.of(prepared.task, local, fast)), []).append((prepared, data, loader))
         for (count, plan), members in groups.items():
             for begin in range(0, len(members), local.stack_size):
