@@ -252,7 +252,8 @@ class ClientSession(Callback):
             module: the module.
         """
         if hook not in self._loads:
-            users: list[Any] = [*filter(is_users, map(type, trainer.callbacks))]  # type: ignore[attr-defined]
+            kinds = map(type, trainer.callbacks)  # type: ignore[attr-defined]
+            users = [kind for kind in kinds if is_users(kind)]
             by_module = is_overridden(hook, module) and hook not in getattr(module, "stacked_hooks", ())  # those read none
             self._loads[hook] = by_module or any(getattr(kind, hook) is not getattr(Callback, hook) for kind in users)
         task = self._prepared.task

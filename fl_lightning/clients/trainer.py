@@ -84,6 +84,7 @@ class TrainerEngine:
     name = "trainer"
     reason = ""
     side_by_side: ClassVar[bool] = False
+    _trainer: ClientTrainer | None
 
     def __init__(self, resident: ResidentModel, place: Place) -> None:
         self.resident, self.place = resident, place
@@ -144,7 +145,7 @@ class TrainerEngine:
 
     def recover(self) -> None:
         """Discard the Trainer, so that the next client gets a new one."""
-        self._trainer: ClientTrainer | None = None
+        self._trainer = None
 
     def close(self) -> None:
         """Release the Trainer, and the data of its last client."""
@@ -241,6 +242,7 @@ class ClientTrainer(Trainer):
 
     outer: Trainer | None = None
     planned: tuple[int, int] | None = None
+    datamodule: LightningDataModule | None
 
     def begin_at(self, epoch: int, step: int) -> None:
         """Let a fit that is about to begin count from an epoch and a step of the whole training."""

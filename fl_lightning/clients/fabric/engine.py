@@ -57,6 +57,8 @@ class FabricEngine(TrainerEngine):
         EngineError: if only a Trainer can train the module.
     """
 
+    _loop: ClientFit | None
+
     def __init__(self, resident: ResidentModel, place: Place) -> None:
         self._anomalies = place.local.detect_anomaly or place.detect_anomaly
         self.name, self._falls_back = "fabric", place.local.engine == "auto"
@@ -102,7 +104,7 @@ class FabricEngine(TrainerEngine):
     def recover(self) -> None:
         """Discard the loop, so that the next client gets a new one."""
         super().recover()
-        self._loop: ClientFit | None = None
+        self._loop = None
 
 
 class _Mixed(MixedPrecision):

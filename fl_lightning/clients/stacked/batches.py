@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -19,6 +17,7 @@ from fl_lightning.data.resident_loader import ClientLoader, in_turn
 from fl_lightning.data.tensor_loader import TensorLoader, beside
 from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.errors import EngineError
+from fl_lightning.functional.seeding import RandomNumbers, isolated_rng
 
 Tree = TypeVar("Tree")
 
@@ -37,45 +36,26 @@ class ClientRandom:
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self.torch = torch.Generator().manual_seed(seed)
-        self._gpu = torch.Generator(device).manual_seed(seed) if device.type == "cuda" else None
-        self.masks = self._gpu or self.torch
-        self._seed = seed
-        self._python: Any = None
-        self._numpy: Any = None
+        self.masks = torch.Generator(device).manual_seed(seed) if device.type == "cuda" else self.torch
+        self._seed, self._device = seed, device
+        self._left: RandomNumbers | None = None
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Install this client's random states as the global ones, and restore the previous ones afterwards."""
-        before = torch.get_rng_state(), random.getstate(), np.random.get_state()
-        torch.set_rng_state(self.torch.get_state())
-        if self._python is None:  # most clients' data and hooks draw nothing
-            random.seed(self._seed)
-            np.random.seed(self._seed % 2**32)
-        else:
-            random.setstate(self._python)
-            np.random.set_state(self._numpy)
-        try:
-            with self._on_gpu():
+        with isolated_rng(self._seed, self._device):
+            if self._left is not None:
+                self._left.restore()
+            torch.set_rng_state(self.torch.get_state())  # masks may have been drawn since
+            if self.masks is not self.torch:
+                torch.cuda.set_rng_state(self.masks.get_state(), self._device)
+            try:
                 yield
-        finally:
-            self.torch.set_state(torch.get_rng_state())
-            self._python, self._numpy = random.getstate(), np.random.get_state()
-            torch.set_rng_state(before[0])
-            random.setstate(before[1])
-            np.random.set_state(before[2])
-
-    @contextmanager
-    def _on_gpu(self) -> Iterator[None]:
-        if self._gpu is None:
-            yield
-            return
-        before = torch.cuda.get_rng_state(self._gpu.device)
-        torch.cuda.set_rng_state(self._gpu.get_state(), self._gpu.device)
-        try:
-            yield
-        finally:
-            self._gpu.set_state(torch.cuda.get_rng_state(self._gpu.device))
-            torch.cuda.set_rng_state(before, self._gpu.device)
+            finally:
+                self._left = RandomNumbers.now(self._device)
+                self.torch.set_state(self._left.cpu)
+                if self._left.cuda is not None:
+                    self.masks.set_state(self._left.cuda)
 
 
 class StackedBatch:

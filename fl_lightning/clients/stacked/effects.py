@@ -25,6 +25,7 @@ from fl_lightning.errors import EngineError, FederationError
 from fl_lightning.functional.description import is_users, own_class
 from fl_lightning.functional.seeding import GENERATORS
 
+REMEDY = "Set 'federation.local.engine' to 'fabric' or 'trainer'."
 _NO_REPLY = object()
 
 
@@ -172,14 +173,9 @@ class StackedDropout(TorchFunctionMode):
         if func in _FEATURES:
             return self._dropout(func, *args, **kwargs)
         if func in _DATA:
-            raise EngineError(
-                "Stacked clients do not support setting 'tensor.data' in 'training_step'. Set 'federation.local.engine' to "
-                "'fabric' or 'trainer'."
-            )
+            raise EngineError(f"Stacked clients do not support setting 'tensor.data' in 'training_step'. {REMEDY}")
         if func in (F.alpha_dropout, F.feature_alpha_dropout):
-            raise EngineError(
-                "Stacked clients do not support alpha dropout. Set 'federation.local.engine' to 'fabric' or 'trainer'."
-            )
+            raise EngineError(f"Stacked clients do not support alpha dropout. {REMEDY}")
         return func(*args, **kwargs)
 
     def _dropout(
@@ -214,7 +210,6 @@ def _of_features(function: Callable[..., Any], input: Tensor) -> Tensor:
     return input.new_empty((*input.shape[:kept], *(1 for _ in input.shape[kept:])))
 
 
-REMEDY = "Set 'federation.local.engine' to 'fabric' or 'trainer'."
 _OF_TORCH = vars(nn.Module()).keys() - {"training"}
 _OF_LIGHTNING = vars(LightningModule()).keys() - {"_hparams"} | {"_hparams_initial", "log", "configure_callbacks"}
 _LARGEST = 2**20

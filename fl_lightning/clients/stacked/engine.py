@@ -16,6 +16,7 @@ from fl_lightning.clients.fabric.optimizer import HOOKS, length_of
 from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import LocalResult, PreparedTask, keep_metrics_to_this_process
+from fl_lightning.clients.stacked.effects import REMEDY
 from fl_lightning.clients.stacked.fit import StackedFit
 from fl_lightning.clients.stacked.step import StackedStep
 from fl_lightning.clients.turn import ScheduleMover, TurnPlan
@@ -40,7 +41,6 @@ _CALLED_HOOKS = ("on_fit_start", "on_train_start", "on_train_epoch_start", "on_t
 _RULE_METHODS = ("begin", "check_optimizers", "correct_gradients", "strength", "finish", "remember", "keep")
 """The methods of a rule that stacked clients call; the last three are called by :class:`LocalTrainer` on every engine."""
 _Member = tuple[PreparedTask, LightningDataModule, Any]
-_REMEDY = "Set 'federation.local.engine' to 'fabric' or 'trainer'."
 
 
 class StackedEngine:
@@ -125,7 +125,7 @@ class StackedEngine:
 
 def _refuse_callbacks(hooks: Sequence[ClientHooks]) -> None:
     for callback in (callback for hook in hooks for callback in hook.callbacks):
-        raise EngineError(f"Stacked clients do not support {type(callback).__name__}, a callback of an option. {_REMEDY}")
+        raise EngineError(f"Stacked clients do not support {type(callback).__name__}, a callback of an option. {REMEDY}")
 
 
 def _refuse_rules(rules: Sequence[ClientRule]) -> None:
@@ -134,14 +134,14 @@ def _refuse_rules(rules: Sequence[ClientRule]) -> None:
         if isinstance(rule, PullRule):  # only for pulls, which are refused elsewhere
             continue
         if not rule.stacks:
-            raise EngineError(f"Stacked clients do not support {name}, a part of the strategy. {_REMEDY}")
+            raise EngineError(f"Stacked clients do not support {name}, a part of the strategy. {REMEDY}")
         for method in (method for method, value in vars(ClientRule).items() if isfunction(value)):
             if method not in _RULE_METHODS and getattr(type(rule), method) is not getattr(ClientRule, method):
                 raise EngineError(
-                    f"{name}, a part of the strategy, overrides '{method}', which stacked clients ignore. {_REMEDY}"
+                    f"{name}, a part of the strategy, overrides '{method}', which stacked clients ignore. {REMEDY}"
                 )
         if rule.own_model:
-            raise EngineError(f"{name}, a part of the strategy, has 'own_model', which stacked clients ignore. {_REMEDY}")
+            raise EngineError(f"{name}, a part of the strategy, has 'own_model', which stacked clients ignore. {REMEDY}")
 
 
 def _refuse(module: LightningModule, local: LocalTraining, precision: str, detect_anomaly: bool) -> None:
@@ -149,22 +149,22 @@ def _refuse(module: LightningModule, local: LocalTraining, precision: str, detec
     name = type(module).__name__
     for hook in HOOKS:
         if hook in allowed and hook not in _CALLED_HOOKS:
-            raise EngineError(f"'stacked_hooks' of {name} names '{hook}', which stacked clients do not call. {_REMEDY}")
+            raise EngineError(f"'stacked_hooks' of {name} names '{hook}', which stacked clients do not call. {REMEDY}")
         if is_overridden(hook, module) and hook not in allowed:
             raise EngineError(
-                f"{name} overrides '{hook}', which stacked clients would share. {_REMEDY} If the hook only logs and updates "
+                f"{name} overrides '{hook}', which stacked clients would share. {REMEDY} If the hook only logs and updates "
                 f"metrics, you can instead name it in a class attribute: stacked_hooks = ('{hook}',)."
             )
     if any(isinstance(part, ProximalLoss) and part.mu for part in module.modules()):
         raise EngineError(
             f"{name} contains a ProximalLoss, which does not support stacked clients. Replace it with "
-            f"'federation.local.proximal_mu', which has the same gradient, or use another engine. {_REMEDY}"
+            f"'federation.local.proximal_mu', which has the same gradient, or use another engine. {REMEDY}"
         )
     for part in module.modules():
         if isinstance(part, nn.RReLU | nn.AlphaDropout | nn.FeatureAlphaDropout):
-            raise EngineError(f"Stacked clients do not support {type(part).__name__}. {_REMEDY}")
+            raise EngineError(f"Stacked clients do not support {type(part).__name__}. {REMEDY}")
         if getattr(part, "sparse", False) is True and isinstance(part, nn.Embedding | nn.EmbeddingBag):
-            raise EngineError(f"Stacked clients do not support {type(part).__name__} with sparse gradients. {_REMEDY}")
+            raise EngineError(f"Stacked clients do not support {type(part).__name__} with sparse gradients. {REMEDY}")
     settings = {
         "callbacks": ", ".join(type(callback).__name__ for callback in local.callbacks or ()),
         "optimizer_state": local.optimizer_state if local.optimizer_state == "kept" else "",
@@ -173,4 +173,4 @@ def _refuse(module: LightningModule, local: LocalTraining, precision: str, detec
     }
     for setting, value in settings.items():
         if value:
-            raise EngineError(f"Stacked clients do not support 'federation.local.{setting}' ({value}). {_REMEDY}")
+            raise EngineError(f"Stacked clients do not support 'federation.local.{setting}' ({value}). {REMEDY}")

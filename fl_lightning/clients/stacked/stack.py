@@ -10,6 +10,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
+from fl_lightning.clients.stacked.effects import REMEDY
 from fl_lightning.clients.turn import Decay
 from fl_lightning.compat.light_steps import has_step_hooks
 from fl_lightning.compat.torch import count_as_stepped, lower_each_to, raise_each_to
@@ -127,7 +128,6 @@ ELEMENTWISE = (
     optim.RMSprop,
 )
 """Elementwise optimizers, for which a step on the stack equals a step of each client."""
-_REMEDY = "Set 'federation.local.engine' to 'fabric' or 'trainer'."
 
 
 class StackedOptimizer:
@@ -162,9 +162,9 @@ class StackedOptimizer:
                 "'federation.local.engine' to 'fabric' or 'trainer'."
             )
         if has_step_hooks(optimizers[0]):
-            raise EngineError(f"The optimizer has registered hooks, which would see all stacked clients. {_REMEDY}")
+            raise EngineError(f"The optimizer has registered hooks, which would see all stacked clients. {REMEDY}")
         if any(config.reduce_on_plateau for config in schedules):
-            raise EngineError(f"ReduceLROnPlateau would need a separate learning rate for each stacked client. {_REMEDY}")
+            raise EngineError(f"ReduceLROnPlateau would need a separate learning rate for each stacked client. {REMEDY}")
         (self.own,) = optimizers
         self._schedules = schedules
         Decay(optimizers, schedules, decay)
