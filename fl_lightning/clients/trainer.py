@@ -165,9 +165,6 @@ def scalar_metrics(logged: Mapping[str, Tensor]) -> dict[str, float]:
 # ---------------------------------------------------------------- the inner Trainer
 
 
-ACCELERATORS = {"cuda": "gpu", "cpu": "cpu", "mps": "mps"}
-
-
 class _ResidentStrategy(SingleDeviceStrategy):
     """Keep the module on its device when a fit ends, instead of moving it to the CPU and back for the next client.
 
@@ -303,7 +300,7 @@ def inner_trainer(
         outer: the user's Trainer, of which the module may read some attributes; None at a site.
         flags: further flags.
     """
-    kind = ACCELERATORS.get(device.type, device.type)
+    kind = "gpu" if device.type == "cuda" else device.type
     with quiet():
         trainer = ClientTrainer(
             accelerator=kind,

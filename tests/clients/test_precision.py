@@ -12,7 +12,6 @@ import torch
 from algorithms import ALGORITHMS, prepare
 from engine_runs import optimized, variant
 from federations import Blobs, Plain, federate, trainer, weights
-from lightning.fabric.plugins.precision import MixedPrecision as FabricMixedPrecision
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
@@ -230,8 +229,8 @@ Fused = optimized(lambda p: torch.optim.SGD(p, lr=0.1, fused=True))
 
 def test_clipping_with_a_fused_optimizer_under_gradient_scaling_is_refused(monkeypatch):
     """It removes the scale inside its step: gradients that are clipped before would be 1024 times too small afterwards."""
-    scaled = FabricMixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
-    monkeypatch.setattr("fl_lightning.clients.fabric.engine.fabric_precision", lambda *_: scaled)
+    scaled = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
+    monkeypatch.setattr("fl_lightning.clients.fabric.engine.precision_of", lambda *_: scaled)
     clipped = LocalTraining(engine="fabric", gradient_clip_val=0.05)
     with pytest.raises(
         ConfigurationError, match=r"'federation.local.gradient_clip_val' is 0.05, but the fused SGD .* fused=False"

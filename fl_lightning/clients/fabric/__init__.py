@@ -1,1 +1,1 @@
-"""The engine ``fabric``: a lean loop on Lightning Fabric."""
+"""The engine ``fabric``: a lean loop, as on Lightning Fabric."""

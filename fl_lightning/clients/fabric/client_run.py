@@ -55,7 +55,7 @@ _AS_IN_A_TRAINER: dict[str, Any] = {
 """The attributes that are the same in every client's fit, or have their initial values."""
 
 _IN_PRECISION = ("precision", "convert_input", "scaler")
-"""What Fabric's precision plugin has in common with a Trainer's."""
+"""What a module may read of the precision plugin."""
 
 
 def varying(name: str, text: str) -> Any:

@@ -1,15 +1,11 @@
-"""The engine ``fabric``: a lean loop on Lightning Fabric whose results equal those of ``trainer`` to the last bit."""
+"""The engine ``fabric``: a lean loop, as on Lightning Fabric, whose results equal those of ``trainer`` to the last bit."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from lightning.fabric import Fabric
-from lightning.fabric.plugins.precision import MixedPrecision
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -18,7 +14,7 @@ from fl_lightning.clients.fabric.fit import ClientFit
 from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import LocalResult, PreparedTask
-from fl_lightning.clients.trainer import ACCELERATORS, TrainerEngine, quiet
+from fl_lightning.clients.trainer import TrainerEngine, inner_trainer
 from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.errors import EngineError
 
@@ -70,7 +66,7 @@ class FabricEngine(TrainerEngine):
             if self._falls_back and device.type not in ("cpu", "cuda"):  # tools/gpu_checks.py compares them on a GPU
                 raise EngineError(f"the lean loop has not been compared with a Trainer on '{device.type}'")
             refuse_module(resident.module, "fabric")
-            self._precision = fabric_precision(place.precision, device)
+            self._precision = precision_of(place)
         except EngineError as error:
             self._fall_back(error)
         if self.name == "fabric" and place.local.deterministic is not None:
@@ -107,34 +103,6 @@ class FabricEngine(TrainerEngine):
         self._loop = None
 
 
-class _Mixed(MixedPrecision):
-    """Leave inputs as they are, and cache no cast weights.
-
-    Fabric casts inputs, but a Trainer does not. Fabric's autocast caches cast weights until the outermost context ends,
-    which is the whole round here, so they would be stale.
-    """
-
-    def convert_input(self, data: Any) -> Any:
-        """Return the inputs unchanged, and leave the casting to autocast."""
-        return data
-
-    def forward_context(self) -> AbstractContextManager[Any]:
-        """Return an autocast context without a cache."""
-        dtype = torch.bfloat16 if self.precision == "bf16-mixed" else torch.half
-        return torch.autocast(self.device, dtype=dtype, cache_enabled=False)
-
-
-def fabric_precision(precision: str, device: torch.device) -> Any:
-    """Return Fabric's plugin for one of a Trainer's precisions, on one device."""
-    kind = ACCELERATORS.get(device.type, device.type)
-    devices: Any = [device.index or 0] if kind == "gpu" else 1
-    plugins: list[Any] = [LightningEnvironment()]
-    settings: Any = precision
-    if precision in ("16-mixed", "bf16-mixed"):
-        if kind == "cpu":
-            precision = "bf16-mixed"  # as a Trainer does
-        mixed: Any = precision
-        plugins.append(_Mixed(mixed, device.type))
-        settings = None
-    with quiet():
-        return Fabric(accelerator=kind, devices=devices, precision=settings, plugins=plugins).strategy.precision
+def precision_of(place: Place) -> Any:
+    """Return a Trainer's plugin for the precision in the settings, on the device of the clients."""
+    return inner_trainer(place.device, [], precision=place.precision).precision_plugin

@@ -32,7 +32,7 @@ class ClientFit:
     Args:
         module: the clients' copy of the user's module.
         callbacks: the callbacks of the fits.
-        precision: Fabric's precision plugin.
+        precision: a Trainer's precision plugin.
         place: where and how the clients train.
     """
 
@@ -44,7 +44,7 @@ class ClientFit:
         self._optimizer = ClientOptimizer(module, self._local, precision, self._hooks)
         self._takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self._prepares, self._zeroes = (is_overridden(name, module) for name in ("prepare_data", "zero_grad"))
-        self._plain = self._device.type == "cpu" and type(precision).__name__ in ("Precision", "_Mixed")
+        self._plain = self._device.type == "cpu" and type(precision).__name__ in ("Precision", "MixedPrecision")
 
     def fit(self, data: LightningDataModule, plan: TurnPlan) -> tuple[int, dict[str, float]]:
         """Train a client.

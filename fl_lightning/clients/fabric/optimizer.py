@@ -127,7 +127,7 @@ class ClientOptimizer:
     Args:
         module: the clients' copy of the user's module.
         local: the settings of the local training.
-        precision: Fabric's precision plugin.
+        precision: a Trainer's precision plugin.
         hooks: the hooks of the fits.
     """
 

@@ -11,7 +11,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from fl_lightning.clients.fabric.engine import fabric_precision, refuse_module
+from fl_lightning.clients.fabric.engine import precision_of, refuse_module
 from fl_lightning.clients.fabric.optimizer import HOOKS, length_of
 from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
@@ -84,7 +84,7 @@ class StackedEngine:
         _refuse(module, local, place.precision, place.detect_anomaly)
         _refuse_rules(place.rules)
         _refuse_callbacks(place.hooks)
-        self._precision: Any = fabric_precision(place.precision, device)
+        self._precision: Any = precision_of(place)
         if local.deterministic is not None:
             torch.use_deterministic_algorithms(local.deterministic)
         self._precision.convert_module(module)

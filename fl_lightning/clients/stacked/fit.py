@@ -53,7 +53,7 @@ class StackedFit:
         tasks: the clients' tasks.
         data: the clients' examples.
         place: where and how the clients train.
-        precision: Fabric's precision plugin.
+        precision: a Trainer's precision plugin.
     """
 
     def __init__(
