@@ -16,7 +16,7 @@ from fl_lightning.callbacks.client_table import ClientTable
 from fl_lightning.callbacks.progress import FederationProgressBar
 from fl_lightning.clients.module_copy import client_copy
 from fl_lightning.clients.pool import ClientPool
-from fl_lightning.clients.training.inner_trainer import without_advice
+from fl_lightning.clients.trainer import without_advice
 from fl_lightning.compat.lightning import continue_global_step
 from fl_lightning.compat.torch import parameters_of
 from fl_lightning.core.capabilities import removed_by

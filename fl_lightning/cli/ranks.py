@@ -17,7 +17,6 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch.nn.parameter import is_lazy
 
-from fl_lightning.clients.engines.selection import possible_engines
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.loaders import fewest_examples
 from fl_lightning.server.checks.federation import round_size
@@ -142,8 +141,8 @@ def _one(settings: Any, callbacks: Sequence[Callback]) -> Limit | None:
         "'federation.enabled' is false, and more ranks would train on other batches": not settings.enabled,
         "'federation.pool' trains the clients elsewhere": settings.pool is not None,
         f"{' and '.join(tuners)} tunes on one rank": bool(tuners),
-        f"with the engine '{engine}' last bits depend on the number of ranks, so set it in 'trainer.devices'": any(
-            kind.side_by_side for kind in possible_engines(engine)
+        f"with the engine '{engine}' last bits depend on the number of ranks, so set it in 'trainer.devices'": (
+            settings.local.side_by_side
         ),
     }
     return next((Limit(1, why) for why, holds in reasons.items() if holds), None)

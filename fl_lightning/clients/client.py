@@ -22,15 +22,15 @@ from torchmetrics import Metric
 
 from fl_lightning.clients.answering import NO_OWN, SETTING, Questions, StoredPredictions, refuse_questions
 from fl_lightning.clients.client_data import ClientData
-from fl_lightning.clients.engines.base import LocalResult, PreparedTask
-from fl_lightning.clients.engines.selection import ENGINES, LocalEngine, automatic_engine
 from fl_lightning.clients.evaluate import STRATEGY_METRIC, ModelEvaluation
 from fl_lightning.clients.input_sums import numbers_to_add
 from fl_lightning.clients.judging import UpdateEditor, describe, is_clients_fault
 from fl_lightning.clients.memory import HELD, MODEL, RULES, TRAINING, ClientMemory
 from fl_lightning.clients.place import Place
+from fl_lightning.clients.progress import NAME, OWN
 from fl_lightning.clients.resident import ResidentModel
-from fl_lightning.clients.training.kept_training import NAME, OWN
+from fl_lightning.clients.session import LocalResult, PreparedTask
+from fl_lightning.clients.trainer import Engine, TrainerEngine
 from fl_lightning.core.capabilities import Capability, need_of
 from fl_lightning.core.hooks import ClientContext, ClientHooks
 from fl_lightning.core.option import by_name
@@ -106,7 +106,9 @@ class Client:
         self._rules = (*([ProximalRule(mu)] if mu else ()), PullRule(), *(() if own is None else (own,)))
         self._ending = [r for r in self._rules if any(getattr(type(r), n) is not getattr(ClientRule, n) for n in _OF_THE_END)]
         self._place = replace(place, rules=self._rules, hooks=self._hooks, deadline=settings.faults.deadline)
-        self.engine = self._chosen_engine()
+        self.engine = engine_of(self.resident, self._place)
+        if self.engine.reason:
+            rank_zero_info(f"Local training uses the engine '{self.engine.name}': {self.engine.reason}")
         self._alone: dict[int | None, Client] = {}
         self._metrics, self._evaluation = _metrics(settings), ModelEvaluation(place)
         self._fixed = need_of([*settings.transforms, *settings.active_options], Capability.FIXED_TENSORS)
@@ -136,14 +138,6 @@ class Client:
             numbers=lambda client, what: numbers_to_add(what, client, self.resident.module, self._data, seed, place.site),
         )
 
-    def _chosen_engine(self) -> LocalEngine:
-        name = self._settings.local.engine
-        if name in ENGINES:
-            return LocalEngine(self.resident, self._place, name)
-        chosen, reason = automatic_engine(self.resident, self._place)
-        rank_zero_info(f"Local training uses the engine '{chosen}': {reason}")
-        return LocalEngine(self.resident, self._place, chosen, falls_back=True)
-
     # ---------------------------------------------------------------- orders
 
     def publish(self, model: ServerModel) -> None:
@@ -163,7 +157,7 @@ class Client:
         self._begun()
         while tasks:
             started: dict[int, float | None] = {}
-            if not (self.engine.kind.side_by_side and len(tasks) > 1):
+            if not (self.engine.side_by_side and len(tasks) > 1):
                 yield self._trained_alone(tasks.popleft(), started)
                 continue
             waiting = {task.client: task for task in tasks}
@@ -498,9 +492,14 @@ class Client:
         """Train outside of the federation, where nothing is kept or sent; return the last model and what the client holds."""
         client, epochs = order.client, order.epochs
         if epochs not in self._alone:
-            changes = {} if epochs is None else {"max_epochs": epochs, "max_steps": -1}
+            local = replace(self._settings.local, proximal_mu=0.0)
+            if local.side_by_side:
+                local = replace(local, engine="fabric", compile=False)
+            if epochs is not None:
+                local = replace(local, max_epochs=epochs, max_steps=-1)
+            place = replace(self._place, local=local, rules=(), hooks=(), deadline=None)
             self._alone[epochs] = alone = copy(self)
-            alone.engine, alone._rules, alone._ending, alone._hooks = self.engine.other(**changes), (), [], ()
+            alone.engine, alone._rules, alone._ending, alone._hooks = engine_of(self.resident, place), (), [], ()
         alone = self._alone[epochs]
         alone.memory = ClientMemory()
         if order.model is None:  # fine-tuning continues from what the client holds
@@ -510,6 +509,24 @@ class Client:
             alone._keep(result, result.update)
             model = result.update.snapshot
         return model, alone.memory.held(client)
+
+
+def engine_of(resident: ResidentModel, place: Place) -> Engine:
+    """Return the engine in the settings, which is imported only if it is in use.
+
+    Args:
+        resident: the module that clients train.
+        place: where and how they train.
+    """
+    if place.local.side_by_side:
+        from fl_lightning.clients.stacked.engine import StackedEngine
+
+        return StackedEngine(resident, place)
+    if place.local.engine == "trainer":
+        return TrainerEngine(resident, place)
+    from fl_lightning.clients.fabric.engine import FabricEngine
+
+    return FabricEngine(resident, place)
 
 
 def _metrics(settings: FederationSettings) -> dict[MetricRole, tuple[str | Metric, str]]:

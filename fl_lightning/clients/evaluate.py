@@ -11,10 +11,10 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
 
+from fl_lightning.clients.idle_optimizers import IdleOptimizers
 from fl_lightning.clients.place import Place
-from fl_lightning.clients.training.idle_optimizers import IdleOptimizers
-from fl_lightning.clients.training.inner_trainer import inner_trainer, quiet
-from fl_lightning.clients.training.metrics import keep_metrics_to_this_process, scalar_metrics
+from fl_lightning.clients.session import keep_metrics_to_this_process
+from fl_lightning.clients.trainer import inner_trainer, quiet, scalar_metrics
 from fl_lightning.compat.lightning_hooks import lean_hooks
 from fl_lightning.compat.torch import without_process_group
 from fl_lightning.errors import ConfigurationError, did_you_mean

@@ -79,7 +79,7 @@ class LocalPool(ClientPool):
         mine = [chains[number] for number in shares[self.comm.rank]]
         waiting, failure = list[Chain](), None
         queue = deque(tasks[0] for tasks in mine)
-        running = RunningChains(mine, queue.append if self.client.engine.kind.side_by_side else queue.appendleft, passes_on)
+        running = RunningChains(mine, queue.append if self.client.engine.side_by_side else queue.appendleft, passes_on)
 
         def end(chain: Chain) -> None:
             if self._delivered(chain):

@@ -18,7 +18,6 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
-from fl_lightning.clients.training.metrics import keep_metrics_to_this_process
 from fl_lightning.compat.jsonargparse import is_parsed_factory
 from fl_lightning.compat.lightning import forget_compiled, forget_metric_names, is_compiled
 from fl_lightning.compat.python import copying
@@ -54,7 +53,7 @@ def _with_uncopied(module: LightningModule, known: dict[int, Any]) -> dict[int, 
 
 
 def client_copy(module: LightningModule) -> LightningModule:
-    """Return a copy of the user's module for the clients, whose metrics never synchronise over the outer process group.
+    """Return a copy of the user's module for the clients.
 
     Raises:
         ConfigurationError: if the module cannot be copied.
@@ -84,7 +83,6 @@ def client_copy(module: LightningModule) -> LightningModule:
     if is_compiled(client):  # the compiled call on the instance still runs the original
         forget_compiled(client)
     forget_metric_names(client)
-    keep_metrics_to_this_process(client)
     vars(client)["configure_callbacks"] = list  # the module's callbacks belong to the federation, not to each client
     return client
 

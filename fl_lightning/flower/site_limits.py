@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import LightningModule
 
-from fl_lightning.clients.engines.fabric.optimizer import batches_per_epoch
-from fl_lightning.clients.training.turn import TurnPlan
+from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.core.option import OptionSettings
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.checks import evaluated_parts
@@ -269,7 +268,7 @@ class SiteLimits:
         if not 1 <= task.slowness < math.inf:
             raise RefusedError(f"The turn has a slowness of {task.slowness:g}, which is not 1 or above.")
         every, smallest = data.batches(settings.local.full_batch)
-        batches = every if every == math.inf else batches_per_epoch(int(every), settings.local, False)
+        batches = every if every == math.inf else settings.local.batches(int(every))
         plan = TurnPlan.of(task, settings.local)
         steps = plan.steps(batches, whole=False) / task.slowness
         epochs = float(plan.epochs)

@@ -10,7 +10,7 @@ from fl_lightning.clients.client import Client
 from fl_lightning.clients.local_pool import LocalPool
 from fl_lightning.clients.place import Place
 from fl_lightning.clients.pool import ClientPool
-from fl_lightning.clients.training.inner_trainer import moves_batches
+from fl_lightning.clients.trainer import moves_batches
 from fl_lightning.compat.lightning import detects_anomalies
 from fl_lightning.core.capabilities import Capability, need_of, removals_of, removed_by
 from fl_lightning.data.batch_norm import check_batch_norm

@@ -12,9 +12,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
 from torch.utils.data import RandomSampler, TensorDataset
 
-from fl_lightning.clients.engines.client_run import ClientRun
-from fl_lightning.clients.engines.fabric.optimizer import batches_per_epoch
 from fl_lightning.clients.module_copy import client_copy
+from fl_lightning.clients.trainer import inner_trainer
 from fl_lightning.compat.lightning import configured_parts
 from fl_lightning.compat.torch import chained_schedules
 from fl_lightning.core.option import OptionSettings
@@ -123,12 +122,14 @@ def _model(
         client: a copy of the user's module, which is discarded.
     """
     settings = {"model": describer.describe(client, "model")}
-    run = ClientRun("fabric", local, data.datamodule, [], trainer.precision_plugin, trainer.strategy.root_device)
+    device = trainer.strategy.root_device
+    precision = resolve_precision(local, str(trainer.precision), device)
+    run = inner_trainer(device, [], precision=precision, accumulate_grad_batches=local.accumulate_grad_batches)
     batch_size = 1 if not data.has_one_set else data.client_datasets.source.batch_size or 1
-    batches = batches_per_epoch(math.ceil(int(data.indices.sizes.max()) / batch_size), local, False)
-    run.note(num_training_batches=batches, _count_batches=lambda: batches)
-    stand_in: Any = run
-    client.trainer = stand_in
+    run.fit_loop.max_batches = local.batches(math.ceil(int(data.indices.sizes.max()) / batch_size))
+    run.planned = local.max_epochs, local.max_steps
+    run.datamodule = data.datamodule
+    client.trainer = run
     try:
         answer: Any = client.configure_optimizers() or []
         optimizers, schedulers, _ = configured_parts(answer)

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from fl_lightning.clients.engines.selection import ENGINES, possible_engines
 from fl_lightning.clients.module_state import PythonState
 from fl_lightning.core.resume_rule import rule_of
 from fl_lightning.data.federated import FederatedDataModule
@@ -26,7 +25,7 @@ from fl_lightning.server.untouched import Untouched
 from fl_lightning.settings.federation import FederationSettings
 
 _SERVER, _ON_PURPOSE = "federation.server_optimizer", "federation.checkpoints.resume_changed"
-_EQUAL = " or ".join(name for name, kind in ENGINES.items() if kind.equals_trainer)
+_EQUAL = "trainer or fabric"
 """The engines of local training whose results on a CPU are equal to the last bit."""
 _LISTED, _SHOWN = 12, 160
 """The largest numbers of changes in a message, and of characters in a value."""
@@ -243,7 +242,7 @@ def _with_engine(settings: dict[str, Any], device: torch.device) -> dict[str, An
     """Return the settings with one name for all engines with the same bits, also for ``auto``, which chooses from these."""
     federation, local = settings["federation"], settings["federation"]["local"]
     engine = local["engine"]
-    if device.type == "cpu" and all(kind.equals_trainer for kind in possible_engines(engine)):
+    if device.type == "cpu" and engine != "stacked":
         engine = _EQUAL
     return settings | {"federation": federation | {"local": local | {"engine": engine}}}
 

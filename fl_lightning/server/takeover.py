@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from fl_lightning.clients.training.idle_optimizers import IdleOptimizers
+from fl_lightning.clients.idle_optimizers import IdleOptimizers
 from fl_lightning.compat.lightning import is_compiled
 from fl_lightning.data.rounds import unless_round
 from fl_lightning.errors import ConfigurationError

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from fl_lightning.clients.training.inner_trainer import inner_trainer
+from fl_lightning.clients.trainer import inner_trainer
 from fl_lightning.compat.lightning_tuners import belongs_to_tuner, end_of_tuning, tune
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.plugins.checkpoint_io import use_safe_checkpoints

@@ -131,6 +131,28 @@ class LocalTraining:
         threads = self.threads
         require(threads is None or threads >= 1, name + "threads", "1 or above, or null", threads)
 
+    @property
+    def side_by_side(self) -> bool:
+        """Return whether clients train at once: each to its end, without a pull, and like a Trainer only within rounding."""
+        return self.engine == "stacked"
+
+    def batches(self, length: int, fast_dev_run: bool = False) -> int:
+        """Return the number of batches in a local epoch of a client with ``length`` batches.
+
+        Raises:
+            ConfigurationError: if the share of the client's batches is less than one batch.
+        """
+        limit = 1 if fast_dev_run else self.limit_train_batches
+        if isinstance(limit, int):
+            return min(length, limit)
+        count = int(length * limit)
+        if length and not count:
+            raise ConfigurationError(
+                f"'federation.local.limit_train_batches' is {limit}, which is less than one batch for a client with {length} "
+                f"batches. Set it to {math.ceil(100 / length) / 100} or above, or to a number of batches."
+            )
+        return count
+
     def steps(self, batches: int, epochs: int | None = None) -> int:
         """Return the number of optimizer steps of a fit that nothing stops early.
 
@@ -138,10 +160,9 @@ class LocalTraining:
             batches: number of batches in a whole epoch.
             epochs: local epochs of a client that does fewer than ``max_epochs``; None for ``max_epochs``.
         """
-        limit = self.limit_train_batches
-        used = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
         most = self.max_steps if self.max_steps > 0 else math.inf
         local = self.max_epochs if self.max_epochs > 0 else math.inf
+        used = self.batches(batches)
         planned = min(math.ceil(used / self.accumulate_grad_batches) * (local if epochs is None else min(epochs, local)), most)
         return int(planned)
 

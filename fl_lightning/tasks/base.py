@@ -43,7 +43,7 @@ class SupervisedTask(LoadsSafely, LightningModule):
     val_metrics: MetricCollection
     test_metrics: MetricCollection
     stacked_hooks: tuple[str, ...] = ("on_train_start",)
-    """See :class:`~fl_lightning.clients.engines.stacked.engine.StackedEngine`."""
+    """See :class:`~fl_lightning.clients.stacked.engine.StackedEngine`."""
 
     def __init__(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +11,9 @@ import torch
 from federations import Plain, federate, same_bits, weights
 from torch import Tensor
 
+import fl_lightning
 from fl_lightning import FederatedOrchestrator, LocalTraining
-from fl_lightning.clients.engines.selection import ENGINES, automatic_engine, possible_engines
+from fl_lightning.clients.fabric.engine import FabricEngine
 from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.functional.model_state import ModelState
@@ -74,17 +77,24 @@ def test_auto_gives_the_bits_of_a_trainer(kind, engine, caplog):
 
 
 def test_auto_takes_a_trainer_where_equality_has_not_been_tested():
-    resident = ResidentModel(Plain())
-    place = Place(local=LocalTraining(), precision="32-true", device=torch.device("mps", 0))
-    name, reason = automatic_engine(resident, place)
-    assert name == "trainer"
-    assert "'mps'" in reason
+    place = Place(local=LocalTraining(engine="auto"), device=torch.device("mps", 0))
+    engine = FabricEngine(ResidentModel(Plain()), place)
+    assert engine.name == "trainer"
+    assert "'mps'" in engine.reason
 
 
-def test_flags_say_what_the_settings_may_stand_for():
-    assert {kind.__name__ for kind in possible_engines("auto")} == {"TrainerEngine", "FabricEngine"}
-    assert [name for name, kind in ENGINES.items() if kind.side_by_side] == ["stacked"]
-    assert all(kind.equals_trainer and kind.pulls and kind.checks_between_steps for kind in possible_engines("auto"))
+def test_no_module_loads_an_engine_that_is_not_chosen():
+    """Apart from the one function that chooses, which imports one of them."""
+    root = Path(fl_lightning.__file__).parent
+    leaves = ("fl_lightning.clients.fabric", "fl_lightning.clients.stacked")
+    importing = {
+        path.relative_to(root).as_posix()
+        for path in root.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(leaves)
+    }
+    others = {name for name in importing if not name.startswith(("clients/fabric/", "clients/stacked/"))}
+    assert others == {"clients/client.py"}
 
 
 def test_a_resident_model_loads_nothing_twice(monkeypatch):

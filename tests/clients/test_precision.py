@@ -12,14 +12,14 @@ import torch
 from algorithms import ALGORITHMS, prepare
 from engine_runs import optimized, variant
 from federations import Blobs, Plain, federate, trainer, weights
-from lightning.fabric.plugins.precision import MixedPrecision as FabricMixedPrecision
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
 from fl_lightning import AdaFed, ConfigurationError, LocalTraining
-from fl_lightning.clients.engines.base import PreparedTask
+from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
-from fl_lightning.clients.training.session import ClientSession
+from fl_lightning.clients.session import ClientSession, PreparedTask
+from fl_lightning.clients.trainer import ClientTrainer
 from fl_lightning.functional import ModelState
 from fl_lightning.messages import ClientTask, ServerModel
 from fl_lightning.rules import ClientRule, ControlVariates, ProximalRule
@@ -89,6 +89,26 @@ class InTheLoss(Plain):
         return loss + self.mu / 2 * sum((now - then).pow(2).sum() for now, then in pairs)
 
 
+def session_of(module: Plain, start: Plain, epochs: int, *rules: ClientRule, **broadcast: Tensor) -> ClientSession:
+    """A client's session of some epochs from a global model, with rules and what the strategy sends them."""
+    server = ModelState(copy.deepcopy(start))
+    resident = ResidentModel(module)
+    resident.publish(ServerModel(1, 0, server.tensors(), server.layout, broadcast))
+    session = ClientSession(resident, Place(local=LocalTraining(max_epochs=epochs), rules=rules))
+    session.begin(PreparedTask(ClientTask(0, 0), 0, lambda: Blobs(shuffle=False)))
+    return session
+
+
+def scaled_fit(session: ClientSession, module: Plain, scaler: torch.amp.GradScaler, **flags: Any) -> ClientTrainer:
+    """A fit with the session in float16."""
+    silent = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    plugins = [MixedPrecision("16-mixed", "cpu", scaler)]
+    flags |= {"accelerator": "cpu", "max_epochs": -1, "limit_val_batches": 0, **silent}
+    run = ClientTrainer(callbacks=[session], plugins=plugins, **flags)
+    run.fit(module, Blobs(shuffle=False))
+    return run
+
+
 @pytest.mark.parametrize(("clip", "accumulate"), [(None, 1), (0.05, 2)])
 def test_proximal_gradient_under_gradient_scaling(clip, accumulate):
     """float16 with a GradScaler at scale 1024: a term added before unscaling would be 1024 times too small."""
@@ -100,29 +120,15 @@ def test_proximal_gradient_under_gradient_scaling(clip, accumulate):
         module = cls(lr=0.2)
         module.load_state_dict(start.state_dict())
         module.mu = strength
-        session = session_of(module, start, *([ProximalRule(mu)] if mu else []))
+        session = session_of(module, start, 3, *([ProximalRule(mu)] if mu else []))
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        plugin = MixedPrecision("16-mixed", "cpu", scaler)
-        run = trainer(
-            3, session, plugins=[plugin], gradient_clip_val=clip, accumulate_grad_batches=accumulate, limit_val_batches=0
-        )
-        run.fit(module, Blobs(shuffle=False))
+        scaled_fit(session, module, scaler, gradient_clip_val=clip, accumulate_grad_batches=accumulate)
         assert scaler.get_scale() == 1024.0  # no step was skipped
         results.append(weights(module.net))
     in_loss, ours, without = results
     for name in in_loss:
         torch.testing.assert_close(ours[name], in_loss[name], rtol=1e-3, atol=1e-3)
     assert any((ours[name] - without[name]).abs().max() > 0.01 for name in ours)
-
-
-def session_of(module: Plain, start: Plain, *rules: ClientRule, **broadcast: Tensor) -> ClientSession:
-    """A client's session from a global model, with rules and what the strategy sends them."""
-    server = ModelState(copy.deepcopy(start))
-    resident = ResidentModel(module)
-    resident.publish(ServerModel(1, 0, server.tensors(), server.layout, broadcast))
-    session = ClientSession(resident, rules=rules)
-    session.begin(PreparedTask(ClientTask(0, 0), 0, lambda: Blobs(shuffle=False)))
-    return session
 
 
 class Corrected(Plain):
@@ -148,11 +154,9 @@ def test_control_variates_under_gradient_scaling_and_clipping(clip):
         module = Corrected(lr=0.2)
         module.load_state_dict(start.state_dict())
         module.correction = correction if in_the_loss else None
-        session = session_of(module, start, *([] if in_the_loss else [ControlVariates()]), control=correction)
-        plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
-        run = trainer(3, session, plugins=[plugin], gradient_clip_val=clip, limit_val_batches=0)
-        run.fit(module, Blobs(shuffle=False))
-        trained = session.end(run.global_step, {}, 0.0)
+        session = session_of(module, start, 3, *([] if in_the_loss else [ControlVariates()]), control=correction)
+        run = scaled_fit(session, module, torch.amp.GradScaler("cpu", init_scale=1024.0), gradient_clip_val=clip)
+        trained = session.end(run.global_step, {})
         assert trained.update.normalizer == pytest.approx(run.global_step)
         assert trained.rates == pytest.approx(0.2 * run.global_step)
         results.append(weights(module.net))
@@ -164,11 +168,9 @@ def test_steps_that_gradient_scaling_leaves_out_do_not_count():
     """A scale of 2**80 overflows float16's gradients until it has been halved often enough."""
     module = Plain(lr=0.2)
     before = [p.detach().clone() for p in module.parameters()]
-    session = session_of(module, module, ProximalRule(0.1))
-    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**80, backoff_factor=2.0**-40))
-    run = trainer(1, session, plugins=[plugin], limit_val_batches=0, max_steps=-1)
-    run.fit(module, Blobs(shuffle=False))
-    trained = session.end(run.global_step, {}, 0.0)
+    session = session_of(module, module, 1, ProximalRule(0.1))
+    run = scaled_fit(session, module, torch.amp.GradScaler("cpu", init_scale=2.0**80, backoff_factor=2.0**-40))
+    trained = session.end(run.global_step, {})
     assert trained.update.num_steps < run.global_step
     assert trained.rates == pytest.approx(0.2 * trained.update.num_steps)
     assert any(not torch.equal(p, q) for p, q in zip(module.parameters(), before, strict=True))
@@ -227,8 +229,8 @@ Fused = optimized(lambda p: torch.optim.SGD(p, lr=0.1, fused=True))
 
 def test_clipping_with_a_fused_optimizer_under_gradient_scaling_is_refused(monkeypatch):
     """It removes the scale inside its step: gradients that are clipped before would be 1024 times too small afterwards."""
-    scaled = FabricMixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
-    monkeypatch.setattr("fl_lightning.clients.engines.fabric.engine.fabric_precision", lambda *_: scaled)
+    scaled = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
+    monkeypatch.setattr("fl_lightning.clients.fabric.engine.precision_of", lambda *_: scaled)
     clipped = LocalTraining(engine="fabric", gradient_clip_val=0.05)
     with pytest.raises(
         ConfigurationError, match=r"'federation.local.gradient_clip_val' is 0.05, but the fused SGD .* fused=False"

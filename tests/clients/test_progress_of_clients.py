@@ -29,7 +29,7 @@ from fl_lightning import (
     Scaffold,
     WarmStart,
 )
-from fl_lightning.clients.training.turn import TurnPlan
+from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.errors import CheckpointError
 from fl_lightning.functional.local_steps import control_change
 from fl_lightning.messages import Progress
@@ -134,7 +134,7 @@ def test_a_turn_of_several_epochs_and_a_straggler(engine):
     SEEN.clear()
     plan = TurnPlan(epochs=1, whole_epochs=2, progress=Progress(3, 5))
     assert plan.first(4) == (6, 24)
-    assert (plan.max_epochs, plan.all_steps) == (10, -1)
+    assert plan.limits == (10, -1)
     make = recorded(lambda o: ExponentialLR(o, 0.5))
     federate(make(), 3, data=Blobs(12), partitioner=Consecutive([12]), local=LocalTraining(engine=engine, max_epochs=2))
     places = [(epoch, step, rate) for _, epoch, step, rate, _ in SEEN]

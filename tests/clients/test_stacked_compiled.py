@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn, optim
 
 from fl_lightning import ClassificationTask, Faults, LocalTraining
-from fl_lightning.clients.engines.stacked import step as stacked_step
-from fl_lightning.clients.engines.stacked.fit import StackedFit
-from fl_lightning.clients.engines.stacked.padding import padded_size
+from fl_lightning.clients.stacked import step as stacked_step
+from fl_lightning.clients.stacked.fit import StackedFit
+from fl_lightning.clients.stacked.step import padded_size
 
 GROUPS = [5] * 5 + [10] * 7 + [15] * 6 + [20] * 8
 """Examples of 5, 7, 6 and 8 clients that have one, two, three and four batches of 5."""

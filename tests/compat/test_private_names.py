@@ -28,7 +28,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from private_uses import EXPECTED, OFFERED, REFUSED, USES, WRITTEN
 
 import fl_lightning.compat
-from fl_lightning.clients.engines.client_run import _Strategy
+from fl_lightning.clients.fabric.client_run import _Strategy
 from fl_lightning.compat import private
 from fl_lightning.compat.private import MISSING, NAMES, Private, installed, supported
 from fl_lightning.errors import VersionError

@@ -11,8 +11,8 @@ from federations import Blobs, Consecutive, Plain, federate, ready, trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalTraining
-from fl_lightning.clients.engines.stacked.stack import ClientStack
-from fl_lightning.clients.training.inner_trainer import _ResidentStrategy, is_on
+from fl_lightning.clients.stacked.stack import ClientStack
+from fl_lightning.clients.trainer import _ResidentStrategy, is_on
 from fl_lightning.data import TensorLoader, placement
 from fl_lightning.data.tensor_loader import beside
 from fl_lightning.functional.blocks import blocks

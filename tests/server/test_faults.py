@@ -120,7 +120,7 @@ class Heard(FederationCallback):
 )
 def test_a_round_goes_on_without_who_fails(kind, engine, monkeypatch):
     """What is left is FedAvg of the others, by hand, for three rounds; each failure is told."""
-    monkeypatch.setattr("fl_lightning.clients.training.session.time", SimpleNamespace(perf_counter=lambda: Clock.now))
+    monkeypatch.setattr("fl_lightning.clients.session.time", SimpleNamespace(perf_counter=lambda: Clock.now))
     action, cause = WRONG[kind]
     L.seed_everything(3, verbose=False)
     module, heard = Fails(action), Heard()

@@ -49,6 +49,16 @@ def test_a_run_that_is_recorded_draws_no_random_numbers(tmp_path):
     assert states.then[1:] == before[1:]
 
 
+def test_an_optimizer_that_reads_any_part_of_a_trainer_is_compared(tmp_path):
+    class Reading(Plain):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1 / (1 + self.trainer.fit_loop.epoch_progress.current.processed))
+
+    run(tmp_path, 1, {"module": Reading()})
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]["FederatedOrchestrator"]["settings"]
+    assert saved["model.optimizer"]["lr"] == 0.1
+
+
 def test_what_cannot_be_seen_is_listed(tmp_path, caplog):
     class Hidden(Plain):
         def __init__(self):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from fl_lightning.clients.engines.selection import possible_engines
 from fl_lightning.compat.torch import is_batch_norm
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.losses.proximal import ProximalLoss
@@ -33,8 +32,7 @@ def check_settings(settings: FederationSettings) -> None:
             f"{type(strategy).__name__} passes each batch through the module again, which {_NAME} does not cover. Remove one "
             "of them."
         )
-    alone = not any(kind.side_by_side for kind in possible_engines(local.engine))
-    require(alone, "federation.local.engine", f"one of trainer, fabric, auto with {_NAME}", local.engine)
+    require(not local.side_by_side, "federation.local.engine", f"one of trainer, fabric, auto with {_NAME}", local.engine)
     batches = local.accumulate_grad_batches
     require(batches == 1, "federation.local.accumulate_grad_batches", f"1 with {_NAME}", batches)
     if route.reads_data:

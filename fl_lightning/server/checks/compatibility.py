@@ -8,7 +8,6 @@ from collections.abc import Collection
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 
-from fl_lightning.clients.engines.selection import possible_engines
 from fl_lightning.compat.torch import parameters_of
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, DataError
@@ -181,7 +180,7 @@ def require_steps(setting: str, local: LocalTraining) -> None:
     Raises:
         ConfigurationError: naming the setting and the engines.
     """
-    if not all(kind.checks_between_steps for kind in possible_engines(local.engine)):
+    if local.side_by_side:
         raise ConfigurationError(
             f"'{setting}' is checked between a client's steps, but the engine '{local.engine}' may run many clients' steps at "
             "once. Set 'federation.local.engine' to 'fabric' or 'trainer'."
@@ -234,7 +233,7 @@ def check_convex(route: Route, module: nn.Module, local: LocalTraining) -> None:
                 f"{name} needs a convex loss, but {type(part).__name__} is not convex with these settings. Use "
                 "HalfSquaredError, torch.nn.MSELoss, Hinge or CrossEntropy, or RobustLoss with shapes of 1 or above."
             )
-    if local.proximal_mu or not all(kind.pulls for kind in possible_engines(local.engine)):
+    if local.proximal_mu or local.side_by_side:
         raise ConfigurationError(
             f"{name} pulls each client with a different strength. Set 'federation.local.proximal_mu' to 0, and "
             "'federation.local.engine' to trainer, fabric or auto."

@@ -1,25 +1,25 @@
-"""Group the batches of a stack of clients by shape."""
+"""Give a stack of clients their batches, grouped by shape."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-import numpy as np
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor
 
-from fl_lightning.clients.engines.stacked.padding import padded
-from fl_lightning.clients.training.inner_trainer import transfer_hooks
-from fl_lightning.compat.torch import TreeSpec, tree_flatten, tree_unflatten
+from fl_lightning.clients.trainer import transfer_hooks
+from fl_lightning.compat.torch import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from fl_lightning.data.resident_loader import ClientLoader, in_turn
-from fl_lightning.data.tensor_loader import TensorLoader
+from fl_lightning.data.tensor_loader import TensorLoader, beside
 from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.errors import EngineError
+from fl_lightning.functional.seeding import RandomNumbers, isolated_rng
+
+Tree = TypeVar("Tree")
 
 
 class ClientRandom:
@@ -36,45 +36,26 @@ class ClientRandom:
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self.torch = torch.Generator().manual_seed(seed)
-        self._gpu = torch.Generator(device).manual_seed(seed) if device.type == "cuda" else None
-        self.masks = self._gpu or self.torch
-        self._seed = seed
-        self._python: Any = None
-        self._numpy: Any = None
+        self.masks = torch.Generator(device).manual_seed(seed) if device.type == "cuda" else self.torch
+        self._seed, self._device = seed, device
+        self._left: RandomNumbers | None = None
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Install this client's random states as the global ones, and restore the previous ones afterwards."""
-        before = torch.get_rng_state(), random.getstate(), np.random.get_state()
-        torch.set_rng_state(self.torch.get_state())
-        if self._python is None:  # most clients' data and hooks draw nothing
-            random.seed(self._seed)
-            np.random.seed(self._seed % 2**32)
-        else:
-            random.setstate(self._python)
-            np.random.set_state(self._numpy)
-        try:
-            with self._on_gpu():
+        with isolated_rng(self._seed, self._device):
+            if self._left is not None:
+                self._left.restore()
+            torch.set_rng_state(self.torch.get_state())  # masks may have been drawn since
+            if self.masks is not self.torch:
+                torch.cuda.set_rng_state(self.masks.get_state(), self._device)
+            try:
                 yield
-        finally:
-            self.torch.set_state(torch.get_rng_state())
-            self._python, self._numpy = random.getstate(), np.random.get_state()
-            torch.set_rng_state(before[0])
-            random.setstate(before[1])
-            np.random.set_state(before[2])
-
-    @contextmanager
-    def _on_gpu(self) -> Iterator[None]:
-        if self._gpu is None:
-            yield
-            return
-        before = torch.cuda.get_rng_state(self._gpu.device)
-        torch.cuda.set_rng_state(self._gpu.get_state(), self._gpu.device)
-        try:
-            yield
-        finally:
-            self._gpu.set_state(torch.cuda.get_rng_state(self._gpu.device))
-            torch.cuda.set_rng_state(before, self._gpu.device)
+            finally:
+                self._left = RandomNumbers.now(self._device)
+                self.torch.set_state(self._left.cpu)
+                if self._left.cuda is not None:
+                    self.masks.set_state(self._left.cuda)
 
 
 class StackedBatch:
@@ -183,3 +164,71 @@ class StackedBatches:
         if not leaves:
             raise EngineError("Cannot stack batches without tensors. Set 'federation.local.engine' to 'fabric' or 'trainer'.")
         return StackedBatch(leaves, [StackedBatch.TENSOR if isinstance(leaf, Tensor) else leaf for leaf in first], spec)
+
+
+def can_gather(loaders: Sequence[Any], hooks: Sequence[Any]) -> bool:
+    """Return whether all clients read the same tensors, on one device, and no transfer hook sees their batches."""
+    if any(hooks) or not all(isinstance(loader, TensorLoader) for loader in loaders):
+        return False
+    tensors = loaders[0].tensors
+    same = all(len(o.tensors) == len(tensors) and all(map(_is, o.tensors, tensors)) for o in loaders)
+    return same and len({tensor.device for tensor in tensors}) == 1
+
+
+def _is(one: Tensor, other: Tensor) -> bool:
+    return one is other
+
+
+class GatheredBatches:
+    """Iterate over the batches of one local epoch of a stack.
+
+    Args:
+        loaders: the clients' batches, for which :func:`can_gather` holds.
+        convert: the function that converts batches to the precision of the training.
+        device: the device to train on.
+    """
+
+    def __init__(self, loaders: Sequence[TensorLoader], convert: Callable[[Any], Any], device: torch.device) -> None:
+        self._tensors, self._convert, self._device = loaders[0].tensors, convert, device
+        self._loaders, self._step = loaders, 0
+        orders = [loader.order() for loader in loaders]
+        rows = [torch.arange(own.num_examples) if order is None else order for own, order in zip(loaders, orders, strict=True)]
+        matrix = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)  # (K, m), padded with 0, which is never read
+        self._indices = beside(matrix, self._tensors[0].device)
+
+    def __iter__(self) -> Iterator[Groups]:
+        return self
+
+    def __next__(self) -> Groups:
+        groups: dict[tuple[int, int], list[int]] = {}
+        for position, loader in enumerate(self._loaders):
+            start = self._step * loader.batch_size
+            if start >= loader.num_served:
+                raise StopIteration
+            groups.setdefault((start, min(start + loader.batch_size, loader.num_examples)), []).append(position)
+        self._step += 1
+        return [(positions, self._batch(positions, start, stop)) for (start, stop), positions in groups.items()]
+
+    def _batch(self, positions: Sequence[int], start: int, stop: int) -> StackedBatch:
+        columns = self._indices[:, start:stop]
+        indices = columns if len(positions) == len(self._loaders) else columns[torch.tensor(positions, device=columns.device)]
+        found = [tensor[indices] for tensor in self._tensors]
+        leaves, spec = tree_flatten(move_data_to_device(self._convert(found), self._device))
+        return StackedBatch(leaves, [StackedBatch.TENSOR] * len(leaves), spec)
+
+
+def padded(tree: Tree, rows: int) -> Tree:
+    """Repeat the last client's tensors, each of shape (K, ...), until their shape is (rows, ...)."""
+
+    def longer(tensor: Tensor) -> Tensor:
+        last = tensor[-1:].expand(rows - len(tensor), *tensor.shape[1:])
+        if tensor.stride(0) * len(tensor) != tensor.numel():
+            return torch.cat([tensor, last])
+        # Keep the memory layout, such as channels_last: another layout would be compiled again.
+        result = tensor.new_empty_strided((rows, *tensor.shape[1:]), tensor.stride())
+        result[: len(tensor)] = tensor
+        result[len(tensor) :] = last
+        return result
+
+    repeated: Tree = tree_map(longer, tree)
+    return repeated

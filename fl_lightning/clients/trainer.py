@@ -1,12 +1,14 @@
-"""Build Lightning Trainers that run inside another one: silent, on one device, and reused."""
+"""Train clients one after another with one Lightning Trainer, which runs silently inside the user's and is reused."""
 
 from __future__ import annotations
 
 import logging
+import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from itertools import chain
+from typing import Any, ClassVar, Protocol
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -18,18 +20,149 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import WarningCache, rank_zero_module
 from lightning.pytorch.utilities.warnings import PossibleUserWarning
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.clients.outer_run import LastMetrics, silent_logger
-from fl_lightning.clients.training.turn import refuse_unlimited
+from fl_lightning.clients.place import Place
+from fl_lightning.clients.resident import ResidentModel
+from fl_lightning.clients.session import ClientSession, LocalResult, PreparedTask
+from fl_lightning.clients.turn import TurnPlan, refuse_unlimited
 from fl_lightning.compat.light_steps import step_lightly
-from fl_lightning.compat.lightning import fresh_loops, in_place_results, swap_logging_advice
+from fl_lightning.compat.lightning import continue_from, fresh_loops, in_place_results, swap_logging_advice
+from fl_lightning.compat.lightning_hooks import lean_hooks
 from fl_lightning.compat.signals import ignore_signals
-from fl_lightning.compat.torch import buffers_of, parameters_of, parts_of
+from fl_lightning.compat.torch import buffers_of, parameters_of, parts_of, without_process_group
 from fl_lightning.data.views import TRANSFER_HOOKS
+from fl_lightning.functional.seeding import isolated_rng
 
-ACCELERATORS = {"cuda": "gpu", "cpu": "cpu", "mps": "mps"}
+_CHANGEABLE = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "limit_train_batches")
+"""The flags of a Trainer that a module may set in training, for this client."""
+
+
+class Engine(Protocol):
+    """Train clients on a resident module.
+
+    Attributes:
+        name: the name of the engine that trains now, as in ``federation.local.engine``.
+        reason: why it does under ``auto``; empty otherwise.
+        side_by_side: whether it trains several clients at once, and so benefits from many tasks per call.
+    """
+
+    name: str
+    reason: str
+    side_by_side: ClassVar[bool]
+
+    def fit(self, tasks: Sequence[PreparedTask]) -> Iterator[LocalResult]:
+        """Train clients from the published model, or from the models of their tasks, and yield each result at once.
+
+        Between two results, the caller may load other models into the resident module. An error ends the iterator; tasks
+        without a result may be passed again.
+
+        Raises:
+            EngineError: if another engine must train these clients.
+        """
+        ...
+
+    def recover(self) -> None:
+        """Clean up after a client's error."""
+        ...
+
+    def close(self) -> None:
+        """Release the data of the last client and what was built to train it; :meth:`fit` builds it again."""
+        ...
+
+
+class TrainerEngine:
+    """Train clients one after another with one inner Trainer; see :class:`Engine`.
+
+    Args:
+        resident: the module that clients train.
+        place: where and how the clients train.
+    """
+
+    name = "trainer"
+    reason = ""
+    side_by_side: ClassVar[bool] = False
+    _trainer: ClientTrainer | None
+
+    def __init__(self, resident: ResidentModel, place: Place) -> None:
+        self.resident, self.place = resident, place
+        self.close()
+
+    def fit(self, tasks: Sequence[PreparedTask]) -> Iterator[LocalResult]:
+        """Train clients in the order of the tasks; see :meth:`Engine.fit`."""
+        for task in tasks:
+            yield self.train(task)
+
+    def train(self, prepared: PreparedTask) -> LocalResult:
+        """Train one client."""
+        plan = self.session.begin(prepared)
+        # A module's own collectives would mix clients that train at the same time, or wait for ever.
+        with isolated_rng(prepared.seed, self.place.device), without_process_group():
+            try:
+                steps, metrics = self._fit(prepared.open_data(), plan)
+            finally:
+                self.session.stop_listening()
+        return self.session.end(steps, metrics)
+
+    def _fit(self, data: LightningDataModule, plan: TurnPlan) -> tuple[int, dict[str, float]]:
+        """Fit with :attr:`session` among the callbacks, and return the last ``global_step`` and the logged metrics."""
+        trainer = self._trainer
+        if trainer is None or self.place.local.callbacks:  # a user's callbacks are copied for each client
+            trainer = self._trainer = self._built()
+            self._flags = {name: getattr(trainer, name) for name in _CHANGEABLE}
+        else:
+            fresh_loops(trainer)
+            in_place_results(trainer)
+            trainer.should_stop = False
+            plugin = trainer.precision_plugin
+            if isinstance(plugin, MixedPrecision) and plugin.scaler is not None:
+                plugin.scaler = torch.amp.GradScaler(plugin.device)
+            for name, value in self._flags.items():
+                setattr(trainer, name, value)
+        trainer.planned = trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = plan.limits
+        with quiet(), lean_hooks():
+            trainer.fit(self.resident.module, datamodule=data)
+        return trainer.global_step, scalar_metrics(trainer.callback_metrics)
+
+    def _built(self) -> ClientTrainer:
+        place, local = self.place, self.place.local
+        return inner_trainer(
+            place.device,
+            self.session.callbacks(),
+            logger=place.logger,
+            outer=place.outer,
+            precision=place.precision,
+            gradient_clip_val=local.gradient_clip_val,
+            gradient_clip_algorithm=local.gradient_clip_algorithm if local.gradient_clip_val else None,
+            accumulate_grad_batches=local.accumulate_grad_batches,
+            limit_train_batches=1 if place.fast_dev_run else local.limit_train_batches,
+            limit_val_batches=0,
+            detect_anomaly=local.detect_anomaly or place.detect_anomaly,
+            deterministic=local.deterministic,
+        )
+
+    def recover(self) -> None:
+        """Discard the Trainer, so that the next client gets a new one."""
+        self._trainer = None
+
+    def close(self) -> None:
+        """Release the Trainer, and the data of its last client."""
+        self.recover()
+        self.session = ClientSession(self.resident, self.place)
+
+
+def scalar_metrics(logged: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the metrics that the module logged, as numbers, with a single transfer from the device."""
+    names = [name for name in logged if not name.endswith("_step")]
+    if not names:
+        return {}
+    values = torch.stack([logged[name].double().mean() for name in names]).tolist()
+    return dict(zip(names, values, strict=True))
+
+
+# ---------------------------------------------------------------- the inner Trainer
 
 
 class _ResidentStrategy(SingleDeviceStrategy):
@@ -56,7 +189,10 @@ class _ResidentStrategy(SingleDeviceStrategy):
     def model_to_device(self) -> None:
         """Move the module only if a part of it is on another device: Lightning moves logged metrics to the CPU after a fit."""
         assert self.model is not None
-        if any(part.device != self.root_device for part in _parts(self.model)):
+        parts = parts_of(self.model)
+        buffers = (buffer for part in parts.values() for buffer in buffers_of(part).values() if buffer is not None)
+        metrics = (part for part in parts.values() if isinstance(part, Metric))
+        if any(one.device != self.root_device for one in chain(parameters_of(self.model, parts).values(), buffers, metrics)):
             super().model_to_device()
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
@@ -70,16 +206,6 @@ class _ResidentStrategy(SingleDeviceStrategy):
         self.optimizers = []
         self.lr_scheduler_configs = []
         self.precision_plugin.teardown()
-
-
-def _parts(module: nn.Module) -> Iterator[Tensor | Metric]:
-    """Yield everything of a module that is on a device."""
-    parts = parts_of(module)
-    yield from parameters_of(module, parts).values()
-    for part in parts.values():
-        yield from (buffer for buffer in buffers_of(part).values() if buffer is not None)
-        if isinstance(part, Metric):
-            yield part
 
 
 def transfer_hooks(module: LightningModule, data: LightningDataModule | None) -> dict[str, Callable[..., Any]]:
@@ -112,22 +238,27 @@ class ClientTrainer(Trainer):
     """
 
     outer: Trainer | None = None
-    _planned: tuple[int, int] | None = None
+    planned: tuple[int, int] | None = None
+    datamodule: LightningDataModule | None
 
-    def plan(self, max_epochs: int, max_steps: int) -> None:
-        """Set the limits that the module sees, and at which a fit ends that has no place in a longer training."""
-        self._planned = max_epochs, max_steps
-        self.fit_loop.max_epochs, self.fit_loop.epoch_loop.max_steps = self._planned
+    def begin_at(self, epoch: int, step: int) -> None:
+        """Let a fit that is about to begin count from an epoch and a step of the whole training."""
+        continue_from(self, epoch, step)
+
+    def end_before(self, epoch: float, step: float) -> None:
+        """Let a fit end before an epoch and a step, whatever the module sets ``should_stop`` to; infinite for no limit."""
+        self.fit_loop.max_epochs = -1 if epoch == math.inf else int(epoch)
+        self.fit_loop.epoch_loop.max_steps = -1 if step == math.inf else int(step)
 
     @property
     def max_epochs(self) -> int | None:
         """Return the number of epochs of the whole training; -1 for no limit."""
-        return super().max_epochs if self._planned is None else self._planned[0]
+        return super().max_epochs if self.planned is None else self.planned[0]
 
     @property
     def max_steps(self) -> int:
         """Return the number of optimizer steps of the whole training; -1 for no limit."""
-        return super().max_steps if self._planned is None else self._planned[1]
+        return super().max_steps if self.planned is None else self.planned[1]
 
     @property
     def checkpoint_callback(self) -> Any:
@@ -142,19 +273,19 @@ class ClientTrainer(Trainer):
     @property
     def estimated_stepping_batches(self) -> int | float:
         """Return the number of optimizer steps in the whole training."""
-        if self.max_epochs == -1 and self.max_steps == -1:
-            refuse_unlimited()
-        return super().estimated_stepping_batches
+        if self.max_epochs in (None, -1):
+            return refuse_unlimited() if self.max_steps == -1 else self.max_steps
+        if self.num_training_batches == math.inf and self.train_dataloader is None:
+            self.fit_loop.setup_data()
+        batches = self.num_training_batches
+        planned = -1 if batches == math.inf else math.ceil(batches / self.accumulate_grad_batches) * max(self.max_epochs, 1)
+        return max(planned, self.max_steps) if -1 in (planned, self.max_steps) else min(planned, self.max_steps)
 
 
 class _NoProfiler(PassThroughProfiler):
     """Provide a free profiling context: Lightning opens one around each of about 25 hooks per step."""
 
-    _context = nullcontext()
-
-    def profile(self, action_name: str) -> nullcontext[None]:  # type: ignore[override]
-        """Return a shared context that does nothing."""
-        return self._context
+    profile: Any = nullcontext
 
 
 def inner_trainer(
@@ -169,7 +300,7 @@ def inner_trainer(
         outer: the user's Trainer, of which the module may read some attributes; None at a site.
         flags: further flags.
     """
-    kind = ACCELERATORS.get(device.type, device.type)
+    kind = "gpu" if device.type == "cuda" else device.type
     with quiet():
         trainer = ClientTrainer(
             accelerator=kind,
@@ -192,16 +323,6 @@ def inner_trainer(
     in_place_results(trainer)
     trainer.outer = outer
     return trainer
-
-
-def restart(trainer: Trainer) -> None:
-    """Reset a Trainer after a fit: its loops, gradient scaler and stop flag."""
-    fresh_loops(trainer)
-    in_place_results(trainer)
-    trainer.should_stop = False
-    plugin = trainer.precision_plugin
-    if isinstance(plugin, MixedPrecision) and plugin.scaler is not None:
-        plugin.scaler = torch.amp.GradScaler(plugin.device)
 
 
 _LOGGERS = ("lightning.pytorch.accelerators.cuda", "lightning.fabric.utilities.seed")

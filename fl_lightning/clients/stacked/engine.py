@@ -11,20 +11,19 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from fl_lightning.clients.engines.base import LocalResult, PreparedTask
-from fl_lightning.clients.engines.fabric.engine import refuse_module
-from fl_lightning.clients.engines.fabric.hooks import HOOKS
-from fl_lightning.clients.engines.fabric.optimizer import batches_per_epoch, length_of
-from fl_lightning.clients.engines.precision import fabric_precision
-from fl_lightning.clients.engines.stacked.fit import StackedFit
-from fl_lightning.clients.engines.stacked.step import StackedStep
+from fl_lightning.clients.fabric.engine import precision_of, refuse_module
+from fl_lightning.clients.fabric.optimizer import HOOKS, length_of
 from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
-from fl_lightning.clients.training.schedules import ScheduleMover
-from fl_lightning.clients.training.turn import TurnPlan
+from fl_lightning.clients.session import LocalResult, PreparedTask, keep_metrics_to_this_process
+from fl_lightning.clients.stacked.effects import REMEDY
+from fl_lightning.clients.stacked.fit import StackedFit
+from fl_lightning.clients.stacked.step import StackedStep
+from fl_lightning.clients.turn import ScheduleMover, TurnPlan
 from fl_lightning.core.hooks import ClientHooks
 from fl_lightning.errors import EngineError
 from fl_lightning.losses.proximal import ProximalLoss
+from fl_lightning.messages import ModelLayout
 from fl_lightning.rules import ClientRule, PullRule
 from fl_lightning.settings.local_training import LocalTraining
 
@@ -42,7 +41,6 @@ _CALLED_HOOKS = ("on_fit_start", "on_train_start", "on_train_epoch_start", "on_t
 _RULE_METHODS = ("begin", "check_optimizers", "correct_gradients", "strength", "finish", "remember", "keep")
 """The methods of a rule that stacked clients call; the last three are called by :class:`Client` on every engine."""
 _Member = tuple[PreparedTask, LightningDataModule, Any]
-_REMEDY = "Set 'federation.local.engine' to 'fabric' or 'trainer'."
 
 
 class StackedEngine:
@@ -60,12 +58,22 @@ class StackedEngine:
         EngineError: if the module or the settings need another engine.
     """
 
+    name = "stacked"
+    reason = ""
     side_by_side: ClassVar[bool] = True
-    checks_between_steps: ClassVar[bool] = False
-    pulls: ClassVar[bool] = False
-    equals_trainer: ClassVar[bool] = False
 
     def __init__(self, resident: ResidentModel, place: Place) -> None:
+        self._resident, self._place = resident, place
+        self._mover = ScheduleMover()
+        self.close()
+
+    def _build(self) -> StackedStep:
+        """Return the stacked step of the module with the published layout.
+
+        Raises:
+            EngineError: if the module or the settings need another engine.
+        """
+        resident, place = self._resident, self._place
         module, local, device = resident.module, place.local, place.device
         if resident.builds_networks:
             raise EngineError(
@@ -76,28 +84,35 @@ class StackedEngine:
         _refuse(module, local, place.precision, place.detect_anomaly)
         _refuse_rules(place.rules)
         _refuse_callbacks(place.hooks)
-        self._precision: Any = fabric_precision(place.precision, device)
+        self._precision: Any = precision_of(place)
         if local.deterministic is not None:
             torch.use_deterministic_algorithms(local.deterministic)
-        self._resident, self._place = resident, place
         self._precision.convert_module(module)
         module.to(device)
+        keep_metrics_to_this_process(module)
         largest = min(local.stack_size, place.cohort or local.stack_size)
-        self._mover = ScheduleMover()
-        self._step = StackedStep(module, self._precision.forward_context, largest, local.compile)
+        return StackedStep(module, self._precision.forward_context, largest, local.compile)
 
     def recover(self) -> None:
         """Clean up after a client's error, but keep the compiled graphs."""
-        self._step.recover()
+        if self._step is not None:
+            self._step.recover()
+
+    def close(self) -> None:
+        """Release the step and its graphs."""
+        self._step: StackedStep | None = None
+        self._layout: ModelLayout | None = None
 
     def fit(self, tasks: Sequence[PreparedTask]) -> Iterator[LocalResult]:
         """Train clients stack by stack; see :meth:`Engine.fit`."""
-        local, fast = self._place.local, self._place.fast_dev_run
+        local, fast, layout = self._place.local, self._place.fast_dev_run, self._resident.server.layout
+        if self._step is None or self._layout is not layout:
+            self._step, self._layout = self._build(), layout
         groups: dict[tuple[int, TurnPlan], list[_Member]] = {}
         for prepared in tasks:
             data = prepared.open_data()
             loader: Any = data.train_dataloader()
-            count = batches_per_epoch(length_of(loader, "stacked"), local, fast)
+            count = local.batches(length_of(loader, "stacked"), fast)
             groups.setdefault((count, TurnPlan.of(prepared.task, local, fast)), []).append((prepared, data, loader))
         for (count, plan), members in groups.items():
             for begin in range(0, len(members), local.stack_size):
@@ -110,7 +125,7 @@ class StackedEngine:
 
 def _refuse_callbacks(hooks: Sequence[ClientHooks]) -> None:
     for callback in (callback for hook in hooks for callback in hook.callbacks):
-        raise EngineError(f"Stacked clients do not support {type(callback).__name__}, a callback of an option. {_REMEDY}")
+        raise EngineError(f"Stacked clients do not support {type(callback).__name__}, a callback of an option. {REMEDY}")
 
 
 def _refuse_rules(rules: Sequence[ClientRule]) -> None:
@@ -119,14 +134,14 @@ def _refuse_rules(rules: Sequence[ClientRule]) -> None:
         if isinstance(rule, PullRule):  # only for pulls, which are refused elsewhere
             continue
         if not rule.stacks:
-            raise EngineError(f"Stacked clients do not support {name}, a part of the strategy. {_REMEDY}")
+            raise EngineError(f"Stacked clients do not support {name}, a part of the strategy. {REMEDY}")
         for method in (method for method, value in vars(ClientRule).items() if isfunction(value)):
             if method not in _RULE_METHODS and getattr(type(rule), method) is not getattr(ClientRule, method):
                 raise EngineError(
-                    f"{name}, a part of the strategy, overrides '{method}', which stacked clients ignore. {_REMEDY}"
+                    f"{name}, a part of the strategy, overrides '{method}', which stacked clients ignore. {REMEDY}"
                 )
         if rule.own_model:
-            raise EngineError(f"{name}, a part of the strategy, has 'own_model', which stacked clients ignore. {_REMEDY}")
+            raise EngineError(f"{name}, a part of the strategy, has 'own_model', which stacked clients ignore. {REMEDY}")
 
 
 def _refuse(module: LightningModule, local: LocalTraining, precision: str, detect_anomaly: bool) -> None:
@@ -134,22 +149,22 @@ def _refuse(module: LightningModule, local: LocalTraining, precision: str, detec
     name = type(module).__name__
     for hook in HOOKS:
         if hook in allowed and hook not in _CALLED_HOOKS:
-            raise EngineError(f"'stacked_hooks' of {name} names '{hook}', which stacked clients do not call. {_REMEDY}")
+            raise EngineError(f"'stacked_hooks' of {name} names '{hook}', which stacked clients do not call. {REMEDY}")
         if is_overridden(hook, module) and hook not in allowed:
             raise EngineError(
-                f"{name} overrides '{hook}', which stacked clients would share. {_REMEDY} If the hook only logs and updates "
+                f"{name} overrides '{hook}', which stacked clients would share. {REMEDY} If the hook only logs and updates "
                 f"metrics, you can instead name it in a class attribute: stacked_hooks = ('{hook}',)."
             )
     if any(isinstance(part, ProximalLoss) and part.mu for part in module.modules()):
         raise EngineError(
             f"{name} contains a ProximalLoss, which does not support stacked clients. Replace it with "
-            f"'federation.local.proximal_mu', which has the same gradient, or use another engine. {_REMEDY}"
+            f"'federation.local.proximal_mu', which has the same gradient, or use another engine. {REMEDY}"
         )
     for part in module.modules():
         if isinstance(part, nn.RReLU | nn.AlphaDropout | nn.FeatureAlphaDropout):
-            raise EngineError(f"Stacked clients do not support {type(part).__name__}. {_REMEDY}")
+            raise EngineError(f"Stacked clients do not support {type(part).__name__}. {REMEDY}")
         if getattr(part, "sparse", False) is True and isinstance(part, nn.Embedding | nn.EmbeddingBag):
-            raise EngineError(f"Stacked clients do not support {type(part).__name__} with sparse gradients. {_REMEDY}")
+            raise EngineError(f"Stacked clients do not support {type(part).__name__} with sparse gradients. {REMEDY}")
     settings = {
         "callbacks": ", ".join(type(callback).__name__ for callback in local.callbacks or ()),
         "optimizer_state": local.optimizer_state if local.optimizer_state == "kept" else "",
@@ -158,4 +173,4 @@ def _refuse(module: LightningModule, local: LocalTraining, precision: str, detec
     }
     for setting, value in settings.items():
         if value:
-            raise EngineError(f"Stacked clients do not support 'federation.local.{setting}' ({value}). {_REMEDY}")
+            raise EngineError(f"Stacked clients do not support 'federation.local.{setting}' ({value}). {REMEDY}")

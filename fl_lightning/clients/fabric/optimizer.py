@@ -1,47 +1,109 @@
-"""Run the module's optimizer and schedulers in a client's fit without a Trainer."""
+"""Run the hooks, the optimizer and the schedulers of a client's fit without a Trainer."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.clients.engines.fabric.hooks import ClientHooks
+from fl_lightning.clients.fabric.client_run import ClientRun
+from fl_lightning.clients.fabric.log_recorder import LogRecorder
 from fl_lightning.compat.light_steps import backward_lightly, step_lightly
 from fl_lightning.compat.lightning import configured, stepping_through
 from fl_lightning.compat.torch import unscales_in_step
 from fl_lightning.errors import ConfigurationError, EngineError
 from fl_lightning.settings.local_training import LocalTraining
 
+HOOKS = (
+    "on_fit_start",
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
+    "on_train_epoch_end",
+    "on_train_end",
+    "on_fit_end",
+)
+Method = tuple[Any, str, Callable[..., Any]]
+"""A callback or a module, the name of its class, and its method."""
 
-def configured_optimizers(module: LightningModule) -> tuple[list[Optimizer], list[Any]]:
-    """Return the module's optimizers and the configurations of their schedulers, as Lightning reads them."""
-    answer: Any = module.configure_optimizers() or []
-    return configured(answer, module)
 
+class ClientHooks:
+    """Call the hooks of the callbacks and the module.
 
-def batches_per_epoch(length: int, local: LocalTraining, fast: bool) -> int:
-    """Return the number of batches in a local epoch.
-
-    Raises:
-        ConfigurationError: if the share of the client's batches is less than one batch.
+    Args:
+        module: the clients' copy of the user's module.
+        callbacks: the callbacks of the fit.
     """
-    limit = 1 if fast else local.limit_train_batches
-    if isinstance(limit, int):
-        return min(length, limit)
-    count = int(length * limit)
-    if length and not count:
-        raise ConfigurationError(
-            f"'federation.local.limit_train_batches' is {limit}, which is less than one batch for a client with {length} "
-            f"batches. Set it to {math.ceil(100 / length) / 100} or above, or to a number of batches."
-        )
-    return count
+
+    def __init__(self, module: LightningModule, callbacks: Sequence[Callback]) -> None:
+        self._module, self._callbacks = module, list(callbacks)
+        self._methods = {name: self._find(name) for name in HOOKS}
+        self._around = {
+            name: [callback for callback in callbacks if is_overridden(name, callback, Callback)]
+            for name in ("setup", "teardown", "on_exception")
+        }
+
+    def _find(self, hook: str) -> list[Method]:
+        """Return the callbacks' methods, then the module's; at an epoch's end, callbacks that monitor its metrics come last."""
+        found: list[Method] = []
+        for callback in self._callbacks:
+            if is_overridden(hook, callback, Callback):
+                found.append((callback, type(callback).__name__, getattr(callback, hook)))
+        name = type(self._module).__name__
+        own = [(self._module, name, getattr(self._module, hook))] if is_overridden(hook, self._module) else []
+        watching = [one for one in found if isinstance(one[0], EarlyStopping | Checkpoint) and hook == "on_train_epoch_end"]
+        return [one for one in found if one not in watching] + own + watching
+
+    def begin(self, run: ClientRun, recorder: LogRecorder) -> None:
+        """Prepare for the next fit."""
+        self.run, self.recorder = run, recorder
+        for callback in self._callbacks:  # as Lightning does
+            callback.log, callback.log_dict = recorder.log, self._module.log_dict  # type: ignore[attr-defined]
+
+    def set_up(self) -> None:
+        """Set up the callbacks, then the module."""
+        for callback in self._around["setup"]:
+            callback.setup(self._stand_in, self._module, stage="fit")
+        self._module.setup(stage="fit")
+        self._module.configure_model()
+
+    def tear_down(self) -> None:
+        """Tear down the callbacks, then the module."""
+        for callback in self._around["teardown"]:
+            callback.teardown(self._stand_in, self._module, stage="fit")
+        self._module.teardown(stage="fit")
+
+    def hear_of(self, error: BaseException) -> None:
+        """Tell the callbacks that the fit ends with an error."""
+        for callback in self._around["on_exception"]:
+            callback.on_exception(self._stand_in, self._module, error)
+
+    @property
+    def _stand_in(self) -> Any:
+        return self.run
+
+    def call(self, hook: str, *args: Any) -> Any:
+        """Call a hook, and return the result of the module's own method."""
+        answer = None
+        for owner, name, method in self._methods[hook]:
+            vars(self.run)["_asking"] = name
+            self.recorder.hook = hook
+            if owner is self._module:
+                answer = method(*args)
+            else:
+                method(self.run, self._module, *args)
+        return answer
 
 
 def length_of(loader: Any, engine: str) -> int:
@@ -65,7 +127,7 @@ class ClientOptimizer:
     Args:
         module: the clients' copy of the user's module.
         local: the settings of the local training.
-        precision: Fabric's precision plugin.
+        precision: a Trainer's precision plugin.
         hooks: the hooks of the fits.
     """
 
@@ -77,7 +139,8 @@ class ClientOptimizer:
 
     def begin(self) -> None:
         """Build the optimizer for the next fit."""
-        optimizers, configs = configured_optimizers(self._module)
+        answer: Any = self._module.configure_optimizers() or []
+        optimizers, configs = configured(answer, self._module)
         if len(optimizers) != 1:
             remedy = "Return one." if optimizers else "Return one, or set 'federation.local.engine' to 'trainer'."
             raise EngineError(

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch.optim import Optimizer
 
 from fl_lightning.clients.outer_run import LastMetrics, silent_logger
-from fl_lightning.clients.training.turn import refuse_unlimited
+from fl_lightning.clients.turn import refuse_unlimited
 from fl_lightning.compat.lightning import OffersOptimizers
 from fl_lightning.errors import EngineError
 from fl_lightning.settings.local_training import LocalTraining
@@ -55,10 +55,10 @@ _AS_IN_A_TRAINER: dict[str, Any] = {
 """The attributes that are the same in every client's fit, or have their initial values."""
 
 _IN_PRECISION = ("precision", "convert_input", "scaler")
-"""What Fabric's precision plugin has in common with a Trainer's."""
+"""What a module may read of the precision plugin."""
 
 
-def _varying(name: str, text: str) -> Any:
+def varying(name: str, text: str) -> Any:
     """Return a property that notes that the module has read what changes during a fit or from fit to fit."""
 
     def read(run: ClientRun) -> Any:
@@ -151,8 +151,8 @@ class ClientRun:
             self.refuse(name, "sets", "follow")
         vars(self)[name] = value
 
-    current_epoch: int = _varying("_epoch", "Return the local epoch, counted from 0.")
-    global_step: int = _varying("_steps", "Return the number of optimizer steps so far.")
+    current_epoch: int = varying("_epoch", "Return the local epoch, counted from 0.")
+    global_step: int = varying("_steps", "Return the number of optimizer steps so far.")
 
     @property
     def estimated_stepping_batches(self) -> int | float:
@@ -192,6 +192,14 @@ class ClientRun:
         if self._refused is not None:
             raise self._refused
 
+    def begin_at(self, epoch: int, step: int) -> None:
+        """Count from an epoch and a step of the whole training."""
+        self.note(_epoch=epoch, _steps=step)
+
+    def end_before(self, epoch: float, step: float) -> None:
+        """End before an epoch and a step, whatever the module sets ``should_stop`` to; infinite for no limit."""
+        self.note(last_epoch=epoch, last_step=step)
+
     def forget(self, *names: str) -> None:
         """Refuse attributes from now on."""
         for name in names:
@@ -200,16 +208,6 @@ class ClientRun:
     def note(self, **state: Any) -> None:
         """Set the engine's own state."""
         vars(self).update(state)
-
-
-class SharedRun(ClientRun):
-    """Answer the step that several clients share: only what is the same for all of them."""
-
-    num_training_batches: int | float = _varying("num_training_batches", "Return the number of batches in an epoch.")
-    max_epochs: int = _varying("max_epochs", "Return the number of epochs in the whole training; -1 for no limit.")
-    max_steps: int = _varying("max_steps", "Return the number of optimizer steps in the whole training; -1 for no limit.")
-    optimizers: list[Optimizer] = _varying("optimizers", "Return the optimizers, whose learning rates may change.")
-    lr_scheduler_configs: list[Any] = _varying("lr_scheduler_configs", "Return Lightning's configurations of the schedulers.")
 
 
 class _Part:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from fl_lightning.clients.engines.fabric.optimizer import configured_optimizers
+from fl_lightning.compat.lightning import configured
 
 
 class IdleOptimizers:
@@ -29,11 +29,9 @@ class IdleOptimizers:
 
     def _configured(self) -> tuple[list[Any], list[Any]]:
         if self._found is None:
-            if self._own is None:
-                self._found = configured_optimizers(self._module)
-            else:
-                with self._own():
-                    self._found = configured_optimizers(self._module)
+            with nullcontext() if self._own is None else self._own():
+                answer: Any = self._module.configure_optimizers() or []
+                self._found = configured(answer, self._module)
             rank_zero_warn(
                 f"The validation of {type(self._module).__name__} reads its optimizers or schedules. They are those of the "
                 "first step and train nothing, because clients' schedules advance in their own turns. To lower the rate over "

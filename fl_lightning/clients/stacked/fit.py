@@ -12,29 +12,36 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
+from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from fl_lightning.clients.engines.base import LocalResult, PreparedTask
-from fl_lightning.clients.engines.client_run import ClientRun, SharedRun
-from fl_lightning.clients.engines.fabric.optimizer import configured_optimizers
-from fl_lightning.clients.engines.log_recorder import LogRecorder
-from fl_lightning.clients.engines.stacked.batches import ClientRandom, Groups, StackedBatches
-from fl_lightning.clients.engines.stacked.gathered import GatheredBatches, can_gather
-from fl_lightning.clients.engines.stacked.notes import replay
-from fl_lightning.clients.engines.stacked.optimizer import StackedOptimizer, clip
-from fl_lightning.clients.engines.stacked.stack import ClientStack, Tensors
-from fl_lightning.clients.engines.stacked.step import StackedStep
+from fl_lightning.clients.fabric.client_run import ClientRun, varying
+from fl_lightning.clients.fabric.log_recorder import LogRecorder
 from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
-from fl_lightning.clients.training.inner_trainer import transfer_hooks
-from fl_lightning.clients.training.metrics import scalar_metrics
-from fl_lightning.clients.training.schedules import ScheduleMover
-from fl_lightning.clients.training.turn import TurnPlan
+from fl_lightning.clients.session import LocalResult, PreparedTask
+from fl_lightning.clients.stacked.batches import ClientRandom, GatheredBatches, Groups, StackedBatches, can_gather
+from fl_lightning.clients.stacked.effects import replay
+from fl_lightning.clients.stacked.stack import ClientStack, StackedOptimizer, Tensors, clip
+from fl_lightning.clients.stacked.step import StackedStep
+from fl_lightning.clients.trainer import scalar_metrics, transfer_hooks
+from fl_lightning.clients.turn import ScheduleMover, TurnPlan
+from fl_lightning.compat.lightning import configured
 from fl_lightning.compat.torch import parameters_of
 from fl_lightning.errors import EngineError
 from fl_lightning.functional.description import is_users
 from fl_lightning.rules.base import ClientRule, LocalStart
 from fl_lightning.types import ClientUpdate
+
+
+class SharedRun(ClientRun):
+    """Answer the step that several clients share: only what is the same for all of them."""
+
+    num_training_batches: int | float = varying("num_training_batches", "Return the number of batches in an epoch.")
+    max_epochs: int = varying("max_epochs", "Return the number of epochs in the whole training; -1 for no limit.")
+    max_steps: int = varying("max_steps", "Return the number of optimizer steps in the whole training; -1 for no limit.")
+    optimizers: list[Optimizer] = varying("optimizers", "Return the optimizers, whose learning rates may change.")
+    lr_scheduler_configs: list[Any] = varying("lr_scheduler_configs", "Return Lightning's configurations of the schedulers.")
 
 
 class StackedFit:
@@ -46,7 +53,7 @@ class StackedFit:
         tasks: the clients' tasks.
         data: the clients' examples.
         place: where and how the clients train.
-        precision: Fabric's precision plugin.
+        precision: a Trainer's precision plugin.
     """
 
     def __init__(
@@ -94,7 +101,7 @@ class StackedFit:
         """
         with self._attached():
             for run in self._every:
-                run.note(max_epochs=plan.max_epochs, max_steps=plan.all_steps, _count_batches=lambda: num_batches)
+                run.note(max_epochs=plan.limits[0], max_steps=plan.limits[1], _count_batches=lambda: num_batches)
             for own in self._data:
                 own.setup("fit")
             try:
@@ -135,7 +142,8 @@ class StackedFit:
 
     def _start(self, num_batches: int, plan: TurnPlan, mover: ScheduleMover) -> None:
         self._hook("on_fit_start")
-        optimizers, configs = configured_optimizers(self._module)
+        answer: Any = self._module.configure_optimizers() or []
+        optimizers, configs = configured(answer, self._module)
         if not any(config.reduce_on_plateau for config in configs):  # otherwise StackedOptimizer refuses
             mover.move(optimizers, configs, plan, num_batches, lambda config, epoch, step: config.scheduler.step())
         named = parameters_of(self._module)

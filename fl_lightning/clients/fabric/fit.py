@@ -13,15 +13,13 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from fl_lightning.clients.engines.client_run import ClientRun
-from fl_lightning.clients.engines.fabric.hooks import ClientHooks
-from fl_lightning.clients.engines.fabric.optimizer import ClientOptimizer, batches_per_epoch, length_of
-from fl_lightning.clients.engines.log_recorder import LogRecorder
+from fl_lightning.clients.fabric.client_run import ClientRun
+from fl_lightning.clients.fabric.log_recorder import LogRecorder
+from fl_lightning.clients.fabric.optimizer import ClientHooks, ClientOptimizer, length_of
 from fl_lightning.clients.outer_run import LastMetrics
 from fl_lightning.clients.place import Place
-from fl_lightning.clients.training.inner_trainer import is_on, transfer_hooks
-from fl_lightning.clients.training.metrics import scalar_metrics
-from fl_lightning.clients.training.turn import TurnPlan
+from fl_lightning.clients.trainer import is_on, scalar_metrics, transfer_hooks
+from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.compat.lightning import seed_workers, set_sampler_epoch
 from fl_lightning.compat.torch import parameters_of
 from fl_lightning.data.views import TRANSFER_HOOKS
@@ -34,7 +32,7 @@ class ClientFit:
     Args:
         module: the clients' copy of the user's module.
         callbacks: the callbacks of the fits.
-        precision: Fabric's precision plugin.
+        precision: a Trainer's precision plugin.
         place: where and how the clients train.
     """
 
@@ -46,7 +44,7 @@ class ClientFit:
         self._optimizer = ClientOptimizer(module, self._local, precision, self._hooks)
         self._takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self._prepares, self._zeroes = (is_overridden(name, module) for name in ("prepare_data", "zero_grad"))
-        self._plain = self._device.type == "cpu" and type(precision).__name__ in ("Precision", "_Mixed")
+        self._plain = self._device.type == "cpu" and type(precision).__name__ in ("Precision", "MixedPrecision")
 
     def fit(self, data: LightningDataModule, plan: TurnPlan) -> tuple[int, dict[str, float]]:
         """Train a client.
@@ -63,9 +61,10 @@ class ClientFit:
             "fabric", self._local, data, self._callbacks, self._precision, self._device, self._logger, self._outer
         )
         self.recorder = LogRecorder(self._device, LastMetrics({}, self._outer))
-        self.run.note(max_epochs=plan.max_epochs, max_steps=plan.all_steps, callback_metrics=self.recorder.metrics)
+        epochs, steps = plan.limits
+        self.run.note(max_epochs=epochs, max_steps=steps, callback_metrics=self.recorder.metrics)
         self.run.note(_count_batches=self._count_batches)
-        self._data, self._plan = data, plan
+        self._data = data
         self._hooks.begin(self.run, self.recorder)
         stand_in: Any = self.run
         module.trainer = data.trainer = stand_in
@@ -105,23 +104,17 @@ class ClientFit:
         if run.num_training_batches:
             torch.set_grad_enabled(True)
             self._hooks.call("on_train_start")
-            while not self._done():
+            while not self._stops() and run.current_epoch < run.last_epoch:
                 self._epoch(loader)
             self._hooks.call("on_train_end")
         self._hooks.call("on_fit_end")
         self._hooks.tear_down()
 
-    def _steps_done(self) -> bool:
-        """Return whether all steps are made: of the turn, or of a fit without a place in a longer training."""
-        alone = self._plan.progress is None and bool(0 <= self._plan.all_steps <= self.run.global_step)
-        return alone or self.run.global_step >= self.run.last_step
-
     def _count_batches(self) -> int:
-        return batches_per_epoch(length_of(self._data.train_dataloader(), "fabric"), self._local, self._fast)
+        return self._local.batches(length_of(self._data.train_dataloader(), "fabric"), self._fast)
 
-    def _done(self) -> bool:
-        last = self._plan.max_epochs if self._plan.progress is None and self._plan.max_epochs != -1 else self.run.last_epoch
-        return self._steps_done() or self.run.current_epoch >= last or bool(self.run.should_stop)
+    def _stops(self) -> bool:
+        return bool(self.run.should_stop) or self.run.global_step >= self.run.last_step
 
     def _epoch(self, loader: Any) -> None:
         run, recorder, last = self.run, self.recorder, self.run.num_training_batches
@@ -147,7 +140,7 @@ class ClientFit:
             recorder.batch = None
             if steps:
                 self._optimizer.schedule("step", batch_idx, True)
-            if complete or self._steps_done() or run.should_stop:
+            if complete or self._stops():
                 break
         recorder.batch = None
         recorder.compute()

@@ -1,1 +1,0 @@
-"""Engines that train clients: the same results at different costs."""

@@ -1,1 +1,0 @@
-"""The engine ``fabric``: a lean loop on Lightning Fabric."""

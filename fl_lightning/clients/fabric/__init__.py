@@ -1,0 +1,1 @@
+"""The engine ``fabric``: a lean loop, as on Lightning Fabric."""

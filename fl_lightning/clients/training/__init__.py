@@ -1,1 +1,0 @@
-"""Run one client's fit, whichever engine trains: its session, its place in the whole training, and what it keeps."""
