@@ -21,8 +21,7 @@ from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.clients.task_trainer import TaskTrainer
-from fl_lightning.core.hooks import ClientContext, ClientHooks
-from fl_lightning.core.option import by_name
+from fl_lightning.core.option import ClientContext, ClientHooks, by_name
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.messages import ClientTask
 from fl_lightning.settings.federation import FederationSettings

@@ -16,7 +16,7 @@ from fl_lightning.clients.engines.selection import LocalEngine
 from fl_lightning.clients.memory import HELD, MODEL, RULES, TRAINING, ClientMemory
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.training.kept_training import NAME, OWN
-from fl_lightning.core.hooks import ClientHooks
+from fl_lightning.core.option import ClientHooks
 from fl_lightning.errors import DataError
 from fl_lightning.functional.seeding import derive_seed
 from fl_lightning.messages import ClientTask, ModelLayout

@@ -21,7 +21,7 @@ from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.task_trainer import TaskTrainer
 from fl_lightning.clients.update_editor import UpdateEditor
 from fl_lightning.core.capabilities import Need
-from fl_lightning.core.hooks import ClientHooks
+from fl_lightning.core.option import ClientHooks
 from fl_lightning.errors import ClientError, add_note
 from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, OwnModel, Question, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate

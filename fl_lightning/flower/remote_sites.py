@@ -227,8 +227,8 @@ class RemoteSites(ChecksTypes, RemoteClients):
             infos=self._infos,
             comm=Collectives(trainer),
             faults=settings.faults,
-            view=assembly.view,
-            engine=assembly.engine,
+            view=assembly.clients.resident.view,
+            engine=assembly.clients.engine,
             prepares=bool(settings.transforms) or settings.strategy.local_metric is not None,
             needs=_needs(settings),
         )

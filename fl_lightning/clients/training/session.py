@@ -24,7 +24,7 @@ from fl_lightning.clients.training.stream_size import StreamSize
 from fl_lightning.clients.training.turn import TurnPlan
 from fl_lightning.clients.training.turn_progress import TurnProgress
 from fl_lightning.compat.torch import overflowed, parts_of, unscales_in_step
-from fl_lightning.core.hooks import ClientHooks
+from fl_lightning.core.option import ClientHooks
 from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.rules.base import ClientRule, LocalStart

@@ -22,7 +22,7 @@ from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.training.schedules import ScheduleMover
 from fl_lightning.clients.training.turn import TurnPlan
-from fl_lightning.core.hooks import ClientHooks
+from fl_lightning.core.option import ClientHooks
 from fl_lightning.errors import EngineError
 from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.rules import ClientRule, PullRule
