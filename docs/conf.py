@@ -67,8 +67,8 @@ nitpick_ignore_regex = [
     ("py:class", r".* .*|Keys|\d+|m"),  # the first words of a sentence with a colon, which napoleon takes for a type
     ("py:exc", r"WireError"),
     # types of options' hooks, which are imported for type checks only
-    ("py:class", r"UpdateEditor|Collectives|Trainer|Federation|SecretKey|RoundPlan|RoundSums|RoundResult|Path"),
-    ("py:class", r"FederationRound|Chains|ClientSampler|LocalTraining|Strategy"),
+    ("py:class", r"UpdateEditor|Collectives|Trainer|Federation|SecretKey|RoundPlan|Gathering|RoundResult|Path"),
+    ("py:class", r"Chains|ClientSampler|LocalSettings|ModelScorer|Strategy"),
     ("py:class", r"Capability|ClientData|ClientTask|FederationSettings|ModelState|PoissonBatches"),
     ("py:class", r"fl_lightning\.(\w+\.)+_?[A-Z]\w*"),  # a type in a signature that is no public name
 ]

@@ -208,3 +208,24 @@ class ClientUpdate:
             bytes_up=self.bytes_up + earlier.bytes_up,
             normalizer=None,
         )
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """Hold the result of a round, the same on every rank.
+
+    Attributes:
+        aggregate: the new state, float64, shape (d,).
+        counters: the new counters.
+        updates: the updates that the server used, without their models, in the order of clients.
+        failures: the failures, in the order of clients.
+        moved: the new values of frozen tensors that clients changed, by name.
+        lost: the clients that dropped out.
+    """
+
+    aggregate: Tensor
+    counters: Tensor
+    updates: list[ClientUpdate]
+    failures: list[ClientFailure]
+    moved: Mapping[str, Tensor] = field(default_factory=dict)
+    lost: tuple[int, ...] = ()

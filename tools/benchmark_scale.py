@@ -30,7 +30,8 @@ from fl_lightning import (
     IIDPartitioner,
     LocalTraining,
 )
-from fl_lightning.server.update_store import UpdateStore
+from fl_lightning.server.aggregate import StoredUpdate
+from fl_lightning.types import Snapshot
 
 
 def memory_of(kind: str) -> int:
@@ -209,16 +210,15 @@ def robust(args: argparse.Namespace) -> None:
     thread = threading.Thread(target=watch)
     thread.start()
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        store = UpdateStore(Path(folder), 0)
+        kept: list[StoredUpdate] = []
         begun = time.perf_counter()
         base = torch.randn(size)
         for client in range(args.models):
-            counters = torch.zeros(0, dtype=torch.int64)
-            store.keep(ClientUpdate(client, 0, 1, 1, state=base + client, counters=counters))
+            model = Snapshot(base + client, torch.zeros(0, dtype=torch.int64))
+            kept.append(StoredUpdate(ClientUpdate(client, 0, 1, 1, model=model), Path(folder) / f"{client}.bin"))
         written = time.perf_counter()
-        median, _ = FedMedian().combine([kept.load() for kept in store.kept], lambda models: [])
+        median, _ = FedMedian().combine([one.load() for one in kept], lambda models: [])
         seconds = time.perf_counter() - written
-        store.close()
     done.set()
     thread.join()
     exact = torch.allclose(median, base.double() + (args.models - 1) / 2, atol=1e-3)

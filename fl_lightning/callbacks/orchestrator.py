@@ -19,9 +19,8 @@ from fl_lightning.clients.pool import ClientPool
 from fl_lightning.clients.trainer import without_advice
 from fl_lightning.compat.lightning import continue_global_step
 from fl_lightning.compat.torch import parameters_of
-from fl_lightning.core.capabilities import removed_by
-from fl_lightning.core.hooks import ServerContext
-from fl_lightning.core.option import Option, OptionSettings, by_name, options_in, own_cohort, refuse_rivals
+from fl_lightning.core.federation import parts_of
+from fl_lightning.core.option import Option, OptionSettings, by_name, options_in, refuse_rivals
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.functional.model_parts import give_own_memory
@@ -38,11 +37,10 @@ from fl_lightning.reporting.run_facts import choices_of
 from fl_lightning.reporting.wandb import plot_over_rounds, tag_run
 from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
-from fl_lightning.server.announcements import announce
-from fl_lightning.server.assembly import Assembly
+from fl_lightning.server.assembly import Assembly, context_of
 from fl_lightning.server.checks.checkpoint_trial import try_checkpoint
 from fl_lightning.server.checks.compatibility import federated_data, refuse_late_parts
-from fl_lightning.server.checks.federation import check_federation, parts_of, round_size, warn_unprotected
+from fl_lightning.server.checks.federation import check_federation, warn_unprotected
 from fl_lightning.server.checks.incomplete import refuse_incomplete, warn_incomplete, without_validation
 from fl_lightning.server.checks.metric_names import monitors_of, names_of, refuse_unknown_metrics
 from fl_lightning.server.checks.ranks import require_same_partition
@@ -59,7 +57,8 @@ from fl_lightning.server.interruption import tell_how_to_resume
 from fl_lightning.server.outer_trainer import adapt_losses, prepare_trainer, set_threads
 from fl_lightning.server.requeue import requeue_whole_rounds
 from fl_lightning.server.resume import Start, refuse_federations
-from fl_lightning.server.round_runner import RoundRunner
+from fl_lightning.server.round import announce
+from fl_lightning.server.rounds import Rounds
 from fl_lightning.server.run_state import RunState
 from fl_lightning.server.takeover import Takeover
 from fl_lightning.server.termination import Termination
@@ -238,15 +237,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
 
     def _open_options(self, trainer: Trainer, data: FederatedDataModule) -> None:
         options = self.active_options
-        context = ServerContext(
-            trainer=trainer,
-            data=data,
-            settings=self,
-            cohort=round_size(self, data.num_clients),
-            synchronous=own_cohort(options, data.num_clients) is None,
-            removed=removed_by(parts_of(self)),
-            held=self._run.memory.held,
-        )
+        context = context_of(self, self._run, trainer, data)
         hooks = {name: option.at_server(context) for name, option in by_name(options).items()}
         for hook in hooks.values():
             self._cleanup.callback(hook.close)
@@ -287,22 +278,18 @@ class FederatedOrchestrator(ChecksTypes, Callback):
             hook.open(federation)
         if inputs is not None and sealed:
             add_up_inputs(federation, self._run.hooks.values(), inputs)
-        self._rounds = RoundRunner(
+        self._rounds = Rounds(
             settings=self,
             run=self._run,
             federation=federation,
             sampler=assembly.sampler(),
-            hooks=[*self._run.hooks.values()],
             termination=Termination(trainer, self._cleanup),
             untouched=self._start.untouched,
         )
 
     def _build_pool(self, assembly: Assembly) -> ClientPool:
-        """Return the pool of clients, by default simulated on the ranks of the Trainer."""
-        if self.pool is None:
-            return assembly.local_pool()
-        found: ClientPool = self.pool.pool(assembly, lambda: self._run.federation)
-        return found
+        """Return the pool of clients."""
+        return assembly.pool()
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the module logs the metrics that settings and callbacks name, before the first round."""
@@ -343,7 +330,6 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         if self._takeover is None:
             return
         self._rounds.conclude()
-        self._rounds.warn_if_none()
 
     @property
     def active_options(self) -> tuple[OptionSettings, ...]:

@@ -8,14 +8,13 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from fl_lightning.core.hooks import ServerContext
+from fl_lightning.core.federation import ServerContext
 from fl_lightning.core.option import own_cohort
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.noise_search import least_noise
 from fl_lightning.options.privacy_account.settings import PrivateOption
 from fl_lightning.server.checks.federation import round_size
-from fl_lightning.server.outer_trainer import planned_rounds
 from fl_lightning.settings.federation import FederationSettings
 
 COLUMNS = ["privacy of", "what varies", "rounds", "clients per round", "noise multiplier", "epsilon"]
@@ -35,7 +34,9 @@ def privacy_rows(settings: FederationSettings, trainer: Trainer, data: Federated
         ConfigurationError: if nothing adds noise, or the plan is not known.
     """
     private = [option for option in settings.active_options if isinstance(option, PrivateOption)]
-    rounds = planned_rounds(trainer)
+    cohort = round_size(settings, data.num_clients)
+    context = ServerContext(trainer=trainer, data=data, settings=settings, cohort=cohort)
+    rounds = context.planned_rounds
     if not private:
         raise ConfigurationError(
             "Nothing in 'federation' adds noise, so it has no epsilon. docs/privacy.md shows the settings that add noise."
@@ -46,15 +47,6 @@ def privacy_rows(settings: FederationSettings, trainer: Trainer, data: Federated
             f"{'' if rounds is None else ' and an option draws other rounds'}. Set 'trainer.max_epochs' to the planned number, "
             "and remove such an option."
         )
-    context = ServerContext(
-        trainer=trainer,
-        data=data,
-        settings=settings,
-        cohort=round_size(settings, data.num_clients),
-        synchronous=True,
-        removed=frozenset(),
-        held=lambda client: {},
-    )
     return [row for option in private for row in _rows(option, context, max(1, rounds))]
 
 

@@ -32,8 +32,7 @@ from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import LocalResult, PreparedTask
 from fl_lightning.clients.trainer import Engine, TrainerEngine
 from fl_lightning.core.capabilities import Capability, need_of
-from fl_lightning.core.hooks import ClientContext, ClientHooks
-from fl_lightning.core.option import by_name
+from fl_lightning.core.option import ClientContext, ClientHooks, by_name
 from fl_lightning.errors import ClientError, ConfigurationError, DataError, add_note
 from fl_lightning.functional.blocks import blocks
 from fl_lightning.functional.compression import compress

@@ -15,7 +15,7 @@ from fl_lightning.functional.small_counts import without_small
 from fl_lightning.models.standardized import Standardized, standardized_parts
 
 if TYPE_CHECKING:
-    from fl_lightning.core.hooks import SitePlace
+    from fl_lightning.core.option import SitePlace
     from fl_lightning.data.federated import FederatedDataModule
 
 INPUTS = "sums of the inputs"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from lightning.pytorch import Trainer
 
-from fl_lightning.core.hooks import ClientHooks, SitePlace
+from fl_lightning.core.option import ClientHooks, SitePlace
 from fl_lightning.rules.base import ClientRule
 from fl_lightning.settings.local_training import LocalTraining
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fl_lightning.clients.client_files import Kept
 from fl_lightning.errors import CheckpointError
+from fl_lightning.evaluation.client_models import memory_in, own_tensors
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.server.client_models import memory_in, own_tensors
 from fl_lightning.utilities.checkpoint_file import read_checkpoint
 
 STAYS = "the model of a site stays there"

@@ -18,15 +18,15 @@ from fl_lightning.clients.answering import Questions
 from fl_lightning.clients.module_copy import client_copy
 from fl_lightning.clients.pool import ClientPool
 from fl_lightning.core.capabilities import Capability, Need, check_need
+from fl_lightning.core.federation import parts_of
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.evaluation.client_models import state_of_federation
 from fl_lightning.evaluation.matrix import Asking, Cell
 from fl_lightning.evaluation.models import Model, models_at_sites, models_of, models_of_others
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import Part, Question, ServerModel
 from fl_lightning.server.assembly import Assembly
-from fl_lightning.server.checks.federation import parts_of
-from fl_lightning.server.client_models import state_of_federation
 from fl_lightning.server.outer_trainer import set_threads
 from fl_lightning.server.run_state import RunState
 from fl_lightning.utilities.checkpoint_file import read_checkpoint
@@ -155,9 +155,7 @@ def _clients(
         if settings.pool is not None:
             data.register_clients(settings.pool.open(trainer, settings))
         assembly = Assembly(settings, run, trainer, module, client_copy(module).to(trainer.strategy.root_device))
-        remote = settings.pool
-        pool = assembly.local_pool() if remote is None else remote.pool(assembly, lambda: run.federation)
-        assert pool is not None
+        pool = assembly.pool()
         yield pool
     finally:
         if pool is not None:

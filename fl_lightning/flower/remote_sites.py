@@ -227,7 +227,7 @@ class RemoteSites(ChecksTypes, RemoteClients):
             infos=self._infos,
             comm=Collectives(trainer),
             faults=settings.faults,
-            view=assembly.view,
+            view=assembly.clients.resident.view,
             prepares=bool(settings.transforms) or settings.strategy.local_metric is not None,
             needs=_needs(settings),
         )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fl_lightning.clients.site import Site
-from fl_lightning.core.hooks import SitePlace
+from fl_lightning.core.option import SitePlace
 from fl_lightning.errors import WireError
 from fl_lightning.flower import envelope
 from fl_lightning.flower.audit import AuditLog, in_words

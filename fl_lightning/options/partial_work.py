@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from fl_lightning.core.capabilities import Capability, Need, Removal
-from fl_lightning.core.hooks import ServerContext, ServerHooks
-from fl_lightning.core.option import OptionSettings
+from fl_lightning.core.federation import Federation, ServerContext
+from fl_lightning.core.option import OptionSettings, ServerHooks
 from fl_lightning.errors import require
 from fl_lightning.functional.seeding import generator
 from fl_lightning.messages import ClientTask
 from fl_lightning.utilities.argument_types import checks_types
 
 if TYPE_CHECKING:
-    from fl_lightning.server.federation import Federation
-    from fl_lightning.server.round_result import RoundResult
-    from fl_lightning.server.sampling import RoundPlan
+    from fl_lightning.core.plan import RoundPlan
+    from fl_lightning.types import RoundResult
 
 _NAME = "federation.local.partial_work"
 

@@ -2,53 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torchmetrics import Metric
 
 from fl_lightning.clients.evaluate import STRATEGY_METRIC, ModelEvaluation
 from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
+from fl_lightning.core.client_metric import require_server_set
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.messages import ServerModel
 from fl_lightning.settings.server_evaluation import ServerEvaluation
 from fl_lightning.types import Snapshot
-
-_BATCH_SIZES = (100, 250, 500, 1000, 2000)
-
-
-def require_server_set(
-    metric: str | Metric,
-    data: FederatedDataModule,
-    limit_batches: int | float,
-    setting: str = STRATEGY_METRIC,
-    module: LightningModule | None = None,
-) -> None:
-    """Refuse a metric on the server's validation set if the server does not have one, or the module does not log any.
-
-    Raises:
-        ConfigurationError: if the server has no validation set, or the module no ``validation_step`` to log the metric in.
-    """
-    if module is not None and isinstance(metric, str) and not is_overridden("validation_step", module):
-        raise ConfigurationError(
-            f"'{setting}' needs {metric}, but {type(module).__name__} has no 'validation_step' to log it in. Define one, set "
-            f"'{setting}' to a torchmetrics metric, or use a strategy that needs no validation, such as FedAvg."
-        )
-    if limit_batches == 0 or not data.has_validation_set:
-        raise ConfigurationError(
-            f"'{setting}' needs {metric if isinstance(metric, str) else type(metric).__name__} on the server's validation set, "
-            "but the server has none. Add a 'val_dataloader' to your datamodule and keep 'trainer.limit_val_batches' above 0, "
-            "or use a strategy that needs no validation set, such as FedAvg."
-        )
 
 
 class Evaluators:
@@ -95,7 +65,7 @@ class Evaluators:
         score = self._scorer(metric, setting)
         module = self._resident.load(model)
         if self._server_view is None:
-            self._server_view = self._choose_view(partial(score, module))
+            self._server_view = self._data.server_view(self.settings.examples, self.settings.batch_size, self._seed)
         return score(module, self._server_view)
 
     def score_changed(self, metric: Metric, changed: Callable[[Any], Any], setting: str) -> float:
@@ -121,34 +91,6 @@ class Evaluators:
             except (TypeError, RuntimeError, NotImplementedError):
                 self._num_server_examples = 0
         return self._num_server_examples
-
-    def _choose_view(self, score: Callable[[LightningDataModule], float]) -> LightningDataModule:
-        """Return the server's set with the batch size in the settings; with ``auto``, choose the fastest one here."""
-        examples, size = self.settings.examples, self.settings.batch_size
-        if size != "auto":
-            return self._data.server_view(examples, size, self._seed)
-        if self._limit != 1.0:
-            raise ConfigurationError(
-                "'federation.server_evaluation.batch_size' is 'auto', but 'trainer.limit_val_batches' counts batches, so the "
-                "batch size would change the set of examples. Set 'federation.server_evaluation.examples' instead of the "
-                "limit, or set the batch size to a number."
-            )
-        seconds: dict[int, float] = {}
-        own = int(getattr(self._data.server_view(examples, None, self._seed).val_dataloader(), "batch_size", None) or 100)
-        for candidate in sorted({own, *(size for size in _BATCH_SIZES if size < self.num_server_examples)}):
-            view = self._data.server_view(examples, candidate, self._seed)
-            try:
-                score(view)
-                begun = time.perf_counter()
-                score(view)
-                seconds[candidate] = time.perf_counter() - begun
-            except torch.OutOfMemoryError:
-                break
-        if not seconds:
-            return self._data.server_view(examples, None, self._seed)
-        fastest = min(seconds, key=lambda candidate: seconds[candidate])
-        rank_zero_info(f"Evaluation on the server's set uses batches of {fastest}, the fastest of {sorted(seconds)}.")
-        return self._data.server_view(examples, fastest, self._seed)
 
     def _scorer(self, metric: str | Metric, setting: str) -> Callable[[LightningModule, LightningDataModule], float]:
         require_server_set(metric, self._data, self._limit, setting)

@@ -11,14 +11,14 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.clients.input_sums import INPUTS, told_moments
 from fl_lightning.core.capabilities import Capability, Need, Part, check_need
-from fl_lightning.core.hooks import ServerHooks
+from fl_lightning.core.federation import Federation
+from fl_lightning.core.option import ServerHooks
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.remote import RemoteDatasets
 from fl_lightning.data.schema import channel_names, schema_of
 from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.functional.exact_moments import Moments, together
 from fl_lightning.models.standardized import Standardized, standardized_parts
-from fl_lightning.server.federation import Federation
 from fl_lightning.utilities.collectives import Collectives
 
 _REMOVE = "Leave out Standardized, and scale by public numbers"

@@ -5,38 +5,39 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.clients.judging import refuse_moved
 from fl_lightning.clients.pool import Chain
-from fl_lightning.core.hooks import ServerHooks
-from fl_lightning.errors import FederationError, add_note
+from fl_lightning.core.federation import Federation
+from fl_lightning.core.option import Gathering, ServerHooks
+from fl_lightning.core.plan import RoundPlan
+from fl_lightning.errors import ClientError, FederationError, add_note
 from fl_lightning.functional.exact_sum import to_float64
-from fl_lightning.messages import ClientTask, Progress, ServerModel
+from fl_lightning.messages import ClientTask, EvalOrder, Progress, ServerModel
 from fl_lightning.routes.base import Chains, Cohort
-from fl_lightning.server.announcements import announce, tell_failures
-from fl_lightning.server.federation import Federation
-from fl_lightning.server.finalizing import finalize_aggregate
-from fl_lightning.server.round_result import RoundResult, as_one, shared_out, too_few, with_shares
-from fl_lightning.server.round_scores import RoundScores
-from fl_lightning.server.round_sums import RoundSums
-from fl_lightning.server.sampling import RoundPlan
-from fl_lightning.server.update_buffer import UpdateBuffer
+from fl_lightning.server.aggregate import AllUpdates, RoundSums, finalize_aggregate
 from fl_lightning.strategies.base import JointStrategy, Strategy
-from fl_lightning.types import ClientFailure, ClientUpdate, Pull, RoundStart, Snapshot
+from fl_lightning.types import ClientFailure, ClientUpdate, Pull, RoundResult, RoundStart, Snapshot
 from fl_lightning.utilities.collectives import no_counters
+
+_SHOWN = 3
+"""The largest number of failures in an error message."""
 
 
 @dataclass
 class FederationRound(Cohort):
     """Carry out a route's requests in one round; see :class:`~fl_lightning.routes.Cohort`.
 
-    An option that puts the clients to work in its own way calls :meth:`begin`, and then :meth:`collect`, or :meth:`orders` and
-    :meth:`receive`.
+    An option that puts the clients to work in its own way (``RoundPlan.deliver``) calls :meth:`begin`, and then
+    :meth:`collect`, or :meth:`orders` and :meth:`receive`.
 
     Args:
         federation: the parts of the federation.
@@ -44,7 +45,6 @@ class FederationRound(Cohort):
         plan: the clients that take part, and the work of each.
         hooks: the hooks of the options in use, in order.
         last_scores: the last score of each client's model, by client.
-        from_own_models: whether clients start from their own last models.
         progress: the place of the round's first turn in the whole training; None if each round begins again.
     """
 
@@ -53,12 +53,18 @@ class FederationRound(Cohort):
     plan: RoundPlan
     hooks: Sequence[ServerHooks] = ()
     last_scores: Mapping[int, float] = field(default_factory=dict)
-    from_own_models: bool = False
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
         self.clients = self.plan.clients
-        self._comm, self._pool, self._server = self.federation.comm, self.federation.pool, self.federation.server
+        self._pool, self._server, self._strategy = (
+            self.federation.pool,
+            self.federation.server,
+            self.federation.settings.strategy,
+        )
+        self._comm = self._pool.comm
+        self._due = self.federation.settings.server_evaluation.due(self.round_idx)  # otherwise the last scores are used
+        self._tell_end = partial(announce, self.federation.trainer, "on_client_end")
         self._counters = no_counters(self._server.counters())
         self._updates: list[ClientUpdate] = []  # of this rank, without states
         self.failures: list[ClientFailure] = []
@@ -66,8 +72,7 @@ class FederationRound(Cohort):
         self._chains: Chains = [[client] for client in self.clients]
         self._chosen: Snapshot | None = None
         self._error: Exception | None = None
-        self._scores = RoundScores(self.federation, self.round_idx, self.last_scores)
-        self._version: int | None = None
+        self._gathered: Gathering | None = None
         self.tasks: list[ClientTask] = []
         """The tasks of the round, of all ranks, without the models that they start from."""
 
@@ -80,9 +85,11 @@ class FederationRound(Cohort):
 
     def deliver(self, chains: Chains) -> None:
         """See :meth:`Cohort.deliver`."""
-        if not any(hook.deliver(self, chains) for hook in self.hooks):
-            self.begin(chains)
-            self.collect(chains, self.receive)
+        if self.plan.deliver is not None:
+            self.plan.deliver(self, chains)
+            return
+        self.begin(chains)
+        self.collect(chains, self.receive)
 
     def train(
         self,
@@ -97,7 +104,7 @@ class FederationRound(Cohort):
         def take(chain: Chain) -> None:
             self.failures += chain.failures
             if chain.updates:
-                self._announce_end(chain.updates[-1])
+                self._tell_end(chain.updates[-1])
             mine.extend(chain.updates)
 
         error = self._train(self.orders(chains, starts or {}, period, pulled or {}, delivers=False), take)
@@ -111,14 +118,17 @@ class FederationRound(Cohort):
 
     def hand_in(self, updates: Sequence[ClientUpdate]) -> None:
         """See :meth:`Cohort.hand_in`."""
-        self._start_strategy([update.num_examples for update in updates])
-        local_scores = self._scores.local(updates, self._published())
+        self.begin(self._chains, [update.num_examples for update in updates])
+        scores: list[float | None] = [None] * len(updates)
+        if self._strategy.local_metric is not None:
+            orders = [EvalOrder(self._version, one.client, "validation", "sent", one.snapshot) for one in updates]
+            scores = [report.value for report in self._pool.evaluate(orders)]
         try:
             for number in range(self._comm.rank, len(updates), self._comm.size):
                 update = updates[number]
                 moved = self._server.distance(update.snapshot.vector)  # computed again, because routes mix models
                 norm = moved if math.isfinite(moved) else None
-                update = replace(update, update_norm=norm, local_score=local_scores[number])
+                update = replace(update, update_norm=norm, local_score=scores[number])
                 self._updates.append(self._take(update).without_state())
         except Exception as error:
             self._error = error
@@ -131,12 +141,15 @@ class FederationRound(Cohort):
 
     def cross_scores(self, updates: Sequence[ClientUpdate], metric: str | Metric) -> Tensor:
         """See :meth:`Cohort.cross_scores`."""
-        return self._scores.cross(updates, self._published())
+        pairs = [(holder, model) for model in updates for holder in updates]
+        orders = [EvalOrder(self._version, holder.client, "training", "route", model.snapshot) for holder, model in pairs]
+        values = [report.value for report in self._pool.evaluate(orders)]
+        return torch.tensor(values, dtype=torch.float64).view(len(updates), len(updates)).T
 
     def server_scores(self, updates: Sequence[ClientUpdate], metric: str | Metric) -> list[float]:
         """See :meth:`Cohort.server_scores`."""
-        self._published()
-        return self._scores.spread([lambda u=update: u.snapshot for update in updates], metric, "federation.route.metric")  # type: ignore[misc]
+        score, _ = self.federation.evaluators.score, self._version
+        return self._comm.spread(len(updates), lambda k: score(updates[k].snapshot, metric, "federation.route.metric"))
 
     def label_counts(self) -> Tensor:
         """See :meth:`Cohort.label_counts`."""
@@ -149,10 +162,23 @@ class FederationRound(Cohort):
 
     # ---------------------------------------------------------------- tasks and results
 
-    def begin(self, chains: Chains) -> None:
-        """Start the round of the strategy, which gets the models of these chains."""
-        self._chains = chains
-        self._start_strategy([sum(map(self.federation.data.num_examples, chain)) for chain in chains])
+    def begin(self, chains: Chains, examples: Sequence[int] = ()) -> None:
+        """Start the round of the strategy, and choose what gathers its updates.
+
+        Args:
+            chains: the chains whose models it gets.
+            examples: the number of examples of each expected update; by default those of the chains.
+        """
+        federation, strategy, self._chains = self.federation, self._strategy, chains
+        examples = examples or [sum(map(federation.data.num_examples, chain)) for chain in chains]
+        if type(strategy).start_round is not Strategy.start_round:  # the state is a copy of the model
+            state, size = self._server.vector(), self._server.num_parameters
+            strategy.start_round(RoundStart(self.round_idx, self.clients, federation.data.num_clients, state, size))
+        if isinstance(strategy, JointStrategy):
+            self._gathered = AllUpdates(federation, len(self.clients))
+        else:
+            found = (hook.round_sums(federation, self.round_idx, self.plan, examples) for hook in self.hooks)
+            self._gathered = next(filter(None, found), None) or RoundSums(federation, examples)
 
     def collect(self, chains: Chains, take: Callable[[Chain], None], start: ServerModel | None = None) -> None:
         """Train chains, and pass each one to a function that passes it to :meth:`receive`; :meth:`result` raises an error.
@@ -162,23 +188,23 @@ class FederationRound(Cohort):
             take: the function.
             start: the model that they start from, which is published; None for the global one.
         """
-        scored = self.federation.examples_to_score if self._comm.size > 1 and self._scores.due else 0
+        scores = self._comm.size > 1 and self._due and self._strategy.metric is not None
+        scored = self.federation.evaluators.num_server_examples if scores else 0
         error = self._train(self.orders(chains, start=start), take, scored)
         self._error = self._error or error
 
     def _train(self, tasks: Sequence[Sequence[ClientTask]], take: Callable[[Chain], None], scored: int = 0) -> Exception | None:
         """Train chains, and return an error that ends this, because other ranks must learn about it first."""
         try:
-            self._pool.train(tasks, take, self._announce_end, scored)
+            self._pool.train(tasks, take, self._tell_end, scored)
         except Exception as error:
             return error
         return None
 
-    def _published(self) -> int:
+    @cached_property
+    def _version(self) -> int:
         """Publish the global model once, and return its version."""
-        if self._version is None:
-            self._version = self.federation.publish().version
-        return self._version
+        return self.federation.publish().version
 
     def orders(
         self,
@@ -195,10 +221,15 @@ class FederationRound(Cohort):
             round_idx = start.round_idx
         if progress is not None:
             progress = replace(progress, turn=progress.turn + period if start is None else round_idx)
-        plain = ClientTask(0, round_idx, period, own_model=self.from_own_models, progress=progress)
-        tasks = [[self._task(replace(plain, client=k, pull=pulled.get(k))) for k in chain] for chain in chains]
+        own = self.federation.settings.route.keeps_models
+        tasks = [
+            [ClientTask(k, round_idx, period, own_model=own, progress=progress, pull=pulled.get(k)) for k in chain]
+            for chain in chains
+        ]
+        for hook in self.hooks:
+            tasks = [[hook.task(task) for task in chain] for chain in tasks]
         every = [task for chain in tasks for task in chain]
-        version = 0 if not every else self._published() if start is None else start.version
+        version = 0 if not every else self._version if start is None else start.version
         for hook in self.hooks:
             hook.charge(self.federation, self.round_idx, self.plan, every)
         self.tasks += every
@@ -206,23 +237,6 @@ class FederationRound(Cohort):
             last, first = chain[-1], starts.get(chain[0].client)
             chain[:] = [replace(t, start=first, delivers=delivers and t is last, version=version) for t in chain]
         return tasks
-
-    @cached_property
-    def _gathered(self) -> UpdateBuffer | RoundSums:
-        """Return what gathers the updates: all of them, or their sums, plainly or as an option adds them up."""
-        federation = self.federation
-        if isinstance(federation.strategy, JointStrategy):
-            return UpdateBuffer(federation, federation.strategy, len(self.clients))
-        found = (hook.round_sums(federation, self.round_idx, self.plan) for hook in self.hooks)
-        return next(filter(None, found), None) or RoundSums(federation)
-
-    def _announce_end(self, update: ClientUpdate) -> None:
-        announce(self.federation.trainer, "on_client_end", update)
-
-    def _task(self, task: ClientTask) -> ClientTask:
-        for hook in self.hooks:
-            task = hook.task(task)
-        return task
 
     def receive(self, chain: Chain, rebased: Callable[[ClientUpdate], ClientUpdate] | None = None) -> None:
         """Pass the update of a chain of clients to the strategy.
@@ -234,28 +248,27 @@ class FederationRound(Cohort):
         self.failures += chain.failures
         if not chain.updates:
             return
-        weighed = self._take(as_one(chain.updates), rebased)
-        self._updates += shared_out(weighed, chain.updates)
-        self._announce_end(weighed)
-
-    def _start_strategy(self, examples: Sequence[int]) -> None:
-        """Start the round of the strategy.
-
-        Args:
-            examples: the number of examples of each expected update.
-        """
-        strategy, size = self.federation.strategy, self._server.num_parameters
-        if type(strategy).start_round is not Strategy.start_round:  # the state is a copy of the model
-            state = self._server.vector()
-            strategy.start_round(RoundStart(self.round_idx, self.clients, self.federation.data.num_clients, state, size))
-        self._gathered.begin(examples)
+        last, alone = chain.updates[-1], len(chain.updates) == 1
+        if not alone:  # for the strategy the last client's model, with the examples of all clients
+            examples, steps = (sum(getattr(one, name) for one in chain.updates) for name in ("num_examples", "num_steps"))
+            last = replace(last, num_examples=examples, num_steps=steps, normalizer=None)
+        taken = self._take(last, rebased)
+        seen = {name: getattr(taken, name) for name in ("score", "local_score", "update_norm")}
+        for one in [taken] if alone else chain.updates:  # in the log each has its share of the weight, by examples
+            weight = taken.weight if alone else taken.weight * one.num_examples / taken.num_examples
+            self._updates.append(replace(one.without_state(), weight=weight, **seen))
+        self._tell_end(taken)
 
     def _take(self, update: ClientUpdate, rebased: Callable[[ClientUpdate], ClientUpdate] | None = None) -> ClientUpdate:
         """Score a model, and pass it to the strategy."""
-        refuse_moved(update.snapshot.moved, self.federation.fixed)
-        metric = self.federation.strategy.metric
+        assert self._gathered is not None
+        if update.snapshot.moved:
+            refuse_moved(update.snapshot.moved, self.federation.fixed)
+        metric = self._strategy.metric
         if metric is not None:
-            update = replace(update, score=self._scores.of(update, metric))
+            kept = None if self._due else self.last_scores.get(update.client)
+            score = self.federation.evaluators.score(update.snapshot, metric) if kept is None else kept
+            update = replace(update, score=score)
         update = update if rebased is None else rebased(update)
         self._counters = torch.maximum(self._counters, update.snapshot.counters)
         if not self.federation.shows_updates:
@@ -276,19 +289,28 @@ class FederationRound(Cohort):
         Raises:
             ClientError: on every rank, if a rank failed.
         """
+        federation, strategy = self.federation, self._strategy
         updates = self._comm.gather_updates(self._updates, self._error)
-        failures = self._all_failures(len(updates))
+        failures = self._all_failures(len(updates)) if federation.settings.faults.skips else []
         for hook in self.hooks:
-            updates = hook.drained(self.federation, self.round_idx, updates)
+            updates = hook.drained(federation, self.round_idx, updates)
         if self._chosen is not None:
             chosen = self._chosen
             return RoundResult(to_float64(chosen.vector), chosen.counters, updates, failures, chosen.moved, self.plan.lost)
-        strategy = self.federation.strategy
+        assert self._gathered is not None
         delivered = self._delivered({update.client for update in updates})
         aggregate, updates, moved = self._gathered.aggregate(updates, delivered, self._worth)
-        aggregate = finalize_aggregate(self.federation, self.round_idx, aggregate, len(updates), len(self.clients))
+        aggregate = finalize_aggregate(federation, self.round_idx, aggregate, len(updates), len(self.clients))
         counters = self._comm.elementwise_maximum(self._counters)
-        return RoundResult(aggregate, counters, with_shares(updates, strategy), failures, moved, self.plan.lost)
+        total = sum(update.weight for update in updates)
+        if not math.isnan(total):  # otherwise the weights are masked
+            if not total > 0 and len(updates) > 1:
+                rank_zero_warn(
+                    f"{type(strategy).__name__} gave all clients of a round the weight 0, so their plain average was used. "
+                    "Check the metric that the weights are computed from."
+                )
+            updates = [replace(u, share=u.weight / total if total > 0 else 1 / len(updates)) for u in updates]
+        return RoundResult(aggregate, counters, updates, failures, moved, self.plan.lost)
 
     def scores(self, updates: Sequence[ClientUpdate]) -> dict[int, float]:
         """Return the scores of the models that reached the strategy, by client."""
@@ -305,27 +327,57 @@ class FederationRound(Cohort):
         Raises:
             ClientError: on every rank, if too few updates are valid.
         """
-        faults, drawn = self.federation.faults, self.plan.drawn
-        if not faults.skips:
-            return []
         failures = [one for theirs in self._comm.gather(self.failures) for one in theirs]
         failures.sort(key=lambda failure: failure.client)
-        needed = max(1, faults.needed(drawn))
+        needed = max(1, self.federation.settings.faults.needed(len(self.plan.cohort)))
         if good < needed:
             name_of = self.federation.data.client_name
-            tell_failures(self.federation.trainer, self.round_idx, self.plan.lost, failures, name_of)
-            raise too_few(self.round_idx, good, drawn, needed, failures, name_of)
+            tell_failures(self.federation, self.plan, failures)
+            causes = "; ".join(f"client {name_of(failure.client)}: {failure.cause}" for failure in failures[:_SHOWN])
+            more = f"; and {len(failures) - _SHOWN} more" if len(failures) > _SHOWN else ""
+            raise ClientError(
+                f"Round {self.round_idx}: {good} of {len(self.plan.cohort)} updates are valid, but the round needs {needed} "
+                f"('federation.faults.min_updates'). Failed: {causes}{more}."
+            )
         return failures
 
     def _worth(self, models: Sequence[Callable[[], Tensor]]) -> list[float]:
         """Score models that a strategy has made, on the server's set."""
-        strategy, counters = self.federation.strategy, self._server.counters()
+        strategy, counters = self._strategy, self._server.counters()
         assert isinstance(strategy, JointStrategy)
-        assert strategy.worth_metric is not None
-        self._published()
-        return self._scores.spread([lambda m=model: Snapshot(m(), counters) for model in models], strategy.worth_metric)  # type: ignore[misc]
+        metric = strategy.worth_metric
+        assert metric is not None
+        score, _ = self.federation.evaluators.score, self._version
+        return self._comm.spread(len(models), lambda k: score(Snapshot(models[k](), counters), metric))
 
     def close(self) -> None:
         """Delete the files of the round, however it ended."""
-        if "_gathered" in vars(self):
+        if isinstance(self._gathered, AllUpdates):
             self._gathered.close()
+
+
+def announce(trainer: Trainer, hook: str, *args: Any) -> None:
+    """Call a hook of every callback of the Trainer that defines it."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        method = getattr(callback, hook, None)
+        if method is not None:
+            method(trainer, trainer.lightning_module, *args)
+
+
+def tell_failures(federation: Federation, plan: RoundPlan, failures: Sequence[ClientFailure]) -> int:
+    """Warn about each client that failed, notify callbacks of all missing clients, and return their number.
+
+    Args:
+        federation: the parts of the federation.
+        plan: the plan of the round, with the clients that dropped out in the simulation.
+        failures: the failures of other clients.
+    """
+    for failure in failures:
+        tried = f" after {failure.attempts} attempts" if failure.attempts > 1 else ""
+        name = federation.data.client_name(failure.client)
+        rank_zero_warn(f"Round {plan.round_idx} continues without client {name}{tried}: {failure.cause}")
+    simulated = [ClientFailure(client, plan.round_idx, "dropped out (simulated)", 0) for client in plan.lost]
+    missed = sorted([*simulated, *failures], key=lambda failure: failure.client)
+    for failure in missed:
+        announce(federation.trainer, "on_client_failed", failure)
+    return len(missed)

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.pool import ClientPool
-from fl_lightning.core.hooks import ServerHooks
-from fl_lightning.core.option import guarantees
+from fl_lightning.core.option import ServerHooks, guarantees
 from fl_lightning.data.content import client_contents
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.functional.model_parts import copy_of_tensors, restore_tensors

@@ -153,6 +153,18 @@ class LocalTraining:
             )
         return count
 
+    def require_steps(self, setting: str) -> None:
+        """Refuse a setting that ends a client's training early, if the engine runs many clients' steps at once.
+
+        Raises:
+            ConfigurationError: naming the setting and the engines.
+        """
+        if self.side_by_side:
+            raise ConfigurationError(
+                f"'{setting}' is checked between a client's steps, but the engine '{self.engine}' may run many clients' steps "
+                "at once. Set 'federation.local.engine' to 'fabric' or 'trainer'."
+            )
+
     def steps(self, batches: int, epochs: int | None = None) -> int:
         """Return the number of optimizer steps of a fit that nothing stops early.
 

@@ -24,8 +24,7 @@ class ServerEvaluation:
             without a score is measured. Scores for Shapley values and routes are always measured.
         examples: number, or share in (0, 1], of the server's examples to use. They are drawn once by the federation's seed, in
             proportion to the classes if the dataset provides labels.
-        batch_size: batch size of evaluation; null for that of the server's loader. ``auto`` times a few sizes on each rank and
-            keeps the fastest, so the last bits can differ from run to run. The batch size changes a metric by rounding if the
+        batch_size: batch size of evaluation; null for that of the server's loader. It changes a metric by rounding if the
             module logs means over examples, and by more if it does not.
         precision: precision of evaluation; null for that of local training. If a precision is set here, local training must
             use 32-true or a mixed precision. Weights are computed from these scores, so their last digits depend on it.
@@ -36,7 +35,7 @@ class ServerEvaluation:
 
     every_n_rounds: int = 1
     examples: int | float = 1.0
-    batch_size: int | Literal["auto"] | None = None
+    batch_size: int | None = None
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] | None = None
 
     def __post_init__(self) -> None:
@@ -45,7 +44,7 @@ class ServerEvaluation:
         fits = self.examples >= 1 if whole else 0 < self.examples <= 1
         require(fits, _NAME + "examples", "a number of 1 or above, or a share in (0, 1]", self.examples)
         size = self.batch_size
-        require(size in (None, "auto") or (isinstance(size, int) and size >= 1), _NAME + "batch_size", "1 or above", size)
+        require(size is None or size >= 1, _NAME + "batch_size", "1 or above", size)
 
     def due(self, round_idx: int) -> bool:
         """Return whether clients' models are measured in this round."""

@@ -56,7 +56,7 @@ LEAVES = {
     "attackers": ("attacks",),
     "client_evaluation": (),
     "personal": ("strategies",),
-    "privacy_account": ("functional", "options/client_privacy", "options/example_privacy"),  # both have one account
+    "privacy_account": ("functional", "options/client_privacy.py", "options/example_privacy"),  # both have one account
     "secure_aggregation": ("flower",),  # a site's policy requires it
 }
 """Further folders that belong to an option, or whose messages name it."""
@@ -73,8 +73,7 @@ WORDS = ("cli/", "studies/", "starter/")
 OTHER_MEANINGS = {
     "strategies/krum.py": "attackers",  # a setting of the rule
     "strategies/trimmed_mean.py": "attackers",
-    "options/client_evaluation/settings.py": "personal_epochs",  # models that clients fine-tune at the end
-    "options/client_evaluation/server.py": "personal",
+    "options/client_evaluation/settings.py": "personal",  # models that clients fine-tune at the end
     "options/client_evaluation/tables.py": "personalised",
     "functional/robust.py": "attackers",
     "server/checks/incomplete.py": "set 'federation.client_evaluation' to",  # the advice of a message
@@ -113,7 +112,8 @@ def _named(path: Path) -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_is_one_folder(option):
-    own = (f"options/{option}/", f"options/{option}.py", *(f"{leaf}/" for leaf in LEAVES.get(option, ())))
+    leaves = (leaf if leaf.endswith(".py") else f"{leaf}/" for leaf in LEAVES.get(option, ()))
+    own = (f"options/{option}/", f"options/{option}.py", *leaves)
     found = {}
     for path in sorted(ROOT.rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()

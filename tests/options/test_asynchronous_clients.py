@@ -100,7 +100,7 @@ def test_several_ranks_are_no_faster_with_one_update_at_a_time():
     with pytest.warns(
         UserWarning, match="asynchronous.buffer' is 1, so one client trains at a time, and 2 ranks are no faster"
     ):
-        AsynchronousAtServer(Asynchronous(), context)
+        AsynchronousAtServer(5, 1, None, context)
 
 
 # ---------------------------------------------------------------- the clock

@@ -30,8 +30,8 @@ from fl_lightning import (
 from fl_lightning.core import ClientContext
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.functional.keyed_noise import SecretKey
-from fl_lightning.options.example_privacy.checks import check_module
 from fl_lightning.options.example_privacy.clients import PrivateSteps
+from fl_lightning.options.example_privacy.settings import check_module
 
 
 def coins(seed):
@@ -215,4 +215,4 @@ def test_two_optimizers_are_refused():
     outer = trainer(1)
     outer.strategy.optimizers = [torch.optim.SGD(Plain().parameters(), 0.1)] * 2
     with pytest.raises(ConfigurationError, match="needs exactly one optimizer, but Plain configures 2"):
-        PrivateSteps(ExamplePrivacy(1.0, 1.0), context).on_train_start(outer, Plain())
+        PrivateSteps(1.0, lambda: 1.0, context).on_train_start(outer, Plain())

@@ -39,7 +39,7 @@ from fl_lightning import (
     TopK,
 )
 from fl_lightning.cli.commands.export import main as export_main
-from fl_lightning.options.personal.settings import personal_names
+from fl_lightning.options.personal import personal_names
 
 NORM, HEAD, ALL = PersonalPart(modules="torch.nn.BatchNorm1d"), PersonalPart(names="net.3.*"), PersonalPart(names="*")
 

@@ -174,11 +174,14 @@ def alone() -> None:
 
 NETWORKS = [
     *(
-        Refusal(freezing(rounds=3, settings=settings, thaw_after=1), f"The trained parameters changed in round 1, but {words}")
+        Refusal(freezing(rounds=3, settings=settings, thaw_after=1), words)
         for settings, words in (
-            ({"strategy": Scaffold()}, "Scaffold keeps 'control'"),
-            ({"transforms": [TopK(0.5)]}, "clients keep"),
-            ({"route": LocalOnly("val_acc")}, "clients keep"),
+            (
+                {"strategy": Scaffold()},
+                "In round 1, 'control' of Scaffold.broadcast is a tensor of shape ..., but ... freeze the same parts",
+            ),
+            ({"transforms": [TopK(0.5)]}, "The trained parameters changed in round 1, but clients keep"),
+            ({"route": LocalOnly("val_acc")}, "The trained parameters changed in round 1, but clients keep"),
         )
     ),
     Refusal(alone, "compare_alone' to false, or freeze the same parts in all rounds"),

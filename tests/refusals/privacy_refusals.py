@@ -35,7 +35,7 @@ from fl_lightning import (
     SecureAggregation,
     WarmStart,
 )
-from fl_lightning.options.example_privacy.checks import check_module
+from fl_lightning.options.example_privacy.settings import check_module
 
 UNIFORM = FedAvg("uniform")
 WITH_TESTS = {"server_set": "clients", "client_test": 0.2}

@@ -164,16 +164,9 @@ REFUSALS = [
         for share in (0, 1.5)
     ),
     Refusal(lambda: ServerEvaluation(batch_size=0), "'federation.server_evaluation.batch_size' must be 1 or above"),
+    Refusal(lambda: ServerEvaluation(batch_size="auto"), "'batch_size' must be a whole number or None, but is 'auto'"),
     Refusal(bf16_of("64-true", torch.float64), "models are stored in 64-true. Remove it"),
     Refusal(bf16_of("bf16-true", torch.float32), "models are stored in bf16-true. Remove it"),
-    Refusal(
-        fitting(
-            strategy=AdaFed("val_acc"),
-            server_evaluation=ServerEvaluation(batch_size="auto"),
-            flags={"limit_val_batches": 2},
-        ),
-        "'trainer.limit_val_batches' counts batches",
-    ),
     Refusal(
         lambda: reduced(TwoSets().val_dataloader(), 10, None, 0),
         "cannot divide a list. Let 'val_dataloader' return one DataLoader",

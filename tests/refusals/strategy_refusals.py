@@ -100,8 +100,14 @@ OWN = [
     (changed(FedMedian, "combine", lambda both: None), "Own.combine returned None, but a new state and a list"),
     (filtering(lambda examples: examples[1:]), "Own.weights returned a tensor of shape (2,) ... (3,) is needed"),
     (filtering(lambda examples: None), "Own.weights returned None, but a tensor of shape (3,)"),
-    (own(FedAvg, broadcast=lambda self: {"control": ZEROS}), "returned a tensor of shape (3,) in float32 as 'control', but"),
-    (own(FedAvg, broadcast=lambda self: {"control": 1.0}), "returned an object of the class float as 'control', but ... (67,)"),
+    (
+        own(FedAvg, broadcast=lambda self: {"control": ZEROS}),
+        "'control' of Own.broadcast is a tensor of shape (3,) in float32, but",
+    ),
+    (
+        own(FedAvg, broadcast=lambda self: {"control": 1.0}),
+        "'control' of Own.broadcast is an object of the class float, but ... (67,)",
+    ),
 ]
 """Strategies of a user's own and what is wrong with them."""
 REFUSALS = [

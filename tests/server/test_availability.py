@@ -23,9 +23,9 @@ from fl_lightning import (
     FederationCallback,
     LocalTraining,
 )
+from fl_lightning.core.plan import ClientSampler
 from fl_lightning.functional import draw_cohort
-from fl_lightning.options.availability import settings as availability_module
-from fl_lightning.server.sampling import ClientSampler
+from fl_lightning.options import availability as availability_module
 
 
 class Heard(FederationCallback):

@@ -36,10 +36,10 @@ from fl_lightning import (
 )
 from fl_lightning.clients.client import Client
 from fl_lightning.clients.judging import UpdateEditor
+from fl_lightning.core.plan import ClientSampler
 from fl_lightning.functional import ModelState
 from fl_lightning.functional.seeding import derive_seed
 from fl_lightning.messages import ServerModel
-from fl_lightning.server.sampling import ClientSampler
 from fl_lightning.types import Snapshot
 
 SKIP = Faults("skip")

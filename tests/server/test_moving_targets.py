@@ -38,7 +38,7 @@ from fl_lightning import (
 )
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.sums import Sums
-from fl_lightning.server.moved_tensors import MovedTensors
+from fl_lightning.server.aggregate import MovedTensors
 
 DECAY = 0.8
 

@@ -71,7 +71,7 @@ def test_a_client_without_a_score_is_measured_all_the_same():
 
 @pytest.mark.parametrize(
     ("settings", "tolerance"),
-    [({}, 1e-6), ({"batch_size": 61}, 1e-6), ({"batch_size": "auto"}, 1e-6), ({"precision": "bf16-mixed"}, 0.05)],
+    [({}, 1e-6), ({"batch_size": 61}, 1e-6), ({"precision": "bf16-mixed"}, 0.05)],
     ids=str,
 )
 def test_scores_are_those_of_the_whole_set(settings, tolerance):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
@@ -18,7 +16,7 @@ from fl_lightning import (
     Storage,
 )
 from fl_lightning.functional import robust
-from fl_lightning.server.update_store import UpdateStore
+from fl_lightning.server.aggregate import StoredUpdate
 from fl_lightning.types import Snapshot
 
 
@@ -28,25 +26,21 @@ def update(client: int, state: torch.Tensor) -> ClientUpdate:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_what_is_kept_comes_back(tmp_path, dtype):
-    states = [torch.randn(11).to(dtype) for _ in range(3)]
-    store = UpdateStore(tmp_path / "updates", 0)
-    for client, state in enumerate(states):
-        store.keep(update(client, state))
-    assert all(kept.update.state.numel() == 0 for kept in store.kept)
-    back = [kept.load() for kept in store.kept]
-    store.close()
-    assert not (tmp_path / "updates").exists()
-    for client, (state, own) in enumerate(zip(states, back, strict=True)):
-        assert torch.equal(own.state.double(), state.double())
+    states = torch.randn(3, 11).to(dtype)  # each a part of a larger tensor
+    stored = [StoredUpdate(update(client, state), tmp_path / f"{client}.bin") for client, state in enumerate(states)]
+    assert [path.stat().st_size for path in sorted(tmp_path.iterdir())] == [11 * dtype.itemsize] * 3
+    for client, (state, kept) in enumerate(zip(states, stored, strict=True)):
+        own = kept.load()
+        kept._path.unlink()  # what is mapped stays readable
+        assert torch.equal(own.state, state)
         assert own.counters.tolist() == [client]
 
 
 def test_a_file_that_another_rank_does_not_see_is_named(tmp_path):
-    store = UpdateStore(tmp_path / "updates", 0)
-    store.keep(update(0, torch.ones(3)))
-    shutil.rmtree(tmp_path / "updates")
+    stored = StoredUpdate(update(0, torch.ones(3)), tmp_path / "0.bin")
+    (tmp_path / "0.bin").unlink()
     with pytest.raises(ClientError, match=r"'trainer.default_root_dir' to a file system that all ranks share"):
-        store.kept[0].load()
+        stored.load()
 
 
 @pytest.mark.parametrize("models", [1, 4, 5])
@@ -62,13 +56,13 @@ def test_the_median_in_pieces_is_numpys(monkeypatch, models):
 def kept(monkeypatch):
     """Every update that is written to a file, and where."""
     written = []
-    keep = UpdateStore.keep
+    build = StoredUpdate.__init__
 
-    def noticed(self, update):
-        keep(self, update)
-        written.append(self._path)
+    def noticed(self, update, path):
+        build(self, update, path)
+        written.append(path)
 
-    monkeypatch.setattr(UpdateStore, "keep", noticed)
+    monkeypatch.setattr(StoredUpdate, "__init__", noticed)
     return written
 
 
@@ -83,7 +77,8 @@ def test_a_federation_on_disk_is_the_one_in_memory(tmp_path, strategy, kept):
         finals.append(weights(module))
         assert len(kept) == files
     assert same_bits(*finals)
-    assert all(path.parent == tmp_path / "updates" for path in kept)
+    assert {path.parent.parent for path in kept} == {tmp_path / "updates"}
+    assert len({path.parent for path in kept}) == 3  # a folder of its own for each round, so that other runs may use it, too
     assert not (tmp_path / "updates").exists()
 
 
@@ -98,13 +93,3 @@ def test_files_do_not_outlive_an_error(tmp_path, kept):
         federate(Plain(), 2, Fails(), strategy=FedMedian(), storage=Storage(memory=0), flags={"default_root_dir": tmp_path})
     assert kept
     assert not (tmp_path / "updates").exists()
-
-
-def test_two_runs_in_one_folder_keep_apart(tmp_path):
-    one, other = UpdateStore(tmp_path / "updates", 0), UpdateStore(tmp_path / "updates", 0)
-    one.keep(update(0, torch.ones(4)))
-    other.keep(update(0, torch.full((9,), 2.0)))
-    assert one.kept[0].load().state.tolist() == [1.0] * 4
-    one.close()
-    assert other.kept[0].load().state.tolist() == [2.0] * 9
-    other.close()

@@ -223,7 +223,7 @@ class RemoteOrchestrator(FederatedOrchestrator):
     clients_pool: BytesPool
 
     def _build_pool(self, assembly: Assembly) -> BytesPool:
-        self.clients_pool = BytesPool(self.workers, Collectives(assembly._trainer))
+        self.clients_pool = BytesPool(self.workers, assembly._comm)
         return self.clients_pool
 
 

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 from fl_lightning import ClientHooks, ClientUpdate, ConfigurationError, Option, ServerHooks
 from fl_lightning.core import ClientContext, ServerContext
 from fl_lightning.functional.seeding import generator
-from fl_lightning.server.round_sums import RoundSums
+from fl_lightning.server.aggregate import RoundSums
 
 
 class DropNumbers(Option):
@@ -78,8 +78,8 @@ class Hooked(Option, ServerHooks):
 class Sums(Hooked):
     """An option that adds up updates itself."""
 
-    def round_sums(self, federation: Any, round_idx: int, plan: Any) -> RoundSums:
-        return RoundSums(federation)
+    def round_sums(self, federation: Any, round_idx: int, plan: Any, examples: Any) -> RoundSums:
+        return RoundSums(federation, examples)
 
 
 class PlansRounds(Hooked):

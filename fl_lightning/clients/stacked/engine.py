@@ -20,7 +20,7 @@ from fl_lightning.clients.stacked.effects import REMEDY
 from fl_lightning.clients.stacked.fit import StackedFit
 from fl_lightning.clients.stacked.step import StackedStep
 from fl_lightning.clients.turn import ScheduleMover, TurnPlan
-from fl_lightning.core.hooks import ClientHooks
+from fl_lightning.core.option import ClientHooks
 from fl_lightning.errors import EngineError
 from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.messages import ModelLayout

@@ -11,8 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from fl_lightning.clients.pool import Chain, LastingPool
 from fl_lightning.functional.event_queue import EventQueue, Flight
 from fl_lightning.messages import ServerModel
-from fl_lightning.options.asynchronous.jobs import start_vector
-from fl_lightning.options.asynchronous.round import pass_on
+from fl_lightning.options.asynchronous.jobs import pass_on, start_vector
 from fl_lightning.options.asynchronous.sampler import AsynchronousPlan, AsynchronousSampler
 from fl_lightning.server.round import FederationRound
 from fl_lightning.types import ClientFailure, ClientUpdate

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from fl_lightning.core.hooks import USUAL_TICKS
+from fl_lightning.core.option import USUAL_TICKS
+from fl_lightning.core.plan import ClientSampler, RoundPlan
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.event_queue import EventQueue, Flight, until_flush
 from fl_lightning.functional.scheduling import draw_cohort
 from fl_lightning.options.asynchronous.arrivals import Recording
 from fl_lightning.options.asynchronous.jobs import JobsInProgress
-from fl_lightning.server.sampling import ClientSampler, RoundPlan
+from fl_lightning.routes.base import Chains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +37,13 @@ class AsynchronousSampler(ClientSampler):
         in_progress: the jobs that have begun before the round.
         slots: the number of clients that train at the same time.
         buffer: the number of updates in a new model.
+        deliver: trains the clients of a round.
     """
 
     in_progress: JobsInProgress
     slots: int
     buffer: int
+    deliver: Callable[[Any, Chains], None]
 
     def round(self, round_idx: int) -> AsynchronousPlan:
         """Return the updates that become the next model, and the clock when the last of them arrives.
@@ -79,6 +83,7 @@ class AsynchronousSampler(ClientSampler):
             cohort=tuple(sorted([*starts, *gone])),
             clients=tuple(sorted(starts)),
             lost=gone,
+            deliver=self.deliver,
             queue=queue,
             starts=starts,
         )

@@ -6,48 +6,45 @@ import warnings
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fl_lightning.core.hooks import ServerContext, ServerHooks
-from fl_lightning.core.option import OptionSettings
+from fl_lightning.core.federation import Federation, ServerContext
+from fl_lightning.core.option import OptionSettings, ServerHooks, options_of
+from fl_lightning.core.plan import ClientSampler
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.options.asynchronous.arrivals import ArrivalFile, Recording
-from fl_lightning.options.asynchronous.jobs import JobsInProgress
+from fl_lightning.options.asynchronous.jobs import JobsInProgress, deliver
 from fl_lightning.options.asynchronous.live import LiveRound, LiveSampler
-from fl_lightning.options.asynchronous.round import deliver
 from fl_lightning.options.asynchronous.sampler import AsynchronousPlan, AsynchronousSampler, ReplaySampler
 from fl_lightning.reporting.rounds import staleness_figures
 from fl_lightning.routes.base import Chains
-from fl_lightning.server.federation import Federation
 from fl_lightning.server.round import FederationRound
-from fl_lightning.server.round_result import RoundResult
-from fl_lightning.server.sampling import ClientSampler
-
-if TYPE_CHECKING:
-    from fl_lightning.options.asynchronous.settings import Asynchronous
+from fl_lightning.types import RoundResult
 
 
 class AsynchronousAtServer(ServerHooks):
     """Plan and run rounds in which clients have started from different models.
 
     Args:
-        settings: the settings.
+        slots: the number of clients that train at the same time.
+        buffer: the number of updates in a new model.
+        replay: the file of a run to repeat; None for no such run.
         context: the fit.
 
     Raises:
         ConfigurationError: if the strategy is not defined for so many updates, or other settings do not fit.
     """
 
-    def __init__(self, settings: Asynchronous, context: ServerContext) -> None:
-        self._settings, self._in_progress = settings, JobsInProgress()
+    def __init__(self, slots: int, buffer: int, replay: str | None, context: ServerContext) -> None:
+        self._slots, self._buffer, self._in_progress = slots, buffer, JobsInProgress()
         most, name = context.settings.strategy.largest_buffer, type(context.settings.strategy).__name__
-        if most is not None and settings.buffer > most:
+        if most is not None and buffer > most:
             raise ConfigurationError(
-                f"{name} mixes every update into the model at once, but 'federation.asynchronous.buffer' is {settings.buffer}. "
+                f"{name} mixes every update into the model at once, but 'federation.asynchronous.buffer' is {buffer}. "
                 f"Set it to {most}, or use FedBuff."
             )
         ranks = context.trainer.world_size
-        if settings.buffer == 1 and ranks > 1:
+        if buffer == 1 and ranks > 1:
             warnings.warn(
                 f"'federation.asynchronous.buffer' is 1, so one client trains at a time, and {ranks} ranks are no faster than "
                 "one. Set 'trainer.devices' to 1.",
@@ -55,10 +52,10 @@ class AsynchronousAtServer(ServerHooks):
             )
         self._file: ArrivalFile | None = None
         if context.settings.pool is not None:
-            refuse_evaluations(context.settings.active_options)
+            refuse_evaluations(options_of(context))
             names = [context.data.client_name(client) for client in range(context.data.num_clients)]
             self._file = ArrivalFile(Path(context.trainer.default_root_dir), names, context.seed)
-        self._recording = None if settings.replay is None else recording_of(settings, context)
+        self._recording = None if replay is None else recording_of(replay, buffer, context)
         self._first = True
 
     def begin_round(self, round_idx: int) -> None:
@@ -72,22 +69,21 @@ class AsynchronousAtServer(ServerHooks):
 
     def sampler(self, sampler: ClientSampler) -> ClientSampler:
         """Return a sampler that follows the clock, or the arrivals of the real clients, or those of an earlier run."""
-        slots, buffer = self._settings.slots(sampler.num_clients), self._settings.buffer
-        given: dict[str, Any] = {**vars(sampler), "in_progress": self._in_progress, "slots": slots, "buffer": buffer}
+        own = {"in_progress": self._in_progress, "slots": self._slots, "buffer": self._buffer, "deliver": self._deliver}
+        given: dict[str, Any] = {**vars(sampler), **own}
         if self._file is not None:
             self._live = LiveSampler(**given)
             return self._live
         return AsynchronousSampler(**given) if self._recording is None else ReplaySampler(**given, recording=self._recording)
 
-    def deliver(self, current: FederationRound, chains: Chains) -> bool:
+    def _deliver(self, current: FederationRound, chains: Chains) -> None:
         """Train clients from their own starts."""
         if self._file is not None:
             LiveRound(current, self._live).deliver()
-        else:
-            deliver(current, chains, self._in_progress)
         assert isinstance(current.plan, AsynchronousPlan)
+        if self._file is None:
+            deliver(current, chains, current.plan.starts, self._in_progress)
         self._after = partial(self._in_progress.follow, current.plan.queue, current.round_idx, current.federation)
-        return True
 
     def before_step(self, result: RoundResult) -> None:
         """Continue with the tasks after the round, and note what asks once more for those at sites."""
@@ -124,13 +120,13 @@ def refuse_evaluations(options: Iterable[OptionSettings]) -> None:
             )
 
 
-def recording_of(settings: Asynchronous, context: ServerContext) -> Recording:
+def recording_of(replay: str, buffer: int, context: ServerContext) -> Recording:
     """Return the run to repeat.
 
     Raises:
         ConfigurationError: if this run could not give its bits.
     """
-    what, given = "'federation.asynchronous.replay'", context.settings.active_options
+    what, given = "'federation.asynchronous.replay'", options_of(context)
     secret = [option.title for option in given if option.clients_noise(delivered=True) > 0]
     if secret:
         raise ConfigurationError(
@@ -140,8 +136,8 @@ def recording_of(settings: Asynchronous, context: ServerContext) -> Recording:
     here = [option.title for option in given if option.simulated_only]
     if here:
         raise ConfigurationError(f"{what} repeats a run with sites, which cannot have had {here[0]}. Remove {here[0]}.")
-    path = Path(str(settings.replay))
-    recording = Recording.read(path, context.data.num_clients, context.seed, settings.buffer)
+    path = Path(replay)
+    recording = Recording.read(path, context.data.num_clients, context.seed, buffer)
     planned, known = context.trainer.max_epochs, recording.rounds
     if planned is None or not 0 <= planned <= known:
         raise ConfigurationError(

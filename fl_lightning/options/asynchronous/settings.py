@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fl_lightning.core.capabilities import Capability, Need, Removal
-from fl_lightning.core.hooks import ServerContext, ServerHooks
-from fl_lightning.core.option import OptionSettings
+from fl_lightning.core.federation import ServerContext
+from fl_lightning.core.option import OptionSettings, ServerHooks
 from fl_lightning.errors import require
 from fl_lightning.utilities.argument_types import checks_types
 
@@ -85,7 +85,7 @@ class Asynchronous(OptionSettings):
         """
         from fl_lightning.options.asynchronous.server import AsynchronousAtServer
 
-        return AsynchronousAtServer(self, context)
+        return AsynchronousAtServer(self.slots(context.data.num_clients), self.buffer, self.replay, context)
 
     def slots(self, num_clients: int) -> int:
         """Return the number of clients that train at the same time.

@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.attacks.labels import LabelAttack, RandomLabels
-from fl_lightning.attacks.models import ModelAttack
+from fl_lightning.attacks.models import Crowd, ModelAttack
 from fl_lightning.core.capabilities import Capability, Need
-from fl_lightning.core.hooks import ClientContext, ClientHooks, ServerContext, ServerHooks
-from fl_lightning.core.option import OptionSettings
+from fl_lightning.core.client_metric import require_server_set
+from fl_lightning.core.federation import Federation, ServerContext
+from fl_lightning.core.option import ClientContext, ClientHooks, OptionSettings, ServerHooks
 from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.functional.returned import require_vector
 from fl_lightning.functional.seeding import generator
+from fl_lightning.functional.sums import Sums
+from fl_lightning.messages import ClientTask
+from fl_lightning.options.attackers.detection import detection
+from fl_lightning.options.attackers.examples import poisoned
+from fl_lightning.options.attackers.triggered_images import Agreement, TriggeredImages
+from fl_lightning.types import ClientUpdate, RoundResult
 from fl_lightning.utilities.argument_types import checks_types
+
+if TYPE_CHECKING:
+    from fl_lightning.clients.judging import UpdateEditor
+    from fl_lightning.utilities.collectives import Collectives
 
 _NAME = "federation.attackers."
 _REMOVE = "Remove 'federation.attackers."
+_REMEDY = "Return one number for each trained parameter, as in the change that the method gets."
+_ORDINARY = 2.0**14
+"""The largest change that attackers learn from; the squares of many such changes still add up exactly."""
 
 
 @checks_types
@@ -127,14 +144,10 @@ class Attackers(OptionSettings):
 
     def at_server(self, context: ServerContext) -> ServerHooks:
         """Return the hooks at the server."""
-        from fl_lightning.options.attackers.server import AttackersAtServer
-
         return AttackersAtServer(self, context)
 
     def at_clients(self, context: ClientContext) -> ClientHooks:
         """Return the hooks where clients train."""
-        from fl_lightning.options.attackers.clients import AttackersAtClients
-
         return AttackersAtClients(self, context)
 
     def label_attacks(self, num_clients: int, seed: int) -> Mapping[int, LabelAttack]:
@@ -147,3 +160,120 @@ class Attackers(OptionSettings):
     def backdoors(self, num_clients: int, seed: int) -> Mapping[int, Backdoor]:
         """Return the backdoors by client."""
         return {} if self.backdoor is None else dict.fromkeys(self.members(num_clients, seed), self.backdoor)
+
+
+class AttackersAtServer(ServerHooks):
+    """Let attackers change their data and their starts from their first round on.
+
+    Args:
+        attackers: the settings of the attackers.
+        context: the fit.
+
+    Raises:
+        ConfigurationError: if attackers do not exist, or if the success of a backdoor cannot be measured.
+    """
+
+    def __init__(self, attackers: Attackers, context: ServerContext) -> None:
+        attackers.check(context.data.num_clients)
+        if attackers.backdoor is not None:
+            require_server_set("its success rate", context.data, context.trainer.limit_val_batches, _NAME + "backdoor")
+        self._attackers, self._data, self._seed = attackers, context.data, context.seed
+        self._metric = Agreement()
+        self._active: bool | None = None
+        self.begin_round(0)
+
+    def begin_round(self, round_idx: int) -> None:
+        """Let attackers change their data, if they have begun."""
+        attackers, who, active = self._attackers, (self._data.num_clients, self._seed), self._attackers.active_in(round_idx)
+        if active != self._active:
+            labels, backdoors = (attackers.label_attacks(*who), attackers.backdoors(*who)) if active else ({}, {})
+            self._data.change_examples(poisoned(labels, backdoors, self._seed))
+            self._active = active
+
+    def task(self, task: ClientTask) -> ClientTask:
+        """Let attackers that discard the global model start from their own last one."""
+        return replace(task, own_model=True) if self._active and task.client in self._attackers.discard_global else task
+
+    def after_round(self, federation: Federation, round_idx: int, result: RoundResult) -> dict[str, float]:
+        """Return how well the strategy's weights detect attackers, and the success rate of the backdoor."""
+        attackers, figures = self._attackers, {}
+        if attackers.active_in(round_idx):
+            figures = detection(result.updates, attackers.everyone(self._data.num_clients, self._seed))
+        if attackers.backdoor is not None:
+            federation.publish()
+            triggered = partial(TriggeredImages, backdoor=attackers.backdoor)
+            score = federation.evaluators.score_changed
+            (success,) = federation.comm.spread(1, lambda _: score(self._metric, triggered, _NAME + "backdoor"))
+            figures["backdoor_success"] = success
+        return figures
+
+    def close(self) -> None:
+        """Restore the clients' data."""
+        self._data.change_examples({})
+
+
+class AttackersAtClients(ClientHooks):
+    """Replace the updates of attackers by forged ones.
+
+    Args:
+        attackers: the settings of the attackers.
+        context: the place where the clients train.
+    """
+
+    def __init__(self, attackers: Attackers, context: ClientContext) -> None:
+        self._attackers, self._seed, self._device = attackers, context.seed, context.device
+        self._hostile = attackers.members(context.num_clients, context.seed)
+        self._attack: ModelAttack | None = None
+
+    def begin(self, round_idx: int, editor: UpdateEditor) -> None:
+        """Prepare for the updates of a new global model."""
+        self._round_idx, self._editor = round_idx, editor
+        self._attack = self._attackers.model if self._attackers.active_in(round_idx) else None
+        self._known, self._drained = Sums(self._device), False
+        self._crowd: Crowd | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Return whether attackers act together, and so send last."""
+        return self._attack is not None and self._attack.needs_crowd
+
+    def send(self, update: ClientUpdate) -> ClientUpdate | None:
+        """Return an honest update as it is, and an attacker's forged one as soon as the attacker knows enough.
+
+        Raises:
+            ClientError: if the forged update cannot be aggregated.
+        """
+        if self._attack is None:
+            return update
+        if update.client not in self._hostile:
+            self._learn(update)
+            return update
+        return None if self.waits and not self._drained else self._forged(self._attack, update)
+
+    def _learn(self, update: ClientUpdate) -> None:
+        """Add an honest change to what attackers that act together know."""
+        if not self.waits:
+            return
+        change = self._editor.change(update)
+        if float(change.abs().max()) < _ORDINARY:  # false for NaN: attackers learn nothing from a broken model
+            self._known.add("count", 1.0)
+            self._known.add("change", change)
+            self._known.add("square", change * change)
+
+    def _forged(self, attack: ModelAttack, update: ClientUpdate) -> ClientUpdate:
+        draw = generator(self._seed, self._round_idx, update.client, "attack")
+        change = attack.forge(self._editor.change(update), self._crowd, draw)
+        require_vector(change, self._editor.size, f"{type(attack).__name__}.forge returned", _REMEDY)
+        return self._editor.replaced(update, change)
+
+    def drained(self, comm: Collectives, waiting: int) -> None:
+        """Gather what attackers know about the honest updates of all ranks."""
+        if not self.waits:
+            return
+        self._drained = True
+        comm.add_sums(self._known)
+        attackers, honest = sum(comm.gather(waiting)), round(self._known.scalar("count"))
+        if honest:
+            mean = self._known.value("change") / honest
+            spread = (self._known.value("square") - honest * mean * mean).clamp(min=0) / max(1, honest - 1)
+            self._crowd = Crowd(mean, spread.sqrt() if honest > 1 else torch.zeros_like(mean), honest, attackers)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -13,26 +13,24 @@ from torch.optim import Optimizer
 
 from fl_lightning.clients.client_data import ClientData
 from fl_lightning.compat.opacus import LAYER_ATTRIBUTES, forget_samples
-from fl_lightning.core.hooks import ClientContext, ClientHooks
+from fl_lightning.core.option import ClientContext, ClientHooks
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.keyed_noise import KeyedStream
 from fl_lightning.messages import ClientTask
-
-if TYPE_CHECKING:
-    from fl_lightning.options.example_privacy.settings import ExamplePrivacy
 
 
 class PrivateSteps(Callback, ClientHooks):
     """Make every optimizer step of a fit private, with any engine.
 
     Args:
-        settings: the settings of norm and noise.
+        max_norm: the largest norm of an example's gradient.
+        multiplier: returns the noise multiplier, which may be solved at the start of a fit.
         context: the place where the clients train, with the key of the noise and of the random batches.
     """
 
-    def __init__(self, settings: ExamplePrivacy, context: ClientContext) -> None:
-        self._settings, self._secret = settings, context.secret
+    def __init__(self, max_norm: float, multiplier: Callable[[], float], context: ClientContext) -> None:
+        self._max_norm, self._multiplier, self._secret = max_norm, multiplier, context.secret
         self._hooks: Any = None
         self._optimizer: Any = None
         self._taken: Counter[int] = Counter()
@@ -85,7 +83,7 @@ class PrivateSteps(Callback, ClientHooks):
         self._detach(pl_module)  # the hooks of a failed fit
         self._layers = [part for part in pl_module.modules() if not vars(part).keys() & {*LAYER_ATTRIBUTES}]
         self._hooks = GradSampleHooks(pl_module, loss_reduction="mean", strict=False)
-        norm, noise, expected = self._settings.max_grad_norm, self._settings.multiplier, self._batches.expected_persons
+        norm, noise, expected = self._max_norm, self._multiplier(), self._batches.expected_persons
         self._optimizer = DPOptimizer(
             trainer.optimizers[0], noise_multiplier=noise, max_grad_norm=norm, expected_batch_size=expected
         )
@@ -146,7 +144,7 @@ class PrivateSteps(Callback, ClientHooks):
         sizes = [parameter.numel() for parameter in parameters]
         drawn = self._stream("noise", self._step).normals(sum(sizes))
         self._step += 1
-        drawn *= self._settings.multiplier * self._settings.max_grad_norm
+        drawn *= self._multiplier() * self._max_norm
         for parameter, noise in zip(parameters, torch.split(drawn, sizes), strict=True):
             parameter.grad = parameter.summed_grad + noise.view_as(parameter).to(parameter.summed_grad)  # type: ignore[attr-defined]
 

@@ -8,29 +8,31 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lightning.pytorch import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 
+from fl_lightning.compat.torch import is_batch_norm
 from fl_lightning.core.capabilities import Capability, Need, Removal
-from fl_lightning.core.hooks import ClientContext, ClientHooks
+from fl_lightning.core.option import ClientContext, ClientHooks, ServerHooks
 from fl_lightning.core.resume_rule import ResumeRule
-from fl_lightning.errors import require
+from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.privacy import require_package
 from fl_lightning.functional.releases import Case, Release
 from fl_lightning.functional.spending import Entry, Spending, Spendings, hardest
+from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.messages import ClientTask
+from fl_lightning.options.privacy_account.checks import check_declared, check_own_metrics
+from fl_lightning.options.privacy_account.server import account_of
 from fl_lightning.options.privacy_account.settings import PrivateOption
 from fl_lightning.utilities.argument_types import checks_types
 
 if TYPE_CHECKING:
     from fl_lightning.clients.client_data import ClientData
-    from fl_lightning.core.hooks import ServerContext
+    from fl_lightning.core.federation import Federation, FederationSettings, LocalSettings, ServerContext
+    from fl_lightning.core.plan import RoundPlan
     from fl_lightning.data.federated import FederatedDataModule
-    from fl_lightning.server.federation import Federation
-    from fl_lightning.server.sampling import RoundPlan
-    from fl_lightning.settings.federation import FederationSettings
-    from fl_lightning.settings.local_training import LocalTraining
 
 _NAME = "federation.local.privacy."
+_WHAT = "'federation.local.privacy'"
 
 
 @checks_types
@@ -94,14 +96,27 @@ class ExamplePrivacy(PrivateOption):
 
     def check_settings(self, settings: FederationSettings) -> None:
         """Refuse settings under which an example has more influence than its clipped gradient."""
-        from fl_lightning.options.example_privacy.checks import check_settings
-
-        check_settings(settings)
+        local, strategy, route = settings.local, settings.strategy, settings.route
+        rule = strategy.client_rule()
+        if strategy.own_models or (rule is not None and rule.reads_batches):
+            raise ConfigurationError(
+                f"{type(strategy).__name__} trains a second model of each client, or passes each batch through the module "
+                f"again, which {_WHAT} does not cover. Remove one of them."
+            )
+        known = f"one of trainer, fabric, auto with {_WHAT}"
+        require(local.engine != "stacked", "federation.local.engine", known, local.engine)
+        batches = local.accumulate_grad_batches
+        require(batches == 1, "federation.local.accumulate_grad_batches", f"1 with {_WHAT}", batches)
+        if route.reads_data:
+            raise ConfigurationError(
+                f"The route {type(route).__name__} evaluates clients' models on their training examples, or counts their "
+                f"labels, which {_WHAT} does not cover. Use another route, such as ServerRoute."
+            )
+        check_own_metrics(strategy, _WHAT)
+        check_declared(strategy, "examples", _WHAT)
 
     def check_module(self, precision: str, module: LightningModule) -> None:
         """Refuse a precision or a module with which examples' gradients are not separate, or clipping is not exact."""
-        from fl_lightning.options.example_privacy.checks import check_module
-
         check_module(precision, module)
 
     def clients_noise(self, delivered: bool) -> float:
@@ -119,20 +134,24 @@ class ExamplePrivacy(PrivateOption):
         """Return the hooks where clients train."""
         from fl_lightning.options.example_privacy.clients import PrivateSteps
 
-        return PrivateSteps(self, context)
+        return PrivateSteps(self.max_grad_norm, lambda: self.multiplier, context)
+
+    def at_server(self, context: ServerContext) -> ServerHooks:
+        """Return the account that counts what all options of privacy release."""
+        return account_of(self, context)
 
     def planned(self, federation: Federation, plan: RoundPlan, tasks: Sequence[ClientTask]) -> Entry:
         """Return the steps of each turn and of its retries, and the rates at which they sample examples."""
-        data, local = federation.data, federation.local
+        data, local = federation.data, federation.settings.local
         quick: bool = federation.trainer.fast_dev_run  # type: ignore[attr-defined]
         plans = {task.client: _steps(data, local, task.client, task.epochs, task.slowness, quick) for task in tasks}
-        attempts = 1 + federation.faults.retries
+        attempts = 1 + federation.settings.faults.retries
         return {
             "steps": {client: steps * attempts for client, (steps, _) in plans.items()},
             "rates": {client: rate for client, (_, rate) in plans.items()},
         }
 
-    def released(self, task: ClientTask, data: ClientData, local: LocalTraining, attempts: int) -> Release:
+    def released(self, task: ClientTask, data: ClientData, local: LocalSettings, attempts: int) -> Release:
         """Return the noisy steps of a task."""
         steps, rate = _steps(data, local, task.client, task.epochs, task.slowness)
         return Release("examples", self.multiplier, rate, steps * attempts)
@@ -166,7 +185,7 @@ def _case(client: int, released: Sequence[Spending]) -> Case:
 
 def _steps(
     data: ClientData | FederatedDataModule,
-    local: LocalTraining,
+    local: LocalSettings,
     client: int,
     epochs: int | None = None,
     slowness: float = 1.0,
@@ -180,3 +199,47 @@ def _steps(
 
 def _never(batch: int, count: int) -> Tensor:
     raise AssertionError("These batches are counted, not drawn.")
+
+
+def check_module(precision: str, module: LightningModule) -> None:
+    """Refuse a precision with which clipping is not exact, and a module in which examples' gradients are not separate.
+
+    Raises:
+        ConfigurationError: naming the precision or such layers, or if the module optimizes manually.
+    """
+    from opacus.validators import ModuleValidator
+
+    allowed = ("32-true", "64-true", "bf16-mixed")
+    require(precision in allowed, "federation.local.precision", f"one of {', '.join(allowed)} with {_WHAT}", precision)
+    found = [f"{name or type(part).__name__} ({type(part).__name__})" for name, part in module.named_modules() if _mixes(part)]
+    found += [str(error) for error in ModuleValidator.validate(module) if not found and module.training]
+    if not module.automatic_optimization:
+        found.append(f"{type(module).__name__} optimizes manually")
+    found += [
+        f"{name or 'the loss'} ({type(part).__name__}: {why})"
+        for name, part in module.named_modules()
+        if (why := _no_mean(part))
+    ]
+    if found:
+        raise ConfigurationError(
+            f"{_WHAT} cannot separate an example's gradient from the others: {'; '.join(found[:3])}. Use "
+            "GroupNorm instead of BatchNorm, layers that Opacus supports (its DPLSTM for LSTM), 'federation.local.proximal_mu' "
+            f"instead of ProximalLoss, and automatic optimization, or remove {_WHAT}."
+        )
+
+
+def _no_mean(part: nn.Module) -> str:
+    """Return why a loss is no mean over examples, in which one example would change the shares of the others."""
+    reduction = getattr(part, "reduction", None)
+    if not isinstance(reduction, str):  # which torch's losses have
+        return ""
+    if reduction != "mean":
+        return f"reduction '{reduction}' instead of 'mean'"
+    if getattr(part, "weight", None) is not None:
+        return "class weights, by whose sum the loss is divided"
+    return "'ignore_index', which changes the number of examples" if getattr(part, "ignore_index", -1) >= 0 else ""
+
+
+def _mixes(part: nn.Module) -> bool:
+    """Return whether a layer is BatchNorm, a recurrent layer that Opacus replaces, or a term whose gradient it would drop."""
+    return (is_batch_norm(part) and part.training) or isinstance(part, nn.RNNBase | ProximalLoss)

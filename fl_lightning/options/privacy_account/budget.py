@@ -8,12 +8,11 @@ from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from fl_lightning.core.hooks import ServerContext
+from fl_lightning.core.federation import ServerContext
 from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from fl_lightning.functional.noise_search import least_noise
 from fl_lightning.functional.spending import Entry, Noise, Spending, Spendings
 from fl_lightning.options.privacy_account.settings import PrivateOption
-from fl_lightning.server.outer_trainer import planned_rounds
 from fl_lightning.utilities.collectives import Collectives
 
 
@@ -31,7 +30,7 @@ class Budget:
     def __init__(self, private: Sequence[PrivateOption], context: ServerContext) -> None:
         self._context = context
         self._private, self._options = private, [option for option in private if option.target_epsilon is not None]
-        self._rounds, self._first, self._done = planned_rounds(context.trainer), 0, 0
+        self._rounds, self._first, self._done = context.planned_rounds, 0, 0
         self._covered: dict[str, Spending] = {}
         self._loaded: Mapping[str, Any] = {}
         if self._options and self._rounds is None:

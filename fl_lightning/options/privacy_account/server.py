@@ -11,18 +11,17 @@ from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from fl_lightning.core.hooks import ServerContext, ServerHooks
-from fl_lightning.core.option import guarantees
+from fl_lightning.core.federation import Federation, ServerContext
+from fl_lightning.core.option import ServerHooks, guarantees, options_of
+from fl_lightning.core.plan import RoundPlan
 from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from fl_lightning.functional.spending import Entry, Spendings
 from fl_lightning.messages import ClientTask
 from fl_lightning.options.privacy_account.budget import Budget
+from fl_lightning.options.privacy_account.checks import check_data
 from fl_lightning.options.privacy_account.ledger import PrivacyLedger, folder_of
 from fl_lightning.options.privacy_account.settings import PrivateOption
-from fl_lightning.server.federation import Federation
-from fl_lightning.server.round_result import RoundResult
-from fl_lightning.server.sampling import RoundPlan
-from fl_lightning.types import ClientUpdate
+from fl_lightning.types import ClientUpdate, RoundResult
 from fl_lightning.utilities.collectives import Collectives
 
 SHARED = (
@@ -208,3 +207,31 @@ class PrivacyAccount(ServerHooks):
         self._budget.stop_if_spent(round_idx, self.spending)
         figures |= self._budget.figures()
         return figures | ({} if self._noise_seed is None else {"noise_is_simulated": 1.0})
+
+
+def account_of(option: PrivateOption, context: ServerContext) -> ServerHooks:
+    """Return the account of all such options, with the first of them; the others have no hooks at the server.
+
+    Args:
+        option: the option.
+        context: the fit.
+
+    Raises:
+        ConfigurationError: if the data depend on other examples or clients, or if only one of two noises is simulated.
+    """
+    check_data(context.data, option.title, option.no_rebalancing)
+    active = options_of(context)
+    private = [part for part in active if isinstance(part, PrivateOption)]
+    one, other = private[0], private[-1]
+    if one.noise_seed != other.noise_seed:
+        raise ConfigurationError(
+            f"'noise_seed' of {other.title} is {other.noise_seed}, but 'noise_seed' of {one.title} is {one.noise_seed}. "
+            "Set both to the same number for a simulation, or remove both."
+        )
+    known = [part.title for part in active if part.key(context.seed) is not None]
+    if known and option.noise_seed is None:
+        raise ConfigurationError(
+            f"{known[0]} sets the key of secret random numbers, from which the noise of {option.title} could be subtracted. "
+            "Remove one of them."
+        )
+    return PrivacyAccount(private, context) if one is option else ServerHooks()

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from fl_lightning.clients.judging import UpdateEditor
-from fl_lightning.core.hooks import ClientContext, ClientHooks, SitePlace
+from fl_lightning.core.option import ClientContext, ClientHooks, SitePlace
 from fl_lightning.errors import ConfigurationError, ProtocolError
 from fl_lightning.functional.sums import Sums
 from fl_lightning.functional.whole_numbers import whole_to_words

@@ -11,7 +11,9 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 
-from fl_lightning.core.hooks import ServerHooks
+from fl_lightning.core.federation import Federation
+from fl_lightning.core.option import Aggregate, ServerHooks
+from fl_lightning.core.plan import RoundPlan
 from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.functional.sums import Sums
 from fl_lightning.functional.words import add_words, from_words
@@ -27,12 +29,9 @@ from fl_lightning.options.secure_aggregation.description import (
 from fl_lightning.options.secure_aggregation.messages import WORDS
 from fl_lightning.options.secure_aggregation.opened import OpenedSums
 from fl_lightning.options.secure_aggregation.server import Ask, MaskedRound, SharesAhead
-from fl_lightning.server.federation import Federation
-from fl_lightning.server.round_result import Aggregate, RoundResult
-from fl_lightning.server.round_sums import RoundSums
-from fl_lightning.server.sampling import RoundPlan
+from fl_lightning.server.aggregate import RoundSums
 from fl_lightning.strategies.base import ModelScorer, RunningStrategy
-from fl_lightning.types import ClientUpdate
+from fl_lightning.types import ClientUpdate, RoundResult
 
 _MANY = 2**20
 """Stands for numbers of examples that the server does not know; sums of float32 models of 10 to 2**32 examples are precise."""
@@ -69,10 +68,10 @@ class MasksAtServer(ServerHooks):
         total, self._ahead = masked.add_up(), masked.ahead
         return total
 
-    def round_sums(self, federation: Federation, round_idx: int, plan: RoundPlan) -> RoundSums:
+    def round_sums(self, federation: Federation, round_idx: int, plan: RoundPlan, examples: Sequence[int]) -> RoundSums:
         """Return the masked sums of a round, in which clients that drop out have exchanged keys, too."""
         ahead = self._ahead if self._sums is None else self._sums.ahead
-        self._sums = MaskedSums(federation, self._setting, self._threshold, ahead)
+        self._sums = MaskedSums(federation, examples, self._setting, self._threshold, ahead)
         return self._sums
 
     def charge(self, federation: Federation, round_idx: int, plan: RoundPlan, tasks: Sequence[ClientTask]) -> None:
@@ -91,26 +90,25 @@ class MaskedSums(RoundSums):
 
     Args:
         federation: the parts of the federation.
+        examples: the number of examples of each expected update; if one is unknown, a number stands for all.
         setting: the name of the option.
         threshold: the share of the cohort that must deliver.
         ahead: the keys and shares that clients have exchanged in the round before.
     """
 
-    def __init__(self, federation: Federation, setting: str, threshold: float, ahead: SharesAhead | None) -> None:
-        super().__init__(federation)
+    def __init__(
+        self, federation: Federation, examples: Sequence[int], setting: str, threshold: float, ahead: SharesAhead | None
+    ) -> None:
+        pool = federation.pool
+        unknown = not pool.simulated and any(info.streams for info in pool.clients())  # a simulation may have a million
+        self._examples = [_MANY] if unknown else examples
+        super().__init__(federation, self._examples)
         self._federation, self._setting, self._threshold, self._ahead = federation, setting, threshold, ahead
         self._ask = asking(federation, setting)
-        self._examples: Sequence[int] = ()
         self._delivered: list[int] = []  # on this rank
         self._round: MaskedRound | None = None
         self._accepted: tuple[int, ...] = ()
         self.figures: dict[str, float] = {}
-
-    def begin(self, examples: Sequence[int]) -> None:
-        """Note the numbers of examples, from which the strategy chooses the resolution; if one is unknown, a number for all."""
-        pool = self._federation.pool
-        unknown = not pool.simulated and any(info.streams for info in pool.clients())  # a simulation may have a million
-        self._examples = [_MANY] if unknown else examples
 
     def agree(self, round_idx: int, plan: RoundPlan, tasks: Sequence[ClientTask]) -> None:
         """Have the clients exchange keys and shares, and announce what they need to mask their updates."""
@@ -128,7 +126,6 @@ class MaskedSums(RoundSums):
 
     def _described(self, round_idx: int, plan: RoundPlan, tasks: Sequence[ClientTask]) -> RoundDescription:
         federation, strategy = self._federation, self._strategy
-        assert isinstance(strategy, RunningStrategy)
         sizes = strategy.sum_sizes(self._server.size, self._server.num_parameters)
         if sizes is None:
             raise ConfigurationError(_no_sizes(strategy))
@@ -196,13 +193,14 @@ class MaskedSums(RoundSums):
     def aggregate(self, updates: list[ClientUpdate], chains: Sequence[Sequence[int]], scorer: ModelScorer) -> Aggregate:
         """Return the strategy's aggregate, with the updates that are in the sum and the bytes of all steps of the round."""
         assert self._round is not None
-        found, up, down = super().aggregate(updates, chains, scorer), self._round.bytes_up, self._round.bytes_down
+        state, updates, moved = super().aggregate(updates, chains, scorer)
+        up, down = self._round.bytes_up, self._round.bytes_down
         counted = [
             replace(one, bytes_up=one.bytes_up + up[one.client], bytes_down=one.bytes_down + down[one.client])
-            for one in found.updates
+            for one in updates
             if one.client in self._accepted
         ]
-        return found._replace(updates=counted)
+        return state, counted, moved
 
 
 def asking(federation: Federation, setting: str) -> Ask:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fl_lightning.core.hooks import SitePlace
+from fl_lightning.core.option import SitePlace
 from fl_lightning.errors import ProtocolError
 from fl_lightning.functional.sums import Grid, Sums
 from fl_lightning.options.secure_aggregation.description import COMPLETE, RoundTerms

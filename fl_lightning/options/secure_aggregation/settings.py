@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fl_lightning.core.capabilities import Capability, Need, Removal
-from fl_lightning.core.hooks import ClientContext, ClientHooks, ServerContext, ServerHooks
-from fl_lightning.core.option import OptionSettings
+from fl_lightning.core.federation import ServerContext
+from fl_lightning.core.option import ClientContext, ClientHooks, OptionSettings, ServerHooks
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.utilities.argument_types import checks_types

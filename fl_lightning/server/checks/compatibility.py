@@ -9,12 +9,12 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 
 from fl_lightning.compat.torch import parameters_of
+from fl_lightning.core.client_metric import require_server_set
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
 from fl_lightning.rules.base import ClientRule
-from fl_lightning.server.evaluators import require_server_set
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy, Strategy
@@ -171,20 +171,7 @@ def check_faults(faults: Faults, route: Route | Strategy, local: LocalTraining, 
             f"the policy fatal (with 'federation.faults.retries'), or use {_instead(route)}."
         )
     if faults.deadline is not None:
-        require_steps("federation.faults.deadline", local)
-
-
-def require_steps(setting: str, local: LocalTraining) -> None:
-    """Refuse a setting that ends a client's training early if the engine may run many clients' steps at once.
-
-    Raises:
-        ConfigurationError: naming the setting and the engines.
-    """
-    if local.side_by_side:
-        raise ConfigurationError(
-            f"'{setting}' is checked between a client's steps, but the engine '{local.engine}' may run many clients' steps at "
-            "once. Set 'federation.local.engine' to 'fabric' or 'trainer'."
-        )
+        local.require_steps("federation.faults.deadline")
 
 
 def _instead(part: Route | Strategy) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from fl_lightning.core.capabilities import Capability, Need, Part, Removal, Unassuming, check_parts
+from fl_lightning.core.capabilities import Capability, Need, Removal, Unassuming, check_parts
+from fl_lightning.core.federation import parts_of
 from fl_lightning.core.option import own_cohort
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.functional.scheduling import cohort_size
@@ -22,14 +23,6 @@ from fl_lightning.server.checks.compatibility import (
 )
 from fl_lightning.server.checks.incomplete import check_incomplete
 from fl_lightning.settings.federation import FederationSettings
-
-
-def parts_of(settings: FederationSettings) -> Iterator[Part]:
-    """Yield the parts of a federation, which say what they need and what they take away."""
-    yield from (settings.strategy, settings.route)
-    yield from settings.transforms
-    yield from settings.active_options
-    yield from () if settings.pool is None else (settings.pool,)
 
 
 @dataclass(frozen=True)

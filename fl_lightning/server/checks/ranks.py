@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, DataError
+from fl_lightning.functional.digest import digest
+from fl_lightning.functional.model_state import ModelState
 from fl_lightning.utilities.collectives import Collectives
 
 
@@ -41,8 +44,6 @@ def require_same_state(comm: Collectives, state: Tensor, source: str, round_idx:
     Raises:
         ConfigurationError: on every rank, naming the method.
     """
-    if comm.size == 1:
-        return
     bits = state.view(torch.int64).sum().view(1)  # modulo 2**64
     largest, smallest = comm.elementwise_maximum(torch.cat([bits, ~bits]))
     if largest != ~smallest:
@@ -52,6 +53,29 @@ def require_same_state(comm: Collectives, state: Tensor, source: str, round_idx:
             "the rank that trained the client, so attributes that it sets differ between ranks: pass on what it learns with "
             "'sums.add', which adds over all ranks. Draw random numbers from a generator with a fixed seed."
         )
+
+
+def agree_on_buffers(comm: Collectives, server: ModelState, name: str) -> None:
+    """Give every rank the first one's buffers if they differ, with a warning: each rank validates a part of the set.
+
+    Args:
+        comm: the ranks.
+        server: the server's view of the module.
+        name: the name of the module's class.
+    """
+    own, (_, *kinds) = server.tensors(), server.names()
+    buffers = {path: own[path] for names in kinds for path in names}
+    first, *others = comm.gather({path: digest(tensor) for path, tensor in buffers.items()}) if buffers else [{}]
+    changed = [path for path in buffers if any(theirs[path] != first[path] for theirs in others)]
+    if not changed:
+        return
+    for path, tensor in comm.gather({path: buffers[path].cpu() for path in changed})[0].items():
+        buffers[path].copy_(tensor)
+    rank_zero_warn(
+        f"Validation changed the buffer {', '.join(map(repr, changed))} of {name}. Each rank validates a part of the set, "
+        "so the ranks had different values, of which the first rank's count: the result is not that of a run on one rank. "
+        "Change buffers in training only ('if self.training')."
+    )
 
 
 def _first_other(values: list[object]) -> int | None:

@@ -1,15 +1,18 @@
-"""Draw the clients that take part in a round."""
+"""Plan a round: draw the clients that take part."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
-from fl_lightning.core.hooks import ServerHooks
 from fl_lightning.errors import ClientError
-from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.scheduling import draw_cohort
-from fl_lightning.settings.faults import Faults
+
+if TYPE_CHECKING:
+    from fl_lightning.functional.keyed_noise import SecretKey
+    from fl_lightning.routes.base import Chains
+    from fl_lightning.settings.faults import Faults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +25,8 @@ class RoundPlan:
         cohort: the clients that were drawn, ascending.
         clients: those of them that train, ascending.
         lost: those that drop out, ascending.
+        deliver: trains the chains of a route for the strategy in another way than all at once from the global model, by the
+            methods of the round that it gets; None for that way.
     """
 
     round_idx: int
@@ -29,11 +34,23 @@ class RoundPlan:
     cohort: tuple[int, ...]
     clients: tuple[int, ...]
     lost: tuple[int, ...] = ()
+    deliver: Callable[[Any, Chains], None] | None = None
 
-    @property
-    def drawn(self) -> int:
-        """Return the number of clients that were drawn."""
-        return len(self.cohort)
+
+class PlanHooks(Protocol):
+    """The hooks of an option that change plans; see :class:`~fl_lightning.ServerHooks`."""
+
+    def candidates(self, round_idx: int, clients: Sequence[int]) -> Sequence[int]:
+        """Return the clients from which a round may draw."""
+        ...
+
+    def plan(self, plan: RoundPlan) -> RoundPlan:
+        """Return the plan that follows a draw."""
+        ...
+
+    def duration(self, client: int, round_idx: int, ticks: float) -> float:
+        """Return how long a client trains."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +72,7 @@ class ClientSampler:
     faults: Faults
     seed: int
     secret: SecretKey | None = None
-    hooks: Sequence[ServerHooks] = ()
+    hooks: Sequence[PlanHooks] = ()
     remedies: Sequence[str] = ()
 
     def round(self, round_idx: int) -> RoundPlan:
@@ -72,7 +89,7 @@ class ClientSampler:
             seed = self.secret.stream("cohort's seed", round_idx).integer()
         cohort = draw_cohort(self.num_clients, self.clients_per_round, seed, round_idx, clients, self.order(round_idx))
         plan = self.followed(RoundPlan(round_idx=round_idx, seed=seed, cohort=cohort, clients=cohort))
-        needed = max(1, self.faults.needed(plan.drawn))
+        needed = max(1, self.faults.needed(len(plan.cohort)))
         if len(plan.clients) < needed:
             raise ClientError(
                 f"Round {round_idx}: {len(plan.clients)} of {self.num_clients} clients are available, but the round needs "

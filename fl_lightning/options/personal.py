@@ -8,17 +8,24 @@ from fnmatch import fnmatchcase
 from importlib import import_module
 from typing import Literal
 
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import nn
 
 from fl_lightning.core.capabilities import Capability, Need, Removal
-from fl_lightning.core.hooks import ServerContext, ServerHooks
-from fl_lightning.core.option import OptionSettings
+from fl_lightning.core.federation import Federation, ServerContext
+from fl_lightning.core.option import OptionSettings, ServerHooks
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, did_you_mean
+from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.model_parts import client_state, server_buffers
+from fl_lightning.functional.model_state import ModelState
+from fl_lightning.types import RoundResult
 from fl_lightning.utilities.argument_types import checks_types
 
 _NAME = "federation.personal"
+_SHOWN = 6
+"""The largest number of names in a message."""
 
 
 @checks_types
@@ -113,8 +120,6 @@ class PersonalParts(OptionSettings):
 
     def at_server(self, context: ServerContext) -> ServerHooks:
         """Return the hooks at the server."""
-        from fl_lightning.options.personal.server import PersonalPartsAtServer
-
         return PersonalPartsAtServer(self, context)
 
 
@@ -197,3 +202,72 @@ def _holds_tensors(part: nn.Module) -> bool:
 def _public(path: str) -> str:
     """Return the path by which users know a layer of torch."""
     return f"torch.nn.{path.rpartition('.')[2]}" if path.startswith("torch.nn.modules.") else path
+
+
+class PersonalPartsAtServer(ServerHooks):
+    """Keep the personal parts at the clients.
+
+    Args:
+        personal: the settings of the parts.
+        context: the fit.
+    """
+
+    def __init__(self, personal: PersonalParts, context: ServerContext) -> None:
+        self._personal, self._context = personal, context
+        self._averaged: tuple[str, ...] = ()
+
+    def held(self, module: nn.Module) -> tuple[str, ...]:
+        """Return the names of the personal parameters and buffers."""
+        self._averaged = personal_names(module, self._personal.mean)
+        return personal_names(module, self._personal.parts)
+
+    def open(self, federation: Federation) -> None:
+        """Print which tensors are personal, and how many bytes of each message this saves.
+
+        Raises:
+            ConfigurationError: if nothing is shared, but the clients need something to correct.
+        """
+        server = federation.server
+        own = server.held_tensors()
+        if not own:
+            return
+        if not server.num_parameters and (
+            federation.strategy.client_rule() is not None or federation.strategy.needs_held_parts
+        ):
+            raise ConfigurationError(
+                f"'federation.personal' matches every parameter, so {type(federation.strategy).__name__} has nothing to "
+                "correct. Match fewer parameters, or use FedAvg."
+            )
+        saved, sent = sum(tensor.nbytes for tensor in own.values()), server.nbytes(upward=True)
+        names = ", ".join([*own][:_SHOWN]) + (f" and {len(own) - _SHOWN} more" if len(own) > _SHOWN else "")
+        rank_zero_info(
+            f"Each client keeps {len(own)} tensors for itself: {names}. A message carries {sent:,} bytes instead of "
+            f"{sent + saved:,} in each direction ({100 * saved / (sent + saved):.1f} % saved)."
+        )
+
+    def after_round(self, federation: Federation, round_idx: int, result: RoundResult) -> dict[str, float]:
+        """Let new clients begin with the mean of the others' parts, if they should."""
+        if self._averaged:
+            self._set_mean(federation.server)
+        return {}
+
+    def _set_mean(self, server: ModelState) -> None:
+        """Set the server's tensors with which new clients begin to the mean over the clients that have trained.
+
+        The mean is weighted by examples; of counters it is the maximum. Every rank holds the same state, and adds in client
+        order.
+        """
+        own, total = server.held_tensors(), 0.0
+        sums = {name: torch.zeros_like(to_float64(own[name])) for name in self._averaged}
+        for client, size in enumerate(self._context.data.indices.sizes.tolist()):
+            part = self._context.held(client)
+            total += size if part else 0.0
+            for name in self._averaged if part else ():
+                tensor = part[name]
+                mine = to_float64(tensor.to(own[name].device))
+                if tensor.is_floating_point():
+                    sums[name].add_(mine, alpha=size)
+                else:
+                    torch.maximum(sums[name], mine, out=sums[name])
+        if total:
+            server.set_held(own | {name: t / total if own[name].is_floating_point() else t for name, t in sums.items()})

@@ -11,26 +11,29 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from fl_lightning.core.capabilities import Capability, Need, Removal
+from fl_lightning.core.option import ServerHooks
 from fl_lightning.core.resume_rule import ResumeRule
-from fl_lightning.errors import require
+from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.adaptive_norm import AdaptiveNorm, noise_of_changes
 from fl_lightning.functional.keyed_noise import KeyedStream
 from fl_lightning.functional.privacy import require_package
 from fl_lightning.functional.releases import Case, Release
 from fl_lightning.functional.spending import Entry, Spending
 from fl_lightning.messages import ClientTask
+from fl_lightning.options.privacy_account.checks import DECLARE, ELSEWHERE, check_declared, check_own_metrics, declares
+from fl_lightning.options.privacy_account.server import account_of
 from fl_lightning.options.privacy_account.settings import PrivateOption
-from fl_lightning.transforms.base import Message, Sender
+from fl_lightning.routes.server import ServerRoute
+from fl_lightning.strategies.base import Strategy
+from fl_lightning.strategies.scaffold import Scaffold
+from fl_lightning.transforms.base import Message, Sender, Transform
 from fl_lightning.transforms.clip_update import ClipUpdate
 
 if TYPE_CHECKING:
     from fl_lightning.clients.client_data import ClientData
-    from fl_lightning.core.hooks import ServerContext
+    from fl_lightning.core.federation import Federation, FederationSettings, LocalSettings, ServerContext
+    from fl_lightning.core.plan import RoundPlan
     from fl_lightning.data.federated import FederatedDataModule
-    from fl_lightning.server.federation import Federation
-    from fl_lightning.server.sampling import RoundPlan
-    from fl_lightning.settings.federation import FederationSettings
-    from fl_lightning.settings.local_training import LocalTraining
 
 _NAME = "federation.transforms."
 
@@ -169,9 +172,29 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
 
     def check_settings(self, settings: FederationSettings) -> None:
         """Refuse settings by which messages tell more of a client than its clipped and noisy change."""
-        from fl_lightning.options.client_privacy.checks import check_settings
-
-        check_settings(self, settings)
+        strategy, route, transforms = settings.strategy, settings.route, settings.transforms
+        if sum(isinstance(one, ClientPrivacy) for one in transforms) > 1:
+            raise ConfigurationError("'federation.transforms' contains ClientPrivacy more than once. Keep one of them.")
+        if type(self) is not ClientPrivacy:
+            raise ConfigurationError(
+                f"{type(self).__name__} is a subclass of ClientPrivacy, which may clip or add noise in another way than the "
+                "reported epsilon assumes. Use ClientPrivacy itself, with a transform of your own before it."
+            )
+        if type(route) is not ServerRoute:
+            raise ConfigurationError(
+                f"ClientPrivacy covers only what clients send to the server one by one, but 'federation.route' is "
+                f"{type(route).__name__}. Use ServerRoute, or remove ClientPrivacy."
+            )
+        if isinstance(strategy, Scaffold):
+            raise ConfigurationError(
+                "Scaffold's clients send control variates with their models, but ClientPrivacy covers only the models. "
+                + ELSEWHERE
+            )
+        check_own_metrics(strategy, "ClientPrivacy")
+        if self.noise == "local":
+            check_declared(strategy, "local", "ClientPrivacy with noise at the clients")
+        else:
+            _check_central(transforms, strategy)
 
     def check_module(self, precision: str, module: LightningModule) -> None:
         """Refuse a precision with which clipping is not exact."""
@@ -182,7 +205,7 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
         """Return the noise multiplier, if clients add the noise themselves."""
         return self.multiplier if delivered and self.noise == "local" else 0.0
 
-    def released(self, task: ClientTask, data: ClientData, local: LocalTraining, attempts: int) -> Release | None:
+    def released(self, task: ClientTask, data: ClientData, local: LocalSettings, attempts: int) -> Release | None:
         """Return the noisy message of a task whose model goes to the server, if clients add the noise themselves."""
         return Release("clients", self.multiplier) if task.delivers and self.noise == "local" else None
 
@@ -193,9 +216,13 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
         more = f", target_quantile={self.target_quantile}" if self.target_quantile is not None else ""
         return f"ClientPrivacy({self.max_norm}, {noise}, {self.noise}, {self.delta}, noise_seed={self.noise_seed}{more})"
 
+    def at_server(self, context: ServerContext) -> ServerHooks:
+        """Return the account that counts what all options of privacy release."""
+        return account_of(self, context)
+
     def planned(self, federation: Federation, plan: RoundPlan, tasks: Sequence[ClientTask]) -> Entry:
         """Return the size of the cohort whose sum gets noise, or the messages that do."""
-        return {"drawn": plan.drawn} if self.noise == "central" else {"sent": {task.client: 1 for task in tasks}}
+        return {"drawn": len(plan.cohort)} if self.noise == "central" else {"sent": {task.client: 1 for task in tasks}}
 
     def whole_run(self, context: ServerContext, rounds: int, first: int = 0) -> Spending:
         """Return sums over cohorts, or messages of clients that are drawn in every round."""
@@ -266,3 +293,30 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
     def _noisy(self, change: Tensor, count: int, multiplier: float, secret: KeyedStream) -> Tensor:
         noise = secret.normals(change.numel()).to(change.device)
         return change + noise * (multiplier * self.limit / count)
+
+
+def _check_central(transforms: Sequence[Transform], strategy: Strategy) -> None:
+    """Refuse settings with which a client's part in the sum exceeds its norm."""
+    name, weighting = type(strategy).__name__, getattr(strategy, "weighting", "uniform")
+    how = f"weighs by '{weighting}'" if weighting != "uniform" else ""
+    if not declares(strategy, "central"):
+        declared = "private_with" in vars(type(strategy))
+        why = f"does not declare that it computes it ({DECLARE.format('central')})"
+        how = how or ("combines models in another way" if declared else why)
+    if how:
+        raise ConfigurationError(
+            "ClientPrivacy with noise at the server needs the plain average, in which a client moves the sum by no more than "
+            f"its clipped change, but {name} {how}. Set 'federation.strategy' to FedAvg or FedAvgM with 'weighting' uniform, "
+            "or 'noise' to local."
+        )
+    if not isinstance(transforms[-1], ClientPrivacy):
+        raise ConfigurationError(
+            f"{type(transforms[-1]).__name__} comes after ClientPrivacy and may increase the norm of changes beyond its limit. "
+            "Make ClientPrivacy the last of 'federation.transforms', or set its 'noise' to local."
+        )
+    changed = [type(one).__name__ for one in transforms[:-1] if type(one).receive is not Transform.receive]
+    if changed:
+        raise ConfigurationError(
+            f"{changed[0]} changes the average at the server ('receive') before ClientPrivacy adds its noise, so a client may "
+            "move it by more than its clipped change. Remove one of them, or set the 'noise' of ClientPrivacy to local."
+        )

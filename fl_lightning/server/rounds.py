@@ -1,0 +1,198 @@
+"""Run the rounds of a fit from top to bottom: draw the cohort, run the route, step the server, and log."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from fl_lightning.core.federation import Federation
+from fl_lightning.core.option import ServerHooks
+from fl_lightning.core.plan import ClientSampler, RoundPlan
+from fl_lightning.functional.pseudo_gradient import set_pseudo_gradient
+from fl_lightning.functional.recycling import release_unused_memory
+from fl_lightning.messages import ClientTask, Progress
+from fl_lightning.reporting.rounds import MOST_COLUMNS, client_metrics, movement, quantiles, round_metrics
+from fl_lightning.reporting.tables import write_matrix
+from fl_lightning.server.checks.ranks import agree_on_buffers
+from fl_lightning.server.client_files import sweep_client_files
+from fl_lightning.server.outer_trainer import outside_precision
+from fl_lightning.server.round import FederationRound, announce, tell_failures
+from fl_lightning.server.run_state import RunState
+from fl_lightning.server.termination import Termination
+from fl_lightning.server.untouched import Untouched
+from fl_lightning.settings.federation import FederationSettings
+from fl_lightning.strategies.base import JointStrategy
+from fl_lightning.types import ClientUpdate, RoundResult
+
+
+class Rounds:
+    """Run one round for each epoch of the user's Trainer.
+
+    Args:
+        settings: the settings of the federation.
+        run: the state of the run.
+        federation: the parts of the federation.
+        sampler: the sampler that draws the rounds.
+        termination: tells all ranks when one is told to end.
+        untouched: refuses changes of the server's optimizer by anything but its own step.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: FederationSettings,
+        run: RunState,
+        federation: Federation,
+        sampler: ClientSampler,
+        termination: Termination,
+        untouched: Untouched,
+    ) -> None:
+        self._settings, self._run, self._federation, self._sampler = settings, run, federation, sampler
+        self._hooks: list[ServerHooks] = [*run.hooks.values()]
+        self._termination, self._untouched = termination, untouched
+        self._default_dtype = torch.get_default_dtype()
+        self.rounds = 0
+        """The number of rounds that have been run in this fit."""
+        self._warned_of_extension = False
+
+    def run(self, module: LightningModule) -> None:
+        """Run a round, after which the module contains the new global model."""
+        federation, trainer = self._federation, self._federation.trainer
+        self.rounds += 1
+        self._untouched.check(trainer)
+        self._termination.agree(federation.pool.comm, raises=True)
+        with outside_precision(trainer, self._default_dtype):
+            tasks = self._round(module, trainer.current_epoch)
+            if not federation.pool.simulated:
+                release_unused_memory()  # no client trains here, which would reuse it
+            figures: dict[str, float] = {}
+            for hook in self._hooks:
+                figures |= hook.end_round(trainer.current_epoch, tasks)
+        if figures:
+            module.log_dict(figures, on_step=False, on_epoch=True, batch_size=1)
+        self._termination.agree(federation.pool.comm, raises=False)
+
+    def conclude(self) -> None:
+        """Let the options in use act after the last round, and warn of a resumed fit that had no round left to run."""
+        trainer = self._federation.trainer
+        with outside_precision(trainer, self._default_dtype):
+            for hook in self._hooks:
+                hook.conclude(trainer.current_epoch)
+        if not self.rounds and trainer.current_epoch:
+            rank_zero_warn(
+                f"Nothing was trained: the checkpoint has {trainer.current_epoch} rounds, and 'trainer.max_epochs' is "
+                f"{trainer.max_epochs}. Raise it to train further rounds."
+            )
+
+    def _round(self, module: LightningModule, round_idx: int) -> list[ClientTask]:
+        """Run a round, log it, and return the turns of the clients."""
+        begun = time.perf_counter()
+        federation, run, settings, trainer = self._federation, self._run, self._settings, self._federation.trainer
+        plan = self._begin(round_idx)
+        announce(trainer, "on_round_start", round_idx, plan.clients)
+        progress = self._progress(round_idx)
+        current = FederationRound(federation, round_idx, plan, self._hooks, run.last_scores, progress)
+        with closing(current):
+            settings.route.run(current)
+            result = current.result()
+        if settings.pool is not None and not isinstance(settings.strategy, JointStrategy):
+            factors = {update.client: settings.strategy.influence(update) for update in result.updates}
+            total = math.fsum(factors.values())  # equal shares if all are 0
+            shares = {client: factor / total if total > 0 else 1 / len(factors) for client, factor in factors.items()}
+            settings.pool.review(round_idx, shares)
+        if settings.server_evaluation.every_n_rounds > 1:
+            run.last_scores |= current.scores(result.updates)
+        run.finished_round = round_idx
+        step = self._step_server(module, result)
+        accepted = [update.client for update in result.updates]
+        waited = federation.pool.settle(round_idx, accepted, run.saved_round)
+        missed = tell_failures(federation, current.plan, result.failures)
+        announce(trainer, "on_aggregated", result.updates)
+        figures = settings.strategy.figures()
+        for transform in settings.transforms if federation.pool.simulated else ():  # those of sites run there
+            figures |= transform.figures(round_idx + 1, len(current.plan.cohort))
+        for hook in self._hooks:
+            figures |= hook.after_round(federation, round_idx, result)
+        figures |= {"failures": float(missed)} if settings.faults.skips else {}
+        figures |= movement(result.updates, step, settings.strategy.averages)
+        figures |= {"lr_factor": settings.local.lr_decay**round_idx, **waited}
+        figures |= run.totals.add(result.updates, time.perf_counter() - begun)
+        self._log(result.updates, figures)
+        return current.tasks
+
+    def _begin(self, round_idx: int) -> RoundPlan:
+        """Prepare a round, and return its plan."""
+        federation = self._federation
+        if round_idx == 0:
+            self._run.reset()
+            self._settings.strategy.reset()
+            self._settings.route.reset()
+        federation.refresh_frozen()
+        if federation.pool.comm.size > 1:
+            agree_on_buffers(federation.pool.comm, federation.server, type(federation.trainer.lightning_module).__name__)
+        for hook in self._hooks:
+            hook.begin_round(round_idx)
+        sweep_client_files(federation.trainer, self._run.memory)
+        return self._sampler.round(round_idx)
+
+    def _progress(self, round_idx: int) -> Progress | None:
+        """Return the place of the round's first turn in the whole training; None if each round begins again."""
+        if self._settings.local.progress == "round":
+            return None
+        run, route = self._run, self._settings.route
+        if round_idx == 0 or not run.rounds_are_known:
+            run.note_rounds(self._federation.planned_rounds)
+        if run.rounds is not None and round_idx >= run.rounds and run.schedules and not self._warned_of_extension:
+            self._warned_of_extension = True
+            rank_zero_warn(
+                f"Round {round_idx} goes beyond the {run.rounds} rounds for which this run was first started. Learning-rate "
+                "schedules were planned for these rounds and continue past their end, as in Lightning; one with an end, like "
+                "OneCycleLR, raises an error. To plan for more rounds, start a new run with a larger 'max_epochs'."
+            )
+        return Progress(route.turns_before(round_idx), None if run.rounds is None else route.turns_before(run.rounds))
+
+    def _step_server(self, module: LightningModule, result: RoundResult) -> float:
+        """Step the server's optimizer, and return the norm of the pseudo-gradient."""
+        server, trainer = self._federation.server, self._federation.trainer
+        for hook in self._hooks:
+            hook.before_step(result)
+        release_unused_memory()  # the clients' free memory: with the gradient, this is where a round needs most
+        step = set_pseudo_gradient(server.parameters(), result.aggregate)
+        self._untouched.check(trainer)  # and again after Lightning's hooks within the step
+        optimizer: Any = module.optimizers()
+        optimizer.step(lambda: self._untouched.note(trainer.optimizers[0]))  # what it sets itself
+        optimizer.zero_grad()
+        self._untouched.note(trainer.optimizers[0])
+        server.set_buffers(result.aggregate, result.counters)
+        if result.moved:
+            server.set_moved(result.moved)
+            self._run.moving = server.apart["moving"]
+        return step
+
+    def _log(self, updates: Sequence[ClientUpdate], own: dict[str, float]) -> None:
+        """Log the metrics of a round and of its clients to the loggers and the terminal.
+
+        Args:
+            updates: the updates of the round.
+            own: metrics, logged as ``federation/<name>``; named ``<name>/<client>`` if they belong to a client.
+        """
+        trainer, data = self._federation.trainer, self._federation.data
+        more, columns = {f"federation/{name}": float(x) for name, x in own.items()}, client_metrics(updates, data.client_name)
+        if data.num_clients > MOST_COLUMNS:
+            more, columns = quantiles(more), quantiles(columns)
+        figures = round_metrics(updates) | more
+        figures |= {"round": float(trainer.current_epoch), "federation/threads": float(torch.get_num_threads())}
+        # Do not use ``module.log``: its averages over batches and ranks cost a millisecond per metric.
+        for known in (trainer.callback_metrics, trainer.logged_metrics):
+            known.update({name: torch.tensor(value) for name, value in figures.items()})
+        for logger in trainer.loggers:
+            logger.log_metrics(columns | figures | {"epoch": float(trainer.current_epoch)}, step=trainer.global_step - 1)
+        for name, matrix in self._settings.route.matrices().items():
+            write_matrix(trainer, name, matrix, [data.client_name(client) for client in range(data.num_clients)])
