@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 
 from fl_lightning.compat.torch import outside_autocast
-from fl_lightning.tasks.loss_adaptation import LossAdaptation
 
 
 @contextmanager
@@ -32,13 +31,12 @@ def outside_precision(trainer: Trainer, default: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(inside)
 
 
-def prepare_trainer(trainer: Trainer, cleanup: ExitStack, make_bar: Callable[[], Any]) -> None:
-    """Adapt the Trainer to rounds: log and save every round, use no scaler for the server's step, and show a bar of rounds.
+def prepare_trainer(trainer: Trainer, cleanup: ExitStack) -> None:
+    """Adapt the Trainer to rounds: log and save every round, and use no scaler for the server's step.
 
     Args:
         trainer: the user's Trainer.
         cleanup: the stack on which to register the functions that undo all changes.
-        make_bar: a function that builds the bar, with a method ``close``, which replaces Lightning's own; a user's bar stays.
     """
     cleanup.callback(setattr, trainer, "log_every_n_steps", trainer.log_every_n_steps)  # type: ignore[attr-defined]
     trainer.log_every_n_steps = 1  # type: ignore[attr-defined]
@@ -46,13 +44,7 @@ def prepare_trainer(trainer: Trainer, cleanup: ExitStack, make_bar: Callable[[],
     if isinstance(plugin, MixedPrecision) and plugin.scaler is not None:
         cleanup.callback(setattr, plugin, "scaler", plugin.scaler)
         plugin.scaler = None
-    for callback in list(trainer.callbacks):  # type: ignore[attr-defined]
-        if type(callback) in (TQDMProgressBar, RichProgressBar):
-            bar = make_bar()
-            _put(trainer, [bar], callback)
-            bar.setup(trainer, trainer.lightning_module, "fit")
-            cleanup.callback(_put, trainer, [callback], bar)
-            cleanup.callback(bar.close)
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, ModelCheckpoint):
             _save_after_manual_steps(callback, cleanup)
 
@@ -88,21 +80,6 @@ def _save_after_manual_steps(callback: ModelCheckpoint, cleanup: ExitStack) -> N
 
     vars(callback)["on_train_batch_end"] = on_train_batch_end
     cleanup.callback(vars(callback).pop, "on_train_batch_end")
-
-
-def _put(trainer: Trainer, new: list[Callback], old: Callback) -> None:
-    """Replace a callback by others in a new list, because Lightning may be iterating over the old one."""
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    trainer.callbacks = [one for each in callbacks for one in (new if each is old else [each])]  # type: ignore[attr-defined]
-
-
-def adapt_losses(trainer: Trainer, cleanup: ExitStack) -> None:
-    """Add the callback for adaptive losses, unless the Trainer already has it."""
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    if not any(isinstance(callback, LossAdaptation) for callback in callbacks):
-        added = LossAdaptation()
-        trainer.callbacks = [added, *callbacks]  # type: ignore[attr-defined]
-        cleanup.callback(_put, trainer, [], added)
 
 
 def set_threads(wanted: int | None, trainer: Trainer, cleanup: ExitStack) -> None:

@@ -1,28 +1,23 @@
-"""Start a new or resumed fit: record its settings, and compare them with a checkpoint's before any of it is restored."""
+"""Compare the settings of a resumed run with its checkpoint's, before any of it is restored."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from fl_lightning.clients.engines.selection import ENGINES, possible_engines
-from fl_lightning.clients.isolation.python_state import PythonState
 from fl_lightning.core.resume_rule import rule_of
-from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import CheckpointError
 from fl_lightning.functional.description import BASE, CLASS
-from fl_lightning.server.fingerprint import fingerprint
 from fl_lightning.server.run_state import FORMAT, RunState
-from fl_lightning.server.untouched import Untouched
 from fl_lightning.settings.federation import FederationSettings
 
 _SERVER, _ON_PURPOSE = "federation.server_optimizer", "federation.checkpoints.resume_changed"
@@ -48,85 +43,6 @@ class Change(NamedTuple):
     stays: bool
 
 
-class Start:
-    """Record a run's settings before its first round, before a checkpoint or another callback changes anything.
-
-    Args:
-        owner: the federation's settings.
-        run: the state of the run, which records them.
-        trainer: the user's Trainer.
-        data: the data, set up for a fit.
-        build: a function that builds the server's optimizer from the module's parameters.
-        module: the user's module, of which no method may be replaced when the methods below are called.
-
-    Attributes:
-        untouched: the settings that the server's optimizer had at the start or in the checkpoint.
-    """
-
-    def __init__(
-        self,
-        owner: FederationSettings,
-        run: RunState,
-        trainer: Trainer,
-        data: FederatedDataModule,
-        build: Callable[[Any], Optimizer],
-        module: LightningModule,
-    ) -> None:
-        self._owner, self._run, self._trainer, self._data = owner, run, trainer, data
-        self._build, self._module = build, module
-        self._attributes: PythonState | None = None
-        self._groups: list[dict[str, Any]] | None = None
-        self.untouched = Untouched()
-
-    def server_optimizer(self) -> Optimizer:
-        """Return the server's optimizer, which Lightning requests before the first round."""
-        self._data.serve_rounds(True)
-        optimizer = self._build(self._module.parameters())
-        if not self._run.settings:
-            self._record(optimizer)
-        self.untouched.note(optimizer, self._groups)
-        return optimizer
-
-    def load(self, checkpoint: dict[str, Any]) -> None:
-        """Compare a checkpoint before any of it is restored, and give the server's optimizer its new settings.
-
-        Raises:
-            CheckpointError: if this run cannot continue it.
-        """
-        self._attributes = PythonState(self._module)
-        if "callbacks" not in checkpoint:
-            return  # a weights-only checkpoint, which Lightning refuses
-        state = checkpoint["callbacks"].get(self._owner.state_key)
-        if not state:
-            raise CheckpointError(
-                "The checkpoint was written without a federation, so its optimizer is not the server's. Load its weights into "
-                "the module (load_from_checkpoint) and start without 'ckpt_path', or set 'federation.enabled' to false."
-            )
-        optimizer = self._build(self._module.parameters())
-        unseen = self._record(optimizer)
-        weights = _weights(self._module, checkpoint["state_dict"])
-        found = compare(self._owner, self._run, state, weights, self._trainer.strategy.root_device)
-        _renew(checkpoint["optimizer_states"], optimizer, found)
-        self._groups = checkpoint["optimizer_states"][0]["param_groups"]
-        if found:
-            rank_zero_warn(f"Resumed with changed settings ('{_ON_PURPOSE}'): {_in_words(found)}.")
-        if unseen:
-            rank_zero_info(f"Not compared with the checkpoint: {'; '.join(unseen)}.")
-
-    def give_attributes(self, client: LightningModule) -> None:
-        """Let the clients' copy of the module begin with the attributes that the run had before a checkpoint was loaded.
-
-        They are those with which the resumed run began, whatever the server's module has restored.
-        """
-        if self._attributes is not None:
-            self._attributes.give(client)
-
-    def _record(self, optimizer: Optimizer) -> list[str]:
-        """Record the settings, and return the names of those that cannot be compared."""
-        self._run.settings, unseen = fingerprint(self._owner, self._trainer, self._module, self._data, optimizer)
-        return unseen
-
-
 def refuse_federations(checkpoint: dict[str, Any], key: str) -> None:
     """Refuse to continue a federation's checkpoint without a federation.
 
@@ -145,16 +61,16 @@ def refuse_federations(checkpoint: dict[str, Any], key: str) -> None:
         )
 
 
-def compare(
-    owner: FederationSettings, run: RunState, saved: dict[str, Any], weights: tuple[Any, Any], device: torch.device
+def refuse_changes(
+    owner: FederationSettings, run: RunState, module: LightningModule, checkpoint: Mapping[str, Any], device: torch.device
 ) -> list[Change]:
     """Refuse a checkpoint that this federation cannot continue, and warn about threads, which change last bits.
 
     Args:
         owner: the federation's settings.
         run: the state of this run.
-        saved: the state in the checkpoint.
-        weights: the shapes of the model's weights in the checkpoint and in this run.
+        module: the user's module.
+        checkpoint: the checkpoint as it was read.
         device: the device on which clients train.
 
     Returns:
@@ -163,6 +79,12 @@ def compare(
     Raises:
         CheckpointError: if the run cannot continue; it names all differences.
     """
+    saved = checkpoint["callbacks"].get(owner.state_key)
+    if not saved:
+        raise CheckpointError(
+            "The checkpoint was written without a federation, so its optimizer is not the server's. Load its weights into "
+            "the module (load_from_checkpoint) and start without 'ckpt_path', or set 'federation.enabled' to false."
+        )
     if saved.get("format") != FORMAT:
         raise CheckpointError(
             f"The checkpoint has format {saved.get('format')}, but this version of fl_lightning reads format {FORMAT}. "
@@ -178,14 +100,14 @@ def compare(
     else:
         was, has = ({"number": one["clients"], "examples": one["partition"]} for one in (saved, now))
         found += differences("clients", was, has, True)
-    found += differences("weights", *weights, True)
+    found += differences("weights", *_weights(module, checkpoint["state_dict"]), True)
     before, own = (_with_engine(settings, saved["engine"], device) for settings in (saved["settings"], run.settings))
     for name in (name for name in own if name in before):
         found += differences(name, before[name], own[name], False)
     found += differences("data.clients", saved["contents"], now["contents"], False)
     found.sort(key=lambda change: not change.stays)
     if found and (found[0].stays or not owner.checkpoints.resume_changed):
-        raise CheckpointError(f"The checkpoint was written with {_in_words(found)}. {_advice(found, fixed)}")
+        raise CheckpointError(f"The checkpoint was written with {in_words(found)}. {_advice(found, fixed)}")
     if saved["threads"] != torch.get_num_threads():
         threads = saved["threads"]
         warnings.warn(
@@ -262,7 +184,8 @@ def _weights(module: LightningModule, saved: dict[str, Any]) -> tuple[Any, Any]:
     return before, now
 
 
-def _in_words(found: Sequence[Change]) -> str:
+def in_words(found: Sequence[Change]) -> str:
+    """List what differs, with both values."""
     listed = [f"'{change.name}' {_shown(change.before)}, but this run has {_shown(change.now)}" for change in found[:_LISTED]]
     return "; ".join([*listed, *([f"and {len(found) - _LISTED} more"] if len(found) > _LISTED else [])])
 
@@ -306,7 +229,7 @@ def _named(value: Any) -> Any:
     return [_named(item) for item in value] if isinstance(value, list) else value
 
 
-def _renew(states: list[dict[str, Any]], optimizer: Optimizer, found: Sequence[Change]) -> None:
+def renew(states: list[dict[str, Any]], optimizer: Optimizer, found: Sequence[Change]) -> None:
     """Apply changed settings of the server's optimizer, which the checkpoint's would otherwise overwrite.
 
     The optimizer keeps its state if only numbers change. With another class, or if an option such as ``amsgrad`` is switched

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
@@ -12,19 +13,13 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from fl_lightning.clients.training.inner_trainer import inner_trainer
 from fl_lightning.compat.lightning_tuners import belongs_to_tuner, end_of_tuning, tune
-from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.plugins.checkpoint_io import use_safe_checkpoints
 from fl_lightning.settings.local_training import LocalTraining, resolve_precision
 from fl_lightning.tasks.loss_adaptation import LossAdaptation
 
 
 def tune_centralized(
-    trainer: Trainer,
-    module: LightningModule,
-    data: FederatedDataModule,
-    local: LocalTraining,
-    trusted: list[str],
-    cleanup: ExitStack,
+    trainer: Trainer, module: LightningModule, local: LocalTraining, trusted: list[str], cleanup: ExitStack
 ) -> None:
     """Tune the module by plain training on the examples of all clients, if the Trainer has a tuner.
 
@@ -34,11 +29,11 @@ def tune_centralized(
     Args:
         trainer: the user's Trainer.
         module: the user's module, whose methods are still its own.
-        data: the clients' data, after ``setup('fit')``.
         local: the settings of the clients' training, of which precision, clipping and accumulation hold here as well.
         trusted: the dotted paths of classes that the tuner's temporary checkpoint may contain.
         cleanup: the stack on which to register the return of the callbacks.
     """
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     tuners = [one for one in callbacks if isinstance(one, BatchSizeFinder | LearningRateFinder)]
     for tuner in tuners:
