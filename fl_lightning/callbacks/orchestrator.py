@@ -14,7 +14,6 @@ from fl_lightning.callbacks.client_table import ClientTable
 from fl_lightning.callbacks.exchange import adapt_losses, show_rounds
 from fl_lightning.callbacks.metric_names import monitors_of, names_of, refuse_unknown_metrics
 from fl_lightning.callbacks.stopping import requeue_whole_rounds, tell_how_to_resume
-from fl_lightning.callbacks.tuning import tune_centralized
 from fl_lightning.core.option import Option, OptionSettings, options_in
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.federated import FederatedDataModule
@@ -176,9 +175,6 @@ class FederatedOrchestrator(ChecksTypes, Callback):
             return
         refuse_second(trainer, FederatedOrchestrator)
         check_fit(self, trainer, pl_module, self._cleanup)
-        tune_centralized(
-            trainer, pl_module, self.local, self.checkpoints.trusted_classes, self._cleanup
-        )  # sets the clients' rate
         self._fit = FederatedFit(self, self._run, trainer, pl_module, self._cleanup)
         show_rounds(trainer, self._cleanup)
         requeue_whole_rounds(trainer, self._cleanup)

@@ -28,7 +28,7 @@ from fl_lightning.server.checks.compatibility import federated_data, refuse_late
 from fl_lightning.server.checks.federation import check_federation, parts_of, round_size
 from fl_lightning.server.checks.incomplete import without_validation
 from fl_lightning.server.checks.ranks import require_same_partition
-from fl_lightning.server.checks.tools import refuse_client_callbacks, refuse_tools, require_whole_models, warn_of_resting_parts
+from fl_lightning.server.checks.tools import refuse_client_callbacks, refuse_tools, warn_of_resting_parts
 from fl_lightning.server.fingerprint import fingerprint
 from fl_lightning.server.input_moments import add_up_inputs, refuse_reading, unmeasured
 from fl_lightning.server.outer_trainer import prepare_trainer, set_threads
@@ -39,7 +39,6 @@ from fl_lightning.server.takeover import Takeover
 from fl_lightning.server.termination import Termination
 from fl_lightning.server.untouched import Untouched
 from fl_lightning.settings.federation import FederationSettings
-from fl_lightning.settings.local_training import refuse_outer_flags
 from fl_lightning.strategies.base import JointStrategy
 from fl_lightning.utilities.collectives import leave_at_exit
 
@@ -201,11 +200,9 @@ def check_fit(settings: FederationSettings, trainer: Trainer, module: LightningM
     Raises:
         ConfigurationError: naming the settings, and what to change.
     """
-    refuse_tools(trainer, remote=settings.pool is not None)
+    refuse_tools(trainer)
     refuse_client_callbacks(settings.local)
     data = federated_data(trainer)
-    refuse_outer_flags(trainer)
-    require_whole_models(trainer)
     unmeasured(module, parts_of(settings))
     if settings.pool is not None:
         refuse_reading(trainer, parts_of(settings))
