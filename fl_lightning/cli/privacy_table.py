@@ -15,7 +15,7 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.noise_search import least_noise
 from fl_lightning.options.privacy_account.settings import PrivateOption
 from fl_lightning.server.checks.federation import round_size
-from fl_lightning.server.outer_trainer import planned_rounds
+from fl_lightning.server.takeover import planned_rounds
 from fl_lightning.settings.federation import FederationSettings
 
 COLUMNS = ["privacy of", "what varies", "rounds", "clients per round", "noise multiplier", "epsilon"]

@@ -117,8 +117,6 @@ class Assembly:
         settings, server, resident = self._settings, ModelState(self._module), self._clients.resident
         held = [name for hook in self._run.hooks.values() for name in hook.held(self._module)]
         server.set_apart(self._run.moving, held, self._run.unsent)
-        self._run.unsent = server.apart["unsent"]
-        self._run.tensor_names, self._run.held = server.names, server.held_tensors
         check_convex(settings.route, self._module, settings.local)
         for option in settings.active_options:
             option.check_module(self.place.precision, resident.module)

@@ -29,15 +29,11 @@ from fl_lightning.server.checks.federation import check_federation, parts_of, ro
 from fl_lightning.server.checks.incomplete import without_validation
 from fl_lightning.server.checks.ranks import require_same_partition
 from fl_lightning.server.checks.tools import refuse_client_callbacks, refuse_tools, warn_of_resting_parts
-from fl_lightning.server.fingerprint import fingerprint
 from fl_lightning.server.input_moments import add_up_inputs, refuse_reading, unmeasured
-from fl_lightning.server.outer_trainer import prepare_trainer, set_threads
-from fl_lightning.server.resume import in_words, refuse_changes, renew
+from fl_lightning.server.resume import fingerprint, in_words, refuse_changes, renew
 from fl_lightning.server.round_runner import RoundRunner
 from fl_lightning.server.run_state import RunState
-from fl_lightning.server.takeover import Takeover
-from fl_lightning.server.termination import Termination
-from fl_lightning.server.untouched import Untouched
+from fl_lightning.server.takeover import Takeover, Termination, Untouched, prepare_trainer, set_threads
 from fl_lightning.settings.federation import FederationSettings
 from fl_lightning.strategies.base import JointStrategy
 from fl_lightning.utilities.collectives import leave_at_exit
@@ -155,7 +151,7 @@ class FederatedFit:
         federation = assembly.federation(self._pool(assembly))
         if settings.pool is not None:
             assembly.rest()
-        run.pool = federation.pool
+        run.live = federation
         self._cleanup.callback(federation.pool.close)
         for hook in hooks:
             hook.open(federation)

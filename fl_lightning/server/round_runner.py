@@ -19,15 +19,13 @@ from fl_lightning.reporting.rounds import MOST_COLUMNS, movement
 from fl_lightning.server.announcements import announce, tell_failures
 from fl_lightning.server.client_files import sweep_client_files
 from fl_lightning.server.federation import Federation
-from fl_lightning.server.outer_trainer import outside_precision, planned_rounds
 from fl_lightning.server.rank_buffers import RankBuffers
 from fl_lightning.server.round import FederationRound
 from fl_lightning.server.round_log import log_round, write_matrices
 from fl_lightning.server.round_result import RoundResult, influences
 from fl_lightning.server.run_state import RunState
 from fl_lightning.server.sampling import ClientSampler, RoundPlan
-from fl_lightning.server.termination import Termination
-from fl_lightning.server.untouched import Untouched
+from fl_lightning.server.takeover import Termination, Untouched, outside_precision, planned_rounds
 from fl_lightning.settings.federation import FederationSettings
 from fl_lightning.strategies.base import JointStrategy
 

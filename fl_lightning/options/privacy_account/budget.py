@@ -13,7 +13,7 @@ from fl_lightning.errors import CheckpointError, ConfigurationError, FederationE
 from fl_lightning.functional.noise_search import least_noise
 from fl_lightning.functional.spending import Entry, Noise, Spending, Spendings
 from fl_lightning.options.privacy_account.settings import PrivateOption
-from fl_lightning.server.outer_trainer import planned_rounds
+from fl_lightning.server.takeover import planned_rounds
 from fl_lightning.utilities.collectives import Collectives
 
 
