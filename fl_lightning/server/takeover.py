@@ -161,7 +161,17 @@ class Untouched:
         Raises:
             ConfigurationError: naming the change, the callbacks that may have made it, and where rates are set.
         """
-        change = self._change(trainer)
+        now, its, change = self._optimizer.param_groups, "the server's optimizer", ""
+        if len(trainer.optimizers) != 1 or trainer.optimizers[0] is not self._optimizer:
+            change = f"replaced {its}"
+        elif trainer.lr_scheduler_configs:
+            change = f"added a schedule to {its}"
+        elif len(now) != len(self._groups):
+            change = f"added a group to {its}"
+        for before, group in zip(self._groups, now, strict=False):
+            for name, value in before.items():
+                if not change and not equal(value, group.get(name)):
+                    change = f"set '{name}' of {its} from {value} to {group.get(name)}"
         if change:
             callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
             own = [type(one) for one in callbacks if not isinstance(one, _BESIDE)]
@@ -173,20 +183,6 @@ class Untouched:
                 "'on_train_start' of the module, or by a callback in 'federation.local.callbacks'. The server's settings are "
                 "those of 'federation.server_optimizer' in all rounds."
             )
-
-    def _change(self, trainer: Trainer) -> str:
-        now, its = self._optimizer.param_groups, "the server's optimizer"
-        if len(trainer.optimizers) != 1 or trainer.optimizers[0] is not self._optimizer:
-            return f"replaced {its}"
-        if trainer.lr_scheduler_configs:
-            return f"added a schedule to {its}"
-        if len(now) != len(self._groups):
-            return f"added a group to {its}"
-        for before, group in zip(self._groups, now, strict=True):
-            for name, value in before.items():
-                if not equal(value, group.get(name)):
-                    return f"set '{name}' of {its} from {value} to {group.get(name)}"
-        return ""
 
 
 class Termination:

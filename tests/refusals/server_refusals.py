@@ -253,7 +253,7 @@ REFUSALS = [
             (TQDMProgressBar, "TQDMProgressBar, which shows progress"),
             (LearningRateFinder, "LearningRateFinder, which would tune each client anew"),
             (BatchSizeFinder, "BatchSizeFinder, which would tune each client anew"),
-            (BackboneFinetuning, "BackboneFinetuning, which freezes layers at the start of each turn"),
+            (BackboneFinetuning, "BackboneFinetuning, which keeps a state for the rest of a training"),
         )
     ),
     *(

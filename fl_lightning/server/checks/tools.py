@@ -7,7 +7,6 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
-    BaseFinetuning,
     BatchSizeFinder,
     Checkpoint,
     EarlyStopping,
@@ -17,7 +16,6 @@ from lightning.pytorch.callbacks import (
     ProgressBar,
     StochasticWeightAveraging,
     Timer,
-    WeightAveraging,
 )
 from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.callbacks.throughput_monitor import ThroughputMonitor
@@ -52,16 +50,6 @@ _REFUSED_AT_CLIENTS: dict[type[Callback] | tuple[type[Callback], ...], str] = {
     "own callbacks shows rounds and clients.",
     (BatchSizeFinder, LearningRateFinder): "would tune each client anew in every turn. Tune without a federation "
     "('federation.enabled' false, or a Trainer without it), set what it finds, and remove the callback.",
-}
-_REFUSED_WHERE_TURNS_CONTINUE: dict[type[Callback] | tuple[type[Callback], ...], str] = {
-    (StochasticWeightAveraging, WeightAveraging): "averages over a training, of which a client's turn is a part. Put "
-    "WeightAveraging or EMAWeightAveraging among the federation's own callbacks, where it averages the global model over "
-    "rounds",
-    BaseFinetuning: "freezes layers at the start of each turn and thaws them in a single one. Use TransferLearning among the "
-    "federation's own callbacks",
-    ModelPruning: "prunes anew in every turn, and an average of pruned models is not pruned. Prune after the federation",
-    GradientAccumulationScheduler: "changes the number of steps in an epoch, from which a client's place in the whole training "
-    "is computed. Set 'federation.local.accumulate_grad_batches'",
 }
 _OF_CLIENTS = {
     "gradient_clip_val": (None, "gradient_clip_val"),
@@ -155,15 +143,18 @@ def refuse_client_callbacks(local: LocalTraining) -> None:
 
 def _lost_after_a_turn(callback: Callback) -> str:
     """Return what a callback would do wrongly because it begins anew in each turn, and what to do instead; empty if nothing."""
-    for kind, reason in _REFUSED_WHERE_TURNS_CONTINUE.items():
-        if isinstance(callback, kind):
-            return reason
+    if isinstance(callback, GradientAccumulationScheduler):
+        return (
+            "changes the number of steps in an epoch, from which a client's place in the whole training is computed. Set "
+            "'federation.local.accumulate_grad_batches'"
+        )
     for name in ("state_dict", "on_save_checkpoint"):
         own = name in vars(callback) or getattr(type(callback), name) is not getattr(Callback, name)
         if own and not isinstance(callback, _ACT_WITHIN_A_TURN):
             return (
-                f"keeps a state for the rest of a training ('{name}'), but begins anew in every turn of a client. Keep the "
-                "state in the module ('client_state'), remove the method if the callback may begin anew"
+                f"keeps a state for the rest of a training ('{name}'), but begins anew in every turn of a client. Put it among "
+                "the federation's own callbacks, keep the state in the module ('client_state'), remove the method if the "
+                "callback may begin anew"
             )
     return ""
 
