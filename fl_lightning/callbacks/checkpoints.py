@@ -13,12 +13,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from fl_lightning.callbacks.metric_names import refuse_unknown_metrics
+from fl_lightning.callbacks.stopping import requeued
 from fl_lightning.compat.lightning import FindsLastCheckpoint
 from fl_lightning.errors import CheckpointError, ConfigurationError, did_you_mean, require_counts
 from fl_lightning.functional.metric_mode import higher_is_better, known_direction
 from fl_lightning.functional.metric_names import is_validation_figure
-from fl_lightning.server.checks.metric_names import refuse_unknown_metrics
-from fl_lightning.server.requeue import requeued
 from fl_lightning.utilities.argument_types import ChecksTypes
 
 

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import ExitStack
-from functools import partial
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import OptimizerCallable
 
+from fl_lightning.callbacks.checkpoint_trial import try_checkpoint
 from fl_lightning.callbacks.client_table import ClientTable
-from fl_lightning.callbacks.progress import FederationProgressBar
-from fl_lightning.clients.module_copy import client_copy
-from fl_lightning.clients.pool import ClientPool
-from fl_lightning.clients.trainer import without_advice
-from fl_lightning.compat.lightning import continue_global_step
-from fl_lightning.compat.torch import parameters_of
+from fl_lightning.callbacks.exchange import adapt_losses, show_rounds
+from fl_lightning.callbacks.metric_names import monitors_of, names_of, refuse_unknown_metrics
+from fl_lightning.callbacks.stopping import requeue_whole_rounds, tell_how_to_resume
 from fl_lightning.core.federation import parts_of
-from fl_lightning.core.option import Option, OptionSettings, by_name, options_in, refuse_rivals
+from fl_lightning.core.option import Option, OptionSettings, options_in
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.functional.model_parts import give_own_memory
-from fl_lightning.functional.recycling import release_unused_memory
 from fl_lightning.functional.showing import settings_table, short_repr
 from fl_lightning.options.asynchronous import Asynchronous
 from fl_lightning.options.attackers import Attackers
@@ -37,42 +31,23 @@ from fl_lightning.reporting.run_facts import choices_of
 from fl_lightning.reporting.wandb import plot_over_rounds, tag_run
 from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
-from fl_lightning.server.assembly import Assembly, context_of
-from fl_lightning.server.checks.checkpoint_trial import try_checkpoint
-from fl_lightning.server.checks.compatibility import federated_data, refuse_late_parts
-from fl_lightning.server.checks.federation import check_federation, warn_unprotected
-from fl_lightning.server.checks.incomplete import refuse_incomplete, warn_incomplete, without_validation
-from fl_lightning.server.checks.metric_names import monitors_of, names_of, refuse_unknown_metrics
-from fl_lightning.server.checks.ranks import require_same_partition
-from fl_lightning.server.checks.tools import (
-    refuse_client_callbacks,
-    refuse_other_package,
-    refuse_second,
-    refuse_tools,
-    require_whole_models,
-    warn_of_resting_parts,
-)
-from fl_lightning.server.input_moments import add_up_inputs, measure_inputs, refuse_reading, unmeasured
-from fl_lightning.server.interruption import tell_how_to_resume
-from fl_lightning.server.outer_trainer import adapt_losses, prepare_trainer, set_threads
-from fl_lightning.server.requeue import requeue_whole_rounds
-from fl_lightning.server.resume import Start, refuse_federations
+from fl_lightning.server.checks.federation import warn_unprotected
+from fl_lightning.server.checks.incomplete import refuse_incomplete, warn_incomplete
+from fl_lightning.server.checks.tools import refuse_other_package, refuse_second
+from fl_lightning.server.fit import FederatedFit, check_fit
+from fl_lightning.server.input_moments import measure_inputs, unmeasured
+from fl_lightning.server.resume import refuse_federations
 from fl_lightning.server.round import announce
-from fl_lightning.server.rounds import Rounds
 from fl_lightning.server.run_state import RunState
-from fl_lightning.server.takeover import Takeover
-from fl_lightning.server.termination import Termination
-from fl_lightning.server.tuning import tune_centralized
 from fl_lightning.settings.faults import Faults
-from fl_lightning.settings.local_training import LocalTraining, refuse_outer_flags
+from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.settings.pool import RemoteClients
 from fl_lightning.settings.server_evaluation import ServerEvaluation
 from fl_lightning.settings.storage import Checkpoints, Storage
-from fl_lightning.strategies.base import JointStrategy, Strategy
+from fl_lightning.strategies.base import Strategy
 from fl_lightning.strategies.fedavg import FedAvg
 from fl_lightning.transforms.base import Transform
 from fl_lightning.utilities.argument_types import ChecksTypes
-from fl_lightning.utilities.collectives import leave_at_exit
 
 
 class FederatedOrchestrator(ChecksTypes, Callback):
@@ -178,7 +153,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self.seed = seed
         self.enabled = enabled
         self._run = RunState(self)
-        self._takeover: Takeover | None = None
+        self._fit: FederatedFit | None = None
         self._cleanup = ExitStack()
 
     def __repr__(self) -> str:
@@ -200,101 +175,25 @@ class FederatedOrchestrator(ChecksTypes, Callback):
             warn_unprotected(self)
             return
         refuse_second(trainer, FederatedOrchestrator)
-        refuse_tools(trainer, remote=self.pool is not None)
-        refuse_client_callbacks(self.local)
-        data = federated_data(trainer)
-        refuse_outer_flags(trainer)
-        require_whole_models(trainer)
-        self._register_clients(trainer, pl_module, data)
-        require_same_partition(trainer, data)
-        check_federation(self, trainer, data)
-        tune_centralized(trainer, pl_module, data, self.local, self.checkpoints.trusted_classes, self._cleanup)
-        without_validation(self, trainer, self._cleanup)
-        self._begin_run(trainer, data)
-        self._cleanup.callback(data.serve_rounds, False)
-        self._open_options(trainer, data)
-        self._cleanup.enter_context(without_advice())
-        prepare_trainer(trainer, self._cleanup, FederationProgressBar)
+        check_fit(self, trainer, pl_module, self._cleanup)
+        self._fit = FederatedFit(self, self._run, trainer, pl_module, self._cleanup)
+        show_rounds(trainer, self._cleanup)
         requeue_whole_rounds(trainer, self._cleanup)
-        leave_at_exit(trainer.world_size)
-        set_threads(self.local.threads, trainer, self._cleanup)
-        build = self.server_optimizer or self.strategy.server_optimizer
-        start = Start(self, self._run, trainer, data, build, pl_module)
-        check = partial(start.untouched.check, trainer)
-        self._takeover = Takeover(pl_module, lambda: self._rounds.run(pl_module), start.server_optimizer, start.load, check)
-        self._start = start
-        self._cleanup.callback(delattr, self, "_start")
-        self._cleanup.callback(continue_global_step, trainer)  # callbacks run in reverse order
-        self._cleanup.callback(self._takeover.release)
-        self._cleanup.callback(release_unused_memory)
-
-    def _register_clients(self, trainer: Trainer, module: LightningModule, data: FederatedDataModule) -> None:
-        unmeasured(module, parts_of(self))  # refuses, before a site is asked
-        if self.pool is not None:
-            refuse_reading(trainer, parts_of(self))
-            self._cleanup.callback(self.pool.close)
-            data.register_clients(self.pool.open(trainer, self))
-
-    def _open_options(self, trainer: Trainer, data: FederatedDataModule) -> None:
-        options = self.active_options
-        context = context_of(self, self._run, trainer, data)
-        hooks = {name: option.at_server(context) for name, option in by_name(options).items()}
-        for hook in hooks.values():
-            self._cleanup.callback(hook.close)
-        refuse_rivals(hooks, isinstance(self.strategy, JointStrategy))
-        self._run.use(hooks)
-
-    def _begin_run(self, trainer: Trainer, data: FederatedDataModule) -> None:
-        self._run.begin(data, continues=trainer.current_epoch > 0)
-        disk = math.inf if self.storage.disk is None else self.storage.disk * 2**30
-        self._run.memory.bound(Path(trainer.default_root_dir) / "client_state", self.storage.memory * 2**30, disk)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lock the checkpoint folders, and copy the module for the clients, with its networks built and a checkpoint loaded."""
+        """Lock the checkpoint folders, measure the clients' inputs, and prepare the rounds."""
         lock_checkpoints(trainer, self._cleanup)
         inputs = unmeasured(pl_module, parts_of(self) if self.enabled else ())
         data = getattr(trainer, "datamodule", None)
-        sealed = self._takeover is not None and any(option.seals for option in self.active_options)
+        sealed = self.enabled and any(option.seals for option in self.active_options)
         if inputs is not None and not sealed and isinstance(data, FederatedDataModule):
             measure_inputs(trainer, data, inputs, self.seed)
-        if self._takeover is None:
-            return
-        federated_data(trainer).serve_rounds(True)  # from now on: 'setup' of the module may read a batch of the clients'
-        self._parameters = set(parameters_of(pl_module))
-        with self._takeover.suspended():
-            client = client_copy(pl_module)
-            self._start.give_attributes(client)
-        self._run.hold_weights(pl_module)
-        warn_of_resting_parts(pl_module)
-        for hook in self._run.hooks.values():
-            hook.restored()
-        assembly = Assembly(self, self._run, trainer, pl_module, client)
-        federation = assembly.federation(self._build_pool(assembly))
-        if self.clients_elsewhere:
-            assembly.rest()
-        self._run.pool = federation.pool
-        self._cleanup.callback(federation.pool.close)
-        for hook in self._run.hooks.values():
-            hook.open(federation)
-        if inputs is not None and sealed:
-            add_up_inputs(federation, self._run.hooks.values(), inputs)
-        self._rounds = Rounds(
-            settings=self,
-            run=self._run,
-            federation=federation,
-            sampler=assembly.sampler(),
-            termination=Termination(trainer, self._cleanup),
-            untouched=self._start.untouched,
-        )
-
-    def _build_pool(self, assembly: Assembly) -> ClientPool:
-        """Return the pool of clients."""
-        return assembly.pool()
+        if self._fit is not None:
+            self._fit.begin(inputs if sealed else None)
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the module logs the metrics that settings and callbacks name, before the first round."""
-        federated = self._takeover is not None
-        names = names_of(self.strategy, self.route, self.active_options, pl_module) if federated else []
+        names = names_of(self.strategy, self.route, self.active_options, pl_module) if self.enabled else []
         refuse_unknown_metrics(trainer, pl_module, names + monitors_of(trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -305,10 +204,9 @@ class FederatedOrchestrator(ChecksTypes, Callback):
             choices = choices_of(self.strategy if self.enabled else None, getattr(trainer, "datamodule", None))
             for logger in trainer.loggers:
                 tag_run(logger, choices)
-        if self._takeover is None:
+        if self._fit is None:
             return
-        self._run.continue_from(pl_module)
-        refuse_late_parts(pl_module, self._parameters)
+        self._fit.restore()
         if trainer.is_global_zero:
             callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
             charts = any(isinstance(callback, ClientTable) and callback.enabled for callback in callbacks)
@@ -317,19 +215,18 @@ class FederatedOrchestrator(ChecksTypes, Callback):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log ``round`` with the server's metrics."""
-        if self._takeover is not None and not trainer.sanity_checking:
+        if self._fit is not None and not trainer.sanity_checking:
             pl_module.log("round", float(trainer.current_epoch), batch_size=1)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tell the callbacks that the round is over."""
-        if self._takeover is not None:
+        if self._fit is not None:
             announce(trainer, "on_round_end", trainer.current_epoch)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let options conclude, and warn of a fit that had nothing to do."""
-        if self._takeover is None:
-            return
-        self._rounds.conclude()
+        if self._fit is not None:
+            self._fit.rounds.conclude()
 
     @property
     def active_options(self) -> tuple[OptionSettings, ...]:
@@ -369,7 +266,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state, whose settings have already been compared."""
-        if self.enabled and self._takeover is not None:
+        if self._fit is not None:
             self._run.load_state_dict(state_dict)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -383,4 +280,4 @@ class FederatedOrchestrator(ChecksTypes, Callback):
 
     def _release(self) -> None:
         self._cleanup.close()
-        self._takeover = None
+        self._fit = None

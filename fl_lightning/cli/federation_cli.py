@@ -28,6 +28,7 @@ from fl_lightning.callbacks.federation_report import FederationReport
 from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
 from fl_lightning.callbacks.partition_report import PartitionReport
 from fl_lightning.callbacks.predictions import PredictionFile
+from fl_lightning.callbacks.stopping import interrupted
 from fl_lightning.cli.messages import refuse_second_callbacks, refuse_wrong_sections
 from fl_lightning.cli.output import describe_model, drop_deprecated, without_tips
 from fl_lightning.cli.own_types import own_types
@@ -43,7 +44,6 @@ from fl_lightning.errors import ConfigurationError, FederationError, add_note, n
 from fl_lightning.flower.pool import FlowerPool  # noqa: F401 (so that 'federation.pool' knows its short name)
 from fl_lightning.reporting.run_facts import SELECTION, TEST_SET, read_run_facts, write_run_facts
 from fl_lightning.reporting.wandb import describe_run, prefer_offline, sweep_folder
-from fl_lightning.server.interruption import interrupted
 from fl_lightning.utilities.allocator import keep_freed_memory
 from fl_lightning.utilities.checkpoint_file import checked, require_trusted, unreadable
 from fl_lightning.utilities.collectives import lost_rank

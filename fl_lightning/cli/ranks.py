@@ -20,7 +20,6 @@ from torch.nn.parameter import is_lazy
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.loaders import fewest_examples
 from fl_lightning.server.checks.federation import round_size
-from fl_lightning.server.checks.tools import TUNERS
 from fl_lightning.strategies.base import JointStrategy
 from fl_lightning.utilities.machine import available_memory, cores, own_memory
 
@@ -135,12 +134,10 @@ def _started(nodes: int) -> Limit | None:
 
 def _one(settings: Any, callbacks: Sequence[Callback]) -> Limit | None:
     """Return why a fit must use one rank; None if more would help."""
-    tuners = [type(callback).__name__ for callback in callbacks if isinstance(callback, TUNERS)]
     engine = settings.local.engine
     reasons = {
         "'federation.enabled' is false, and more ranks would train on other batches": not settings.enabled,
         "'federation.pool' trains the clients elsewhere": settings.pool is not None,
-        f"{' and '.join(tuners)} tunes on one rank": bool(tuners),
         f"with the engine '{engine}' last bits depend on the number of ranks, so set it in 'trainer.devices'": (
             settings.local.side_by_side
         ),

@@ -27,8 +27,8 @@ from fl_lightning.evaluation.models import Model, models_at_sites, models_of, mo
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import Part, Question, ServerModel
 from fl_lightning.server.assembly import Assembly
-from fl_lightning.server.outer_trainer import set_threads
 from fl_lightning.server.run_state import RunState
+from fl_lightning.server.takeover import set_threads
 from fl_lightning.utilities.checkpoint_file import read_checkpoint
 
 

@@ -114,7 +114,6 @@ class Assembly:
         """
         settings, server, resident, run = self._settings, ModelState(self._module), self.clients.resident, self._run
         server.set_apart(run.moving, [name for hook in run.hooks.values() for name in hook.held(self._module)], run.unsent)
-        run.unsent, run.tensor_names, run.held = server.apart["unsent"], server.names, server.held_tensors
         check_convex(settings.route, self._module, settings.local)
         for option in settings.active_options:
             option.check_module(self.place.precision, resident.module)

@@ -1,28 +1,37 @@
-"""Start a new or resumed fit: record its settings, and compare them with a checkpoint's before any of it is restored."""
+"""Record every setting that can change the result of a run, and compare a checkpoint's before any of it is restored."""
 
 from __future__ import annotations
 
+import math
+import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.utils.data import RandomSampler, TensorDataset
 
-from fl_lightning.clients.module_state import PythonState
+from fl_lightning.clients.module_copy import client_copy
+from fl_lightning.clients.trainer import inner_trainer
+from fl_lightning.compat.lightning import configured_parts
+from fl_lightning.compat.torch import chained_schedules
+from fl_lightning.core.option import OptionSettings
 from fl_lightning.core.resume_rule import rule_of
+from fl_lightning.data.content import content, loader_content
 from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.data.samplers import is_plain
 from fl_lightning.errors import CheckpointError
-from fl_lightning.functional.description import BASE, CLASS
-from fl_lightning.server.fingerprint import fingerprint
+from fl_lightning.functional.description import BASE, CLASS, Describer, qualified_name
+from fl_lightning.functional.digest import digest
+from fl_lightning.functional.seeding import isolated_rng
 from fl_lightning.server.run_state import FORMAT, RunState
-from fl_lightning.server.untouched import Untouched
 from fl_lightning.settings.federation import FederationSettings
+from fl_lightning.settings.local_training import LocalTraining, resolve_precision
 
 _SERVER, _ON_PURPOSE = "federation.server_optimizer", "federation.checkpoints.resume_changed"
 _EQUAL = "trainer or fabric"
@@ -47,85 +56,6 @@ class Change(NamedTuple):
     stays: bool
 
 
-class Start:
-    """Record a run's settings before its first round, before a checkpoint or another callback changes anything.
-
-    Args:
-        owner: the federation's settings.
-        run: the state of the run, which records them.
-        trainer: the user's Trainer.
-        data: the data, set up for a fit.
-        build: a function that builds the server's optimizer from the module's parameters.
-        module: the user's module, of which no method may be replaced when the methods below are called.
-
-    Attributes:
-        untouched: the settings that the server's optimizer had at the start or in the checkpoint.
-    """
-
-    def __init__(
-        self,
-        owner: FederationSettings,
-        run: RunState,
-        trainer: Trainer,
-        data: FederatedDataModule,
-        build: Callable[[Any], Optimizer],
-        module: LightningModule,
-    ) -> None:
-        self._owner, self._run, self._trainer, self._data = owner, run, trainer, data
-        self._build, self._module = build, module
-        self._attributes: PythonState | None = None
-        self._groups: list[dict[str, Any]] | None = None
-        self.untouched = Untouched()
-
-    def server_optimizer(self) -> Optimizer:
-        """Return the server's optimizer, which Lightning requests before the first round."""
-        self._data.serve_rounds(True)
-        optimizer = self._build(self._module.parameters())
-        if not self._run.settings:
-            self._record(optimizer)
-        self.untouched.note(optimizer, self._groups)
-        return optimizer
-
-    def load(self, checkpoint: dict[str, Any]) -> None:
-        """Compare a checkpoint before any of it is restored, and give the server's optimizer its new settings.
-
-        Raises:
-            CheckpointError: if this run cannot continue it.
-        """
-        self._attributes = PythonState(self._module)
-        if "callbacks" not in checkpoint:
-            return  # a weights-only checkpoint, which Lightning refuses
-        state = checkpoint["callbacks"].get(self._owner.state_key)
-        if not state:
-            raise CheckpointError(
-                "The checkpoint was written without a federation, so its optimizer is not the server's. Load its weights into "
-                "the module (load_from_checkpoint) and start without 'ckpt_path', or set 'federation.enabled' to false."
-            )
-        optimizer = self._build(self._module.parameters())
-        unseen = self._record(optimizer)
-        weights = _weights(self._module, checkpoint["state_dict"])
-        found = compare(self._owner, self._run, state, weights, self._trainer.strategy.root_device)
-        _renew(checkpoint["optimizer_states"], optimizer, found)
-        self._groups = checkpoint["optimizer_states"][0]["param_groups"]
-        if found:
-            rank_zero_warn(f"Resumed with changed settings ('{_ON_PURPOSE}'): {_in_words(found)}.")
-        if unseen:
-            rank_zero_info(f"Not compared with the checkpoint: {'; '.join(unseen)}.")
-
-    def give_attributes(self, client: LightningModule) -> None:
-        """Let the clients' copy of the module begin with the attributes that the run had before a checkpoint was loaded.
-
-        They are those with which the resumed run began, whatever the server's module has restored.
-        """
-        if self._attributes is not None:
-            self._attributes.give(client)
-
-    def _record(self, optimizer: Optimizer) -> list[str]:
-        """Record the settings, and return the names of those that cannot be compared."""
-        self._run.settings, unseen = fingerprint(self._owner, self._trainer, self._module, self._data, optimizer)
-        return unseen
-
-
 def refuse_federations(checkpoint: dict[str, Any], key: str) -> None:
     """Refuse to continue a federation's checkpoint without a federation.
 
@@ -144,16 +74,16 @@ def refuse_federations(checkpoint: dict[str, Any], key: str) -> None:
         )
 
 
-def compare(
-    owner: FederationSettings, run: RunState, saved: dict[str, Any], weights: tuple[Any, Any], device: torch.device
+def refuse_changes(
+    owner: FederationSettings, run: RunState, module: LightningModule, checkpoint: Mapping[str, Any], device: torch.device
 ) -> list[Change]:
     """Refuse a checkpoint that this federation cannot continue, and warn about threads, which change last bits.
 
     Args:
         owner: the federation's settings.
         run: the state of this run.
-        saved: the state in the checkpoint.
-        weights: the shapes of the model's weights in the checkpoint and in this run.
+        module: the user's module.
+        checkpoint: the checkpoint as it was read.
         device: the device on which clients train.
 
     Returns:
@@ -162,6 +92,12 @@ def compare(
     Raises:
         CheckpointError: if the run cannot continue; it names all differences.
     """
+    saved = checkpoint["callbacks"].get(owner.state_key)
+    if not saved:
+        raise CheckpointError(
+            "The checkpoint was written without a federation, so its optimizer is not the server's. Load its weights into "
+            "the module (load_from_checkpoint) and start without 'ckpt_path', or set 'federation.enabled' to false."
+        )
     if saved.get("format") != FORMAT:
         raise CheckpointError(
             f"The checkpoint has format {saved.get('format')}, but this version of fl_lightning reads format {FORMAT}. "
@@ -177,14 +113,14 @@ def compare(
     else:
         was, has = ({"number": one["clients"], "examples": one["partition"]} for one in (saved, now))
         found += differences("clients", was, has, True)
-    found += differences("weights", *weights, True)
+    found += differences("weights", *_weights(module, checkpoint["state_dict"]), True)
     before, own = (_with_engine(settings, device) for settings in (saved["settings"], run.settings))
     for name in (name for name in own if name in before):
         found += differences(name, before[name], own[name], False)
     found += differences("data.clients", saved["contents"], now["contents"], False)
     found.sort(key=lambda change: not change.stays)
     if found and (found[0].stays or not owner.checkpoints.resume_changed):
-        raise CheckpointError(f"The checkpoint was written with {_in_words(found)}. {_advice(found, fixed)}")
+        raise CheckpointError(f"The checkpoint was written with {in_words(found)}. {_advice(found, fixed)}")
     if saved["threads"] != torch.get_num_threads():
         threads = saved["threads"]
         warnings.warn(
@@ -261,7 +197,8 @@ def _weights(module: LightningModule, saved: dict[str, Any]) -> tuple[Any, Any]:
     return before, now
 
 
-def _in_words(found: Sequence[Change]) -> str:
+def in_words(found: Sequence[Change]) -> str:
+    """List what differs, with both values."""
     listed = [f"'{change.name}' {_shown(change.before)}, but this run has {_shown(change.now)}" for change in found[:_LISTED]]
     return "; ".join([*listed, *([f"and {len(found) - _LISTED} more"] if len(found) > _LISTED else [])])
 
@@ -305,7 +242,7 @@ def _named(value: Any) -> Any:
     return [_named(item) for item in value] if isinstance(value, list) else value
 
 
-def _renew(states: list[dict[str, Any]], optimizer: Optimizer, found: Sequence[Change]) -> None:
+def renew(states: list[dict[str, Any]], optimizer: Optimizer, found: Sequence[Change]) -> None:
     """Apply changed settings of the server's optimizer, which the checkpoint's would otherwise overwrite.
 
     The optimizer keeps its state if only numbers change. With another class, or if an option such as ``amsgrad`` is switched
@@ -317,3 +254,137 @@ def _renew(states: list[dict[str, Any]], optimizer: Optimizer, found: Sequence[C
     new = optimizer.state_dict()
     of_size = all(change.name != _SERVER and bool(change.before) == bool(change.now) for change in changed)
     states[:] = [{**states[0], "param_groups": new["param_groups"]} if of_size else new]
+
+
+_WHERE_AND_HOW = re.compile(r"(num_workers|pin_memory|persistent_workers|prefetch_factor|.*(root|dir|path|folder))$")
+"""The attributes of a user's datamodule that say how and where it reads; the data themselves are compared instead."""
+
+
+def fingerprint(
+    owner: FederationSettings, trainer: Trainer, module: LightningModule, data: FederatedDataModule, server: Optimizer
+) -> tuple[dict[str, Any], list[str]]:
+    """Describe a run before its first round, without changing random states or communicating between ranks.
+
+    Args:
+        owner: the federation's settings.
+        trainer: the user's Trainer.
+        module: the user's module, as it was before the federation took it over.
+        data: the data, set up for a fit.
+        server: a new optimizer of the server.
+
+    Returns:
+        The settings by section, and the names of those that cannot be compared.
+    """
+    describer = Describer(_is_free)
+    with isolated_rng(0, torch.device("cpu")):
+        federation = describer.describe(owner, "federation")
+        federation["server_optimizer"] = _optimizer(describer, server, "federation.server_optimizer")
+        device = trainer.strategy.root_device
+        federation["local"]["precision"] = resolve_precision(owner.local, str(trainer.precision), device)
+        settings = {
+            "federation": federation,
+            "trainer": _trainer(describer, trainer),
+            "data": _data(describer, data),
+            **_examples(describer, data, trainer),
+            **_model(describer, client_copy(module), owner.local, data, trainer),
+        }
+    return settings, [name for name in describer.unseen if name not in settings]
+
+
+def _is_free(value: object, kind: type, argument: str) -> bool:
+    """Return whether no resumed run is compared by an argument of an object."""
+    of_option = value.free_on_resume() if isinstance(value, OptionSettings) else ()
+    return argument == "server_optimizer" or argument in of_option or rule_of(kind, argument) == "free"
+
+
+def _trainer(describer: Describer, trainer: Trainer) -> dict[str, Any]:
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    changing = [callback for callback in callbacks if getattr(callback, "changes_training", False)]
+    return {
+        "precision": str(trainer.precision),
+        "limit_val_batches": describer.describe(trainer.limit_val_batches, "trainer.limit_val_batches", exact=True),
+        "check_val_every_n_epoch": trainer.check_val_every_n_epoch,
+        "callbacks": describer.describe(changing, "trainer.callbacks"),
+    }
+
+
+def _data(describer: Describer, data: FederatedDataModule) -> dict[str, Any]:
+    described: dict[str, Any] = describer.describe(data, "data")
+    if not data.has_one_set:  # the clients have loaders of their own, maybe at sites; their names and sizes are compared
+        return described
+    source, base = data.client_datasets.source, described["datamodule"]
+    if not base[CLASS].startswith("fl_lightning."):
+        base = {name: value for name, value in base.items() if not _WHERE_AND_HOW.match(name)}
+    loader: dict[str, Any] = {"batch_size": source.batch_size, "shuffle": isinstance(source.sampler, RandomSampler)}
+    loader |= {"drop_last": source.drop_last, "collate_fn": source.collate_fn}
+    if not is_plain(source.sampler):
+        loader["sampler"] = source.sampler
+    if type(source.dataset) is not TensorDataset:  # random transforms draw different numbers in workers
+        loader["has_workers"] = source.num_workers > 0
+    return described | {"datamodule": base | describer.describe(loader, "data.datamodule")}
+
+
+def _examples(describer: Describer, data: FederatedDataModule, trainer: Trainer) -> dict[str, Any]:
+    found = {}
+    if data.has_one_set:
+        found = {"data.training_examples": content(data.client_datasets.source.dataset), "data.persons": _persons(data)}
+    if data.has_validation_set and data.server_set == "datamodule" and trainer.limit_val_batches:
+        found["data.validation_examples"] = loader_content(data.datamodule.val_dataloader())
+    describer.unseen += [f"{name} except their number" for name, (_, complete) in found.items() if not complete]
+    return {name: text for name, (text, _) in found.items()}
+
+
+def _persons(data: FederatedDataModule) -> tuple[str, bool]:
+    """Describe whose the examples are, on which parts and privacy depend."""
+    persons = data.splits.persons
+    if persons is None:
+        return "each example is a person of its own", True
+    return f"{len(persons)} examples of {len(torch.unique(persons))} persons ({digest([persons])})", True
+
+
+def _model(
+    describer: Describer, client: LightningModule, local: LocalTraining, data: FederatedDataModule, trainer: Trainer
+) -> dict[str, Any]:
+    """Return the settings of the module, and of the optimizers and schedulers that it configures.
+
+    Args:
+        client: a copy of the user's module, which is discarded.
+    """
+    settings = {"model": describer.describe(client, "model")}
+    device = trainer.strategy.root_device
+    precision = resolve_precision(local, str(trainer.precision), device)
+    run = inner_trainer(device, [], precision=precision, accumulate_grad_batches=local.accumulate_grad_batches)
+    batch_size = 1 if not data.has_one_set else data.client_datasets.source.batch_size or 1
+    run.fit_loop.max_batches = local.batches(math.ceil(int(data.indices.sizes.max()) / batch_size))
+    run.planned = local.max_epochs, local.max_steps
+    run.datamodule = data.datamodule
+    client.trainer = run
+    try:
+        answer: Any = client.configure_optimizers() or []
+        optimizers, schedulers, _ = configured_parts(answer)
+    except Exception as error:  # real errors show up in training; some modules need things that do not exist yet
+        describer.unseen.append(f"the result of 'configure_optimizers' ({error})")
+        return settings
+    for name, found in (("model.optimizer", optimizers), ("model.lr_scheduler", schedulers)):
+        describe = _optimizer if name == "model.optimizer" else _schedule
+        each = [describe(describer, one, name) for one in found]
+        settings[name] = each[0] if len(each) == 1 else each
+    return settings
+
+
+def _optimizer(describer: Describer, optimizer: Optimizer, where: str) -> dict[str, Any]:
+    """Return the optimizer's class and the settings of its groups, without a list for a single group."""
+    without = ("params", "param_names")
+    groups = [{name: value for name, value in group.items() if name not in without} for group in optimizer.param_groups]
+    settings = groups[0] if len(groups) == 1 else {"groups": groups}
+    return {CLASS: qualified_name(type(optimizer)), **describer.describe(settings, where)}
+
+
+def _schedule(describer: Describer, schedule: Any, where: str) -> dict[str, Any]:
+    """Return the scheduler's class and settings, those of its chained schedulers, and when it steps."""
+    config = dict(schedule) if isinstance(schedule, Mapping) else {"scheduler": schedule}
+    scheduler = config.pop("scheduler")
+    own = {name: value for name, value in vars(scheduler).items() if not name.startswith("_") and name != "optimizer"}
+    parts = chained_schedules(scheduler)
+    chained = {"schedulers": [_schedule(describer, part, where) for part in parts]} if parts else {}
+    return {CLASS: qualified_name(type(scheduler)), **describer.describe({**own, **config}, where), **chained}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from fl_lightning.clients.memory import ClientMemory
-from fl_lightning.clients.pool import ClientPool
+from fl_lightning.core.federation import Federation
 from fl_lightning.core.option import ServerHooks, guarantees
 from fl_lightning.data.content import client_contents
 from fl_lightning.data.federated import FederatedDataModule
@@ -40,7 +40,8 @@ class RunState:
         self.client_names: tuple[str, ...] = ()
         self._data: dict[str, Any] = {}
         self.memory = ClientMemory()
-        self.pool: ClientPool | None = None
+        self.live: Federation | None = None
+        """The federation of the current fit, from its start."""
         self.last_scores: dict[int, float] = {}
         self.saved_round = self.finished_round = -1
         self.totals = Totals()
@@ -48,8 +49,6 @@ class RunState:
         """The hooks of the options in use, by name."""
         self.moving: tuple[str, ...] = ()
         self.unsent: tuple[str, ...] | None = None
-        self.held: Callable[[], Iterable[str]] = tuple
-        self.tensor_names: Callable[[], Sequence[list[str]]] = list
         self.rounds: int | None = None
         self.rounds_are_known = False
         self.federation = uuid4().hex
@@ -68,7 +67,7 @@ class RunState:
         if not continues:
             self.reset()
             self.hooks = {}
-        self.pool = self._random_state = self._weights = self.unsent = None
+        self.live = self._random_state = self._weights = self.unsent = None
         self.settings = {}
         training = data.indices
         self.num_clients, self.client_names = len(training), training.names or ()
@@ -107,23 +106,24 @@ class RunState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
+        live = self.live
         return {
             "format": FORMAT,
             "settings": self.settings,
             **self.terms(),
             "strategy_state": self._owner.strategy.state_dict(),
             "route_state": self._owner.route.state_dict(),
-            "memory": (self.pool or self.memory).state_dict(),
+            "memory": (self.memory if live is None else live.pool).state_dict(),
             "last_scores": dict(self.last_scores),
             "totals": self.totals.state_dict(),
             "options": {name: hook.state_dict() for name, hook in self.hooks.items()},
             "moving": list(self.moving),
-            "held": list(self.held()),
-            "unsent": [] if self.unsent is None else [list(self.unsent)],
+            "held": [] if live is None else list(live.server.held_tensors()),
+            "unsent": [] if live is None else [list(live.server.apart["unsent"])],
             "rounds": [self.rounds] if self.rounds_are_known else [],
             "federation": self.federation,
             "client_names": list(self.client_names),
-            "tensor_names": [list(names) for names in self.tensor_names()[:3]],
+            "tensor_names": [] if live is None else [list(names) for names in live.server.names()[:3]],
             "threads": torch.get_num_threads(),
             "random_state": _random_state(),
         }

@@ -1,19 +1,29 @@
-"""Turn a user's module into the server's module, which runs rounds, for the duration of a fit."""
+"""Turn a user's module and Trainer into those of a server that runs rounds, for the duration of a fit."""
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from lightning.pytorch import LightningModule
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, ModelSummary, ProgressBar
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.optim import Optimizer
 
+from fl_lightning.clients.attribute_values import PLAIN, equal, is_kept
 from fl_lightning.clients.idle_optimizers import IdleOptimizers
 from fl_lightning.compat.lightning import is_compiled
+from fl_lightning.compat.signals import note_sigterm, on_sigterm
+from fl_lightning.compat.torch import outside_autocast
 from fl_lightning.data.rounds import unless_round
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.utilities.collectives import Collectives
 
 # Training hooks belong to the clients' copies, because the server's module never sees a batch.
 _TRAINING_HOOKS = (
@@ -122,3 +132,172 @@ def _in_validation(module: LightningModule, idle: Callable[..., Any], own: Calla
 
 def _do_nothing(*args: Any, **kwargs: Any) -> None:
     return None
+
+
+_BESIDE = (Checkpoint, ModelSummary, ProgressBar)
+"""Lightning's own callbacks of every Trainer, which leave optimizers alone."""
+
+
+class Untouched:
+    """Compare the server's optimizer with what its last step left."""
+
+    def note(self, optimizer: Optimizer, groups: Sequence[dict[str, Any]] | None = None) -> None:
+        """Remember the optimizer and its settings.
+
+        Args:
+            optimizer: the server's optimizer.
+            groups: the settings of its groups in a checkpoint that is about to be restored; by default its own.
+        """
+        self._optimizer = optimizer
+        given = optimizer.param_groups if groups is None else groups
+        self._groups: list[dict[str, Any]] = [
+            {k: v if isinstance(v, PLAIN) else copy.deepcopy(v) for k, v in group.items() if k != "params" and is_kept(v)}
+            for group in given
+        ]
+
+    def check(self, trainer: Trainer) -> None:
+        """Refuse a change since then.
+
+        Raises:
+            ConfigurationError: naming the change, the callbacks that may have made it, and where rates are set.
+        """
+        now, its, change = self._optimizer.param_groups, "the server's optimizer", ""
+        if len(trainer.optimizers) != 1 or trainer.optimizers[0] is not self._optimizer:
+            change = f"replaced {its}"
+        elif trainer.lr_scheduler_configs:
+            change = f"added a schedule to {its}"
+        elif len(now) != len(self._groups):
+            change = f"added a group to {its}"
+        for before, group in zip(self._groups, now, strict=False):
+            for name, value in before.items():
+                if not change and not equal(value, group.get(name)):
+                    change = f"set '{name}' of {its} from {value} to {group.get(name)}"
+        if change:
+            callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+            own = [type(one) for one in callbacks if not isinstance(one, _BESIDE)]
+            names = ", ".join(kind.__name__ for kind in own if not kind.__module__.startswith("fl_lightning."))
+            raise ConfigurationError(
+                f"In round {trainer.current_epoch}, a hook of {type(trainer.lightning_module).__name__}"
+                f"{f' or a callback of the Trainer ({names})' if names else ''} has {change}. This optimizer applies the "
+                "clients' average and trains on no batch. Let the change act at the clients: in 'configure_optimizers' or "
+                "'on_train_start' of the module, or by a callback in 'federation.local.callbacks'. The server's settings are "
+                "those of 'federation.server_optimizer' in all rounds."
+            )
+
+
+class Termination:
+    """Note SIGTERM on this rank during a fit, and tell the others between rounds; a single rank ends as Lightning does.
+
+    Args:
+        trainer: the user's Trainer, before it takes over signals.
+        cleanup: an exit stack that gives the signal back to the Trainer.
+    """
+
+    def __init__(self, trainer: Trainer, cleanup: ExitStack) -> None:
+        self._trainer, self._asked = trainer, False
+        if trainer.world_size > 1:
+            cleanup.callback(on_sigterm(trainer, self._ask))
+
+    def _ask(self) -> None:
+        self._asked = True
+
+    def agree(self, comm: Collectives, raises: bool) -> None:
+        """End the run on all ranks if one of them has been told to; every rank must call this at the same points of a round.
+
+        Args:
+            comm: the ranks.
+            raises: whether to end at once, and not at the next point where a Trainer would.
+
+        Raises:
+            SIGTERMException: on every rank, if the run ends at once.
+        """
+        if comm.size == 1:
+            return
+        asked = torch.tensor([self._asked], dtype=torch.int64, device=self._trainer.strategy.root_device)
+        if comm.elementwise_maximum(asked).item():
+            note_sigterm(self._trainer)
+            if raises:
+                raise SIGTERMException
+
+
+@contextmanager
+def outside_precision(trainer: Trainer, default: torch.dtype) -> Iterator[None]:
+    """Leave the outer Trainer's precision context, because clients enter their own, and sums and metrics are exact.
+
+    Args:
+        trainer: the user's Trainer.
+        default: the default type of new tensors outside of that context.
+    """
+    inside = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        with outside_autocast(trainer.strategy.root_device.type):
+            yield
+    finally:
+        torch.set_default_dtype(inside)
+
+
+def prepare_trainer(trainer: Trainer, cleanup: ExitStack) -> None:
+    """Adapt the Trainer to rounds: log and save every round, and use no scaler for the server's step.
+
+    Args:
+        trainer: the user's Trainer.
+        cleanup: the stack on which to register the functions that undo all changes.
+    """
+    cleanup.callback(setattr, trainer, "log_every_n_steps", trainer.log_every_n_steps)  # type: ignore[attr-defined]
+    trainer.log_every_n_steps = 1  # type: ignore[attr-defined]
+    plugin = trainer.precision_plugin
+    if isinstance(plugin, MixedPrecision) and plugin.scaler is not None:
+        cleanup.callback(setattr, plugin, "scaler", plugin.scaler)
+        plugin.scaler = None
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, ModelCheckpoint):
+            _save_after_manual_steps(callback, cleanup)
+
+
+class _Automatic:
+    """Show a module as one that optimizes automatically."""
+
+    automatic_optimization = True
+
+    def __init__(self, module: LightningModule) -> None:
+        vars(self)["_module"] = module
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_module"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._module, name, value)
+
+
+def _save_after_manual_steps(callback: ModelCheckpoint, cleanup: ExitStack) -> None:
+    """Let a ModelCheckpoint act on the server's step, which is a manual one, as on a step of automatic optimization.
+
+    After a manual step, it ignores its interval of time, and advises on code that the user's module does not have.
+    """
+    own: Any = callback.on_train_batch_end
+
+    def on_train_batch_end(trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        own(trainer, _Automatic(pl_module), *args)
+
+    vars(callback)["on_train_batch_end"] = on_train_batch_end
+    cleanup.callback(vars(callback).pop, "on_train_batch_end")
+
+
+def set_threads(wanted: int | None, trainer: Trainer, cleanup: ExitStack) -> None:
+    """Set the clients' intra-op threads to the wanted number, or by default to one if ranks share a CPU."""
+    shares = trainer.strategy.root_device.type == "cpu" and trainer.num_devices > 1
+    threads = 1 if wanted is None and shares else wanted
+    if threads is not None:
+        cleanup.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(threads)
+
+
+def planned_rounds(trainer: Trainer) -> int | None:
+    """Return the number of rounds for which a Trainer was started; None if it is unlimited."""
+    limits = [limit for limit in (trainer.max_epochs, trainer.max_steps) if limit is not None and limit != -1]
+    return min(limits, default=None)

@@ -41,9 +41,7 @@ class Faults:
     on_resume = ResumeRule(free="*")
 
     def __post_init__(self) -> None:
-        require(self.policy in ("fatal", "skip"), _NAME + "policy", "fatal or skip", self.policy)
-        whole = isinstance(self.retries, int) and self.retries >= 0
-        require(whole, _NAME + "retries", "a whole number of 0 or above", self.retries)
+        require(self.retries >= 0, _NAME + "retries", "a whole number of 0 or above", self.retries)
         least = self.min_updates
         fits = least >= 1 if isinstance(least, int) else 0 < least <= 1
         require(fits, _NAME + "min_updates", "a number of 1 or above, or a share in (0, 1]", least)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 
-from fl_lightning.compat.lightning import synchronises_batch_norm
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.options.example_privacy import ExamplePrivacy
@@ -105,11 +104,7 @@ class LocalTraining:
     def __post_init__(self) -> None:
         name = "federation.local."
         unlimited = self.max_epochs == -1 and self.max_steps > 0
-        known = get_args(Engine)
-        require(self.engine in known, name + "engine", f"one of {', '.join(known)}", self.engine)
         require(self.stack_size >= 1, name + "stack_size", "1 or above", self.stack_size)
-        modes = (False, True, "reduce-overhead")
-        require(self.compile in modes, name + "compile", "true, false or 'reduce-overhead'", self.compile)
         compiles = not self.compile or self.engine == "stacked"
         require(compiles, name + "compile", f"false with the engine '{self.engine}'", self.compile, "Only 'stacked' compiles.")
         epochs_ok = self.max_epochs >= 1 or unlimited
@@ -123,9 +118,6 @@ class LocalTraining:
         limit = self.limit_train_batches
         limit_ok = limit >= 1 if isinstance(limit, int) else 0 < limit <= 1
         require(limit_ok, name + "limit_train_batches", "a number of 1 or above, or a share in (0, 1]", limit)
-        scopes, states = get_args(ProgressScope), get_args(OptimizerState)
-        require(self.progress in scopes, name + "progress", f"one of {', '.join(scopes)}", self.progress)
-        require(self.optimizer_state in states, name + "optimizer_state", f"one of {', '.join(states)}", self.optimizer_state)
         require(0 < self.lr_decay <= 1, name + "lr_decay", "above 0 and at most 1", self.lr_decay)
         require(self.proximal_mu >= 0, name + "proximal_mu", "0 or above", self.proximal_mu)
         threads = self.threads
@@ -177,36 +169,6 @@ class LocalTraining:
         used = self.batches(batches)
         planned = min(math.ceil(used / self.accumulate_grad_batches) * (local if epochs is None else min(epochs, local)), most)
         return int(planned)
-
-
-# Flags of the outer Trainer that would act on rounds instead of the clients' batches, and so have no effect there.
-_REFUSED = {
-    "gradient_clip_val": (None, "gradient_clip_val"),
-    "gradient_clip_algorithm": (None, "gradient_clip_algorithm"),
-    "accumulate_grad_batches": (1, "accumulate_grad_batches"),
-    "limit_train_batches": (1.0, "limit_train_batches"),
-    "overfit_batches": (0.0, "limit_train_batches"),
-}
-
-
-def refuse_outer_flags(trainer: Trainer) -> None:
-    """Raise if the outer Trainer sets a flag that belongs to the clients.
-
-    Raises:
-        ConfigurationError: naming the flag and the setting to use instead.
-    """
-    synchronises = synchronises_batch_norm(trainer)
-    hint = "Ranks train different clients, whose statistics must not be mixed."
-    require(not synchronises, "trainer.sync_batchnorm", "false in a federation", synchronises, hint)
-    if trainer.fast_dev_run:  # type: ignore[attr-defined]
-        return
-    for flag, (neutral, setting) in _REFUSED.items():
-        value = getattr(trainer, flag)
-        if value is not None and (value != neutral or type(value) is not type(neutral)):
-            raise ConfigurationError(
-                f"'trainer.{flag}' is {value!r}, but a batch of the federation's Trainer is a whole round. Remove it and set "
-                f"'federation.local.{setting}' instead, which applies to the clients' batches."
-            )
 
 
 def resolve_precision(local: LocalTraining, outer: str, device: torch.device) -> str:

@@ -66,8 +66,9 @@ def checks_types(cls: Class) -> Class:
         try:
             bound = signature.bind_partial(self, *args, **kwargs)
         except TypeError:
-            for name in kwargs.keys() & getattr(cls, "renamed", {}).keys():
-                raise ConfigurationError(f"{cls.__name__}: '{name}' is now {cls.renamed[name]}.") from None
+            renamed: Mapping[str, str] = getattr(cls, "renamed", {})
+            for name in kwargs.keys() & renamed.keys():
+                raise ConfigurationError(f"{cls.__name__}: '{name}' is now {renamed[name]}.") from None
             build(self, *args, **kwargs)  # Python names a wrong argument better
             return
         given = bound.arguments

@@ -92,7 +92,7 @@ def test_a_checkpoint_in_another_format_is_refused(saved, tmp_path):
     checkpoint = torch.load(saved[2], weights_only=True)
     checkpoint["callbacks"]["FederatedOrchestrator"]["format"] = 99
     torch.save(checkpoint, tmp_path / "last.ckpt")
-    with pytest.raises(CheckpointError, match="has format 99, but this version of fl_lightning reads format 6"):
+    with pytest.raises(CheckpointError, match="has format 99, but this version of fl_lightning reads format 7"):
         federate(Plain(lr=0.3), 3, ckpt_path=str(tmp_path / "last.ckpt"))
 
 

@@ -12,7 +12,6 @@ import torch
 from command_line import ADAFED, SMALL, small
 from federations import Blobs, Consecutive, Plain, same_bits
 from launching import launch
-from lightning.pytorch.callbacks import LearningRateFinder
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import (
@@ -70,7 +69,6 @@ def choose(data: Any = None, callbacks: Any = (), how: Any = None, **settings: A
             {"local": LocalTraining(engine="stacked")},
             "Trains on 1 rank: with the engine 'stacked' last bits depend on the number",
         ),
-        ({"callbacks": [LearningRateFinder()]}, "Trains on 1 rank: LearningRateFinder tunes on one rank."),
         ({"how": {"nodes": 2}}, "Trains on 1 rank: on each of 2 machines."),
         ({"how": {"typed": False}}, "Trains on 1 rank: the command was called from Python, which starts no others."),
     ],

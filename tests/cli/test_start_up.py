@@ -15,7 +15,7 @@ from command_line import fit
 import fl_lightning
 from fl_lightning.cli import command
 from fl_lightning.cli.federation_cli import FederationCLI
-from fl_lightning.server.outer_trainer import set_threads
+from fl_lightning.server.takeover import set_threads
 from fl_lightning.studies.commands import COMMANDS
 from fl_lightning.utilities import allocator
 

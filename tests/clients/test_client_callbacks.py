@@ -43,10 +43,10 @@ class Shadow(Callback):
 
 
 LASTING: dict[str, Any] = {
-    "StochasticWeightAveraging, which averages": lambda: StochasticWeightAveraging(0.1, swa_epoch_start=1),
-    "WeightAveraging, which averages over a training, .* averages the global model over rounds": WeightAveraging,
-    "EMAWeightAveraging, which averages": lambda: EMAWeightAveraging(decay=0.5),
-    "ModelPruning, which prunes anew in every turn": lambda: ModelPruning("l1_unstructured", amount=0.3),
+    "StochasticWeightAveraging, which keeps a state": lambda: StochasticWeightAveraging(0.1, swa_epoch_start=1),
+    "WeightAveraging, which keeps a state .* Put it among the federation's own callbacks": WeightAveraging,
+    "EMAWeightAveraging, which keeps a state": lambda: EMAWeightAveraging(decay=0.5),
+    "ModelPruning, which keeps a state .* .'on_save_checkpoint'.": lambda: ModelPruning("l1_unstructured", amount=0.3),
     "GradientAccumulationScheduler, which changes": lambda: GradientAccumulationScheduler({0: 1, 2: 2}),
     "Shadow, which keeps a state for the rest of a training .'state_dict'.": Shadow,
     "LambdaCallback, which keeps a state .* .'on_save_checkpoint'.": lambda: LambdaCallback(on_save_checkpoint=print),

@@ -13,10 +13,10 @@ import pytest
 import torch
 from bare_lightning import Hook, Logs, Manual, trainer
 from compat_names import relies_on
-from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from lightning.pytorch.utilities.rank_zero import WarningCache
@@ -26,34 +26,8 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader
 
 from fl_lightning.compat import lightning as of_lightning
-from fl_lightning.compat import lightning_tuners, signals
+from fl_lightning.compat import signals
 from fl_lightning.compat.lightning_cli import OpenCLI
-
-# ---------------------------------------------------------------- tuners
-
-
-@relies_on("lightning", "LearningRateFinder._early_exit, BatchSizeFinder._early_exit and _TunerExitException")
-def test_tuners():
-    """A tuner's fit ends after tuning without an error, and so does one that is told to."""
-
-    class Rate(BoringModel):
-        lr = 0.5
-
-        def configure_optimizers(self) -> Any:
-            found.append(lightning_tuners.belongs_to_tuner(finder))
-            return super().configure_optimizers()
-
-    found: list[bool] = []
-    finder, module = LearningRateFinder(num_training_steps=4), Rate()
-    run = trainer(callbacks=[finder])
-    lightning_tuners.tune(finder, run, module, LightningDataModule.from_datasets(RandomDataset(32, 64)))
-    assert finder.optimal_lr is not None
-    assert (run.global_step, found, lightning_tuners.belongs_to_tuner(finder)) == (0, [True], False)
-    assert not lightning_tuners.belongs_to_tuner(BatchSizeFinder())
-    ended = trainer(callbacks=[Hook("on_fit_start", lambda *_: lightning_tuners.end_of_tuning())])
-    ended.fit(BoringModel())
-    assert (ended.global_step, ended.state.finished) == (0, True)
-
 
 # ---------------------------------------------------------------- optimizers
 

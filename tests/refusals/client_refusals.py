@@ -222,8 +222,8 @@ REFUSALS = [
     ),
     fits("matches every parameter, so FedBABU has nothing", strategy=FedBABU(), personal=[PersonalPart(names="*")]),
     # what clients keep, and tensors that training creates, resizes or hides
-    Refusal(lambda: LocalTraining(progress="yes"), "'federation.local.progress' must be one of"),
-    Refusal(lambda: LocalTraining(optimizer_state="yes"), "'federation.local.optimizer_state' must be one of"),
+    Refusal(lambda: LocalTraining(progress="yes"), "'progress' must be 'run' or 'round'"),
+    Refusal(lambda: LocalTraining(optimizer_state="yes"), "'optimizer_state' must be 'fresh' or 'kept'"),
     fits("FedNova has no rule for momentum from earlier rounds", strategy=FedNova(), local=KEPT),
     fits(
         "optimizers are other ones (Adagrad of ... than in the client's last turn (Adam ... 'kept'",

@@ -123,7 +123,7 @@ TwoSets = variant(Blobs, val_dataloader=lambda self: [Blobs.val_dataloader(self)
 
 REFUSALS = [
     # faults and availability
-    Refusal(lambda: Faults("ignore"), "'federation.faults.policy' must be"),
+    Refusal(lambda: Faults("ignore"), "'policy' must be 'fatal' or 'skip'"),
     Refusal(lambda: Faults(retries=-1), "'federation.faults.retries' must be a whole number of 0 or above, but is -1"),
     Refusal(lambda: Faults(min_updates=0), "'federation.faults.min_updates' must be a number of 1 or above, or a share"),
     Refusal(lambda: Faults(deadline=0), "'federation.faults.deadline' must be above 0 seconds, or null"),
@@ -217,7 +217,8 @@ REFUSALS = [
     *(
         Refusal(calling(callback), words)
         for callback, words in (
-            (Milestones, "Milestones is a subclass of LearningRateFinder, which may tune rounds"),
+            (Milestones, "Milestones would tune rounds"),
+            (BatchSizeFinder, "BatchSizeFinder would tune rounds ... Tune without a federation"),
             (lambda: GradientAccumulationScheduler({1: 2}), "GradientAccumulationScheduler would accumulate rounds"),
             (lambda: ModelPruning("l1_unstructured", amount=0.5), "ModelPruning would prune the server's weights"),
             (
@@ -245,7 +246,7 @@ REFUSALS = [
             (TQDMProgressBar, "TQDMProgressBar, which shows progress"),
             (LearningRateFinder, "LearningRateFinder, which would tune each client anew"),
             (BatchSizeFinder, "BatchSizeFinder, which would tune each client anew"),
-            (BackboneFinetuning, "BackboneFinetuning, which freezes layers at the start of each turn"),
+            (BackboneFinetuning, "BackboneFinetuning, which keeps a state for the rest of a training"),
         )
     ),
     *(

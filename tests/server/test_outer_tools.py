@@ -10,14 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import small
 from federations import Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
 from lightning.pytorch.callbacks import (
-    BatchSizeFinder,
     Callback,
     EMAWeightAveraging,
     GradientAccumulationScheduler,
-    LearningRateFinder,
     ModelCheckpoint,
     WeightAveraging,
 )
@@ -32,7 +29,6 @@ from fl_lightning import (
     FederatedDataModule,
     FederatedOrchestrator,
     FederationCallback,
-    FlowerPool,
     LocalTraining,
     SecureAggregation,
 )
@@ -190,94 +186,23 @@ def federated(*callbacks: Any) -> Any:
     return trainer(1, *callbacks, FederatedOrchestrator())
 
 
-@pytest.mark.slow
-def test_a_tuner_finds_rate_and_batch_size_of_the_centralized_module(seen, caplog):
-    """The same as Lightning's own Tuner on a Trainer without a federation, and the module's weights stay."""
-    central, module = Tuned(), Tuned()
+def test_tuners_run_without_the_federation_which_takes_what_they_find(seen):
+    """On all clients' examples, with the same results as Lightning's own Tuner; the federation refuses them."""
+    central, module, data = Tuned(), Tuned(), FederatedDataModule(Blobs(), Consecutive())
     torch.manual_seed(6)  # of the shuffling
     alone = Tuner(trainer(9)).lr_find(central, datamodule=FederatedDataModule(Blobs(), Consecutive()), num_training=30)
-    run, data = federated(), FederatedDataModule(Blobs(), Consecutive())
     torch.manual_seed(6)
-    with caplog.at_level("INFO"):
-        found = Tuner(run).lr_find(module, datamodule=data, num_training=30)
-    assert "LearningRateFinder tunes the centralized module, by plain training on the examples of all clients" in caplog.text
-    assert found.results == alone.results
-    assert module.lr == central.lr == found.suggestion() != 0.125
-    assert same_bits(weights(module), weights(Tuned()))
-    assert not any(isinstance(one, LearningRateFinder) for one in run.callbacks)
-    seen[0].clear()
-    tuned = Tuner(run).scale_batch_size(module, datamodule=data, max_trials=2, steps_per_trial=1, init_val=4)
-    assert set(seen[0]) == {5, 8}  # the first trial has the loader of before, in a plain run as well
-    assert data.datamodule.batch_size == tuned == 8
+    run = trainer(9, FederatedOrchestrator(enabled=False))
+    assert Tuner(run).lr_find(module, datamodule=data, num_training=30).results == alone.results
+    assert module.lr == central.lr != 0.125
+    assert Tuner(run).scale_batch_size(module, datamodule=data, max_trials=2, steps_per_trial=1, init_val=4) == 8
     assert same_bits(weights(module), weights(Tuned()))
     for noted in seen:
         noted.clear()
-    run.fit(module, data)
-    assert set(seen[1]) == {module.lr}
-    assert max(seen[0]) == 8
-
-
-@pytest.mark.slow
-def test_tuning_callbacks_run_before_the_federation(seen):
-    """Both in one fit, whose weights are those of a federation with the values they found; the next fit tunes anew."""
-    finders = [BatchSizeFinder(max_trials=2, steps_per_trial=1, init_val=4), LearningRateFinder(num_training_steps=30)]
-    run, data, module = federated(*finders), FederatedDataModule(Blobs(), Consecutive()), Tuned()
-    run.fit(module, data)
-    assert run.current_epoch == 1
-    assert data.datamodule.batch_size == 8
-    assert run.callbacks.count(finders[1]) == 1
-
-    given = Tuned()
-    given.lr = module.lr
-    federated().fit(given, FederatedDataModule(Blobs(batch_size=8), Consecutive()))
-    assert module.lr == finders[1].optimal_lr.suggestion()
-    assert same_bits(weights(module), weights(given))
-
-
-@pytest.mark.slow
-def test_tuning_by_command(fl, monkeypatch, tmp_path):
-    """With a task of the package, whose adaptive loss and callbacks need a Trainer of their own."""
-    found: list[tuple[int, int]] = []
-    scale = BatchSizeFinder.scale_batch_size
-
-    def look(self: BatchSizeFinder, trainer: Any, module: Any) -> None:
-        try:
-            scale(self, trainer, module)
-        finally:
-            found.append((self.optimal_batch_size, trainer.datamodule.datamodule.batch_size))
-
-    monkeypatch.setattr(BatchSizeFinder, "scale_batch_size", look)
-    tuner = ["--trainer.callbacks+=BatchSizeFinder", "--trainer.callbacks.init_val=8", "--trainer.callbacks.max_trials=2"]
-    status, said = small(fl, *tuner, f"--trainer.default_root_dir={tmp_path}")
-    assert status == 0, said
-    assert found == [(16, 16)]
-    assert not list(tmp_path.rglob(".scale_batch_size*"))
-
-
-def test_callbacks_of_the_module_take_no_part_in_tuning():
-    asked: list[Any] = []
-
-    class Bringing(Tuned):
-        def configure_callbacks(self) -> Any:
-            asked.append(self.trainer)
-            return []
-
-    run, module = federated(LearningRateFinder(num_training_steps=5)), Bringing()
-    run.fit(module, FederatedDataModule(Blobs(), Consecutive()))
-    assert asked == [run]
-    assert module.configure_callbacks() == []
-
-
-def test_tuners_need_all_examples_in_one_process(monkeypatch):
-    """Before any site is asked for anything."""
-    data = FederatedDataModule(Blobs(), Consecutive())
-    remote = trainer(1, LearningRateFinder(), FederatedOrchestrator(pool=FlowerPool()))
-    with pytest.raises(ConfigurationError, match=r"tunes the centralized module in one process.* but these are at their sites"):
-        remote.fit(Tuned(), data)
-    run = federated(LearningRateFinder())
-    monkeypatch.setattr(type(run), "world_size", 2)
-    with pytest.raises(ConfigurationError, match=r"LearningRateFinder tunes .* but the Trainer has 2 ranks\. Tune in a simu"):
-        run.fit(Tuned(), data)
+    with pytest.raises(ConfigurationError, match=r"LearningRateFinder would tune rounds .* Tune without a federation \('fed"):
+        Tuner(federated()).lr_find(module, datamodule=data)
+    federated().fit(module, data)
+    assert (max(seen[0]), set(seen[1])) == (8, {module.lr})
 
 
 class Marks(ModelCheckpoint):

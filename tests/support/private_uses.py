@@ -97,7 +97,6 @@ USES: dict[Callable[..., Any], tuple[str, ...]] = {
     of_lightning.wandb_loggers: tuple(
         f"lightning.pytorch.loggers.WandbLogger.{name}" for name in ("_experiment", "_wandb_init")
     ),
-    of_lightning.tuned: ("lightning.pytorch.callbacks.LearningRateFinder._early_exit",),
     of_lightning.handlers: tuple(f"{_TRAINER}._signal_connector.{name}" for name in ("register_signal_handlers", "teardown")),
     of_lightning.command_line: (
         *(f"{_CLI}.{name}" for name in ("_prepare_subcommand_parser", "_subcommand_method_arguments")),
@@ -113,7 +112,6 @@ REFUSED: dict[Callable[..., Any], tuple[str, ...]] = {
     others.summed: ("torchmetrics.Metric._reductions",),
     others.latest_value: ("torchmetrics.Metric._forward_cache",),
     others.dashboard: ("wandb_workspaces.workspaces.Workspace._to_model",),
-    of_lightning.end_of_tuning: ("lightning.pytorch.utilities.exceptions._TunerExitException",),
     of_lightning.sigterm: (f"{_TRAINER}._signal_connector._sigterm_notifier_fn",),
     of_lightning.note: (f"{_TRAINER}._signal_connector.received_sigterm",),
     of_lightning.command_line: (f"{_CLI}._run_subcommand",),
@@ -158,7 +156,6 @@ EXPECTED: dict[Callable[..., Any], Any] = {
     of_lightning.compiled: ([False, True, False], True),
     of_lightning.names_of_metrics: ["mean"],
     of_lightning.wandb_loggers: (None, True),
-    of_lightning.end_of_tuning: 0,
 }
 """What a use returns, where that can be said in a line."""
 OFFERED = "lightning.pytorch.strategies.Strategy._lightning_optimizers"

@@ -15,9 +15,9 @@ from unittest.mock import patch
 import torch
 import yaml
 from bare_lightning import Hook, Logs, Manual, Measured, trainer
-from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import Callback, LearningRateFinder, ModelCheckpoint
-from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.plugins import AsyncCheckpointIO, TorchCheckpointIO
 from lightning.pytorch.plugins.environments import SLURMEnvironment
@@ -28,7 +28,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from fl_lightning.compat import lightning as of_lightning
-from fl_lightning.compat import lightning_tuners, signals
+from fl_lightning.compat import signals
 from fl_lightning.compat.lightning_cli import OpenCLI
 from fl_lightning.compat.lightning_hooks import lean_hooks
 
@@ -205,26 +205,6 @@ def wandb_loggers(folder: Path) -> Any:
         begun = logger.experiment
         with patch("wandb.run", begun):
             return before, of_lightning.wandb_run(logger) is begun is run
-
-
-def tuned(_: Path) -> Any:
-    class Rate(BoringModel):
-        lr = 0.5
-
-        def configure_optimizers(self) -> Any:
-            return SGD(self.parameters(), lr=self.lr)
-
-    torch.manual_seed(0)
-    finder, module = LearningRateFinder(num_training_steps=4), Rate()
-    run = trainer(callbacks=[finder])
-    lightning_tuners.tune(finder, run, module, LightningDataModule.from_datasets(RandomDataset(32, 64)))
-    return module.lr, run.global_step, run.state.finished, lightning_tuners.belongs_to_tuner(finder)
-
-
-def end_of_tuning(_: Path) -> Any:
-    ended = trainer(callbacks=[Hook("on_fit_start", lambda *_: lightning_tuners.end_of_tuning())])
-    ended.fit(BoringModel())
-    return ended.global_step
 
 
 def handlers(_: Path) -> Any:

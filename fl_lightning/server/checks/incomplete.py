@@ -36,11 +36,6 @@ def check_incomplete(owner: FederationSettings, trainer: Trainer) -> None:
                 f"{type(part).__name__} adapts to the server's validation, but {why}, so the server does not validate. Use "
                 "another loss, such as CrossEntropy."
             )
-    _check_monitors(owner, trainer, why)
-
-
-def _check_monitors(owner: FederationSettings, trainer: Trainer, why: str) -> None:
-    """Refuse callbacks that monitor a metric of the server's validation set."""
     known = {name for option in owner.active_options for name in option.logs()}
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     for callback in callbacks:

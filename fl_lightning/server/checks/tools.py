@@ -7,7 +7,6 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
-    BaseFinetuning,
     BatchSizeFinder,
     Checkpoint,
     EarlyStopping,
@@ -17,20 +16,20 @@ from lightning.pytorch.callbacks import (
     ProgressBar,
     StochasticWeightAveraging,
     Timer,
-    WeightAveraging,
 )
 from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.callbacks.throughput_monitor import ThroughputMonitor
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.compat.lightning import synchronises_batch_norm
+from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.model_parts import constant_modules
 from fl_lightning.settings.local_training import LocalTraining
 
-TUNERS = (BatchSizeFinder, LearningRateFinder)
-"""Callbacks that tune the centralized module, which they do on one rank."""
-_REFUSED = {
+_REFUSED: dict[type[Callback] | tuple[type[Callback], ...], str] = {
+    (BatchSizeFinder, LearningRateFinder): "would tune rounds as if they were training steps. Tune without a federation "
+    "('federation.enabled' false, or a Trainer without it), set what it finds, and remove the callback.",
     GradientAccumulationScheduler: "would accumulate rounds. Set 'federation.local.accumulate_grad_batches' instead, which "
     "counts the clients' batches.",
     BackboneFinetuning: "would set the rate of the server's optimizer, and leave that of the clients alone. Use "
@@ -49,19 +48,17 @@ _REFUSED_AT_CLIENTS: dict[type[Callback] | tuple[type[Callback], ...], str] = {
     "own callbacks saves the federation after a round.",
     ProgressBar: "shows progress, but a client's Trainer shows none. Remove it; FederationProgressBar among the federation's "
     "own callbacks shows rounds and clients.",
-    TUNERS: "would tune each client anew in every turn. Put it among the federation's own callbacks, where it tunes the "
-    "centralized module once, before the first round.",
+    (BatchSizeFinder, LearningRateFinder): "would tune each client anew in every turn. Tune without a federation "
+    "('federation.enabled' false, or a Trainer without it), set what it finds, and remove the callback.",
 }
-_REFUSED_WHERE_TURNS_CONTINUE: dict[type[Callback] | tuple[type[Callback], ...], str] = {
-    (StochasticWeightAveraging, WeightAveraging): "averages over a training, of which a client's turn is a part. Put "
-    "WeightAveraging or EMAWeightAveraging among the federation's own callbacks, where it averages the global model over "
-    "rounds",
-    BaseFinetuning: "freezes layers at the start of each turn and thaws them in a single one. Use TransferLearning among the "
-    "federation's own callbacks",
-    ModelPruning: "prunes anew in every turn, and an average of pruned models is not pruned. Prune after the federation",
-    GradientAccumulationScheduler: "changes the number of steps in an epoch, from which a client's place in the whole training "
-    "is computed. Set 'federation.local.accumulate_grad_batches'",
+_OF_CLIENTS = {
+    "gradient_clip_val": (None, "gradient_clip_val"),
+    "gradient_clip_algorithm": (None, "gradient_clip_algorithm"),
+    "accumulate_grad_batches": (1, "accumulate_grad_batches"),
+    "limit_train_batches": (1.0, "limit_train_batches"),
+    "overfit_batches": (0.0, "limit_train_batches"),
 }
+"""Flags that would act on rounds, with their neutral values, and the settings of local training to use instead."""
 _ACT_WITHIN_A_TURN = (EarlyStopping, SpikeDetection, Timer)
 """Callbacks with a state that does not change weights, and whose limits are those of a turn."""
 
@@ -84,12 +81,11 @@ def refuse_second(trainer: Trainer, kind: Any) -> None:
         )
 
 
-def refuse_tools(trainer: Trainer, remote: bool = False) -> None:
-    """Refuse callbacks and flags that act on training steps, of which a round is only one.
+def refuse_tools(trainer: Trainer) -> None:
+    """Refuse callbacks and flags that act on training steps, of which a round is only one, and ranks with parts of a model.
 
     Args:
         trainer: the user's Trainer.
-        remote: whether the clients' examples are at sites of their own.
 
     Raises:
         ConfigurationError: naming the callback or flag, and what to do instead.
@@ -100,8 +96,14 @@ def refuse_tools(trainer: Trainer, remote: bool = False) -> None:
         for kind, reason in _REFUSED.items():
             if isinstance(callback, kind):
                 raise ConfigurationError(f"The callback {name} {reason}")
-        if isinstance(callback, TUNERS):
-            _refuse_tuner(callback, trainer.world_size, remote)
+    if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+        raise ConfigurationError(
+            f"A federation needs one device or DDP, where every rank holds the whole model, but 'trainer.strategy' is "
+            f"{type(trainer.strategy).__name__}. Set it to 'auto' or 'ddp'."
+        )
+    synchronises = synchronises_batch_norm(trainer)
+    hint = "Ranks train different clients, whose statistics must not be mixed."
+    require(not synchronises, "trainer.sync_batchnorm", "false in a federation", synchronises, hint)
     if trainer.val_check_interval not in (1, 1.0, None):
         raise ConfigurationError(
             f"'trainer.val_check_interval' is {trainer.val_check_interval}, but a federation validates between rounds, not "
@@ -113,6 +115,13 @@ def refuse_tools(trainer: Trainer, remote: bool = False) -> None:
             f"'trainer.reload_dataloaders_every_n_epochs' is {reloads}, but a federation asks for the clients' training sets "
             "once. Remove it; a set that changes can be an IterableDataset, or a Dataset that draws anew in '__getitem__'."
         )
+    for flag, (neutral, setting) in {} if trainer.fast_dev_run else _OF_CLIENTS.items():  # type: ignore[attr-defined]
+        value = getattr(trainer, flag)
+        if value is not None and (value != neutral or type(value) is not type(neutral)):
+            raise ConfigurationError(
+                f"'trainer.{flag}' is {value!r}, but a batch of the federation's Trainer is a whole round. Remove it and set "
+                f"'federation.local.{setting}' instead, which applies to the clients' batches."
+            )
 
 
 def refuse_client_callbacks(local: LocalTraining) -> None:
@@ -134,47 +143,20 @@ def refuse_client_callbacks(local: LocalTraining) -> None:
 
 def _lost_after_a_turn(callback: Callback) -> str:
     """Return what a callback would do wrongly because it begins anew in each turn, and what to do instead; empty if nothing."""
-    for kind, reason in _REFUSED_WHERE_TURNS_CONTINUE.items():
-        if isinstance(callback, kind):
-            return reason
+    if isinstance(callback, GradientAccumulationScheduler):
+        return (
+            "changes the number of steps in an epoch, from which a client's place in the whole training is computed. Set "
+            "'federation.local.accumulate_grad_batches'"
+        )
     for name in ("state_dict", "on_save_checkpoint"):
         own = name in vars(callback) or getattr(type(callback), name) is not getattr(Callback, name)
         if own and not isinstance(callback, _ACT_WITHIN_A_TURN):
             return (
-                f"keeps a state for the rest of a training ('{name}'), but begins anew in every turn of a client. Keep the "
-                "state in the module ('client_state'), remove the method if the callback may begin anew"
+                f"keeps a state for the rest of a training ('{name}'), but begins anew in every turn of a client. Put it among "
+                "the federation's own callbacks, keep the state in the module ('client_state'), remove the method if the "
+                "callback may begin anew"
             )
     return ""
-
-
-def _refuse_tuner(callback: Callback, ranks: int, remote: bool) -> None:
-    """Refuse a tuner that could not tune the centralized module before the first round."""
-    name = type(callback).__name__
-    if type(callback) not in TUNERS:
-        kind = next(kind.__name__ for kind in TUNERS if isinstance(callback, kind))
-        raise ConfigurationError(
-            f"The callback {name} is a subclass of {kind}, which may tune rounds as if they were training steps. Use {kind} "
-            "itself, which tunes the centralized module before the first round."
-        )
-    if ranks > 1 or remote:
-        where = "these are at their sites" if remote else f"the Trainer has {ranks} ranks"
-        raise ConfigurationError(
-            f"The callback {name} tunes the centralized module in one process, on the examples of all clients, but {where}. "
-            "Tune in a simulation on one rank, set what it finds, and remove the callback."
-        )
-
-
-def require_whole_models(trainer: Trainer) -> None:
-    """Refuse a Trainer whose ranks hold parts of the model.
-
-    Raises:
-        ConfigurationError: naming its strategy.
-    """
-    if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
-        raise ConfigurationError(
-            f"A federation needs one device or DDP, where every rank holds the whole model, but 'trainer.strategy' is "
-            f"{type(trainer.strategy).__name__}. Set it to 'auto' or 'ddp'."
-        )
 
 
 def warn_of_resting_parts(module: LightningModule) -> None:

@@ -1,7 +1,7 @@
-"""On SLURM, let a job that is about to end start again from its last finished round.
+"""Let a fit that is stopped, by Ctrl+C or at the end of a SLURM job, be resumed from its last finished round.
 
-Lightning would save a checkpoint in the middle of a round, in which some clients have trained already, and prefer that to any
-other checkpoint from then on. A round is repeated instead: finished rounds are in ``last.ckpt``.
+On SLURM, Lightning would save a checkpoint in the middle of a round, in which some clients have trained already, and prefer
+that to any other checkpoint from then on. A round is repeated instead: finished rounds are in ``last.ckpt``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import threading
 from contextlib import ExitStack
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 
 from fl_lightning.compat.lightning import slurm_environment
+from fl_lightning.plugins.checkpoint_io import checkpoint_folders
 
 
 def requeued() -> bool:
@@ -55,3 +57,26 @@ def _requeue(first: bool) -> None:
         status = error.errno or 1
     if status:
         print(f"'scontrol requeue {job}' failed with {status}. Submit the job again.", file=sys.stderr, flush=True)
+
+
+def interrupted(error: BaseException | None) -> bool:
+    """Return whether an error comes from Ctrl+C; Lightning raises SystemExit if a client's Trainer was running."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
+
+
+def tell_how_to_resume(trainer: Trainer, error: BaseException) -> None:
+    """Print how to resume a fit that Ctrl+C ended, on rank 0; print nothing after other errors."""
+    if not interrupted(error) or trainer.state.fn is not TrainerFn.FITTING or not trainer.is_global_zero:
+        return
+    kept = [path for folder in checkpoint_folders(trainer) for path in folder.glob("*.ckpt")]
+    if not kept:
+        said = "no checkpoint was saved. Run it again from the start."
+    else:
+        path = max(kept, key=lambda kept: kept.stat().st_mtime)
+        said = (
+            f"the finished rounds are in '{path}'. Resume with --ckpt_path last, or in Python with "
+            f"fit(..., ckpt_path='{path}')."
+        )
+    print(f"Stopped by Ctrl+C: {said}", file=sys.stderr, flush=True)
