@@ -52,7 +52,7 @@ class TurnPlan:
         """
         if self.progress is None:
             return self.epochs, self.max_steps
-        turns = self.progress.turns or -1
+        turns = -1 if self.progress.turns is None else self.progress.turns
         epochs, steps = (-1 if -1 in (turns, each) else each * turns for each in (self.whole_epochs, self.max_steps))
         return epochs, steps
 
