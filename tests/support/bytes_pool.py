@@ -6,6 +6,7 @@ import multiprocessing
 from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
+from unittest.mock import patch
 
 import lightning as L
 import torch
@@ -222,9 +223,10 @@ class RemoteOrchestrator(FederatedOrchestrator):
     workers: Workers
     clients_pool: BytesPool
 
-    def _build_pool(self, assembly: Assembly) -> BytesPool:
-        self.clients_pool = BytesPool(self.workers, assembly._comm)
-        return self.clients_pool
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.clients_pool = BytesPool(self.workers, Collectives(trainer))
+        with patch.object(Assembly, "pool", lambda _: self.clients_pool):
+            super().on_fit_start(trainer, pl_module)
 
 
 __all__ = ["BytesPool", "Consecutive", "RemoteOrchestrator", "Workers", "workers_of"]
