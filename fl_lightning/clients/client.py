@@ -33,11 +33,10 @@ from fl_lightning.clients.session import LocalResult, PreparedTask
 from fl_lightning.clients.trainer import Engine, TrainerEngine
 from fl_lightning.core.capabilities import Capability, need_of
 from fl_lightning.core.option import ClientContext, ClientHooks, by_name
-from fl_lightning.errors import ClientError, ConfigurationError, DataError, add_note
+from fl_lightning.errors import ClientError, DataError, add_note
 from fl_lightning.functional.blocks import blocks
 from fl_lightning.functional.compression import compress
 from fl_lightning.functional.keyed_noise import SecretKey
-from fl_lightning.functional.returned import described, require_vector
 from fl_lightning.functional.seeding import derive_seed, generator
 from fl_lightning.messages import (
     ClientTask,
@@ -53,7 +52,7 @@ from fl_lightning.messages import (
 from fl_lightning.rules import ClientRule, ProximalRule, PullRule
 from fl_lightning.rules.base import LocalEnd
 from fl_lightning.settings.federation import FederationSettings
-from fl_lightning.transforms.base import Message, Sender, Transform
+from fl_lightning.transforms.base import Message, Sender, require_message
 from fl_lightning.types import ClientFailure, ClientUpdate, Pull, Snapshot
 from fl_lightning.utilities.collectives import Collectives
 
@@ -451,7 +450,7 @@ class Client:
             secret = self._secret.stream(owner, round_idx, client, attempt=attempt)
             kept = self.memory.drawer(client, owner)
             message = transform.apply(message, Sender(client, round_idx, draw, kept, secret))
-            _require_message(transform, message, editor.size)
+            require_message(transform, message, editor.size)
             kind = message.dtype
             if kind is not None and not all(torch.equal(part.to(kind).to(part), part) for part in blocks(message.change)):
                 message = replace(message, dtype=None, bits=8 * width)  # this transform has changed numbers of the type
@@ -491,12 +490,7 @@ class Client:
         """Train outside of the federation, where nothing is kept or sent; return the last model and what the client holds."""
         client, epochs = order.client, order.epochs
         if epochs not in self._alone:
-            local = replace(self._settings.local, proximal_mu=0.0)
-            if local.side_by_side:
-                local = replace(local, engine="fabric", compile=False)
-            if epochs is not None:
-                local = replace(local, max_epochs=epochs, max_steps=-1)
-            place = replace(self._place, local=local, rules=(), hooks=(), deadline=None)
+            place = replace(self._place, local=self._settings.local.alone(epochs), rules=(), hooks=(), deadline=None)
             self._alone[epochs] = alone = copy(self)
             alone.engine, alone._rules, alone._ending, alone._hooks = engine_of(self.resident, place), (), [], ()
         alone = self._alone[epochs]
@@ -539,14 +533,3 @@ def _metrics(settings: FederationSettings) -> dict[MetricRole, tuple[str | Metri
     for option in settings.active_options:
         found |= {one.role: (one.metric, f"federation.{option.setting}.metric") for one in option.measures()}
     return {role: pair for role, pair in found.items() if pair[0] is not None}
-
-
-def _require_message(transform: Transform, message: object, size: int) -> None:
-    """Reject what is not a message, and a change that would be broadcast over the parameters."""
-    source = f"{type(transform).__name__}.apply returned"
-    if not isinstance(message, Message):
-        raise ConfigurationError(
-            f"{source} {described(message)}, but a Message is needed. Return 'dataclasses.replace(message, change=...)'."
-        )
-    remedy = "Return one number for each trained parameter, as in the change that the method gets."
-    require_vector(message.change, size, f"{source} a Message whose 'change' is", remedy)

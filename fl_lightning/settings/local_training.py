@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback
@@ -127,6 +127,13 @@ class LocalTraining:
     def side_by_side(self) -> bool:
         """Return whether clients train at once: each to its end, without a pull, and like a Trainer only within rounding."""
         return self.engine == "stacked"
+
+    def alone(self, epochs: int | None) -> LocalTraining:
+        """Return the settings of a client that trains outside of the federation, for other epochs than usual unless None."""
+        changes: dict[str, Any] = {"proximal_mu": 0.0}
+        if self.side_by_side:
+            changes |= {"engine": "fabric", "compile": False}
+        return replace(self, **changes | ({} if epochs is None else {"max_epochs": epochs, "max_steps": -1}))
 
     def batches(self, length: int, fast_dev_run: bool = False) -> int:
         """Return the number of batches in a local epoch of a client with ``length`` batches.

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from fl_lightning.core.capabilities import Capability, Need, Unassuming
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.compression import Levels
 from fl_lightning.functional.keyed_noise import KeyedStream
+from fl_lightning.functional.returned import described, require_vector
 from fl_lightning.utilities.argument_types import ChecksTypes
 
 
@@ -126,3 +128,18 @@ class Transform(Unassuming, ChecksTypes, ABC):
             drawn: the number of clients of this round, including those that did not deliver.
         """
         return {}
+
+
+def require_message(transform: Transform, message: object, size: int) -> None:
+    """Reject what is not a message, and a change that would be broadcast over the parameters.
+
+    Raises:
+        ConfigurationError: naming the transform.
+    """
+    source = f"{type(transform).__name__}.apply returned"
+    if not isinstance(message, Message):
+        raise ConfigurationError(
+            f"{source} {described(message)}, but a Message is needed. Return 'dataclasses.replace(message, change=...)'."
+        )
+    remedy = "Return one number for each trained parameter, as in the change that the method gets."
+    require_vector(message.change, size, f"{source} a Message whose 'change' is", remedy)
