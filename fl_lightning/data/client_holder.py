@@ -182,7 +182,7 @@ class ClientHolder(LightningDataModule):
         if schema is None or inputs.dim() != 2 or inputs.shape[1] != len(schema.feature_names):
             raise ConfigurationError(
                 "Sums with noise need a schema, whose ranges bound the values. Set 'schema' of a TableDataModule, or leave out "
-                "'epsilon' of Standardized and 'policy.epsilon'."
+                "'epsilon' of Standardized and 'policy.statistics_epsilon'."
             )
         return noisy_moments(self._evaluated(client), schema.bounded, inputs.shape[1], epsilon, draw)
 

@@ -32,6 +32,27 @@ def is_plain(sampler: Any) -> bool:
     return type(sampler) is SequentialSampler
 
 
+class Shuffled(Sampler[int]):
+    """Read every example once, in the next permutation of a generator.
+
+    torch's ``RandomSampler`` draws a second permutation at the end of each epoch: the order of the next one would then depend
+    on whether a DataLoader, its workers or :class:`~fl_lightning.TensorLoader` reads.
+
+    Args:
+        size: the number of examples n.
+        generator: draws the permutations.
+    """
+
+    def __init__(self, size: int, generator: torch.Generator) -> None:
+        self._size, self._generator = size, generator
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(self._size, generator=self._generator).tolist()
+
+
 class UnknownExamplesError(DataError):
     """A sampler yields other examples in each epoch, so which ones it can yield is not known."""
 

@@ -179,7 +179,8 @@ def test_images_are_turned_as_cameras_say(memory, tmp_path):
 
 
 def fit(data, module, **flags):
-    run = trainer(1, FederatedOrchestrator(local=LocalTraining(precision=flags.get("precision", "auto"))), **flags)
+    local = LocalTraining(max_epochs=2, precision=flags.get("precision", "auto"))
+    run = trainer(1, FederatedOrchestrator(local=local), **flags)
     run.fit(module, FederatedDataModule(data, IIDPartitioner(2)))
     return run.callback_metrics
 
