@@ -279,8 +279,7 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
             partitioner = partitioner.for_stand_in(labels)
 
         shares = {"validation": self.client_validation, "test": self.client_test}
-        owner = f"{type(self.datamodule).__name__}.train_dataloader()"
-        among = None if is_plain(source.sampler) else yields(source, owner)
+        among = None if is_plain(source.sampler) else yields(source)
         known = labels if labels is not None else labels_at_hand(dataset)
         division = divide(
             len(dataset),

@@ -14,7 +14,7 @@ from fl_lightning.data.client_datasets import ClientDatasets
 from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.example_change import ExampleChange
 from fl_lightning.data.readers import OneAfterAnother
-from fl_lightning.data.samplers import UnknownExamplesError, is_plain, yields
+from fl_lightning.data.samplers import is_plain, yields
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.functional.seeding import derive_seed, reseed
 from fl_lightning.messages import Part
@@ -47,7 +47,7 @@ def known_size(loader: Any) -> int | None:
 def size_of(name: str, loader: DataLoader[Any]) -> int:
     """Return the number of examples that a client's loader can yield; 1 for a stream without a length.
 
-    A sampler that reads other examples in each epoch counts with all of them, and a warning says so.
+    A sampler of another class than torch's counts with all examples of the dataset, and a warning says so.
 
     Args:
         name: the client's name.
@@ -56,15 +56,14 @@ def size_of(name: str, loader: DataLoader[Any]) -> int:
     size = known_size(loader)
     if size is None or isinstance(loader.dataset, IterableDataset) or (is_plain(loader.sampler) and not _own_batches(loader)):
         return size or 1
-    try:
-        return max(1, yields(loader, f"The training loader of client '{name}'").numel())
-    except UnknownExamplesError:
+    found = yields(loader)
+    if found is None:
+        own = loader.batch_sampler if _own_batches(loader) else loader.sampler
         rank_zero_warn(
-            f"The sampler of client '{name}' ({type(loader.batch_sampler or loader.sampler).__name__}) reads other examples in "
-            f"each epoch, so the client counts with all {size} examples of its dataset. If it never reads some of them, give "
-            "the loader a dataset without those."
+            f"It is not known which examples the sampler of client '{name}' reads ({type(own).__name__}), so the client counts "
+            f"with all {size} of its dataset. If it never reads some of them, give the loader a dataset without those."
         )
-        return size
+    return size if found is None else max(1, found.numel())
 
 
 def is_stream(loader: Any) -> bool:
