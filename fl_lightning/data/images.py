@@ -15,7 +15,6 @@ from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.augmentation import augment
 from fl_lightning.data.class_names import names_of
 from fl_lightning.data.feature_noise import scaled_to_one
-from fl_lightning.data.readers import same_function
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.errors import require
 from fl_lightning.utilities.checkpoint_file import LoadsSafely
@@ -188,7 +187,7 @@ def _same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
-    return torch.equal(one, other) if isinstance(one, Tensor) else same_function(one, other)
+    return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
 
 
 def image_dataset(images: Tensor, labels: Tensor, **columns: Any) -> TensorDataset:
