@@ -299,11 +299,6 @@ class ClientSets(LightningDataModule):
         """Return the person of each example, after ``setup``; None if no client's set names persons."""
         return self._persons
 
-    def has_own(self, part: str) -> bool:
-        """Return whether the clients have validation or test sets of their own."""
-        given = self._val if part == "validation" else self._test
-        return isinstance(given, Mapping) or (given is None and self._of_modules(_LOADERS[part]))
-
     def with_own_sets(self, splits: ClientSplits, shares: Mapping[str, float]) -> ClientSplits:
         """Return the clients' parts with their own validation and test sets.
 

@@ -74,10 +74,11 @@ def check_sampler(loader: DataLoader[Any], owner: str) -> None:
     """
     batches = loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler
     found = None if batches else yields(loader)
-    subset = type(loader.sampler) is SubsetRandomSampler
-    size = len(loader.dataset)  # type: ignore[arg-type]
-    if found is not None and not (subset and (len(found) < len(loader.sampler) or not 0 <= found[0] <= found[-1] < size)):
-        return
+    if found is not None:
+        own = loader.sampler.indices if isinstance(loader.sampler, SubsetRandomSampler) else ()
+        size = len(loader.dataset)  # type: ignore[arg-type]
+        if len(set(own)) == len(own) and all(0 <= int(index) < size for index in own):
+            return
     kind: Any = loader.batch_sampler if batches else loader.sampler
     name = "a loader with batch_size=None" if kind is None else type(kind).__name__
     raise DataError(

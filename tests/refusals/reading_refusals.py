@@ -92,8 +92,8 @@ LAZY = [
     told(lambda: fit(lazily(Store(), 6)), "Client ... has ... examples, but its 'num_examples' is 6. Make both agree"),
     told(opening(3), "was opened as a int, but must be a dataset ... Return the dataset"),
     told(opening(DataLoader(TensorDataset(*blobs(3, 0)))), "was opened as a DataLoader, but must be a dataset"),
-    told(asking(lambda data: data.label_counts()), "are read when the clients are drawn, so ... give the clients' datasets"),
-    told(asking(lambda data: data.client_evaluation_view(0, "test")), "are read when the clients are drawn, so"),
+    Refusal(asking(lambda data: data.label_counts()), "are read when the clients are drawn, so ... give the clients' datasets"),
+    Refusal(asking(lambda data: data.client_evaluation_view(0, "test")), "are read when the clients are drawn, so"),
     Refusal(lambda: fit(lazily(Store()), federation={"strategy": FedLoss()}), "validation"),
 ]
 
@@ -225,8 +225,10 @@ def labels_of_streams() -> None:
 STREAMS = [
     Refusal(streaming({"client_test": 0.2}), "'data.client_test' must be off if clients read with loaders of their own"),
     Refusal(streaming({"rebalancing": LabelAveraging()}), "'data.rebalancing' must be off"),
-    Refusal(streaming(strategy=FedSGD(), local=LocalTraining(full_batch=True)), "so 'federation.local.full_batch' cannot"),
-    Refusal(streaming(attackers=Attackers({0: 0.5})), "so 'federation.attackers' cannot change its examples"),
+    Refusal(
+        streaming(strategy=FedSGD(), local=LocalTraining(full_batch=True)), "'federation.local.full_batch' cannot ... Leave"
+    ),
+    Refusal(streaming(attackers=Attackers({0: 0.5})), "so 'federation.attackers' cannot change them. Leave out"),
     *(
         Refusal(streaming(local=LocalTraining(engine=engine)), f"but the engine '{engine}' needs it")
         for engine in ("fabric", "stacked")
@@ -236,6 +238,6 @@ STREAMS = [
         "The stream of client a has no examples",
         DataError,
     ),
-    told(labels_of_streams, "labels of clients that read with loaders of their own are not known"),
+    Refusal(labels_of_streams, "reads with a loader of its own ... so their labels are not known beforehand. Leave out"),
 ]
 REFUSALS = [*LAZY, *FILES, *STREAMS]
