@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.data.file_clients import ClientStore, Field, FileClients, require_fields, unreadable
-from fl_lightning.data.table_source import arrow, whole_column
+from fl_lightning.data.table_file import arrow, whole_column
 from fl_lightning.errors import DataError
 
 

@@ -166,14 +166,14 @@ def test_missing_categories_and_markers_of_one_file():
 @pytest.mark.parametrize(
     ("content", "csv"),
     [
-        ("age;n\n1,5;2\n2,25;3\n", {}),
-        ("age\tn\n1,5\t2\n2,25\t3\n", {}),
-        ("age|n\n1.5|2\n2.25|3\n", {}),
-        ('age,n\n"1,5",2\n"2,25",3\n', {}),
+        ("age;n\n1,5;2\n2,25;3\n", {"separator": ";", "decimal": ","}),
+        ("age\tn\n1,5\t2\n2,25\t3\n", {"separator": "\t", "decimal": ","}),
+        ("age|n\n1.5|2\n2.25|3\n", {"separator": "|"}),
+        ('age,n\n"1,5",2\n"2,25",3\n', {"decimal": ","}),
         ("age,n\r1.5,2\r2.25,3\r", {}),
         ("'age','n'\r\n'1.5','2'\r\n\r\n'2.25','3'\r\n", {"quote": "'"}),
         ("\ufeffage,n\n+1.5,2\n2.25,+3\n", {}),
-        ("age;n\n1,500;2\n2,250;3\n", {"decimal": ","}),
+        ("age;n\n1,500;2\n2,250;3\n", {"separator": ";", "decimal": ","}),
         ("age/n\n1.5/2\n2.25/3\n", {"separator": "/"}),
     ],
 )
@@ -181,7 +181,7 @@ def test_forms_of_csv(content, csv):
     for encoding in (None, "utf-16", "cp1252"):
         if encoding == "cp1252" and "\ufeff" in content:
             continue
-        own = csv | ({"encoding": encoding} if encoding == "cp1252" else {})
+        own = csv | ({"encoding": encoding} if encoding else {})
         Path("x.csv").write_bytes(content.encode(encoding or "utf-8"))
         data = set_up("x.csv", target=None, csv=own)
         assert data.train_set.tensors[0].tolist() == [[1.5, 2], [2.25, 3]]
@@ -239,7 +239,7 @@ def test_a_table_survives_every_form_of_csv(rows, separator, decimal, quoting, e
         writer = csv.writer(file, delimiter=separator, quoting=quoting, lineterminator=end)
         writer.writerows([order, *([row[name] for name in order] for row in values)])
     schema = small("name: größe, type: number", f"{SEX}, missing: indicator", "name: n, type: integer")
-    form = {"separator": separator, "decimal": decimal} | ({} if encoding.startswith("utf") else {"encoding": encoding})
+    form = {"separator": separator, "decimal": decimal} | ({} if encoding.startswith("utf-8") else {"encoding": encoding})
     inputs = set_up("x.csv", schema=schema, csv=form).train_set.tensors[0]
     expected = [[x, sex == "male", sex == "female", sex == "", n] for n, x, sex in rows]
     assert torch.equal(inputs, torch.tensor(expected, dtype=torch.float64).float())

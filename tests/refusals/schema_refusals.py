@@ -35,7 +35,7 @@ YAML = [
     ("a: *b", "Line 1 has a YAML anchor or alias"),
     ("fields: !!python/object/apply:os.system ['echo']", "Field 1: a mapping is missing. Write 'name: ...'."),
     ("fields:\n- {<<: {name: a}, type: number}", "Field 1: the key '<<' is not supported"),
-    ("fields:\n- {name: a, name: b, type: number}", "Line 2 has the key 'name' again. Remove one."),
+    ("fields:\n- {name: a, name: b, type: number}", "The key 'name' occurs twice in line 2 or below. Remove one."),
     ("{a: [}", "It is not valid YAML"),
     ("? [a, b]\n: c", "It is not valid YAML"),
     ("a: b\n---\nc: d", "It is not valid YAML"),

@@ -36,7 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "admitted": {"from": "aufnahme", "format": "%d.%m.%Y"},
             "outcome": {"from": "ergebnis", "values": {"gesund": "healthy", "Rückfall": "relapse", "tot": "dead"}},
         },
-        "csv": {"encoding": "cp1252"},
+        "csv": {"separator": ";", "decimal": ",", "encoding": "cp1252"},
     },
     "west": {"columns": {"age": {"from": "age_months", "scale": 1 / 12}}},
 }
