@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -60,47 +60,19 @@ class Export:
         return self.columns.get(name) or ColumnSource(name)
 
 
-@dataclass(frozen=True)
-class Exports:
-    """Describe the exports of all files.
-
-    Args:
-        usual: the export of every file that has no other.
-        clients: the exports of clients by name.
-    """
-
-    usual: Export = field(default_factory=Export)
-    clients: Mapping[str, Export] = field(default_factory=dict)
-
-    def of(self, client: str | None) -> Export:
-        """Return the export of a client's files."""
-        return self.clients.get(client or "", self.usual)
-
-    def require_clients(self, names: Sequence[str]) -> None:
-        """Refuse an export of a client that has no file.
-
-        Raises:
-            ConfigurationError: naming the client.
-        """
-        for client in self.clients:
-            if client not in names:
-                what = f"'{_PATH}exports' names the client '{client}', who has no file in '{_PATH}path'."
-                raise ConfigurationError(what + did_you_mean(client, names))
-
-
-def exports_of(schema: Schema | None, csv: Any, columns: Any, exports: Any) -> Exports:
-    """Return the exports that the settings of a TableDataModule describe.
+def exports_of(schema: Schema | None, csv: Any, columns: Any, exports: Any) -> dict[str | None, Export]:
+    """Return the exports that the settings of a TableDataModule describe: of clients by their names, of all others by None.
 
     Raises:
         ConfigurationError: naming the setting that is wrong.
     """
-    clients = {}
+    found: dict[str | None, Export] = {None: _export(schema, csv, columns, _PATH)}
     require_texts(f"{_PATH}exports", exports or ())
     for name, values in (exports or {}).items():
         setting = f"{_PATH}exports.{name}"
-        found = _known(values, ("csv", "columns"), setting)
-        clients[name] = _export(schema, found.get("csv"), found.get("columns"), f"{setting}.")
-    return Exports(_export(schema, csv, columns, _PATH), clients)
+        own = _known(values, ("csv", "columns"), setting)
+        found[name] = _export(schema, own.get("csv"), own.get("columns"), f"{setting}.")
+    return found
 
 
 def _export(schema: Schema | None, csv: Any, columns: Any, setting: str) -> Export:
@@ -124,7 +96,8 @@ def csv_form(values: Any, setting: str) -> CsvForm:
 def _source(name: str, values: Any, setting: str) -> ColumnSource:
     found = _checked(values, _COLUMN, setting)
     if "values" in found:
-        found["values"] = dict(_cells(pair, f"{setting}.values") for pair in found["values"].items())
+        old, new = (_cells(list(cells), f"{setting}.values") for cells in (found["values"], found["values"].values()))
+        found["values"] = dict(zip(old, new, strict=True))
     return ColumnSource(found.pop("from", name), **found)
 
 
@@ -220,15 +193,9 @@ class FieldReader:
         used = {self.export.source(one.name).column for one in self.schema.fields} | set(others)
         return [name for name in self.source.header if name not in used]
 
-    def origin(self, field: Field) -> ColumnSource:
-        """Return the column that holds a field; one of the type date or timestamp needs no ``format``."""
-        origin, types = self.export.source(field.name), arrow().types
-        kind = self.source.columns[origin.column].type
-        return replace(origin, format=ISO) if types.is_date(kind) or types.is_timestamp(kind) else origin
-
     def cells(self, field: Field) -> Any:
         """Return a field's column with null for missing values, and with the schema's texts."""
-        pa, origin = arrow(), self.origin(field)
+        pa, origin = arrow(), self.export.source(field.name)
         markers = [*self.schema.missing_values, *(self.source.form.missing if self.source.form else ()), *origin.missing]
         column = self.source.columns[origin.column]
         if not origin.values and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
@@ -243,7 +210,7 @@ class FieldReader:
 
     def coder(self, field: Field) -> tuple[Callable[[str], float | None], str]:
         """Return the function from a cell to its value in the schema's unit, None if it has none, and what such a cell is."""
-        origin = self.origin(field)
+        origin = self.export.source(field.name)
         if field.enum:
             exact = {name: float(code) for code, name in enumerate(field.enum)}
             alike = {class_name(name): code for name, code in exact.items()}
@@ -254,15 +221,16 @@ class FieldReader:
         if field.since is None:
             decimal = self.source.decimal
             return lambda text: _scaled(number_in(text, decimal), origin), f"is not a number with the decimal mark '{decimal}'"
-        since = field.since
+        since, text = field.since, self.source.form or not arrow().types.is_temporal(self.source.columns[origin.column].type)
+        form = origin.format if text else ISO
 
         def days(text: str) -> float | None:
             try:
-                return float((parse_date(text, origin.format) - since).days)
+                return float((parse_date(text, form) - since).days)
             except ValueError:
                 return None
 
-        return days, f"is not a date of the form {origin.format}"
+        return days, f"is not a date of the form {form}"
 
     def values(self, field: Field) -> np.ndarray[Any, Any]:
         """Return a field's values in the schema's unit, float64, shape (n,): numbers, days, 0 or 1, or numbers of categories.
@@ -272,9 +240,9 @@ class FieldReader:
         Raises:
             DataError: naming the first cell that does not fit the schema.
         """
-        origin, cells = self.origin(field), self.cells(field)
+        origin, cells = self.export.source(field.name), self.cells(field)
         if field.type in ("number", "integer") and not field.enum:
-            values = _scaled(numbers(self.source, origin.column, cells), origin)
+            values: np.ndarray[Any, Any] = _scaled(numbers(self.source, origin.column, cells), origin)
         else:
             values = self._coded(field, origin, cells)
         gaps = np.isnan(values)
@@ -315,7 +283,7 @@ class FieldReader:
         return table[known.indices.fill_null(len(codes)).to_numpy(zero_copy_only=False)]  # type: ignore[no-any-return]
 
     def _refuse_value(self, field: Field, row: int, value: float, wanted: str) -> NoReturn:
-        name = self.origin(field).column
+        name = self.export.source(field.name).column
         cell = str(self.source.text(name)[row].as_py())
         becomes = f", {value:g} after conversion," if field.since is None and number_in(cell) != value else ""
         unit = "" if field.since else f"convert the unit with '{self.export.setting}: {{{field.name}: {{scale: ...}}}}', "

@@ -27,7 +27,7 @@ _FIELDS, _CATEGORIES, _FEATURES, _MARKERS = 5000, 1000, 100_000, 100
 _LARGEST = 1e30
 _KEYS = ("fields", "target", "missingValues", "title", "description")
 _FIELD_KEYS = ("name", "type", "title", "description", "unit", "constraints", "missing", "since", "format")
-_CONSTRAINTS = ("minimum", "maximum", "enum", "required")
+_CONSTRAINTS = ("minimum", "maximum", "enum")
 _TYPES: tuple[FieldType, ...] = get_args(FieldType)
 
 
@@ -86,12 +86,11 @@ def parse_schema(text: str, is_json: bool = False) -> Schema:
 def _check(schema: Schema) -> None:
     """Refuse fields that cannot be features or targets."""
     target, features = schema.target_field, schema.feature_names
-    if target is not None and target.type in ("date", "string") and not target.enum:
+    if target is not None:
+        where, fix = f"field '{target.name}'", "Remove 'missing', and the rows without a target."
         what = f"a target of type {target.type} needs 'constraints: {{enum: [...]}}', its classes in order"
-        _refuse(f"field '{target.name}'", what)
-    if target is not None and target.missing != "refuse":
-        fix = "Remove 'missing', and the rows without a target."
-        _refuse(f"field '{target.name}'", "missing targets cannot be filled", fix)
+        _need(bool(target.enum) or target.type not in ("date", "string"), where, what)
+        _need(target.missing == "refuse", where, "missing targets cannot be filled", fix)
     if not features and not schema.classes:
         raise DataError("It has neither features nor a target with classes. Add the fields.")
     if len(features) > _FEATURES:
@@ -108,38 +107,36 @@ def _field(value: Any, where: str) -> Field:
     if kind not in _TYPES:
         _refuse(where, f"the type '{kind}' is not supported", f"Types: {', '.join(_TYPES)}.{did_you_mean(kind, _TYPES)}")
     _readers_texts(found, f"{where}, ")
-    if found.get("format", "default") != "default":
-        _refuse(where, "'format' is not supported", "Dates are written as 2024-12-31; a site converts its own with 'columns'.")
+    fix = "Dates are written as 2024-12-31; a site converts its own with 'columns'."
+    _need(found.get("format", "default") == "default", where, "'format' is not supported", fix)
     limits = _mapping(found.get("constraints", {}), f"{where}, 'constraints'", _CONSTRAINTS)
     since = _date(found["since"], f"{where}, 'since'") if "since" in found else None
-    if (since is None) == (kind == "date"):
-        _refuse(where, "a date needs 'since', the day from which days are counted" if since is None else "'since' is for dates")
+    _need(since is not None or kind != "date", where, "a date needs 'since', the day from which days are counted")
+    _need(since is None or kind == "date", where, "'since' is for dates")
     unit = _text(found.get("unit", ""), f"{where}, 'unit'", _NAME)
     plain = Field(name, kind, unit, enum=_enum(limits, kind, where), since=since)
-    if (plain.enum or kind in ("boolean", "string")) and {"minimum", "maximum"} & set(limits):
-        _refuse(where, "'minimum' and 'maximum' are for numbers and dates without 'enum'")
+    bounded = not plain.enum and kind not in ("boolean", "string")
+    unbounded = "'minimum' and 'maximum' are for numbers and dates without 'enum'"
+    _need(bounded or not {"minimum", "maximum"} & set(limits), where, unbounded)
     given = [key for key in ("minimum", "maximum") if limits.get(key) is not None]
-    ends = {key: _value(plain, limits[key], f"{where}, '{key}'") for key in given}
-    if len(ends) == 2 and ends["minimum"] > ends["maximum"]:
-        _refuse(where, "'minimum' is above 'maximum'")
-    required = _boolean(limits.get("required", "false"), f"{where}, 'required'")
-    return _with_missing(replace(plain, required=required, **ends), found.get("missing", "refuse"), f"{where}, 'missing'")
+    ends: dict[str, Any] = {key: _value(plain, limits[key], f"{where}, '{key}'") for key in given}
+    _need(len(ends) < 2 or ends["minimum"] <= ends["maximum"], where, "'minimum' is above 'maximum'")
+    return _with_missing(replace(plain, **ends), found.get("missing", "refuse"), f"{where}, 'missing'")
 
 
 def _enum(limits: Mapping[str, Any], kind: str, where: str) -> tuple[str, ...]:
     if "enum" not in limits:
-        if kind == "string":
-            _refuse(where, "a text needs 'constraints: {enum: [...]}', its categories in order", "Or remove the field.")
+        what = "a text needs 'constraints: {enum: [...]}', its categories in order"
+        _need(kind != "string", where, what, "Or remove the field.")
         return ()
-    if kind not in ("string", "integer"):
-        _refuse(where, f"'enum' is for the types string and integer, not for {kind}")
+    _need(kind in ("string", "integer"), where, f"'enum' is for the types string and integer, not for {kind}")
     values = _list(limits["enum"], f"{where}, 'enum'", _CATEGORIES)
     names = tuple(_name(value, f"{where}, 'enum'") for value in values)
-    twice = repeated(map(class_name, names))
-    if len(names) < 2 or twice:
-        _refuse(where, f"'enum' has '{twice[0]}' twice" if twice else "'enum' needs two or more categories")
-    if kind == "integer" and not all(_is_number(name) and float(name).is_integer() for name in names):
-        _refuse(where, "'enum' of an integer has other values than whole numbers", "Set 'type: string'.")
+    for twice in repeated(map(class_name, names)):
+        _refuse(where, f"'enum' has '{twice}' twice")
+    _need(len(names) > 1, where, "'enum' needs two or more categories")
+    whole = kind == "string" or all(_is_number(name) and float(name).is_integer() for name in names)
+    _need(whole, where, "'enum' of an integer has other values than whole numbers", "Set 'type: string'.")
     return names
 
 
@@ -148,20 +145,15 @@ def _with_missing(field: Field, value: Any, where: str) -> Field:
     kind, given = next(iter(value.items())) if isinstance(value, dict) and len(value) == 1 else (value, None)
     kinds: tuple[Missing, ...] = get_args(Missing)
     alone, is_category = isinstance(value, str), bool(field.enum) or field.type == "boolean"
-    if kind not in kinds or (alone and kind == "constant") or (not alone and kind in ("refuse", "mean", "most_frequent")):
-        what = "Write refuse, {constant: VALUE}, indicator, {indicator: VALUE}, mean, or most_frequent."
-        _refuse(where, f"'{shown(value)}' is not supported", what)
-    if field.required and kind != "refuse":
-        _refuse(where, "a field with 'required: true' has no missing values", "Remove one of the two.")
-    if kind == "mean" and is_category:
-        _refuse(where, "categories have no mean", "Write most_frequent, indicator, or {constant: VALUE}.")
-    if kind == "most_frequent" and not is_category:
-        _refuse(
-            where, "only categories and booleans have a most frequent value", "Write mean, indicator, or {constant: VALUE}."
-        )
+    fix = "Write refuse, {constant: VALUE}, indicator, {indicator: VALUE}, mean, or most_frequent."
+    fits = kind in kinds and kind != "constant" if alone else kind in ("constant", "indicator")
+    _need(fits, where, f"'{shown(value)}' is not supported", fix)
+    fix = "Write indicator, {constant: VALUE}, or the other one of mean and most_frequent."
+    _need(kind != "mean" or not is_category, where, "categories have no mean", fix)
+    _need(kind != "most_frequent" or is_category, where, "only categories and booleans have a most frequent value", fix)
     constant = None if alone else _value(field, given, where)
-    if constant is not None and field.type == "integer" and not constant.is_integer():
-        _refuse(where, f"'{shown(given)}' is not a whole number")
+    whole = constant is None or field.type != "integer" or constant.is_integer()
+    _need(whole, where, f"'{shown(given)}' is not a whole number")
     return replace(field, missing=kind, constant=0.0 if alone and kind == "indicator" and not field.enum else constant)
 
 
@@ -169,8 +161,7 @@ def _value(field: Field, given: Any, where: str) -> float:
     """Return a value of a field as a number: of days, of a category, 0 or 1 for false or true."""
     if field.enum:
         name = _text(given, where, _NAME)
-        if name not in field.enum:
-            _refuse(where, f"'{name}' is not a category", f"Categories: {', '.join(field.enum[:20])}.")
+        _need(name in field.enum, where, f"'{name}' is not a category", f"Categories: {', '.join(field.enum[:20])}.")
         return float(field.enum.index(name))
     if field.type == "boolean":
         return float(_boolean(given, where))
@@ -190,7 +181,7 @@ def _plain(text: str, is_json: bool) -> Any:
     """
     if len(text) > BYTES:
         raise DataError("It is larger than 1 MiB. Use a smaller one.")
-    as_text = {"parse_int": str, "parse_float": str, "parse_constant": str}
+    as_text: Any = {"parse_int": str, "parse_float": str, "parse_constant": str}
     try:
         values = json.loads(text, object_pairs_hook=_pairs, **as_text) if is_json else yaml.load(text, _Texts)
     except DataError:
@@ -258,6 +249,11 @@ def _refuse(where: str, what: str, fix: str = "") -> NoReturn:
     raise DataError(f"{where[0].upper()}{where[1:]}: {what}.{' ' if fix else ''}{fix}")
 
 
+def _need(condition: bool, where: str, what: str, fix: str = "") -> None:
+    if not condition:
+        _refuse(where, what, fix)
+
+
 def _mapping(value: Any, where: str, known: tuple[str, ...]) -> Mapping[str, Any]:
     """Return a mapping, of which all keys are known."""
     if not isinstance(value, dict):
@@ -275,8 +271,7 @@ def _list(value: Any, where: str, most: int) -> list[Any]:
     """Return a list with at most so many entries."""
     if not isinstance(value, list):
         _refuse(where, "a list is missing")
-    if len(value) > most:
-        _refuse(where, f"the list has {len(value)} entries, but at most {most} are supported")
+    _need(len(value) <= most, where, f"the list has {len(value)} entries, but at most {most} are supported")
     return value
 
 
@@ -288,7 +283,7 @@ def _text(value: Any, where: str, most: int = _TEXT) -> str:
         _refuse(where, "a text is missing")
     if len(value) > most:
         _refuse(where, f"'{shown(value, 20)}' has {len(value)} characters, but at most {most} are supported")
-    if most < _TEXT and not all(letter.isprintable() for letter in value):
+    if most < _TEXT and not value.isprintable():
         _refuse(where, f"'{shown(value)}' contains control characters", "Remove them.")
     return value
 
@@ -302,11 +297,10 @@ def _readers_texts(found: Mapping[str, Any], where: str) -> None:
 def _name(value: Any, where: str) -> str:
     """Return a name, which is no formula for a spreadsheet that opens a table with it."""
     name = _text(value, where, _NAME)
-    if not name or name != name.strip():
-        _refuse(where, f"the name '{name}' is empty, or begins or ends with a space")
+    _need(name != "" and name == name.strip(), where, f"the name '{name}' is empty, or begins or ends with a space")
     risky = name[0] in "=@" or (name[0] in "+-" and any(letter.isalpha() or letter in "(|!" for letter in name[1:]))
-    if risky and not _is_number(name):
-        _refuse(where, f"a spreadsheet would run the name '{name}' as a formula", "Begin it with a letter.")
+    what = f"a spreadsheet would run the name '{name}' as a formula"
+    _need(not risky or _is_number(name), where, what, "Begin it with a letter.")
     return name
 
 
@@ -367,7 +361,6 @@ def _values(field: Field) -> dict[str, Any]:
     limits = {"minimum": field.minimum, "maximum": field.maximum}
     constraints: dict[str, Any] = {key: _written(field, value) for key, value in limits.items() if value is not None}
     constraints |= {"enum": field.enum} if field.enum else {}
-    constraints |= {"required": True} if field.required else {}
     missing = field.missing if field.constant is None else {field.missing: _written(field, field.constant)}
     found = {"unit": field.unit, "since": field.since and field.since.isoformat(), "constraints": constraints}
     return {"name": field.name, "type": field.type, "missing": missing} | {key: value for key, value in found.items() if value}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.data.schema import Field, Schema
-from fl_lightning.data.schema_cells import Exports, FieldReader, in_words
+from fl_lightning.data.schema_cells import Export, FieldReader, in_words
 from fl_lightning.data.schema_file import shown
 from fl_lightning.data.table_file import as_text, listed, read_source
 from fl_lightning.data.table_rows import table_files
@@ -102,14 +102,14 @@ def sentinels(names: Sequence[str], features: np.ndarray[Any, Any]) -> list[str]
 
 
 def compare_files(
-    path: Path | Mapping[str, Path], schema: Schema, exports: Exports, others: Sequence[str | None] = ()
+    path: Path | Mapping[str, Path], schema: Schema, exports: Mapping[str | None, Export], others: Sequence[str | None]
 ) -> list[str]:
     """Return sentences about how files differ from a schema, for those who own them, in the order of its fields.
 
     Args:
         path: a file, a folder, or a path for each client by name.
         schema: the schema.
-        exports: how the files were exported.
+        exports: how the files of each client were exported; of all others, by None.
         others: columns that are no fields, such as that of persons.
 
     Raises:
@@ -117,7 +117,7 @@ def compare_files(
     """
     found = []
     for name, file in table_files(path, "data.datamodule.path"):
-        export = exports.of(name)
+        export = exports.get(name, exports[None])
         reader = FieldReader(read_source(file, export.csv), export, schema)
         found.append(f"'{file}' has {reader.source.rows} rows.")
         found += [f"'{file}': {text}" for text in _columns(reader, others)]

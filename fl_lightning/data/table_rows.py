@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.data.schema import Field, Schema
-from fl_lightning.data.schema_cells import Exports, FieldReader
+from fl_lightning.data.schema_cells import Export, FieldReader
 from fl_lightning.data.schema_file import repeated
 from fl_lightning.data.table_file import ENDINGS, SourceTable, listed, read_source
-from fl_lightning.errors import DataError
+from fl_lightning.errors import ConfigurationError, DataError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class Columns:
         text_target: whether the target is read as text, for classes, and not as a number.
         person: the column that names the person of each row, or None.
         schema: what the columns mean; None if all features are numbers.
-        exports: how the files were exported.
+        exports: how the files of each client were exported; of all others, by None.
     """
 
     target: str | None
     client: str | None
     text_target: bool
-    person: str | None = None
-    schema: Schema | None = None
-    exports: Exports = field(default_factory=Exports)
+    person: str | None
+    schema: Schema | None
+    exports: Mapping[str | None, Export]
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,12 @@ def read_table(path: Path | Mapping[str, Path], columns: Columns, setting: str, 
     """
     found = table_files(path, setting)
     owners = [name for name, _ in found if name is not None]
-    if like is None:
-        columns.exports.require_clients(owners)
-    exports = [columns.exports.of(name if like is None else None) for name, _ in found]
+    for client in columns.exports if like is None else ():
+        if client not in (None, *owners):
+            what = f"'data.datamodule.exports' names the client '{client}', who has no file in '{setting}'."
+            raise ConfigurationError(what + did_you_mean(str(client), owners))
+    usual = columns.exports[None]
+    exports = [usual if like else columns.exports.get(name, usual) for name, _ in found]
     files = [read_source(file, export.csv) for (_, file), export in zip(found, exports, strict=True)]
     for file in files:
         _require_columns(file, columns, optional=like is not None)
@@ -169,7 +172,8 @@ def _plain_schema(files: Sequence[SourceTable], columns: Columns, setting: str, 
     usual = frozenset(like.names) if like else Counter(map(frozenset, found)).most_common(1)[0][0]
     if not usual:
         raise DataError(f"'{files[0].path}' has no columns besides {listed(files[0].header)}. Add columns of features.")
-    odd = [_difference(file, frozenset(names), usual) for file, names in zip(files, found, strict=True) if usual != set(names)]
+    unlike = [(file.path, sorted(usual ^ set(names))) for file, names in zip(files, found, strict=True)]
+    odd = [f"'{path}' differs in {listed(names)}" for path, names in unlike if names]
     if odd:
         against = "the training data have" if like else "the others have"
         raise DataError(
@@ -179,14 +183,6 @@ def _plain_schema(files: Sequence[SourceTable], columns: Columns, setting: str, 
     target = None if columns.text_target else columns.target
     names = [*(like.names if like else found[0]), *([] if target is None else [target])]
     return Schema(tuple(Field(name, "number") for name in names), target)
-
-
-def _difference(file: SourceTable, names: frozenset[str], usual: frozenset[str]) -> str:
-    """Describe which columns a file has more or less than usual."""
-    less, more = sorted(usual - names), sorted(names - usual)
-    parts = [f"lacks {listed(less)}"] if less else []
-    parts += [f"also has {listed(more)}"] if more else []
-    return f"'{file.path}' {' and '.join(parts)}"
 
 
 def _require_fields(reader: FieldReader) -> None:

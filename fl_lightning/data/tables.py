@@ -35,7 +35,7 @@ _SHOWN = 5
 """The number of warnings about odd values."""
 
 
-def _of_schema(schema: Schema, target: str | None, kind: str, classes: Any, others: dict[str, str | None]) -> tuple[Any, str]:
+def _of_schema(schema: Schema, target: str | None, kind: str, classes: Any, others: dict[str, str | None]) -> tuple[Any, Any]:
     """Return the target and its kind, which are those of the schema.
 
     Raises:
@@ -56,15 +56,15 @@ def _of_schema(schema: Schema, target: str | None, kind: str, classes: Any, othe
 
 def _check_paths(path: Path | Mapping[str, Path], held: Path | None, client_column: str | None) -> None:
     """Refuse a column of clients beside files that name them, and files that are trained and tested on."""
-    paths = path if isinstance(path, Mapping) else {"": path}
+    paths, several = [path] if isinstance(path, Path) else [*path.values()], not isinstance(path, Path)
     require(bool(paths), f"{_PATH}path", "a file, a folder, or a file for each client", path)
-    if client_column is not None and ("" not in paths or paths[""].is_dir()):
-        what = f"is the folder '{path}', in which each file is one" if "" in paths else "has a file for each client"
+    if client_column is not None and (several or paths[0].is_dir()):
+        what = "has a file for each client" if several else f"is the folder '{path}', in which each file is one"
         raise DataError(
             f"'{_PATH}client_column' names the clients of one file, but 'path' {what}. Set 'client_column' to null, or 'path' "
             "to a file."
         )
-    pairs = [] if held is None else [pair for one in paths.values() for pair in ((held, one, "trained"), (one, held, "tested"))]
+    pairs = [] if held is None else [pair for one in paths for pair in ((held, one, "trained"), (one, held, "tested"))]
     for inner, outer, what in pairs:
         if outer.resolve() in (inner.resolve(), *inner.resolve().parents):
             raise DataError(
@@ -231,7 +231,7 @@ class TableDataModule(InMemoryDataModule):
         train = self._dataset(table.features, target, chosen, named | whose)
         test = self._dataset(features, values, taken, named) if taken.numel() else None
         rows = f"{len(train)} + {taken.numel()} rows" if test else f"{len(train)} rows"
-        shown = self.path if isinstance(self._paths, Path) else f"{len(self._paths or ())} paths"
+        shown = self._paths if isinstance(self._paths, Path) else f"{len(self._paths or ())} paths"
         self.origin = f"{shown} ({rows}, {len(table.names)} features, {len(clients) or 'no'} clients)"
         return train, test
 

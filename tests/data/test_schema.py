@@ -60,7 +60,6 @@ def test_the_text_of_a_schema_is_that_schema():
         "  - {name: last, type: date, since: 2020-01-01, constraints: {minimum: 2019-01-01}, missing: {constant: 2021-02-03}}",
         "  - {name: ward, type: integer, constraints: {enum: [1, 2]}, missing: {indicator: 2}}",
         "  - {name: fever, type: boolean, missing: {constant: yes}}",
-        "  - {name: id, type: number, constraints: {required: true}}",
     )
     schema = parse_schema(SCHEMA.replace("target:", "\n".join([*further, "target:"])))
     assert parse_schema(schema_text(schema), is_json=True) == schema

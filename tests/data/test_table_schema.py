@@ -251,9 +251,9 @@ def test_a_resumed_run_has_the_same_schema(fl):
     arguments = ["fit", "--config", "hospital_tables", *QUIET, "--trainer.logger=false"]
     assert fl(*arguments, "--trainer.max_epochs=1")[0] == 0
     text = Path("data/schema.yaml").read_text()
-    write("data/schema.yaml", text.replace("[female, male, diverse]", "[male, female, diverse]"))
+    write("data/schema.yaml", text.replace("[male, female, diverse]", "[female, male, diverse]"))
     status, said = fl(*arguments, "--trainer.max_epochs=2", "--ckpt_path=last")
     assert status == 1
-    assert "written with 'data.datamodule.schema.fields.2.enum.0' 'female', but this run has 'male'" in " ".join(said.split())
-    write("data/schema.yaml", f"title: the same\n{text}")
+    assert "written with 'data.datamodule.schema.fields.3.enum.0' 'male', but this run has 'female'" in " ".join(said.split())
+    write("data/schema.yaml", f"description: the same\n{text}")
     assert fl(*arguments, "--trainer.max_epochs=2", "--ckpt_path=last")[0] == 0

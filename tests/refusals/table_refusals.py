@@ -149,13 +149,13 @@ FILES = [
     told(reading("a,target\n1,3\n", csv=SEMICOLONS), 'is one ... \'data.datamodule.csv: {separator: ",", decimal: "."}\'.'),
     told(
         reading(COLUMNS, "c"),
-        "The files have different features: 'c/al.csv' lacks dose; 'c/zoe.csv' lacks dose and also has dosis, weight; "
+        "The files have different features: 'c/al.csv' differs in dose; 'c/zoe.csv' differs in dose, dosis, weight; "
         "the others have age, dose. Give every file of 'data.datamodule.path' the same columns.",
     ),
-    told(reading(MORE_COLUMNS, "c"), "'c/more19.csv' lacks age, dose ... and 4 more; the others have"),
+    told(reading(MORE_COLUMNS, "c"), "'c/more19.csv' differs in age, dose, x ... and 4 more; the others have"),
     told(
         reading({"c/a.csv": "age,dose,target\n1,2,3\n", "test.csv": "age,dosis,target\n1,2,3\n"}, "c", test_path="test.csv"),
-        "The files have different features: 'test.csv' lacks dose and also has dosis; the training data have age, dose. "
+        "The files have different features: 'test.csv' differs in dose, dosis; the training data have age, dose. "
         "Give every file of 'data.datamodule.test_path' the same columns.",
     ),
     told(parquet(b=[None, 1.0]), "x.parquet, row 1: the column 'b' is empty. Fill it"),

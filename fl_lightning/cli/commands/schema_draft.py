@@ -133,10 +133,10 @@ class _Column:
         if form is not None:
             own = f" # this table: columns: {{...: {{format: '{form}'}}}}" if form != _DATES[0] else ""
             return [f"type: date{own}", "since: 2000-01-01 # days are counted from here"]
-        names = sorted(self.distinct)
-        differ = len({name.casefold() for name in names}) == len(names)
+        texts = sorted(self.distinct)
+        differ = len({text.casefold() for text in texts}) == len(texts)
         comment = "those of this table" if differ else "some differ only in capital letters"
-        return ["type: string", _enum(names, order if self.is_target else comment)]
+        return ["type: string", _enum(texts, order if self.is_target else comment)]
 
 
 def _enum(names: Sequence[str], comment: str) -> str:
