@@ -166,9 +166,6 @@ def test_missing_categories_and_markers_of_one_file():
 @pytest.mark.parametrize(
     ("content", "csv"),
     [
-        ("age;n\n1,5;2\n2,25;3\n", {"separator": ";", "decimal": ","}),
-        ("age\tn\n1,5\t2\n2,25\t3\n", {"separator": "\t", "decimal": ","}),
-        ("age|n\n1.5|2\n2.25|3\n", {"separator": "|"}),
         ('age,n\n"1,5",2\n"2,25",3\n', {"decimal": ","}),
         ("age,n\r1.5,2\r2.25,3\r", {}),
         ("'age','n'\r\n'1.5','2'\r\n\r\n'2.25','3'\r\n", {"quote": "'"}),
