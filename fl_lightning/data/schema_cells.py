@@ -131,13 +131,6 @@ def _is_character(value: Any) -> bool:
     return isinstance(value, str) and len(value) == 1 and value.isascii() and value not in "\r\n"
 
 
-def _is_encoding(value: Any) -> bool:
-    try:
-        return not "".encode(value).strip(b"\xef\xbb\xbf\xfe\xff\0")
-    except (LookupError, TypeError, ValueError):
-        return False
-
-
 def _is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -146,7 +139,7 @@ _MISSING = (lambda one: isinstance(one, list | tuple), "a list of cells")
 _CSV: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "separator": (_is_character, "one character"),
     "decimal": (lambda one: one in (".", ","), "'.' or ','"),
-    "encoding": (_is_encoding, "an encoding such as cp1252"),
+    "encoding": (lambda one: isinstance(one, str), "an encoding such as cp1252"),
     "quote": (_is_character, "one character"),
     "missing": _MISSING,
 }

@@ -154,7 +154,7 @@ def read_source(path: Path, form: CsvForm) -> SourceTable:
     is_parquet, pa = path.suffix.lower() == ".parquet", arrow()
     try:
         table = pa.parquet.read_table(path) if is_parquet else _csv(path, form)
-    except (OSError, UnicodeError, csv.Error, pa.ArrowException) as error:
+    except (OSError, LookupError, UnicodeError, csv.Error, pa.ArrowException) as error:
         what = "a Parquet file" if is_parquet else f"a CSV file in {form.encoding.upper()}"
         hint = (
             ""

@@ -121,7 +121,7 @@ def test_what_the_author_should_look_at(run):
         (
             "a,b\n1,2\n",
             ["--csv", "{encoding: none}"],
-            "'--csv.encoding' must be an encoding such as cp1252, but is 'none'.",
+            "Cannot read 'x.csv' as a CSV file in NONE (unknown encoding: none). Fix the file, or state its encoding",
         ),
         ("a,b\n1,2\n", ["--csv", "{"], "'--csv' is not YAML"),
         ("a;b\n1;2\n", [], "'x.csv' is one column, 'a;b'. If the file"),

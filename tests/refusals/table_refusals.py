@@ -146,6 +146,13 @@ FILES = [
         "state it, such as 'data.datamodule.exports.bob.csv: {",
     ),
     told(reading('a,b\n1,"two\nlines"\n\n2,x\nbad,y\n', target="b", **CLASSES), "x.csv, line 6: the column ... not a number"),
+    *(
+        told(
+            reading(GOOD, csv={"encoding": name}),
+            f"Cannot read 'x.csv' as a CSV file in {name.upper()} ( ... state its encoding",
+        )
+        for name in ("none", "base64")
+    ),
     told(reading("a,target\n1,3\n", csv=SEMICOLONS), 'is one ... \'data.datamodule.csv: {separator: ",", decimal: "."}\'.'),
     told(
         reading(COLUMNS, "c"),
@@ -282,7 +289,7 @@ SETTINGS = [
             ({"csv": {"separator": "::"}}, "csv.separator' must be one character"),
             ({"csv": {"separator": None}}, "csv.separator' must be one character, but is None"),
             ({"csv": {"decimal": ";"}}, "csv.decimal' must be '.' or ','"),
-            ({"csv": {"encoding": "base64"}}, "csv.encoding' must be an encoding such as cp1252"),
+            ({"csv": {"encoding": 1252}}, "csv.encoding' must be an encoding such as cp1252"),
             ({"csv": {"missing": "NA"}}, "csv.missing' must be a list of cells"),
             ({"exports": {"a": {"colums": {}}}}, "exports.a' has no 'colums'. It has csv, columns. Did you mean"),
             ({"exports": {"a": {"columns": {"x": {}}}}}, "exports.a.columns' has no 'x'. It has age"),
