@@ -182,7 +182,8 @@ def _plain_schema(files: Sequence[SourceTable], columns: Columns, setting: str, 
         )
     target = None if columns.text_target else columns.target
     names = [*(like.names if like else found[0]), *([] if target is None else [target])]
-    return Schema(tuple(Field(name, "number") for name in names), target)
+    flags = {name for name in names if all(file.columns[name].type == "bool" for file in files)}
+    return Schema(tuple(Field(name, "boolean" if name in flags else "number") for name in names), target)
 
 
 def _require_fields(reader: FieldReader) -> None:

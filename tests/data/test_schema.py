@@ -7,7 +7,6 @@ import json
 import string
 from dataclasses import replace
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from three_hospitals import SCHEMA
 
 from fl_lightning import DataError
 from fl_lightning.data.schema import Field, Schema
-from fl_lightning.data.schema_file import parse_schema, read_schema, schema_text
+from fl_lightning.data.schema_file import parse_schema, schema_text
 
 
 def test_a_schema_is_read():
@@ -40,14 +39,6 @@ def test_a_schema_is_read():
         *("age", "height", "height=missing", "platelets", "sex=male", "sex=female", "sex=diverse"),
         *("stage=I", "stage=II", "stage=III", "stage=IV", "stage=missing", "smoker", "admitted"),
     )
-
-
-def test_json_and_yaml_say_the_same():
-    Path("schema.yaml").write_text(SCHEMA)
-    Path("schema.json").write_text(json.dumps(yaml.safe_load(SCHEMA), default=str, indent=1))
-    assert read_schema("schema.json") == read_schema("schema.yaml")
-    Path("tabs.json").write_text(json.dumps(yaml.safe_load(SCHEMA), default=str, indent="\t"))
-    assert read_schema("tabs.json").digest() == read_schema("schema.yaml").digest()
 
 
 def test_yes_and_no_are_categories_as_they_are_written():
