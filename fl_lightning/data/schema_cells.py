@@ -105,8 +105,7 @@ def _known(values: Any, known: Sequence[str], setting: str) -> Mapping[str, Any]
     require(isinstance(values, Mapping), setting, "a mapping", values)
     for key in values:
         if key not in known:
-            listed = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
-            raise ConfigurationError(f"'{setting}' has no '{key}'. It has {listed}.{did_you_mean(str(key), known)}")
+            raise ConfigurationError(f"'{setting}' has no '{key}'. It has {listed(known)}.{did_you_mean(str(key), known)}")
     return values  # type: ignore[no-any-return]
 
 
@@ -243,10 +242,9 @@ class FieldReader:
             row = int(gaps.argmax())
             cell = self.source.text(origin.column)[row].as_py() or ""
             what = f"holds '{shown(cell)}', which stands for a missing value" if cell else "is empty"
-            fix = (
-                "" if field.name == self.schema.target else f"; or set 'missing' of '{field.name}' in the schema of all clients"
-            )
-            self.source.refuse(row, origin.column, what, f"Fill it, or remove the row{fix}.")
+            more = f"; or set 'missing' of '{field.name}' in the schema of all clients."
+            fix = "Fill it, or remove the row" + ("." if field.name == self.schema.target else more)
+            self.source.refuse(row, origin.column, what, fix)
         low, high = field.minimum, field.maximum
         checks = [(values == np.round(values), "a whole number")] if field.type == "integer" and not field.enum else []
         checks += [] if low is None else [(values >= low, f"at least {in_words(field, low)}")]

@@ -147,9 +147,7 @@ def _cells(reader: FieldReader, field: Field) -> list[str]:
     unknown = [f"'{shown(text)}' ({counts[text]} times)" for text, value in values.items() if value is None]
     said += [f"{listed(unknown)} {wanted}."] if unknown else []
     known = {text: value for text, value in values.items() if value is not None}
-    return said + (
-        [] if field.enum else _out_of_range(field, np.array(list(known.values())), np.array([counts[t] for t in known]))
-    )
+    return said + _out_of_range(field, np.array(list(known.values())), np.array([counts[text] for text in known]))
 
 
 def _out_of_range(field: Field, values: np.ndarray[Any, Any], times: np.ndarray[Any, Any]) -> list[str]:

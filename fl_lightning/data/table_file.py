@@ -156,12 +156,9 @@ def read_source(path: Path, form: CsvForm) -> SourceTable:
         table = pa.parquet.read_table(path) if is_parquet else _csv(path, form)
     except (OSError, LookupError, UnicodeError, csv.Error, pa.ArrowException) as error:
         what = "a Parquet file" if is_parquet else f"a CSV file in {form.encoding.upper()}"
-        hint = (
-            ""
-            if is_parquet
-            else (f", or state its encoding, often cp1252 where Excel wrote it: '{form.setting}: {{encoding: cp1252}}'")
-        )
-        raise DataError(f"Cannot read '{path}' as {what} ({shown(error, 200)}). Fix the file{hint}.") from error
+        hint = f", or state its encoding, often cp1252 where Excel wrote it: '{form.setting}: {{encoding: cp1252}}'"
+        fix = f"Fix the file{'' if is_parquet else hint}."
+        raise DataError(f"Cannot read '{path}' as {what} ({shown(error, 200)}). {fix}") from error
     columns = list(map(whole_column, table.columns))
     names = table.column_names
     if not is_parquet:
@@ -179,13 +176,12 @@ def _csv(path: Path, form: CsvForm) -> Any:
     """Return all rows of a CSV file, also its header, as a table of text.
 
     Raises:
-        DataError: if a row has not as many cells as the header.
+        DataError: if a row has more or fewer cells than the header.
     """
     pa = arrow()
     _, header = next(_csv_rows(path, form), (0, []))
+    _check_header(path, header, form)
     names = [str(k) for k in range(len(header))]
-    if not names:
-        return pa.table({})
     try:
         return pa.csv.read_csv(
             str(path),
@@ -194,7 +190,6 @@ def _csv(path: Path, form: CsvForm) -> Any:
             pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False),
         )
     except pa.ArrowInvalid:
-        _check_header(path, header, form)
         for line, row in _csv_rows(path, form):
             if len(row) != len(header):
                 what = f"{path}, line {line} has {len(row)} cells, but the header has {len(header)}. Fix that line"
@@ -253,7 +248,7 @@ def _other_form(header: Sequence[str], form: CsvForm | None) -> str:
 
 def _state(form: CsvForm, separator: str, decimal: str) -> str:
     shape = f"{{separator: {json.dumps(separator)}, decimal: {json.dumps(decimal)}}}"
-    return f" If the file has another form than '{form.setting}' says, state it, such as '{form.setting}: {shape}'."
+    return f" If the file has another form, state it, such as '{form.setting}: {shape}'."
 
 
 def _check_header(path: Path, header: Sequence[str], form: CsvForm | None) -> None:

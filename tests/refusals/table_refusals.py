@@ -84,7 +84,7 @@ def scaled_and_private() -> None:
 
 GOOD = "a,b,target\n1,2,3\n4,5,6\n"
 CLIENTS = {"c/ann.csv": "a,target\n1,2\n", "c/bob.csv": "a,target\n1,2\n"}
-STATE = "If the file has another form than 'data.datamodule.csv' says, state it, such as 'data.datamodule.csv:"
+STATE = "If the file has another form, state it, such as 'data.datamodule.csv:"
 SEMICOLONS, GERMAN = {"separator": ";"}, '{separator: ";", decimal: ","}'
 CLASSES = {"kind": "classification"}
 COLUMNS = {f"c/{name}.csv": "age,dose,target\n1,2,3\n" for name in ("ann", "bob", "cy")} | {
