@@ -19,9 +19,9 @@ _NAMES = {
     ),
     "core": "ClientHooks Option ServerHooks",
     "data": (
-        "ArrayClients CIFAR100DataModule CIFAR10DataModule CellFolderDataModule FashionMNISTDataModule FederatedDataModule "
-        "HDF5Clients ImageDataModule ImageFolderDataModule LabelAveraging LazyClients MNISTDataModule ParquetClients "
-        "RandomCropFlip SVHNDataModule SimulatedCellsDataModule SimulatedTasksDataModule TableDataModule USPSDataModule"
+        "ArrayClients CellFolderDataModule FederatedDataModule HDF5Clients ImageDataModule ImageFolderDataModule "
+        "LabelAveraging LazyClients MNISTDataModule ParquetClients RandomCropFlip SimulatedCellsDataModule "
+        "SimulatedTasksDataModule TableDataModule TorchvisionDataModule"
     ),
     "errors": "CheckpointError ClientError ConfigurationError DataError FederationError",
     "flower": "FlowerPool",
@@ -58,6 +58,12 @@ _NAMES = {
 }
 """The public names of each subpackage. ``__init__.pyi`` lists them for type checkers."""
 
+_INSTEAD = {
+    f"{name}DataModule": f"TorchvisionDataModule with 'name: {name}'"
+    for name in ("CIFAR10", "CIFAR100", "FashionMNIST", "SVHN", "USPS")
+}
+"""What to write in place of former names."""
+
 _HOME = {name: part for part, names in _NAMES.items() for name in names.split()}
 _PART_NAMES = (
     "attacks callbacks cli clients compat config core data errors flower functional losses metrics models optimizers options "
@@ -72,10 +78,17 @@ def __getattr__(name: str) -> Any:
     """Import a name on first use, so that ``import fl_lightning`` does not wait for torch."""
     if name in _PARTS:
         return import_module(f"fl_lightning.{name}")
+    if name in _INSTEAD:
+        raise ImportError(f"'{name}' is gone.{instead_of(name)}")  # an AttributeError would lose its text in 'from ... import'
     if name not in _HOME:
         raise AttributeError(f"module 'fl_lightning' has no attribute '{name}'")
     globals()[name] = found = getattr(import_module(f"fl_lightning.{_HOME[name]}"), name)
     return found
+
+
+def instead_of(name: str) -> str:
+    """Return what to write in place of a former name, as a sentence; empty for any other name."""
+    return f" Write {_INSTEAD[name]}." if name in _INSTEAD else ""
 
 
 def __dir__() -> list[str]:

@@ -16,21 +16,12 @@ from fl_lightning.data.simulated_cells import SimulatedCellsDataModule
 from fl_lightning.data.simulated_tasks import SimulatedTasksDataModule
 from fl_lightning.data.tables import TableDataModule
 from fl_lightning.data.tensor_loader import TensorLoader
-from fl_lightning.data.torchvision_sets import (
-    CIFAR10DataModule,
-    CIFAR100DataModule,
-    FashionMNISTDataModule,
-    SVHNDataModule,
-    USPSDataModule,
-)
+from fl_lightning.data.torchvision_sets import TorchvisionDataModule
 
 __all__ = [
     "ArrayClients",
-    "CIFAR10DataModule",
-    "CIFAR100DataModule",
     "CellFolderDataModule",
     "CellSite",
-    "FashionMNISTDataModule",
     "FederatedDataModule",
     "HDF5Clients",
     "ImageDataModule",
@@ -40,10 +31,9 @@ __all__ = [
     "MNISTDataModule",
     "ParquetClients",
     "RandomCropFlip",
-    "SVHNDataModule",
     "SimulatedCellsDataModule",
     "SimulatedTasksDataModule",
     "TableDataModule",
     "TensorLoader",
-    "USPSDataModule",
+    "TorchvisionDataModule",
 ]

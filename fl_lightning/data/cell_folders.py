@@ -14,7 +14,7 @@ from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.cell_files import CellFiles, find_cells, read_dots
 from fl_lightning.data.image_files import WHITE, for_each
 from fl_lightning.data.image_folders import ImageFolderDataModule
-from fl_lightning.data.images import image_dataset
+from fl_lightning.data.in_memory import named_dataset
 from fl_lightning.errors import DataError, require
 from fl_lightning.functional.cells import density_image
 from fl_lightning.functional.partition import Partition
@@ -116,7 +116,7 @@ class CellFolderDataModule(ImageFolderDataModule):
             height, width = images.shape[2:]
             dots = _resized(read_dots(path, *own), own, (height, width))
             densities[k, 0] = density_image(dots, height, width, self.density_sigma) * self.density_scale
-        return image_dataset(images, densities, **files.columns)
+        return named_dataset([images, densities], **files.columns)
 
     def _images_of(self, files: CellFiles) -> tuple[Tensor, list[tuple[int, int]]]:
         """Return images, uint8, shape (N, C, H, W), and their heights and widths before resizing."""

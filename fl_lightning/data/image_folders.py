@@ -15,7 +15,8 @@ from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.class_names import given_classes
 from fl_lightning.data.client_paths import client_paths
 from fl_lightning.data.image_files import WHITE, ImageFiles, ImageReader, LazyImages, find_images, for_each, split_folders
-from fl_lightning.data.images import ImageDataModule, image_dataset
+from fl_lightning.data.images import ImageDataModule
+from fl_lightning.data.in_memory import named_dataset
 from fl_lightning.data.schema_file import read_schema
 from fl_lightning.errors import DataError, require
 from fl_lightning.functional.partition import Partition
@@ -197,7 +198,7 @@ class ImageFolderDataModule(ImageDataModule):
         kept = self._without(files, failures)
         if failures:
             images = images[_others(len(images), failures)]
-        return image_dataset(images, kept.targets, **kept.columns)
+        return named_dataset([images, kept.targets], **kept.columns)
 
     def _check(self, files: ImageFiles, reader: ImageReader, shape: tuple[int, int, int]) -> dict[int, str]:
         """Find unreadable images: by their headers, or by reading each once if they are to be skipped."""

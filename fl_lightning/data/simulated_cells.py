@@ -12,7 +12,8 @@ from torch.utils.data import TensorDataset
 
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.cell_site import CellSite, simulate
-from fl_lightning.data.images import ImageDataModule, image_dataset
+from fl_lightning.data.images import ImageDataModule
+from fl_lightning.data.in_memory import named_dataset
 from fl_lightning.errors import DataError, require
 from fl_lightning.functional.cells import density_image
 
@@ -104,4 +105,4 @@ class SimulatedCellsDataModule(ImageDataModule):
         turns = torch.cat([torch.arange(count) for count in sizes])
         order = turns.argsort(stable=True)  # sites take turns, so that the first few images show all of them
         columns = {"domains": domains[order], "domains_names": tuple(self.sites)}
-        return image_dataset(torch.stack(images)[order, None], torch.stack(densities)[order, None], **columns)
+        return named_dataset([torch.stack(images)[order, None], torch.stack(densities)[order, None]], **columns)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from abc import abstractmethod
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +13,25 @@ from torch.utils.data import TensorDataset
 from torchvision import datasets
 
 from fl_lightning.core.resume_rule import ResumeRule
-from fl_lightning.data.images import ImageDataModule, image_dataset
+from fl_lightning.data.images import ImageDataModule
+from fl_lightning.data.in_memory import held_share, named_dataset
 from fl_lightning.errors import DataError, require
-from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
-from fl_lightning.functional.splitting import hold_out
 
 _TIMEOUT = 20
 """Seconds to wait for an answer, so that a network that swallows packets does not block the run."""
+
+Name = Literal["MNIST", "FashionMNIST", "CIFAR10", "CIFAR100", "SVHN", "USPS"]
+
+_SCALES = {
+    "MNIST": ((0.1307,), (0.3081,)),
+    "FashionMNIST": ((0.2860,), (0.3530,)),
+    "CIFAR10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "CIFAR100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "SVHN": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
+    "USPS": ((0.2469,), (0.2989,)),
+}
+"""The mean and the standard deviation of each channel of the training sets."""
 
 
 class TorchvisionDataModule(ImageDataModule):
@@ -31,6 +40,10 @@ class TorchvisionDataModule(ImageDataModule):
     The server validates on its test set, as many papers do, or on a share of the training set that no client gets.
 
     Args:
+        name: the set: ``MNIST`` and ``FashionMNIST`` (60,000 and 10,000 grey images of 28 x 28, ten classes), ``CIFAR10`` and
+            ``CIFAR100`` (50,000 and 10,000 colour images of 32 x 32, ten and a hundred classes), ``SVHN`` (73,257 and 26,032
+            colour images of 32 x 32, ten digits; reading requires scipy) or ``USPS`` (7,291 and 2,007 grey images of 16 x 16,
+            ten digits). :class:`~fl_lightning.MNISTDataModule` also works without a network.
         root: the folder that holds the data in torchvision's layout, or into which they are downloaded.
         batch_size: the examples per training batch, B.
         eval_batch_size: the examples per evaluation batch.
@@ -42,12 +55,11 @@ class TorchvisionDataModule(ImageDataModule):
             server's validation set; the same images in every run. With 0 the server validates on the test set.
     """
 
-    MEAN: Sequence[float]
-    STD: Sequence[float]
-    on_resume = ResumeRule(free="root num_workers")
+    on_resume = ResumeRule(free="root")
 
     def __init__(
         self,
+        name: Name,
         root: str = "data",
         batch_size: int = 100,
         eval_batch_size: int = 1000,
@@ -55,21 +67,22 @@ class TorchvisionDataModule(ImageDataModule):
         augmentation: nn.Module | None = None,
         validation_share: float = 0.0,
     ) -> None:
-        mean, std = (self.MEAN, self.STD) if normalize else (None, None)
+        require(name in get_args(Name), "data.datamodule.name", f"one of {', '.join(get_args(Name))}", name)
+        mean, std = _SCALES[name] if normalize else (None, None)
         super().__init__(batch_size, eval_batch_size, mean, std, augmentation)
         require(0 <= validation_share < 1, "data.datamodule.validation_share", "at least 0 and below 1", validation_share)
-        self.validation_share = validation_share
-        self.root = root
-        self.normalize = normalize
+        self.name, self.root, self.normalize, self.validation_share = name, root, normalize, validation_share
         self._failure = ""
 
-    @abstractmethod
     def open(self, train: bool, download: bool = False) -> Any:
         """Return torchvision's dataset."""
-
-    @abstractmethod
-    def read(self, dataset: Any) -> tuple[Tensor, Tensor]:
-        """Return the dataset's images in uint8, shape (n, C, H, W), and its labels, int64."""
+        if self.name != "SVHN":
+            return getattr(datasets, self.name)(self.root, train=train, download=download)
+        try:
+            import scipy.io  # noqa: F401 (torchvision reads the .mat files by it)
+        except ImportError as error:
+            raise DataError("Reading SVHN needs the package scipy: pip install 'fl_lightning[svhn]'.") from error
+        return datasets.SVHN(self.root, split="train" if train else "test", download=download)
 
     def prepare_data(self) -> None:
         """Download missing data."""
@@ -92,12 +105,6 @@ class TorchvisionDataModule(ImageDataModule):
                 reason = str(error).strip().partition("\n")[0].rstrip(":")
                 self._failure = f", and the download failed ({type(error).__name__}: {reason})"
 
-    def setup(self, stage: str) -> None:
-        """Read the images, once, and hold out the validation set."""
-        if self._train is None:
-            train, self._test = self.load()
-            self._train, self._val = _held_out(train, self.validation_share) if self.validation_share else (train, None)
-
     @property
     def validated_on(self) -> str:
         """Describe the data on which the server validates."""
@@ -109,109 +116,42 @@ class TorchvisionDataModule(ImageDataModule):
         return f"{len(self._val):,} training images that no client has"
 
     def load(self) -> tuple[TensorDataset, TensorDataset]:
-        """Read the training and test set.
+        """Read the training and test set, and hold out the validation set.
 
         Raises:
             DataError: if they are not in the folder and could not be downloaded.
         """
-        name = type(self).__name__.removesuffix("DataModule")
+        train, test = self.whole()
+        if self.validation_share:
+            share = "validation_share", self.validation_share
+            parts = held_share(*share, train.tensors[1], generator(0, "validation share"))
+            classes = getattr(train, "classes", None)
+            train, self._val = (named_dataset([one[part] for one in train.tensors], classes=classes) for part in parts)
+        return train, test
+
+    def whole(self) -> tuple[TensorDataset, TensorDataset]:
+        """Read the whole training set and the test set.
+
+        Raises:
+            DataError: if they are not in the folder and could not be downloaded.
+        """
         try:
-            train, test = (self.open(train) for train in (True, False))
+            found = [self.open(train) for train in (True, False)]
         except (OSError, RuntimeError) as error:
             raise DataError(
-                f"{name} is not in '{self.root}'{self._failure}. Set 'data.datamodule.root' to a folder that contains it in "
-                "torchvision's layout, or train once with a network connection."
+                f"{self.name} is not in '{self.root}'{self._failure}. Set 'data.datamodule.root' to a folder that contains it "
+                "in torchvision's layout, or train once with a network connection."
             ) from error
-        sets = [image_dataset(*self.read(part), classes=getattr(part, "classes", None)) for part in (train, test)]
-        self.origin = f"{name} from {Path(self.root)} ({len(sets[0])} + {len(sets[1])} images)"
-        return sets[0], sets[1]
+        train, test = (named_dataset(_tensors(one), classes=getattr(one, "classes", None)) for one in found)
+        self.origin = f"{self.name} from {Path(self.root)} ({len(train)} + {len(test)} images)"
+        return train, test
 
 
-def _held_out(dataset: TensorDataset, share: float) -> tuple[TensorDataset, TensorDataset]:
-    """Split a training set into the remaining and the held-out examples, in the proportions of its classes."""
-    images, labels = dataset.tensors
-    everything = Partition.of_parts([torch.arange(len(labels))])
-    size = torch.tensor([max(1, round(share * len(labels)))])
-    if int(size) >= len(labels):
-        raise DataError(
-            f"'data.datamodule.validation_share' is {share}, which leaves none of {len(labels)} images to train on. Lower it."
-        )
-    parts = hold_out(everything, size, labels, generator(0, "validation share"))
-    classes = getattr(dataset, "classes", None)
-    left, held = (image_dataset(images[part[0]], labels[part[0]], classes=classes) for part in parts)
-    return left, held
-
-
-class FashionMNISTDataModule(TorchvisionDataModule):
-    """Load Fashion-MNIST: 60,000 and 10,000 grey images of 28 x 28, ten classes."""
-
-    MEAN, STD = (0.2860,), (0.3530,)
-    on_resume = ResumeRule(free="root num_workers")
-
-    def open(self, train: bool, download: bool = False) -> Any:
-        """Return torchvision's dataset."""
-        return datasets.FashionMNIST(self.root, train=train, download=download)
-
-    def read(self, dataset: Any) -> tuple[Tensor, Tensor]:
-        """Return images and labels."""
-        return dataset.data.unsqueeze(1), dataset.targets.long()
-
-
-class CIFAR10DataModule(TorchvisionDataModule):
-    """Load CIFAR-10: 50,000 and 10,000 colour images of 32 x 32, ten classes."""
-
-    MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-    on_resume = ResumeRule(free="root num_workers")
-
-    def open(self, train: bool, download: bool = False) -> Any:
-        """Return torchvision's dataset."""
-        return datasets.CIFAR10(self.root, train=train, download=download)
-
-    def read(self, dataset: Any) -> tuple[Tensor, Tensor]:
-        """Return images and labels."""
-        return torch.from_numpy(dataset.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(dataset.targets)
-
-
-class CIFAR100DataModule(CIFAR10DataModule):
-    """Load CIFAR-100: 50,000 and 10,000 colour images of 32 x 32, a hundred classes."""
-
-    MEAN, STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-    on_resume = ResumeRule(free="root num_workers")
-
-    def open(self, train: bool, download: bool = False) -> Any:
-        """Return torchvision's dataset."""
-        return datasets.CIFAR100(self.root, train=train, download=download)
-
-
-class SVHNDataModule(TorchvisionDataModule):
-    """Load Street View House Numbers: 73,257 and 26,032 colour images of 32 x 32, ten digits. Reading requires scipy."""
-
-    MEAN, STD = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
-    on_resume = ResumeRule(free="root num_workers")
-
-    def open(self, train: bool, download: bool = False) -> Any:
-        """Return torchvision's dataset."""
-        try:
-            import scipy.io  # noqa: F401 (torchvision reads the .mat files by it)
-        except ImportError as error:
-            raise DataError("Reading SVHN needs the package scipy: pip install 'fl_lightning[svhn]'.") from error
-        return datasets.SVHN(self.root, split="train" if train else "test", download=download)
-
-    def read(self, dataset: Any) -> tuple[Tensor, Tensor]:
-        """Return images and labels."""
-        return torch.from_numpy(dataset.data), torch.from_numpy(dataset.labels).long()
-
-
-class USPSDataModule(TorchvisionDataModule):
-    """Load USPS: 7,291 and 2,007 grey images of 16 x 16, ten digits."""
-
-    MEAN, STD = (0.2469,), (0.2989,)
-    on_resume = ResumeRule(free="root num_workers")
-
-    def open(self, train: bool, download: bool = False) -> Any:
-        """Return torchvision's dataset."""
-        return datasets.USPS(self.root, train=train, download=download)
-
-    def read(self, dataset: Any) -> tuple[Tensor, Tensor]:
-        """Return images and labels."""
-        return torch.from_numpy(dataset.data).unsqueeze(1), torch.tensor(dataset.targets).long()
+def _tensors(dataset: Any) -> tuple[Tensor, Tensor]:
+    """Return the images of a dataset of torchvision in uint8, shape (n, C, H, W), and its labels, int64."""
+    images = torch.as_tensor(dataset.data)
+    if images.ndim == 3:  # grey
+        images = images.unsqueeze(1)
+    elif images.shape[1] != 3:  # colours last
+        images = images.permute(0, 3, 1, 2).contiguous()
+    return images, torch.as_tensor(dataset.targets if hasattr(dataset, "targets") else dataset.labels).long()

@@ -36,6 +36,7 @@ from fl_lightning import (
     SimulatedTasksDataModule,
     Standardized,
     TableDataModule,
+    TorchvisionDataModule,
 )
 from fl_lightning.data import TensorLoader
 
@@ -91,11 +92,13 @@ OWN: dict[str, Make] = {
         3, 2, examples=(4, 6), test_examples=6, seed=seed, batch_size=3
     ),
     "TableDataModule": lambda folder, seed, _: TableDataModule(write_table(folder.with_suffix(".csv"), seed), batch_size=3),
+    "MNISTDataModule": lambda folder, seed, monkeypatch: MNISTDataModule(
+        write_torchvision_sets(folder, monkeypatch, seed), batch_size=5
+    ),
+    "TorchvisionDataModule": lambda folder, seed, monkeypatch: TorchvisionDataModule(
+        "USPS", write_torchvision_sets(folder, monkeypatch, seed), batch_size=5
+    ),
 }
-
-
-def of_torchvision(kind: Any) -> Make:
-    return lambda folder, seed, monkeypatch: kind(write_torchvision_sets(folder, monkeypatch, seed), batch_size=5)
 
 
 class Mean(L.LightningModule):
@@ -138,14 +141,9 @@ def as_the_model_gets_them(datamodule: Any, loader: Any) -> TensorDataset:
     return TensorDataset(inputs, targets)
 
 
-ALIKE = {"CIFAR10DataModule", "CIFAR100DataModule", "FashionMNISTDataModule", "SVHNDataModule"}
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ()) for name in sorted(EVERY.keys() - MANY)]
-)
+@pytest.mark.parametrize("name", sorted(EVERY.keys() - MANY))
 def test_a_datamodule_as_a_client_trains_as_its_rows_given_as_a_dataset(name, tmp_path, monkeypatch):
-    make = OWN.get(name) or of_torchvision(EVERY[name])
+    make = OWN[name]
 
     def clients() -> dict[str, Any]:
         return {site: make(tmp_path / site, seed, monkeypatch) for seed, site in enumerate(("bonn", "oslo"), 1)}

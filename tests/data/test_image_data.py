@@ -17,12 +17,9 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from fl_lightning import (
-    CIFAR10DataModule,
-    CIFAR100DataModule,
     ClassificationTask,
     DataError,
     DomainPartitioner,
-    FashionMNISTDataModule,
     FederatedDataModule,
     FederatedOrchestrator,
     IIDPartitioner,
@@ -30,8 +27,7 @@ from fl_lightning import (
     LeNet,
     LocalTraining,
     RandomCropFlip,
-    SVHNDataModule,
-    USPSDataModule,
+    TorchvisionDataModule,
 )
 from fl_lightning.data.augmentation import augment
 
@@ -233,17 +229,17 @@ def small_sets(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape", "train"),
+    ("name", "shape", "train"),
     [
-        (FashionMNISTDataModule, (1, 28, 28), 12),
-        (CIFAR10DataModule, (3, 32, 32), 60),
-        (CIFAR100DataModule, (3, 32, 32), 12),
-        (SVHNDataModule, (3, 32, 32), 12),
-        (USPSDataModule, (1, 16, 16), 12),
+        ("FashionMNIST", (1, 28, 28), 12),
+        ("CIFAR10", (3, 32, 32), 60),
+        ("CIFAR100", (3, 32, 32), 12),
+        ("SVHN", (3, 32, 32), 12),
+        ("USPS", (1, 16, 16), 12),
     ],
 )
-def test_torchvision_sets_give_what_torchvision_gives(kind, shape, train, small_sets):
-    data = kind(small_sets, batch_size=7)
+def test_torchvision_sets_give_what_torchvision_gives(name, shape, train, small_sets):
+    data = TorchvisionDataModule(name, small_sets, batch_size=7)
     data.prepare_data()
     data.setup("fit")
     images, labels = batches(data.val_dataloader())
@@ -254,10 +250,10 @@ def test_torchvision_sets_give_what_torchvision_gives(kind, shape, train, small_
     ours = data.on_after_batch_transfer([images, labels], 0)[0]
     for position in range(12):
         picture, label = theirs[position]
-        expected = F.normalize(F.to_dtype(F.to_image(picture), torch.float32, scale=True), list(kind.MEAN), list(kind.STD))
+        expected = F.normalize(F.to_dtype(F.to_image(picture), torch.float32, scale=True), list(data.mean), list(data.std))
         assert int(labels[position]) == int(label)
         torch.testing.assert_close(ours[position], expected)
-    assert data.origin.startswith(kind.__name__.removesuffix("DataModule"))
+    assert data.origin.startswith(f"{name} from ")
 
 
 def test_a_set_that_cannot_be_had(tmp_path, monkeypatch):
@@ -265,7 +261,7 @@ def test_a_set_that_cannot_be_had(tmp_path, monkeypatch):
         raise OSError("Network is unreachable") if kwargs.get("download") else RuntimeError("Dataset not found")
 
     monkeypatch.setattr("torchvision.datasets.CIFAR10", no_network)
-    data = CIFAR10DataModule(str(tmp_path))
+    data = TorchvisionDataModule("CIFAR10", str(tmp_path))
     data.prepare_data()
     with pytest.raises(DataError, match=r"CIFAR10 is not in .* the download failed \(OSError: Network is unreachable\)"):
         data.setup("fit")
@@ -274,7 +270,19 @@ def test_a_set_that_cannot_be_had(tmp_path, monkeypatch):
 def test_svhn_without_scipy(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.io", None)
     with pytest.raises(DataError, match=r"needs the package scipy: pip install 'fl_lightning\[svhn\]'"):
-        SVHNDataModule(str(tmp_path)).setup("fit")
+        TorchvisionDataModule("SVHN", str(tmp_path)).setup("fit")
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("CIFAR10DataModule", "TorchvisionDataModule with 'name: CIFAR10'")],
+)
+def test_a_former_name_says_what_to_write(name, instead, fl):
+    with pytest.raises(ImportError, match=f"'{name}' is gone. Write {instead}."):
+        exec(f"from fl_lightning import {name}")
+    for path in (name, f"fl_lightning.{name}"):
+        status, text = fl("fit", "--config", "adafed_mnist", "--data.datamodule", path)
+        assert (status, f"Write {instead}." in text) == (2, True), text
 
 
 # ------------------------------------------------------------------ what is done to a batch

@@ -168,8 +168,7 @@ def data() -> Iterator[Recipe]:
     yield Recipe(
         fl.MNISTDataModule, lambda: {"source": "embedded"}, lambda made: fit(task(fl.MLP(), num_classes=10), in_two(made))
     )
-    for kind in (fl.CIFAR10DataModule, fl.CIFAR100DataModule, fl.FashionMNISTDataModule, fl.SVHNDataModule, fl.USPSDataModule):
-        yield Recipe(kind, dict, None)
+    yield Recipe(fl.TorchvisionDataModule, lambda: {"name": "USPS"}, None)
     network = lambda: task(fl.LeNet(num_classes=3))  # noqa: E731
     yield Recipe(fl.LabelAveraging, dict, lambda made: fit(network(), divided(Pictures, rebalancing=made)))
     yield Recipe(fl.RandomCropFlip, dict, lambda made: fit(network(), in_two(Pictures(augmentation=made))))
