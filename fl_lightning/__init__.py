@@ -19,8 +19,8 @@ _NAMES = {
     ),
     "core": "ClientHooks Option ServerHooks",
     "data": (
-        "ArrayClients CellFolderDataModule FederatedDataModule HDF5Clients ImageDataModule ImageFolderDataModule "
-        "LabelAveraging LazyClients MNISTDataModule ParquetClients RandomCropFlip SimulatedCellsDataModule "
+        "CellFolderDataModule FederatedDataModule HDF5Clients ImageDataModule ImageFolderDataModule "
+        "LabelAveraging LazyClients MNISTDataModule RandomCropFlip SimulatedCellsDataModule "
         "SimulatedTasksDataModule TableDataModule TorchvisionDataModule"
     ),
     "errors": "CheckpointError ClientError ConfigurationError DataError FederationError",
@@ -59,8 +59,14 @@ _NAMES = {
 """The public names of each subpackage. ``__init__.pyi`` lists them for type checkers."""
 
 _INSTEAD = {
-    f"{name}DataModule": f"TorchvisionDataModule with 'name: {name}'"
-    for name in ("CIFAR10", "CIFAR100", "FashionMNIST", "SVHN", "USPS")
+    **{
+        f"{name}DataModule": f"TorchvisionDataModule with 'name: {name}'"
+        for name in ("CIFAR10", "CIFAR100", "FashionMNIST", "SVHN", "USPS")
+    },
+    **{
+        name: f"a LazyClients of your own: docs/examples/file_clients.py has {name} to copy"
+        for name in ("ArrayClients", "ParquetClients")
+    },
 }
 """What to write in place of former names."""
 

@@ -1,6 +1,5 @@
 """Provide LightningDataModules, and one that distributes any of them over clients."""
 
-from fl_lightning.data.array_clients import ArrayClients
 from fl_lightning.data.augmentation import RandomCropFlip
 from fl_lightning.data.cell_folders import CellFolderDataModule
 from fl_lightning.data.cell_site import CellSite
@@ -10,7 +9,6 @@ from fl_lightning.data.image_folders import ImageFolderDataModule
 from fl_lightning.data.images import ImageDataModule
 from fl_lightning.data.lazy_clients import LazyClients
 from fl_lightning.data.mnist import MNISTDataModule
-from fl_lightning.data.parquet_clients import ParquetClients
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.simulated_cells import SimulatedCellsDataModule
 from fl_lightning.data.simulated_tasks import SimulatedTasksDataModule
@@ -19,7 +17,6 @@ from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.data.torchvision_sets import TorchvisionDataModule
 
 __all__ = [
-    "ArrayClients",
     "CellFolderDataModule",
     "CellSite",
     "FederatedDataModule",
@@ -29,7 +26,6 @@ __all__ = [
     "LabelAveraging",
     "LazyClients",
     "MNISTDataModule",
-    "ParquetClients",
     "RandomCropFlip",
     "SimulatedCellsDataModule",
     "SimulatedTasksDataModule",

@@ -275,7 +275,10 @@ def test_svhn_without_scipy(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "instead"),
-    [("CIFAR10DataModule", "TorchvisionDataModule with 'name: CIFAR10'")],
+    [
+        ("CIFAR10DataModule", "TorchvisionDataModule with 'name: CIFAR10'"),
+        ("ArrayClients", "a LazyClients of your own: docs/examples/file_clients.py has ArrayClients to copy"),
+    ],
 )
 def test_a_former_name_says_what_to_write(name, instead, fl):
     with pytest.raises(ImportError, match=f"'{name}' is gone. Write {instead}."):

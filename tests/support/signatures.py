@@ -160,9 +160,7 @@ def data() -> Iterator[Recipe]:
     yield Recipe(fl.CellFolderDataModule, lambda: {"root": str(files() / "cells")}, cells)
     yield Recipe(fl.ImageFolderDataModule, lambda: {"root": str(files() / "images"), "test_share": 0.25}, photographs)
     yield Recipe(fl.TableDataModule, lambda: {"path": str(files() / "table.csv")}, tables)
-    yield Recipe(fl.ArrayClients, of_files("arrays"), points)
     yield Recipe(fl.HDF5Clients, of_files("clients.h5"), points)
-    yield Recipe(fl.ParquetClients, of_files("clients.parquet"), points)
     yield Recipe(Points, dict, points)
     yield Recipe(Pictures, dict, lambda made: fit(task(fl.LeNet(num_classes=3)), in_two(made)))
     yield Recipe(
