@@ -17,10 +17,11 @@ _NAMES = {
         "BestCheckpoint ClientTable FailureLog FeatureCache FederatedOrchestrator FederationCallback "
         "FederationProgressBar FederationReport LastCheckpoint PartitionReport PredictionImages TransferLearning"
     ),
+    "cells": "CellFolderDataModule SimulatedCellsDataModule",
     "core": "ClientHooks Option ServerHooks",
     "data": (
-        "CellFolderDataModule FederatedDataModule HDF5Clients ImageDataModule ImageFolderDataModule "
-        "LabelAveraging LazyClients MNISTDataModule RandomCropFlip SimulatedCellsDataModule "
+        "FederatedDataModule HDF5Clients ImageDataModule ImageFolderDataModule "
+        "LabelAveraging LazyClients MNISTDataModule RandomCropFlip "
         "SimulatedTasksDataModule TableDataModule TorchvisionDataModule"
     ),
     "errors": "CheckpointError ClientError ConfigurationError DataError FederationError",
@@ -72,8 +73,8 @@ _INSTEAD = {
 
 _HOME = {name: part for part, names in _NAMES.items() for name in names.split()}
 _PART_NAMES = (
-    "attacks callbacks cli clients compat config core data errors flower functional losses metrics models optimizers options "
-    "partitioners plugins routes rules server settings strategies studies tasks transforms types utilities"
+    "attacks callbacks cells cli clients compat config core data errors flower functional losses metrics models optimizers "
+    "options partitioners plugins routes rules server settings strategies studies tasks transforms types utilities"
 )
 _PARTS = tuple(_PART_NAMES.split())  # a literal would take a line for each
 

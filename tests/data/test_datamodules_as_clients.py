@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.transforms import v2
 
+import fl_lightning.cells
 import fl_lightning.data
 from fl_lightning import (
     CellFolderDataModule,
@@ -42,8 +43,9 @@ from fl_lightning.data import TensorLoader
 
 EVERY = {
     name: kind
-    for name in fl_lightning.data.__all__
-    if inspect.isclass(kind := getattr(fl_lightning.data, name)) and issubclass(kind, L.LightningDataModule)
+    for part in (fl_lightning.cells, fl_lightning.data)
+    for name in part.__all__
+    if inspect.isclass(kind := getattr(part, name)) and issubclass(kind, L.LightningDataModule)
 }
 """Also a datamodule that is exported some day."""
 MANY = {name for name, kind in EVERY.items() if issubclass(kind, LazyClients | FederatedDataModule)}
@@ -86,7 +88,7 @@ OWN: dict[str, Make] = {
         write_folder(folder, seed), test_share=0.3, batch_size=3
     ),
     "SimulatedCellsDataModule": lambda folder, seed, _: SimulatedCellsDataModule(
-        {"here": fl_lightning.data.CellSite(images=7)}, image_size=8, test_images=2, seed=seed, batch_size=3
+        {"here": fl_lightning.cells.CellSite(images=7)}, image_size=8, test_images=2, seed=seed, batch_size=3
     ),
     "SimulatedTasksDataModule": lambda folder, seed, _: SimulatedTasksDataModule(
         3, 2, examples=(4, 6), test_examples=6, seed=seed, batch_size=3

@@ -19,8 +19,9 @@ from fl_lightning import (
     LocalOnly,
     ShapleyValues,
 )
+from fl_lightning.cells import CellSite
 from fl_lightning.core.resume_rule import rule_of
-from fl_lightning.data import CellSite, TensorLoader
+from fl_lightning.data import TensorLoader
 from fl_lightning.data.content import content, loader_content
 from fl_lightning.data.torchvision_sets import TorchvisionDataModule
 from fl_lightning.functional.description import Describer, constructor_arguments

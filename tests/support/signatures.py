@@ -49,7 +49,7 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
-from fl_lightning.data.cell_site import CellSite
+from fl_lightning.cells import CellSite
 from fl_lightning.studies.options import ReportOptions
 
 
