@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from fl_lightning.cells.drawing import density_image, dot_centres
 from fl_lightning.core.resume_rule import ResumeRule
-from fl_lightning.data.image_files import UNREADABLE, WHITE, ImageReader, folders_in, for_each, split_folders
+from fl_lightning.data.image_files import UNREADABLE, WHITE, ImageReader, folders_in, read_images, split_folders
 from fl_lightning.data.images import ImageDataModule
 from fl_lightning.data.in_memory import held_share, named_dataset
 from fl_lightning.errors import DataError, require
@@ -78,7 +78,6 @@ class CellFolderDataModule(ImageDataModule):
     ) -> None:
         super().__init__(batch_size, eval_batch_size)
         require(0 <= test_share < 1, "data.datamodule.test_share", "at least 0 and below 1", test_share)
-        require(image_size is None or image_size >= 1, "data.datamodule.image_size", "1 or above, or null", image_size)
         require(0 < density_sigma < math.inf, "data.datamodule.density_sigma", "above 0 pixels", density_sigma)
         require(density_scale > 0, "data.datamodule.density_scale", "above 0", density_scale)
         self.root, self.test_share, self.image_size, self.channels = root, test_share, image_size, channels
@@ -112,10 +111,12 @@ class CellFolderDataModule(ImageDataModule):
     def _set(self, clients: dict[str, Pairs]) -> tuple[TensorDataset, tuple[str, ...]]:
         """Return the images and densities of clients, and the clients' names, if any."""
         pairs = [pair for own in clients.values() for pair in own]
-        images, sizes = self._read([str(path) for path, _ in pairs])
+        images = read_images(self._reader, [str(path) for path, _ in pairs])
+        assert images is not None
         height, width = images.shape[2:]
         densities = torch.empty(len(images), 1, height, width)
-        for k, ((_, path), own) in enumerate(zip(pairs, sizes, strict=True)):
+        for k, (image, path) in enumerate(pairs):
+            own = self._reader.header_size(str(image))
             factor = torch.tensor([width / own[1], height / own[0]], dtype=torch.float64)
             dots = (read_dots(path, *own) + 0.5) * factor - 0.5  # the edges of pixels keep their places, not the centres
             densities[k, 0] = density_image(dots, height, width, self.density_sigma) * self.density_scale
@@ -123,32 +124,6 @@ class CellFolderDataModule(ImageDataModule):
         owners = torch.arange(len(clients)).repeat_interleave(torch.tensor([len(own) for own in clients.values()]))
         columns = {"domains": owners, "domains_names": names} if names else {}
         return named_dataset([images, densities], **columns), names
-
-    def _read(self, paths: list[str]) -> tuple[Tensor, list[tuple[int, int]]]:
-        """Return images, uint8, shape (N, C, H, W), and their heights and widths before resizing."""
-        self._reader.warn_of_depth(paths)
-        images: dict[int, Tensor] = {}
-        sizes: dict[int, tuple[int, int]] = {}
-
-        def read(position: int) -> None:
-            """Read one image."""
-            sizes[position] = self._reader.header_size(paths[position])
-            images[position] = self._reader.read(paths[position])
-
-        failures = for_each(read, len(paths), "Reading images")
-        if failures:
-            first, why = next(iter(failures.items()))
-            more = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
-            raise DataError(
-                f"Cannot read {paths[first]} ({why}){more}. Fix or remove these images, with their annotations, {_ROOT}."
-            )
-        odd = [k for k in range(len(paths)) if images[k].shape != images[0].shape]
-        if odd:
-            (one, other) = (f"{paths[k]} has {sizes[k][1]} x {sizes[k][0]} pixels" for k in (0, odd[0]))
-            raise DataError(
-                f"The images have different sizes: {one}, but {other}. Set 'data.datamodule.image_size' to resize all of them."
-            )
-        return torch.stack([images[k] for k in range(len(paths))]), [sizes[k] for k in range(len(paths))]
 
 
 def _part(dataset: Any, kept: Tensor) -> TensorDataset:
