@@ -191,7 +191,8 @@ def _undefined(message: str) -> str:
 
 def _on_class(message: str, name: str, key: str) -> str:
     """Suggest what to write in place of a class that does not exist."""
-    if instead := fl_lightning.instead_of(name.removeprefix("fl_lightning.")):
+    instead: str = vars(fl_lightning)["instead_of"](name.removeprefix("fl_lightning."))
+    if instead:
         return instead
     base = _base_of(key)
     known = _classes(base) if base else []

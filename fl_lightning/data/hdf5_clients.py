@@ -105,7 +105,8 @@ class HDF5Clients(LazyClients):
         Raises:
             DataError: if they cannot be read.
         """
-        return self._read(self.path, [self._ids[client]])
+        found: Dataset[Any] = self._read(self.path, [self._ids[client]])
+        return found
 
     def val_dataloader(self) -> Any:
         """Return the server's set."""

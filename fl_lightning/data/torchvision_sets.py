@@ -61,6 +61,7 @@ class TorchvisionDataModule(ImageDataModule):
     """
 
     on_resume = ResumeRule(free="root")
+    name: str
 
     def __init__(
         self,
@@ -184,7 +185,7 @@ class MNISTDataModule(TorchvisionDataModule):
     """
 
     on_resume = ResumeRule(free="root source")
-    name: Name = "MNIST"
+    name = "MNIST"
 
     def __init__(
         self,
@@ -196,7 +197,7 @@ class MNISTDataModule(TorchvisionDataModule):
         augmentation: nn.Module | None = None,
         validation_share: float = 0.0,
     ) -> None:
-        super().__init__(self.name, root, batch_size, eval_batch_size, normalize, augmentation, validation_share)
+        super().__init__("MNIST", root, batch_size, eval_batch_size, normalize, augmentation, validation_share)
         del self.name  # no setting of this class, so not shown as one
         self.source = source
         self.is_stand_in = source == "embedded"
