@@ -76,8 +76,9 @@ nitpick_ignore_regex = [
 
 _COMPANIONS = {
     "attacks": "Crowd",
+    "cells": "CellSite",
     "core": "ClientContext ServerContext SitePlace",
-    "data": "CellSite TensorLoader",
+    "data": "TensorLoader",
     "errors": "RankError",
     "routes": "Cohort",
     "rules": "Batch LocalEnd LocalModel LocalStart Pass",

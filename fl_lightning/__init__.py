@@ -17,11 +17,12 @@ _NAMES = {
         "BestCheckpoint ClientTable FailureLog FeatureCache FederatedOrchestrator FederationCallback "
         "FederationProgressBar FederationReport LastCheckpoint PartitionReport PredictionImages TransferLearning"
     ),
+    "cells": "CellFolderDataModule SimulatedCellsDataModule",
     "core": "ClientHooks Option ServerHooks",
     "data": (
-        "ArrayClients CIFAR100DataModule CIFAR10DataModule CellFolderDataModule FashionMNISTDataModule FederatedDataModule "
-        "HDF5Clients ImageDataModule ImageFolderDataModule LabelAveraging LazyClients MNISTDataModule ParquetClients "
-        "RandomCropFlip SVHNDataModule SimulatedCellsDataModule SimulatedTasksDataModule TableDataModule USPSDataModule"
+        "FederatedDataModule HDF5Clients ImageDataModule ImageFolderDataModule "
+        "LabelAveraging LazyClients MNISTDataModule RandomCropFlip "
+        "SimulatedTasksDataModule TableDataModule TorchvisionDataModule"
     ),
     "errors": "CheckpointError ClientError ConfigurationError DataError FederationError",
     "flower": "FlowerPool",
@@ -58,10 +59,22 @@ _NAMES = {
 }
 """The public names of each subpackage. ``__init__.pyi`` lists them for type checkers."""
 
+_INSTEAD = {
+    **{
+        f"{name}DataModule": f"TorchvisionDataModule with 'name: {name}'"
+        for name in ("CIFAR10", "CIFAR100", "FashionMNIST", "SVHN", "USPS")
+    },
+    **{
+        name: f"a LazyClients of your own: docs/examples/file_clients.py has {name} to copy"
+        for name in ("ArrayClients", "ParquetClients")
+    },
+}
+"""What to write in place of former names."""
+
 _HOME = {name: part for part, names in _NAMES.items() for name in names.split()}
 _PART_NAMES = (
-    "attacks callbacks cli clients compat config core data errors flower functional losses metrics models optimizers options "
-    "partitioners plugins routes rules server settings strategies studies tasks transforms types utilities"
+    "attacks callbacks cells cli clients compat config core data errors flower functional losses metrics models optimizers "
+    "options partitioners plugins routes rules server settings strategies studies tasks transforms types utilities"
 )
 _PARTS = tuple(_PART_NAMES.split())  # a literal would take a line for each
 
@@ -72,10 +85,17 @@ def __getattr__(name: str) -> Any:
     """Import a name on first use, so that ``import fl_lightning`` does not wait for torch."""
     if name in _PARTS:
         return import_module(f"fl_lightning.{name}")
+    if name in _INSTEAD:
+        raise ImportError(f"'{name}' is gone.{instead_of(name)}")  # an AttributeError would lose its text in 'from ... import'
     if name not in _HOME:
         raise AttributeError(f"module 'fl_lightning' has no attribute '{name}'")
     globals()[name] = found = getattr(import_module(f"fl_lightning.{_HOME[name]}"), name)
     return found
+
+
+def instead_of(name: str) -> str:
+    """Return what to write in place of a former name, as a sentence; empty for any other name."""
+    return f" Write {_INSTEAD[name]}." if name in _INSTEAD else ""
 
 
 def __dir__() -> list[str]:

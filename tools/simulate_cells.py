@@ -18,9 +18,8 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from fl_lightning.data.cell_site import simulate
-from fl_lightning.data.simulated_cells import SITES
-from fl_lightning.functional.cells import dot_centres
+from fl_lightning.cells.drawing import dot_centres
+from fl_lightning.cells.simulated import SITES, simulate
 
 
 def write(out: Path, images: int, image_size: int, seed: int) -> None:

@@ -192,6 +192,9 @@ def _undefined(message: str) -> str:
 
 def _on_class(message: str, name: str, key: str) -> str:
     """Suggest what to write in place of a class that does not exist."""
+    instead: str = vars(fl_lightning)["instead_of"](name.removeprefix("fl_lightning."))
+    if instead:
+        return instead
     base = _base_of(key)
     known = _classes(base) if base else []
     near = did_you_mean(name, known) or nearest_class(name, key.split(".")[-1])

@@ -1,36 +1,17 @@
 """Provide LightningDataModules, and one that distributes any of them over clients."""
 
-from fl_lightning.data.array_clients import ArrayClients
-from fl_lightning.data.augmentation import RandomCropFlip
-from fl_lightning.data.cell_folders import CellFolderDataModule
-from fl_lightning.data.cell_site import CellSite
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.hdf5_clients import HDF5Clients
 from fl_lightning.data.image_folders import ImageFolderDataModule
-from fl_lightning.data.images import ImageDataModule
+from fl_lightning.data.images import ImageDataModule, RandomCropFlip
 from fl_lightning.data.lazy_clients import LazyClients
-from fl_lightning.data.mnist import MNISTDataModule
-from fl_lightning.data.parquet_clients import ParquetClients
 from fl_lightning.data.rebalancing import LabelAveraging
-from fl_lightning.data.simulated_cells import SimulatedCellsDataModule
 from fl_lightning.data.simulated_tasks import SimulatedTasksDataModule
 from fl_lightning.data.tables import TableDataModule
 from fl_lightning.data.tensor_loader import TensorLoader
-from fl_lightning.data.torchvision_sets import (
-    CIFAR10DataModule,
-    CIFAR100DataModule,
-    FashionMNISTDataModule,
-    SVHNDataModule,
-    USPSDataModule,
-)
+from fl_lightning.data.torchvision_sets import MNISTDataModule, TorchvisionDataModule
 
 __all__ = [
-    "ArrayClients",
-    "CIFAR10DataModule",
-    "CIFAR100DataModule",
-    "CellFolderDataModule",
-    "CellSite",
-    "FashionMNISTDataModule",
     "FederatedDataModule",
     "HDF5Clients",
     "ImageDataModule",
@@ -38,12 +19,9 @@ __all__ = [
     "LabelAveraging",
     "LazyClients",
     "MNISTDataModule",
-    "ParquetClients",
     "RandomCropFlip",
-    "SVHNDataModule",
-    "SimulatedCellsDataModule",
     "SimulatedTasksDataModule",
     "TableDataModule",
     "TensorLoader",
-    "USPSDataModule",
+    "TorchvisionDataModule",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -12,16 +12,17 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler, TensorDataset
 
 from fl_lightning.data.changed_dataset import NOTHING, Changes, changed_dataset
+from fl_lightning.data.client_source import ClientSource
 from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.example_change import ExampleChange
 from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.labels import read_labels, refuse_large_labels
 from fl_lightning.data.loaders import client_loader, evaluation_loader, indexes, poisson_loader, resident_loader
 from fl_lightning.data.placement import free_memory, placed
-from fl_lightning.data.poisson_loader import Coins, PoissonBatches
+from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.data.readers import OneAfterAnother, Readers, reads_alike
 from fl_lightning.data.rebalancing import LabelAveraging
-from fl_lightning.data.resident_loader import ResidentLoader, close_all
+from fl_lightning.data.resident_loader import ResidentLoader
 from fl_lightning.data.samplers import client_sampler, is_plain
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.functional.labels import client_label_counts
@@ -30,7 +31,7 @@ from fl_lightning.functional.splitting import sharing_clients
 from fl_lightning.messages import Part
 
 
-class ClientDatasets:
+class ClientDatasets(ClientSource):
     """Hold the data of each client of one training set.
 
     Args:
@@ -44,7 +45,7 @@ class ClientDatasets:
         unseen: the test examples of the held-out clients, whose ids follow those of the others; None without any.
     """
 
-    unseen: Partition | None = None
+    whole = True
 
     def __init__(
         self,
@@ -66,25 +67,6 @@ class ClientDatasets:
         self._label_counts: Tensor | None = None
         self._resident: ResidentLoader | None = None
         self._placed: tuple[Any, Any] = (None, None)  # the training set, and its copy on the device
-
-    def part(self, part: Part) -> Partition:
-        """Return one part of every client's examples.
-
-        Raises:
-            DataError: if the clients do not have this part.
-        """
-        partition: Partition | None = getattr(self.splits, part)
-        if partition is None:
-            raise DataError(f"The clients have no {part} examples. Set 'data.client_{part}' to a share above 0, e.g. 0.2.")
-        return partition
-
-    def size_is_unknown(self, client: int) -> bool:
-        """Return whether a client trains on a stream without a length; its size is then 1 until it tells."""
-        return False
-
-    def streams(self, client: int) -> bool:
-        """Return whether a client trains on a stream, which may yield fewer examples than its length says."""
-        return False
 
     @property
     def _dataset(self) -> Any:
@@ -162,11 +144,7 @@ class ClientDatasets:
         return {"noise": self._noise, "numbers": own}
 
     def label_counts(self) -> Tensor:
-        """Count the training examples of each class at each client, by its own labels, int64, shape (K, C).
-
-        Raises:
-            DataError: if the training set does not have labels.
-        """
+        """Count the training examples of each class at each client, int64, shape (K, C)."""
         if self._label_counts is None:
             training, classes = self.splits.training, self.num_classes()
             labels = self.all_labels()[training.order]
@@ -178,11 +156,7 @@ class ClientDatasets:
         return self._label_counts
 
     def change_examples(self, changes: Mapping[int, ExampleChange]) -> None:
-        """Change clients' examples in training and validation parts from now on; their test parts stay true.
-
-        Args:
-            changes: the changes by client.
-        """
+        """Change clients' examples in training and validation parts from now on."""
         self._changed, self._label_counts = changes, None
         for change in changes.values():
             change.check(self.num_classes())
@@ -203,26 +177,17 @@ class ClientDatasets:
         return Changes(client, part, true, believed, change, chosen, **self._noise_of(client, part))
 
     @cached_property
-    def sharing(self) -> list[tuple[int, ...]]:
+    def sharing(self) -> Sequence[tuple[int, ...]]:  # type: ignore[override]
         """Return the clients that train on examples of the same person, each group once; all of them with a public share."""
         training, persons = self.splits.training, self.splits.persons
         groups = [] if persons is None else sharing_clients(training, persons)
         everyone = [tuple(range(len(training)))] if self.splits.public.numel() else []
         return groups + everyone
 
-    def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
-        """Return Poisson-sampled batches of a client's training part, including the public share."""
-        public = self.splits.public
-        size = self.splits.training[client].numel() + public.numel()
-        batch_size = size if full_batch else self.source.batch_size
-        assert batch_size is not None
-        persons = self.splits.persons
-        return PoissonBatches(size, batch_size, coins, None if persons is None else persons[self.splits.training[client]])
-
     def training_loader(
         self, client: int, seed: int, full_batch: bool, drop_single: bool, poisson: PoissonBatches | None = None
     ) -> Any:
-        """Return a client's training part with repeats and public share; see :meth:`FederatedDataModule.client`."""
+        """Return a client's training part, with repeats and public share."""
         whole, indices, public = self._dataset, self.splits.training[client], self.splits.public
         changes = self._changes(client, "training")
         repeated = NOTHING
@@ -279,12 +244,7 @@ class ClientDatasets:
         return client_sampler(self.source.sampler, self._size, indices, order, self._possible)
 
     def place(self, device: torch.device, limit: float | None) -> None:
-        """Keep the training set's tensors on a GPU, if batches are indexed and they fit.
-
-        Args:
-            device: the device on which the clients train.
-            limit: the GiB that they may take; None for half of the free memory.
-        """
+        """Keep the training set's tensors on a GPU, if batches are indexed and they fit."""
         self._placed = None, None  # released first, so that two copies never exist
         if indexes(self.source):
             self._placed = self.source.dataset, placed(self.source.dataset, device, _room(device, limit))
@@ -292,7 +252,7 @@ class ClientDatasets:
     def release(self) -> None:
         """Release the device's memory, and stop the workers."""
         self._placed = None, None
-        close_all()
+        super().release()
 
     @property
     def _training_set(self) -> Any:

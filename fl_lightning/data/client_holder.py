@@ -9,13 +9,10 @@ from typing import Any, Literal
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
-from fl_lightning.data.client_datasets import ClientDatasets
-from fl_lightning.data.client_sets import ClientSets
+from fl_lightning.data.client_source import ClientSource
 from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.example_change import ExampleChange
 from fl_lightning.data.held_out import HeldOut
-from fl_lightning.data.lazy_clients import LazyDatasets
-from fl_lightning.data.own_loaders import OwnLoaders
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.remote import RemoteDatasets
 from fl_lightning.data.schema import schema_of
@@ -46,14 +43,14 @@ class ClientHolder(LightningDataModule):
         self.datamodule = datamodule
         self.client_validation, self.client_test = client_validation, client_test
         self.held_out_clients: HeldOut = 0
-        self._client_datasets: ClientDatasets | None = None
+        self._client_datasets: ClientSource | None = None
 
     def __repr__(self) -> str:
         return short_repr(self)
 
     def _repr_html_(self) -> str:
         """Return the settings, and after ``setup('fit')`` each client's examples, by class if their labels are in memory."""
-        held: ClientDatasets | None = vars(self).get("_client_datasets")
+        held: ClientSource | None = vars(self).get("_client_datasets")
         if held is None or not (self.is_remote or self.has_one_set):  # streams have no sizes
             return settings_table(self)
         own, labels = held.splits.training, held.labels
@@ -63,7 +60,7 @@ class ClientHolder(LightningDataModule):
         return settings_table(self) + client_bars(own.names, counts)
 
     @property
-    def client_datasets(self) -> ClientDatasets:
+    def client_datasets(self) -> ClientSource:
         """Return the clients' data, after ``setup('fit')``."""
         assert self._client_datasets is not None
         return self._client_datasets
@@ -113,10 +110,7 @@ class ClientHolder(LightningDataModule):
 
     def clients_hold(self, part: Literal["validation", "test"]) -> bool:
         """Return whether each client has a validation or test part: a share of its examples, or a set of its own."""
-        if self.is_remote:
-            return getattr(self.splits, part) is not None
-        own = isinstance(self.datamodule, ClientSets) and self.datamodule.has_own(part)
-        return own or (self.client_validation if part == "validation" else self.client_test) > 0
+        return getattr(self.splits, part) is not None
 
     def register_clients(self, infos: Sequence[ClientInfo]) -> None:
         """Take what clients outside this process tell about themselves, in the order of their ids, held-out ones last."""
@@ -131,7 +125,7 @@ class ClientHolder(LightningDataModule):
     @property
     def has_one_set(self) -> bool:
         """Return whether all clients' training examples are in one dataset here, of which each has indices."""
-        return not isinstance(self._client_datasets, RemoteDatasets | OwnLoaders | LazyDatasets)
+        return self._client_datasets is None or self._client_datasets.whole
 
     def label_counts(self) -> Tensor:
         """Count each client's training examples by class, by its own labels, int64, shape (K, C), after ``setup('fit')``.
@@ -182,7 +176,7 @@ class ClientHolder(LightningDataModule):
         if schema is None or inputs.dim() != 2 or inputs.shape[1] != len(schema.feature_names):
             raise ConfigurationError(
                 "Sums with noise need a schema, whose ranges bound the values. Set 'schema' of a TableDataModule, or leave out "
-                "'epsilon' of Standardized and 'policy.epsilon'."
+                "'epsilon' of Standardized and 'policy.statistics_epsilon'."
             )
         return noisy_moments(self._evaluated(client), schema.bounded, inputs.shape[1], epsilon, draw)
 
@@ -222,15 +216,10 @@ class ClientHolder(LightningDataModule):
 
     def evaluated_persons(self, client: int, part: Part) -> Tensor | None:
         """Return the person of each example of a part of one client's, in order, int64; None if the data name no persons."""
-        if isinstance(self._client_datasets, LazyDatasets):
-            return self._client_datasets.persons_of(client)
-        persons, division = self.splits.persons, getattr(self.splits, part)
-        if self.unseen is not None and client >= self.num_clients:
-            client, division = client - self.num_clients, self.unseen
-        return None if persons is None or division is None else persons[division[client]]
+        return self.client_datasets.persons_of(client, part)
 
     @property
-    def sharing(self) -> list[tuple[int, ...]]:
+    def sharing(self) -> Sequence[tuple[int, ...]]:
         """Return the groups of clients that train on examples of the same person; none of sites, which cannot know it."""
         return self.client_datasets.sharing
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,27 +11,22 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from fl_lightning.errors import ConfigurationError
+
 _INSIDE = ("dataset", "indices", "datasets")
 """What torch's wrappers consist of, which is no column of the user's."""
-_OWN = ("dataset", "indices", "_changed", "_tell")
+_OWN = ("dataset", "indices")
 
 
 class ClientPart(Subset[Any]):
     """Some examples of a dataset, whose attributes and methods a module finds in ``trainer.train_dataloader.dataset``.
 
-    An attribute with one value per example has only those of the part. An attribute that is set here is set on the dataset,
-    so that it changes what the examples are, until :meth:`restore`.
+    An attribute with one value per example has only those of the part. None can be set: other clients share the dataset.
 
     Args:
         dataset: the whole dataset.
         indices: the examples.
-        tell: called after an attribute was set or restored; workers in other processes must then start again.
     """
-
-    def __init__(self, dataset: Any, indices: Sequence[int], tell: Callable[[], None] | None = None) -> None:
-        super().__init__(dataset, indices)
-        self._changed: list[tuple[Any, str, Any]] = []
-        self._tell = tell
 
     def __getattr__(self, name: str) -> Any:
         """Return the dataset's attribute; of one value per example, those of the part."""
@@ -44,26 +39,17 @@ class ClientPart(Subset[Any]):
         return _chosen(value, indices, len(dataset)) if hasattr(dataset, "__len__") else value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute of the dataset."""
-        if name in _OWN:
-            super().__setattr__(name, value)
-            return
-        dataset = self._holder(name)[0]
-        self._changed.append((dataset, name, getattr(dataset, name, _MISSING)))
-        setattr(dataset, name, value)
-        if self._tell is not None:
-            self._tell()
+        """Refuse to set an attribute of the dataset.
 
-    def restore(self) -> None:
-        """Undo what was set here, so that the next client does not find it."""
-        for dataset, name, value in reversed(self._changed):
-            if value is _MISSING:
-                delattr(dataset, name)
-            else:
-                setattr(dataset, name, value)
-        if self._changed and self._tell is not None:
-            self._tell()
-        self._changed.clear()
+        Raises:
+            ConfigurationError: always.
+        """
+        if name not in _OWN:
+            raise ConfigurationError(
+                f"'{name}' of the training set cannot be set from a client's fit, because clients share the dataset. Keep it "
+                "in the LightningModule, and let 'training_step' apply it."
+            )
+        super().__setattr__(name, value)
 
     def _holder(self, name: str) -> tuple[Any, Sequence[int]]:
         """Return the dataset whose attribute it is, and the examples in it: the one of several that has them all, if any."""
@@ -124,9 +110,6 @@ def _member(dataset: ConcatDataset[Any], indices: Sequence[int]) -> tuple[Any, S
     member = bisect.bisect_right(ends, min(indices))
     begin = ends[member - 1] if member else 0
     return None if max(indices) >= ends[member] else (dataset.datasets[member], [index - begin for index in indices])
-
-
-_MISSING = object()
 
 
 def _chosen(value: Any, indices: Sequence[int], size: int) -> Any:

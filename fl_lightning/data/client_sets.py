@@ -233,7 +233,12 @@ class ClientSets(LightningDataModule):
             dataset = sized(name, dataset_of(own[name]))
             reader = own[name] if isinstance(own[name], DataLoader) else self._reader(part, dataset, training[name])
             if isinstance(own[name], DataLoader) and not is_plain(reader.sampler):
-                chosen = yields(reader, f"The {part} loader of client '{name}'")
+                chosen = yields(reader)
+                if chosen is None:
+                    raise DataError(
+                        f"The {part} loader of client '{name}' uses {type(reader.sampler).__name__}, so which examples it "
+                        "reads is not known. Give the loader a dataset of these examples alone (torch.utils.data.Subset)."
+                    )
                 dataset = dataset if chosen.numel() == len(dataset) else Subset(dataset, chosen.tolist())
             self._readers[part].append(reader)
             sets.append(sized(name, dataset))
@@ -293,11 +298,6 @@ class ClientSets(LightningDataModule):
     def persons(self) -> Tensor | None:
         """Return the person of each example, after ``setup``; None if no client's set names persons."""
         return self._persons
-
-    def has_own(self, part: str) -> bool:
-        """Return whether the clients have validation or test sets of their own."""
-        given = self._val if part == "validation" else self._test
-        return isinstance(given, Mapping) or (given is None and self._of_modules(_LOADERS[part]))
 
     def with_own_sets(self, splits: ClientSplits, shares: Mapping[str, float]) -> ClientSplits:
         """Return the clients' parts with their own validation and test sets.

@@ -16,6 +16,7 @@ from fl_lightning.data.class_names import require_alike
 from fl_lightning.data.client_datasets import ClientDatasets
 from fl_lightning.data.client_holder import ClientHolder
 from fl_lightning.data.client_sets import ClientSets, OwnSets
+from fl_lightning.data.client_source import ClientSource
 from fl_lightning.data.client_sources import OTHER_PACKAGE
 from fl_lightning.data.client_splits import check_shares, divide, splitter
 from fl_lightning.data.feature_noise import FeatureNoise
@@ -261,7 +262,7 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
                 self._client_datasets = self._hold(source)
             self._client_datasets.source = source
 
-    def _reading_alone(self, own: ClientDatasets) -> ClientDatasets:
+    def _reading_alone(self, own: ClientSource) -> ClientSource:
         """Return clients that are read as they are, after refusing settings that would change their examples."""
         settings = ("client_validation", "client_test", "feature_noise", "held_out_clients")
         for name in (*settings, *(["rebalancing"] if self.rebalancing is not None else [])):
@@ -279,8 +280,7 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
             partitioner = partitioner.for_stand_in(labels)
 
         shares = {"validation": self.client_validation, "test": self.client_test}
-        owner = f"{type(self.datamodule).__name__}.train_dataloader()"
-        among = None if is_plain(source.sampler) else yields(source, owner)
+        among = None if is_plain(source.sampler) else yields(source)
         known = labels if labels is not None else labels_at_hand(dataset)
         division = divide(
             len(dataset),
@@ -394,12 +394,13 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
         """Return one round per epoch, or without a federation the union of the clients' examples."""
         if self._serves_rounds:
             return RoundLoader()
-        if not self.has_one_set:
-            return self.client_datasets.union_loader("training", 1)
-        dataset, union = self.client_datasets.union("training")
-        source = self.client_datasets.source
+        held = self.client_datasets
+        if not isinstance(held, ClientDatasets):
+            return held.union_loader("training", 1)
+        dataset, union = held.union("training")
+        source = held.source
         own = is_plain(source.sampler) or self._rank[1] > 1  # on several ranks, Lightning wraps the sampler
-        sampler = None if own else self.client_datasets.sampler_of(union, None)
+        sampler = None if own else held.sampler_of(union, None)
         return client_loader(source, union, None, self._rank[1] == 1, dataset, sampler=sampler)
 
     def val_dataloader(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,15 +24,14 @@ from fl_lightning.errors import DataError, require
 _MANY = 5_000
 """The number of images from which reading shows its progress."""
 
-
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 """Exceptions that Pillow raises for a file that is not a complete image."""
-
 
 WHITE = 2**16 - 1
 """The largest value in 16 bits."""
 _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)
 """The EXIF tag by which cameras say how an image is to be turned, and its values that exchange width and height."""
+_SHOWN = 20
 _SAMPLE = 32
 """The number of images of which the brightest pixel is read beforehand."""
 
@@ -107,49 +107,48 @@ def find_images(root: Path | Mapping[str, Path], classes: tuple[str, ...] = ()) 
             none of the given classes.
     """
     domains = _domains(root)
-    of_domains = "" not in domains
-    there = tuple(sorted({label.name for folder in domains.values() for label in folders_in(folder)}))
-    names = classes or there
-    deep = [label for folder in domains.values() for label in folders_in(folder) if not _images(label) and folders_in(label)]
-    if deep:
-        empty = [folder.name for folder in folders_in(root) if not any(folder.iterdir())] if isinstance(root, Path) else []
+    found = {name: {label.name: _images(label) for label in folders_in(folder)} for name, folder in domains.items()}
+    for name, labels in found.items():
+        if deep := next((label for label, images in labels.items() if not images and folders_in(domains[name] / label)), None):
+            raise DataError(
+                f"'{root}' is nested more deeply than root/domain/class/image: '{deep}' contains folders. Set "
+                "'data.datamodule.root' to the folder above the domains or classes, and remove empty folders from it."
+            )
+    there = sorted({label for labels in found.values() for label in labels})
+    names = classes or tuple(there)
+    if unknown := [label for label in there if label not in names]:
         raise DataError(
-            f"'{root}' is nested more deeply than root/domain/class/image: '{deep[0].name}' contains folders. "
-            + (f"Remove '{empty[0]}', which is empty, or add" if empty else "Set")
-            + (" images to it." if empty else " 'data.datamodule.root' to the folder above the domains or classes.")
+            f"'{root}' has a folder of the class '{unknown[0]}', which is not one of 'data.datamodule.classes' or of the "
+            f"schema's classes: {', '.join(names[:20])}. Remove the folder, or add the class."
         )
-    paths: list[str] = []
-    targets: list[int] = []
-    sizes: list[int] = []
-    unknown = [name for name in there if name not in names]
-    if unknown:
-        raise DataError(
-            f"'{root}' has a folder of the class '{unknown[0]}', which is not one of "
-            f"'data.datamodule.classes' or of the schema's classes: {', '.join(names[:20])}. Remove the folder, or add the "
-            "class."
-        )
-    lacking = {name: [label for label in names if not (folder / label).is_dir()] for name, folder in domains.items()}
-    if any(lacking.values()) and not classes:
-        text = "; ".join(f"'{name}' has no folder {', '.join(labels)}" for name, labels in lacking.items() if labels)
-        rank_zero_warn(f"The domains have different classes: {text}. If a folder is misspelt, it counts as a class of its own.")
-    for name, folder in domains.items():
-        for target, label in enumerate(names):
-            found = _images(folder / label) if (folder / label).is_dir() else []
-            if not found and not name and label in there:
-                raise DataError(
-                    f"'{folder / label}' contains no images ({', '.join(IMG_EXTENSIONS)}). Add some, or remove the folder."
-                )
-            paths += found
-            targets += [target] * len(found)
-        sizes.append(len(paths) - sum(sizes))
-        if not sizes[-1]:
-            raise DataError(f"'{folder}' contains no images ({', '.join(IMG_EXTENSIONS)}). Add some, or remove the folder.")
+    for name, labels in found.items():  # a domain may lack classes
+        if (
+            empty := [label for label, images in labels.items() if not images]
+            if not name
+            else []
+            if any(labels.values())
+            else [""]
+        ):
+            raise DataError(
+                f"'{domains[name] / empty[0]}' contains no images ({', '.join(IMG_EXTENSIONS)}). Add some, or remove the "
+                "folder."
+            )
     if len(names) < 2:
         raise DataError(
             f"'{root}' contains the single class '{names[0]}', but classification needs two or more. Add another class."
         )
-    domain_of = torch.arange(len(domains)).repeat_interleave(torch.tensor(sizes))
-    return ImageFiles(tuple(paths), torch.tensor(targets), names, domain_of, tuple(domains) if of_domains else ())
+    lacking = {name: [label for label in names if label not in labels] for name, labels in found.items()}
+    if any(lacking.values()) and not classes:
+        text = "; ".join(f"'{name}' has no folder {', '.join(labels)}" for name, labels in lacking.items() if labels)
+        rank_zero_warn(f"The domains have different classes: {text}. If a folder is misspelt, it counts as a class of its own.")
+    each = [
+        (path, target, owner)
+        for owner, own in enumerate(found.values())
+        for target, label in enumerate(names)
+        for path in own.get(label, ())
+    ]
+    paths, targets, owners = zip(*each, strict=True)
+    return ImageFiles(paths, torch.tensor(targets), names, torch.tensor(owners), () if "" in domains else tuple(domains))
 
 
 def _domains(root: Path | Mapping[str, Path]) -> dict[str, Path]:
@@ -161,21 +160,20 @@ def _domains(root: Path | Mapping[str, Path]) -> dict[str, Path]:
                 f"'{folder}' {'contains no folders' if folder.is_dir() else 'is not a folder'}. Set 'data.datamodule.root' to "
                 "a folder of the form root/class/image or root/domain/class/image, or to a folder for each client by name."
             )
-    if not isinstance(root, Path):
-        return {name: _inside(folder) for name, folder in given.items()}
-    inside = folders_in(root)
-    of_domains = all(not _images(folder) and folders_in(folder) for folder in inside)
-    return {folder.name: _inside(folder) for folder in inside} if of_domains else given
+    if isinstance(root, Path):
+        inside = folders_in(root)
+        if any(_images(folder) or not folders_in(folder) for folder in inside):
+            return given
+        given = {folder.name: folder for folder in inside}
+    return {
+        name: folder / "images" if [f.name for f in folders_in(folder)] == ["images"] else folder
+        for name, folder in given.items()
+    }
 
 
 def folders_in(root: Path) -> list[Path]:
     """Return the subfolders of a folder, sorted, without hidden ones; an empty list if the folder does not exist."""
     return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")) if root.is_dir() else []
-
-
-def _inside(domain: Path) -> Path:
-    inner = folders_in(domain)
-    return inner[0] if [folder.name for folder in inner] == ["images"] else domain
 
 
 def _images(folder: Path) -> list[str]:
@@ -194,6 +192,7 @@ class ImageReader:
     """
 
     def __init__(self, channels: int, size: int | None, white: int = WHITE) -> None:
+        require(size is None or size >= 1, "data.datamodule.image_size", "1 or above, or null", size)
         require(1 <= white <= WHITE, "data.datamodule.white", f"1 to {WHITE}", white)
         self.channels, self.size, self.white = channels, size, white
 
@@ -238,22 +237,6 @@ class ImageReader:
                 f"'data.datamodule.white' to {2**bits - 1}, for all clients."
             )
 
-    def shape(self, paths: Sequence[str]) -> tuple[int, int, int]:
-        """Return the shape of the first image that can be read.
-
-        Raises:
-            DataError: if no image can be read.
-        """
-        why = ""
-        for path in paths:
-            try:
-                height, width = self.read(path).shape[1:]
-            except UNREADABLE as error:
-                why = why or str(error)
-                continue
-            return self.channels, height, width
-        raise DataError(f"None of the {len(paths)} images can be read, such as '{paths[0]}' ({why}). Fix or replace them.")
-
 
 def _in_bytes(file: Image.Image, white: int) -> Image.Image:
     """Return an image of 8 bits; Pillow would clip the 16 bits of medical images at 255.
@@ -271,8 +254,43 @@ def _in_bytes(file: Image.Image, white: int) -> Image.Image:
     return Image.fromarray((values.astype(np.uint32) * 255 // white).astype(np.uint8))
 
 
-def for_each(work: Callable[[int], object], size: int, text: str) -> dict[int, str]:
-    """Apply a function to each of n images in threads, with a progress bar; return error messages by position."""
+def read_images(reader: ImageReader, paths: Sequence[str], limit: float = math.inf) -> Tensor | None:
+    """Return images, uint8, shape (n, C, H, W); None, after a check of their headers, if they take more than ``limit`` bytes.
+
+    Raises:
+        DataError: naming images that cannot be read, or of different sizes.
+    """
+    first: list[Tensor] = []
+    _for_each(lambda k: first.append(reader.read(paths[k])), paths[:1], "")
+    reader.warn_of_depth(paths)
+    shape, here = first[0].shape, len(paths) * first[0].nbytes <= limit
+    images = torch.empty(len(paths) if here else 0, *shape, dtype=torch.uint8)
+    odd: list[str] = []
+
+    def read(position: int) -> None:
+        """Read one image into its place, or its header."""
+        image = reader.read(paths[position]) if here else None
+        size = reader.header_size(paths[position]) if image is None else image.shape[1:]
+        if reader.size is None and tuple(size) != shape[1:]:
+            odd.append(paths[position])
+        elif image is not None:
+            images[position] = image
+
+    _for_each(read, paths, "Reading images" if here else "Checking images")
+    if odd:
+        raise DataError(
+            f"The images have different sizes: {len(odd)} of them, such as {min(odd)}, do not have the {shape[2]} x {shape[1]} "
+            "pixels of the first image. Set 'data.datamodule.image_size' to resize all of them."
+        )
+    return images if here else None
+
+
+def _for_each(work: Callable[[int], object], paths: Sequence[str], text: str) -> None:
+    """Apply a function to the position of each image in threads, with a progress bar.
+
+    Raises:
+        DataError: naming images that cannot be read.
+    """
     failures: dict[int, str] = {}
 
     def attempt(position: int) -> None:
@@ -280,13 +298,18 @@ def for_each(work: Callable[[int], object], size: int, text: str) -> dict[int, s
         try:
             work(position)
         except UNREADABLE as error:
-            short = isinstance(error, UnidentifiedImageError)
-            failures[position] = "not an image" if short else str(error)
+            failures[position] = "not an image" if isinstance(error, UnidentifiedImageError) else str(error)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in tqdm(pool.map(attempt, range(size)), text, size, unit="image", disable=size < _MANY, leave=False):
+        places = pool.map(attempt, range(len(paths)))
+        for _ in tqdm(places, text, len(paths), unit="image", disable=len(paths) < _MANY, leave=False):
             pass
-    return dict(sorted(failures.items()))
+    if failures:
+        named = ", ".join(f"{paths[k]} ({failures[k]})" for k in sorted(failures)[:_SHOWN])
+        more = f" and {len(failures) - _SHOWN} more" if len(failures) > _SHOWN else ""
+        raise DataError(
+            f"{len(failures)} of {len(paths)} images cannot be read: {named}{more}. Fix them, or move them elsewhere."
+        )
 
 
 class LazyImages(Dataset[Any]):
@@ -310,6 +333,4 @@ class LazyImages(Dataset[Any]):
         try:
             return self._reader.read(self._paths[index]), int(self.targets[index])
         except UNREADABLE as error:
-            raise DataError(
-                f"Cannot read {self._paths[index]} ({error}). Fix it, or set 'data.datamodule.unreadable' to 'skip'."
-            ) from error
+            raise DataError(f"Cannot read {self._paths[index]} ({error}). Fix it, or move it elsewhere.") from error

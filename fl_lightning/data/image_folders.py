@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningDataModule
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset
 
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.class_names import given_classes
 from fl_lightning.data.client_paths import client_paths
-from fl_lightning.data.image_files import WHITE, ImageFiles, ImageReader, LazyImages, find_images, for_each, split_folders
-from fl_lightning.data.images import ImageDataModule, image_dataset
+from fl_lightning.data.image_files import WHITE, ImageFiles, ImageReader, LazyImages, find_images, read_images, split_folders
+from fl_lightning.data.images import ImageDataModule
+from fl_lightning.data.in_memory import held_share, named_dataset
 from fl_lightning.data.schema_file import read_schema
 from fl_lightning.errors import DataError, require
-from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
-from fl_lightning.functional.splitting import hold_out
-
-_SHOWN = 5
 
 
 class ImageFolderDataModule(ImageDataModule):
@@ -47,9 +42,7 @@ class ImageFolderDataModule(ImageDataModule):
         augmentation: a transform of training images in [0, 1], applied to each independently, from
             ``torchvision.transforms.v2`` or any module.
         memory_limit: the GiB that the images of one set may take in memory.
-        unreadable: whether an unreadable image is an ``error`` that names it, or is to ``skip`` with a warning.
         num_workers: the number of processes that read images that are not in memory.
-        seed: the seed of the draw of a test share.
         classes: the names of the classes in the order of their numbers, of which folders may lack some; None for those that
             exist, sorted.
         white: the value of white in images of 16 bits: 4095 for a camera of 12 bits, 65535 for all 16.
@@ -78,16 +71,13 @@ class ImageFolderDataModule(ImageDataModule):
         std: list[float] | None = None,
         augmentation: nn.Module | None = None,
         memory_limit: float = 4.0,
-        unreadable: Literal["error", "skip"] = "error",
         num_workers: int = 0,
-        seed: int = 0,
         classes: list[str | int] | None = None,
         white: int = WHITE,
         schema: str | None = None,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, mean, std, augmentation, num_workers)
         require(0 <= test_share < 1, "data.datamodule.test_share", "at least 0 and below 1", test_share)
-        require(image_size is None or image_size >= 1, "data.datamodule.image_size", "1 or above, or null", image_size)
         require(memory_limit >= 0, "data.datamodule.memory_limit", "0 or above, in GiB", memory_limit)
         fits = mean is None or len(mean) == channels
         require(fits, "data.datamodule.mean", f"one number for each of {channels} channels", mean)
@@ -96,15 +86,13 @@ class ImageFolderDataModule(ImageDataModule):
         self.image_size = image_size
         self.channels = channels
         self.memory_limit, self._reader = memory_limit, ImageReader(channels, image_size, white)
-        self.unreadable = unreadable
         self.schema = None if schema is None else read_schema(schema)
         if self.schema is not None:
             require(classes is None, "data.datamodule.classes", "left out with a 'schema', which has them", classes)
             require(bool(self.schema.classes), "data.datamodule.schema", "a schema whose target has classes", schema)
-        self.seed, self.classes = seed, given_classes(classes, str) if self.schema is None else self.schema.classes
+        self.classes = given_classes(classes, str) if self.schema is None else self.schema.classes
         if not test_share and self._folders()[1:] == (None, None):
-            for loader in ("val_dataloader", "test_dataloader", "predict_dataloader"):
-                vars(self)[loader] = getattr(LightningDataModule, loader).__get__(self)  # Lightning sees that it is missing
+            self.without_server_set()
 
     def _folders(self) -> tuple[Path | dict[str, Path], Path | None, Path | None]:
         """Return the folders of training, validation and test images."""
@@ -143,7 +131,9 @@ class ImageFolderDataModule(ImageDataModule):
         files = find_images(folder, self.classes)
         others = [None if path is None else self._like(files, path) for path in held]
         if others == [None, None] and self.test_share:
-            files, others[1] = self._held_out(files)
+            strata = files.domains * len(files.classes) + files.targets
+            draw = generator(0, "test share")
+            files, others[1] = map(files.select, held_share("test_share", self.test_share, strata, draw))
         train = self._read(files)
         self._val, test = (None if part is None else self._read(part) for part in others)
         sizes = " + ".join(str(len(part)) for part in (train, self._val, test) if part is not None)  # type: ignore[arg-type]
@@ -163,80 +153,6 @@ class ImageFolderDataModule(ImageDataModule):
             )
         return found
 
-    def _held_out(self, files: ImageFiles) -> tuple[ImageFiles, ImageFiles]:
-        everything = Partition.of_parts([torch.arange(len(files.paths))])
-        strata = files.domains * len(files.classes) + files.targets
-        size = torch.tensor([max(1, round(self.test_share * len(files.paths)))])
-        rest, taken = hold_out(everything, size, strata, generator(self.seed, "test share"))
-        if not rest.order.numel():
-            raise DataError(
-                f"'data.datamodule.test_share' is {self.test_share}, which leaves none of the {len(files.paths)} images to "
-                "train on. Lower it."
-            )
-        return files.select(rest.order), files.select(taken.order)
-
     def _read(self, files: ImageFiles) -> Dataset[Any]:
-        reader = self._reader
-        shape = reader.shape(files.paths)
-        reader.warn_of_depth(files.paths)
-        if len(files.paths) * shape[0] * shape[1] * shape[2] > self.memory_limit * 2**30:
-            return LazyImages(self._without(files, self._check(files, reader, shape)), reader)
-        images = torch.empty(len(files.paths), *shape, dtype=torch.uint8)
-        odd: list[str] = []
-
-        def read(position: int) -> None:
-            """Read one image into its place."""
-            image = reader.read(files.paths[position])
-            if image.shape != shape:
-                odd.append(files.paths[position])
-            else:
-                images[position] = image
-
-        failures = for_each(read, len(files.paths), "Reading images")
-        _refuse_sizes(odd, shape)
-        kept = self._without(files, failures)
-        if failures:
-            images = images[_others(len(images), failures)]
-        return image_dataset(images, kept.targets, **kept.columns)
-
-    def _check(self, files: ImageFiles, reader: ImageReader, shape: tuple[int, int, int]) -> dict[int, str]:
-        """Find unreadable images: by their headers, or by reading each once if they are to be skipped."""
-        odd: list[str] = []
-
-        def check(position: int) -> None:
-            """Check one image."""
-            path = files.paths[position]
-            size = reader.read(path).shape[1:] if self.unreadable == "skip" else reader.header_size(path)
-            if self.image_size is None and tuple(size) != shape[1:]:
-                odd.append(path)
-
-        failures = for_each(check, len(files.paths), "Checking images")
-        _refuse_sizes(odd, shape)
-        return failures
-
-    def _without(self, files: ImageFiles, failures: dict[int, str]) -> ImageFiles:
-        if not failures:
-            return files
-        named = ", ".join(f"{files.paths[k]} ({why})" for k, why in list(failures.items())[:_SHOWN])
-        more = f" and {len(failures) - _SHOWN} more" if len(failures) > _SHOWN else ""
-        text = f"{len(failures)} of {len(files.paths)} images cannot be read: {named}{more}."
-        if self.unreadable == "error":
-            raise DataError(f"{text} Fix or remove them, or set 'data.datamodule.unreadable' to 'skip'.")
-        warnings.warn(f"{text} They are skipped.", stacklevel=2)
-        kept = files.select(_others(len(files.paths), failures))
-        lost = set(files.targets.tolist()) - set(kept.targets.tolist())
-        if lost:
-            raise DataError(f"{text} Without them class '{files.classes[min(lost)]}' has no images left. Fix them.")
-        return kept
-
-
-def _refuse_sizes(odd: list[str], shape: tuple[int, int, int]) -> None:
-    if odd:
-        raise DataError(
-            f"The images have different sizes: {len(odd)} of them, such as {min(odd)}, do not have the {shape[2]} x {shape[1]} "
-            "pixels of the first image. Set 'data.datamodule.image_size' to resize all of them."
-        )
-
-
-def _others(size: int, failures: dict[int, str]) -> Tensor:
-    return torch.tensor([k for k in range(size) if k not in failures], dtype=torch.int64)
+        images = read_images(self._reader, files.paths, self.memory_limit * 2**30)
+        return LazyImages(files, self._reader) if images is None else named_dataset([images, files.targets], **files.columns)

@@ -6,26 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm  # tqdm.auto warns in a notebook without ipywidgets
 
 from fl_lightning.core.resume_rule import ResumeRule
-from fl_lightning.data.augmentation import augment
-from fl_lightning.data.class_names import names_of
 from fl_lightning.data.feature_noise import scaled_to_one
-from fl_lightning.data.readers import same_function
-from fl_lightning.data.tensor_loader import TensorLoader
+from fl_lightning.data.in_memory import InMemoryDataModule, named_dataset
 from fl_lightning.errors import require
-from fl_lightning.utilities.checkpoint_file import LoadsSafely
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 _COLUMNS = ("classes", "domains", "domains_names")
 _MANY = 20
 """The number of batches from which computing features shows its progress."""
 
 
-class ImageDataModule(LoadsSafely, LightningDataModule):
+class ImageDataModule(InMemoryDataModule):
     """Share the code of image datamodules. Subclasses read the data in :meth:`load`.
 
     Loaders return batches of images in uint8, shape (B, C, H, W), and labels. After the transfer to the device, images are
@@ -55,64 +52,18 @@ class ImageDataModule(LoadsSafely, LightningDataModule):
         augmentation: nn.Module | None = None,
         num_workers: int = 0,
     ) -> None:
-        super().__init__()
-        require(batch_size >= 1, "data.datamodule.batch_size", "1 or above", batch_size)
-        require(eval_batch_size >= 1, "data.datamodule.eval_batch_size", "1 or above", eval_batch_size)
+        super().__init__(batch_size, eval_batch_size)
         require(num_workers >= 0, "data.datamodule.num_workers", "0 or above", num_workers)
         both = (mean is None) == (std is None) and (mean is None or std is None or len(mean) == len(std))
         unit = "between 0 and 1 for each channel, since images are in [0, 1] (divide by 255)"
         require(all(0 <= value <= 1 for value in mean or ()), "data.datamodule.mean", unit, mean)
         require(all(value <= 1 for value in std or ()), "data.datamodule.std", unit, std)
         require(both and min(std or [1]) > 0, "data.datamodule.std", "above 0, with one value for each value of 'mean'", std)
-        self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size
         self.mean, self.std = mean, std
         self.augmentation = augmentation
         self.num_workers = num_workers
-        self.origin = "not loaded yet"
-        self._train: Any = None
-        self._val: Any = None  # set if it differs from the test set
-        self._test: Any = None
         self._images: tuple[Any, Any, Any] | None = None  # set while features replace them
         self._scale: tuple[Tensor, Tensor] | None = None
-
-    def load(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
-        """Read the training set and the server's test set: TensorDatasets of (uint8 images, labels), or lazy datasets.
-
-        Raises:
-            DataError: if the data are not available.
-        """
-        raise NotImplementedError
-
-    def setup(self, stage: str) -> None:
-        """Read the images, once."""
-        if self._train is None:
-            self._train, self._test = self.load()
-
-    def train_dataloader(self) -> DataLoader[Any]:
-        """Return shuffled batches of (images (B, C, H, W), labels (B,))."""
-        return DataLoader(self._train, batch_size=self.batch_size, shuffle=True, num_workers=self._workers(self._train))
-
-    def val_dataloader(self) -> Any:
-        """Return the server's validation set if it has one, otherwise the test set."""
-        return self._evaluation(self._test if self._val is None else self._val)
-
-    def test_dataloader(self) -> Any:
-        """Return the test set if it exists, otherwise the validation set."""
-        return self._evaluation(self._val if self._test is None else self._test)
-
-    def _evaluation(self, dataset: Any) -> Any:
-        if type(dataset) is TensorDataset:
-            classes = names_of(dataset, "classes")
-            return TensorLoader(dataset.tensors, self.eval_batch_size, names={"classes": classes} if classes else {})
-        return DataLoader(dataset, batch_size=self.eval_batch_size, num_workers=self._workers(dataset))
-
-    def predict_dataloader(self) -> Any:
-        """Return the test set if it exists, otherwise the validation set."""
-        return self.test_dataloader()
-
-    def _workers(self, dataset: Any) -> int:
-        return 0 if type(dataset) is TensorDataset else self.num_workers
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Scale, augment and normalise images; return features computed from them unchanged."""
@@ -170,7 +121,7 @@ class ImageDataModule(LoadsSafely, LightningDataModule):
             computed.append(features(self._normalized(scaled_to_one(inputs))))
             labels.append(targets)
         columns = {name: getattr(dataset, name) for name in _COLUMNS if hasattr(dataset, name)}
-        return image_dataset(torch.cat(computed), torch.cat(labels), **columns)
+        return named_dataset([torch.cat(computed), torch.cat(labels)], **columns)
 
     def use_images(self) -> None:
         """Serve the images again."""
@@ -188,11 +139,54 @@ def _same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
-    return torch.equal(one, other) if isinstance(one, Tensor) else same_function(one, other)
+    return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
 
 
-def image_dataset(images: Tensor, labels: Tensor, **columns: Any) -> TensorDataset:
-    """Return a dataset in memory with further columns as attributes, such as ``classes``, the names of the classes."""
-    dataset = TensorDataset(images, labels)
-    vars(dataset).update(columns)
-    return dataset
+class RandomCropFlip(ChecksTypes, nn.Module):
+    """Pad with zeros, crop at random, flip half of the images left to right: the usual augmentation of CIFAR.
+
+    It draws for all images of a batch at once, several times faster than transforms that are applied to one image at a time.
+
+    Args:
+        padding: the pixels added on each side, >= 0.
+        flip: the probability of a flip, in [0, 1].
+
+    Shapes:
+        input and output (N, C, H, W).
+    """
+
+    per_example = True
+    """Declares that the transform draws separately for each example of a batch."""
+
+    def __init__(self, padding: int = 4, flip: float = 0.5) -> None:
+        super().__init__()
+        require(padding >= 0, "padding", "0 or above", padding)
+        require(0 <= flip <= 1, "flip", "in [0, 1]", flip)
+        self.padding = padding
+        self.flip = flip
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return changed copies of the images."""
+        size, _, height, width = images.shape
+        device = images.device
+        windows = F.pad(images, [self.padding] * 4).unfold(2, height, 1).unfold(3, width, 1)  # a view, not a copy
+        top, left = torch.randint(2 * self.padding + 1, (2, size), device=device)
+        cropped = windows[torch.arange(size, device=device), :, top, left]
+        flipped = torch.rand(size, 1, 1, 1, device=device) < self.flip
+        return torch.where(flipped, cropped.flip(3), cropped)
+
+
+def augment(images: Tensor, augmentation: nn.Module) -> Tensor:
+    """Apply a transform to each image independently.
+
+    A torchvision transform draws once per call, so on a batch it would change all images in the same way. It is therefore
+    called once for each image, unless its attribute ``per_example`` declares that it draws for each image separately.
+
+    Args:
+        images: the images, shape (N, C, H, W).
+        augmentation: the transform of one image, or of a batch if it has ``per_example``.
+    """
+    if getattr(augmentation, "per_example", False):
+        changed: Tensor = augmentation(images)
+        return changed
+    return torch.stack([augmentation(image) for image in images])

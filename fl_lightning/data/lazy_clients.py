@@ -11,10 +11,9 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fl_lightning.data.client_datasets import ClientDatasets
+from fl_lightning.data.client_source import ClientSource
 from fl_lightning.data.client_sources import of_client
 from fl_lightning.data.client_splits import ClientSplits
-from fl_lightning.data.example_change import ExampleChange
 from fl_lightning.data.given_loaders import GivenLoaders
 from fl_lightning.data.labels import read_persons
 from fl_lightning.data.loaders import client_loader, evaluation_loader, poisson_loader
@@ -26,8 +25,6 @@ from fl_lightning.errors import ConfigurationError, DataError, require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.messages import Part
 from fl_lightning.utilities.argument_types import ChecksTypes
-
-_NOT_READ = "The clients' examples are read when the clients are drawn, so {}. Remove {}, or give the clients' datasets."
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -114,7 +111,7 @@ class OpenedClients(GivenLoaders, LazyClients):
         return self._opens(client)
 
 
-class LazyDatasets(ClientDatasets):
+class LazyDatasets(ClientSource):
     """Open a client's examples for each of its turns. No reference to them is kept.
 
     Args:
@@ -124,6 +121,8 @@ class LazyDatasets(ClientDatasets):
         DataError: if ``num_examples`` are not whole numbers of 1 or above.
     """
 
+    reason = "The clients' examples are read when the clients are drawn"
+
     def __init__(self, clients: LazyClients) -> None:
         self._clients = clients
         sizes = _whole_numbers(clients.num_examples())
@@ -131,8 +130,8 @@ class LazyDatasets(ClientDatasets):
             found = f"{int(sizes.min())} for client {int(sizes.argmin())}" if sizes.numel() else "no numbers"
             raise DataError(f"'num_examples' has {found}. Give each client a number of 1 or above, and leave out the others.")
         empty = torch.zeros(0, dtype=torch.int64)
-        splits = ClientSplits(RemotePartition(sizes, None), None, None, empty)
-        super().__init__(splits, self._loader(TensorDataset(empty)), None, None, None)
+        self.splits = ClientSplits(RemotePartition(sizes, None), None, None, empty)
+        self.source = self._loader(TensorDataset(empty))
 
     def _loader(self, dataset: Any) -> DataLoader[Any]:
         own, shuffle = self._clients, self._clients.shuffle and len(dataset) > 0
@@ -162,17 +161,17 @@ class LazyDatasets(ClientDatasets):
     def training_loader(
         self, client: int, seed: int, full_batch: bool, drop_single: bool, poisson: PoissonBatches | None = None
     ) -> Any:
-        """Return a client's examples, opened now; see :meth:`FederatedDataModule.client`."""
+        """Return a client's examples, opened now."""
         source, indices = self._open(client)
         order = torch.Generator().manual_seed(seed)
         if poisson is not None:
             if read_persons(source.dataset) is not None:  # epsilon of a person would need all clients that hold it
-                raise ConfigurationError(_NOT_READ.format("their persons are not known beforehand", f"'{poisson.setting}'"))
+                self.refuse(f"their persons are not known beforehand, which '{poisson.setting}' needs")
             return poisson_loader(source, indices, order, source.dataset, poisson)
         size = len(indices) if full_batch else None
         return client_loader(source, indices, order, batch_size=size, drop_single=drop_single)
 
-    def persons_of(self, client: int) -> Tensor | None:
+    def persons_of(self, client: int, part: Part) -> Tensor | None:
         """Return the person of each of a client's examples, opened now; None if they name no persons."""
         return read_persons(self._open(client)[0].dataset)
 
@@ -183,39 +182,12 @@ class LazyDatasets(ClientDatasets):
         return evaluation_loader(source, source.dataset, indices, batch_size)
 
     def part(self, part: Part) -> Partition:
-        """Return the sizes of the clients' training examples; clients have no other part.
-
-        Raises:
-            DataError: for another part.
-        """
-        if part != "training":
-            settings = "the settings that ask for it"
-            raise DataError(_NOT_READ.format(f"they have no {part} part", settings))
-        return self.splits.training
+        """Return the sizes of the clients' training examples; clients have no other part."""
+        return self.splits.training if part == "training" else self.refuse(f"they have no {part} part")
 
     def union_loader(self, part: Part, batch_size: int) -> Any:
         """Return the clients' training examples, opened one after another."""
         return OneAfterAnother([_Turn(self, client) for client in range(len(self.part(part)))])
-
-    def change_examples(self, changes: Mapping[int, ExampleChange]) -> None:
-        """Refuse changes of examples.
-
-        Raises:
-            ConfigurationError: if there are any.
-        """
-        for change in changes.values():
-            raise ConfigurationError(_NOT_READ.format("they cannot be changed", f"'{change.setting}'"))
-
-    def place(self, device: torch.device, limit: float | None) -> None:
-        """Do nothing: the clients' examples are not in memory."""
-
-    def all_labels(self) -> Tensor:
-        """Refuse to read the labels.
-
-        Raises:
-            DataError: always.
-        """
-        raise DataError(_NOT_READ.format("their labels are not known beforehand", "the settings that need labels"))
 
 
 def _whole_numbers(given: Any) -> Tensor:

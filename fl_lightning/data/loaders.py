@@ -24,7 +24,7 @@ from fl_lightning.data.client_part import ClientPart
 from fl_lightning.data.labels import labels_at_hand
 from fl_lightning.data.poisson_loader import PoissonBatches, PoissonLoader
 from fl_lightning.data.resident_loader import ClientLoader, ResidentLoader
-from fl_lightning.data.samplers import check_sampler, is_plain
+from fl_lightning.data.samplers import Shuffled, check_sampler, is_plain
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.errors import DataError
 from fl_lightning.functional.partition import Partition
@@ -115,8 +115,8 @@ def client_loader(
         return ClientLoader(resident, indices, size, generator, shuffle=shuffle, drop_last=drop_last or single)
     part = ClientPart(dataset, indices.tolist())
     # A loader draws seeds for its workers from its own generator, which must not advance the sampler's.
-    if sampler is None:
-        sampler = RandomSampler(part, generator=generator) if shuffle else SequentialSampler(part)
+    if sampler is None and shuffle:
+        sampler = RandomSampler(part) if generator is None else Shuffled(len(part), generator)
     workers = None if generator is None else torch.Generator().manual_seed(generator.initial_seed())
     return DataLoader(
         part,

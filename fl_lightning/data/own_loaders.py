@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
-import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from fl_lightning.data.client_datasets import ClientDatasets
+from fl_lightning.data.client_source import ClientSource
 from fl_lightning.data.client_splits import ClientSplits
-from fl_lightning.data.example_change import ExampleChange
+from fl_lightning.data.loaders import evaluation_loader
 from fl_lightning.data.readers import OneAfterAnother
-from fl_lightning.data.samplers import UnknownExamplesError, is_plain, yields
-from fl_lightning.errors import ConfigurationError, DataError
+from fl_lightning.data.samplers import is_plain, yields
+from fl_lightning.errors import DataError
 from fl_lightning.functional.seeding import derive_seed, reseed
 from fl_lightning.messages import Part
-
-_NO_SETTING = (
-    "Each client reads with a loader of its own (a stream, a sampler or a class of its own), so '{}' cannot change its "
-    "examples. Remove it, or give datasets or plain DataLoaders."
-)
 
 
 def reads_alone(loader: DataLoader[Any]) -> bool:
@@ -47,7 +41,7 @@ def known_size(loader: Any) -> int | None:
 def size_of(name: str, loader: DataLoader[Any]) -> int:
     """Return the number of examples that a client's loader can yield; 1 for a stream without a length.
 
-    A sampler that reads other examples in each epoch counts with all of them, and a warning says so.
+    A sampler of another class than torch's counts with all examples of the dataset, and a warning says so.
 
     Args:
         name: the client's name.
@@ -56,15 +50,14 @@ def size_of(name: str, loader: DataLoader[Any]) -> int:
     size = known_size(loader)
     if size is None or isinstance(loader.dataset, IterableDataset) or (is_plain(loader.sampler) and not _own_batches(loader)):
         return size or 1
-    try:
-        return max(1, yields(loader, f"The training loader of client '{name}'").numel())
-    except UnknownExamplesError:
+    found = yields(loader)
+    if found is None:
+        own = loader.batch_sampler if _own_batches(loader) else loader.sampler
         rank_zero_warn(
-            f"The sampler of client '{name}' ({type(loader.batch_sampler or loader.sampler).__name__}) reads other examples in "
-            f"each epoch, so the client counts with all {size} examples of its dataset. If it never reads some of them, give "
-            "the loader a dataset without those."
+            f"It is not known which examples the sampler of client '{name}' reads ({type(own).__name__}), so the client counts "
+            f"with all {size} of its dataset. If it never reads some of them, give the loader a dataset without those."
         )
-        return size
+    return size if found is None else max(1, found.numel())
 
 
 def is_stream(loader: Any) -> bool:
@@ -143,18 +136,19 @@ def warn_of_batches(name: str, examples: Any) -> None:
         )
 
 
-class OwnLoaders(ClientDatasets):
+class OwnLoaders(ClientSource):
     """Hold the loader of each client. The examples of a stream without a length are counted while a client trains on them.
 
     Args:
         splits: the clients' validation and test parts, and the sizes of their training sets, 1 if unknown.
         loaders: each client's training loader, by name, in the order of the clients.
-        evaluation: a loader over the clients' validation and test sets.
+        evaluation: the clients' validation and test sets.
     """
 
+    reason = "Each client reads with a loader of its own (a stream, a sampler or a class of its own)"
+
     def __init__(self, splits: ClientSplits, loaders: Mapping[str, DataLoader[Any]], evaluation: DataLoader[Any]) -> None:
-        super().__init__(splits, evaluation, None, None, None)
-        self._loaders = list(loaders.values())
+        self.splits, self.source, self._loaders = splits, evaluation, list(loaders.values())
 
     def size_is_unknown(self, client: int) -> bool:
         """Return whether a client reads a stream without a length."""
@@ -165,45 +159,25 @@ class OwnLoaders(ClientDatasets):
         return is_stream(self._loaders[client])
 
     def training_loader(self, client: int, seed: int, full_batch: bool, drop_single: bool, poisson: Any = None) -> Any:
-        """Return a client's loader, with its generators seeded; see :meth:`FederatedDataModule.client`.
+        """Return a client's loader, with its generators seeded.
 
         Raises:
-            ConfigurationError: if a setting asks for other batches.
+            DataError: if a setting asks for other batches.
         """
         if full_batch or poisson is not None:
-            raise ConfigurationError(_NO_SETTING.format("federation.local.full_batch" if full_batch else poisson.setting))
+            self.refuse(f"'{'federation.local.full_batch' if full_batch else poisson.setting}' cannot change its batches")
         loader = self._loaders[client]
         for part in (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
             for name, value in getattr(part, "__dict__", {}).items():
                 reseed(value, derive_seed(seed, name))
         return loader
 
+    def evaluation_loader(self, client: int, part: Part, batch_size: int) -> Any:
+        """Return a client's own validation or test set."""
+        return evaluation_loader(self.source, self.source.dataset, self.part(part)[client], batch_size)
+
     def union_loader(self, part: Part, batch_size: int) -> Any:
-        """Return the clients' training loaders one after another, or another part of all clients in order."""
-        return OneAfterAnother(self._loaders) if part == "training" else super().union_loader(part, batch_size)
-
-    def change_examples(self, changes: Mapping[int, ExampleChange]) -> None:
-        """Refuse changes of examples.
-
-        Raises:
-            ConfigurationError: if there are any.
-        """
-        for change in changes.values():
-            raise ConfigurationError(_NO_SETTING.format(change.setting))
-
-    def place(self, device: torch.device, limit: float | None) -> None:
-        """Do nothing: the clients' examples are not indexed."""
-
-    def all_labels(self) -> Tensor:
-        """Refuse to read the labels.
-
-        Raises:
-            DataError: always.
-        """
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise DataError(
-            "The labels of clients that read with loaders of their own are not known beforehand. Use settings that do not need "
-            "them, or give datasets."
-        )
+        """Return the clients' loaders one after another."""
+        clients = range(len(self._loaders))
+        each = self._loaders if part == "training" else [self.evaluation_loader(k, part, batch_size) for k in clients]
+        return OneAfterAnother(each)

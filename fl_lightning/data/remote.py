@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from fl_lightning.data.client_datasets import ClientDatasets
+from fl_lightning.data.client_source import ClientSource
 from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.poisson_loader import Coins
 from fl_lightning.errors import ConfigurationError, DataError
@@ -67,7 +67,7 @@ class RemotePartition(Partition):
         return hashlib.blake2b(repr((self.names, self.sizes.tolist())).encode(), digest_size=16).hexdigest()
 
 
-class RemoteDatasets(ClientDatasets):
+class RemoteDatasets(ClientSource):
     """Know the clients' names and sizes, and refuse to read their examples.
 
     Args:
@@ -75,10 +75,12 @@ class RemoteDatasets(ClientDatasets):
         held: the number of them that are held out, which are the last.
     """
 
+    reason = "The clients' examples are at their sites"
+
     def __init__(self, infos: Sequence[ClientInfo], held: int = 0) -> None:
         infos, unseen = infos[: len(infos) - held], infos[len(infos) - held :]
         self.unseen = RemotePartition([i.num_test for i in unseen], tuple(i.name for i in unseen)) if held else None
-        self.labels, self.infos = None, tuple(infos)
+        self.infos = tuple(infos)
         names = tuple(info.name for info in infos)
 
         def part(sizes: list[int]) -> Partition | None:
@@ -145,18 +147,6 @@ class RemoteDatasets(ClientDatasets):
                 "its loader draws its own batches. Let it serve a dataset with a batch size."
             )
         return PlannedBatches(1, 1.0) if full_batch else PlannedBatches(*info.sampling)
-
-    def place(self, device: torch.device, limit: float | None) -> None:
-        """Do nothing: no examples are here."""
-
-    def release(self) -> None:
-        """Do nothing: no examples are here."""
-
-    def _elsewhere(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise DataError("The clients' examples are at their sites. Use settings that do not read them at the server.")
-
-    all_labels = num_classes = change_examples = training_loader = evaluation_loader = union = _elsewhere
-    union_loader = _elsewhere
 
 
 def _untold(info: ClientInfo) -> ConfigurationError:

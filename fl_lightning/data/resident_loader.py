@@ -81,7 +81,6 @@ class ResidentLoader:
         self.dataset = dataset
         self._requests = _Requests()
         self._serial = 0
-        self._stale = False
         sampler: Any = self._requests
         self._loader: DataLoader[Any] = DataLoader(
             _Seeded(dataset),
@@ -97,10 +96,6 @@ class ResidentLoader:
         """Stop the workers; left to the garbage collector, they would live on and delay the end of the process."""
         stop_workers(self._loader)
 
-    def renew(self) -> None:
-        """Start new workers before the next iteration, because the dataset of these has changed meanwhile."""
-        self._stale = True
-
     def read(self, requests: Sequence[Request]) -> Iterator[Any]:
         """Iterate over batches.
 
@@ -110,9 +105,6 @@ class ResidentLoader:
         Raises:
             DataError: if an earlier iteration is continued after this one began; it is raised from the earlier one.
         """
-        if self._stale:
-            self.close()
-            self._stale = False
         self._serial += 1
         serial = self._serial
         self._requests.batches = list(requests)
@@ -150,7 +142,7 @@ class ClientLoader:
         evaluates: bool = False,
     ) -> None:
         self.resident, self.batch_size = resident, batch_size
-        self.dataset = ClientPart(resident.dataset, indices.tolist(), resident.renew)
+        self.dataset = ClientPart(resident.dataset, indices.tolist())
         self._indices, self._generator = indices, generator
         self._shuffle, self._drop_last, self._evaluates = shuffle, drop_last, evaluates
         self._iterations = 0

@@ -31,7 +31,6 @@ class Field:
         minimum: the smallest allowed number, or the first allowed day as days since ``since``; None for no limit.
         maximum: the largest allowed number, or the last allowed day; None for no limit.
         enum: the categories in their order; empty if the field is not a category.
-        required: whether missing values are refused, whatever ``missing`` says.
         missing: what a missing value becomes: an error, a constant, a constant and a column of its own that says so, or NaN,
             which ``Standardized`` in the model replaces by the mean or the most frequent category over all clients.
         constant: what replaces a missing value: a number, a number of days, 0 or 1, or the number of a category; None for
@@ -45,7 +44,6 @@ class Field:
     minimum: float | None = None
     maximum: float | None = None
     enum: tuple[str, ...] = ()
-    required: bool = False
     missing: Missing = "refuse"
     constant: float | None = None
     since: date | None = None

@@ -13,6 +13,8 @@ from fl_lightning.errors import require
 from fl_lightning.functional.related_tasks import Kind, related_examples, related_weights, with_outliers
 from fl_lightning.functional.seeding import generator
 
+_OUTLIER_NOISE = 10.0
+
 
 class SimulatedTasksDataModule(InMemoryDataModule):
     """Simulate clients in groups, each with its own linear task, or its own blob, near that of its group.
@@ -35,13 +37,10 @@ class SimulatedTasksDataModule(InMemoryDataModule):
         spread: the distance between clients of a group, at least 0.
         noise: the noise on the targets, or the width of the blobs, at least 0.
         shift: the distance between the clients' inputs, at least 0.
-        outliers: the share of the training targets, from 0 to 1, that have a second noise of size ``outlier_noise``; for
-            ``regression`` only.
+        outliers: the share of the training targets, from 0 to 1, that have a second noise of size 10; for ``regression`` only.
         server_outliers: the same share for the server's set.
-        outlier_noise: the size of the outliers' noise, at least 0.
         test_examples: the number of examples in the server's set, at least 1.
         batch_size: the examples per training batch, B.
-        eval_batch_size: the examples per evaluation batch.
         seed: the seed of all random numbers.
     """
 
@@ -57,13 +56,11 @@ class SimulatedTasksDataModule(InMemoryDataModule):
         shift: float = 0.0,
         outliers: float = 0.0,
         server_outliers: float = 0.0,
-        outlier_noise: float = 10.0,
         test_examples: int = 500,
         batch_size: int = 10,
-        eval_batch_size: int = 1000,
         seed: int = 0,
     ) -> None:
-        super().__init__(batch_size, eval_batch_size)
+        super().__init__(batch_size, 1000)
         name = "data.datamodule."
         require(num_clients >= 1, name + "num_clients", "1 or above", num_clients)
         wanted, hint = f"from 1 to the {num_clients} clients", f"'num_clients' is {num_clients}."
@@ -72,7 +69,7 @@ class SimulatedTasksDataModule(InMemoryDataModule):
         rising = len(examples) == 2 and 1 <= examples[0] <= examples[1]
         require(rising, name + "examples", "two numbers of 1 or above, the smallest and the largest", examples)
         require(kind in get_args(Kind), name + "kind", f"one of {', '.join(get_args(Kind))}", kind)
-        for setting, value in (("spread", spread), ("noise", noise), ("shift", shift), ("outlier_noise", outlier_noise)):
+        for setting, value in (("spread", spread), ("noise", noise), ("shift", shift)):
             require(value >= 0, name + setting, "0 or above", value)
         for setting, value in (("outliers", outliers), ("server_outliers", server_outliers)):
             require(0 <= value <= 1, name + setting, "a share from 0 to 1", value)
@@ -81,8 +78,7 @@ class SimulatedTasksDataModule(InMemoryDataModule):
         self.num_clients, self.groups, self.features = num_clients, groups, features
         self.examples, self.kind, self.test_examples = (examples[0], examples[1]), kind, test_examples
         self.spread, self.noise, self.shift = spread, noise, shift
-        self.outliers, self.outlier_noise = {"training": outliers, "test": server_outliers}, outlier_noise
-        self.seed = seed
+        self.outliers, self.server_outliers, self.seed = outliers, server_outliers, seed
 
     def true_weights(self) -> Tensor:
         """Return w_t of each client, float64, shape (K, d); for ``clusters``, the centres of the blobs before the shift."""
@@ -109,7 +105,8 @@ class SimulatedTasksDataModule(InMemoryDataModule):
         inputs, targets = related_examples(self.true_weights(), shifts, clients, self.groups, self.kind, self.noise, draw)
         if self.kind == "regression":
             draw = generator(self.seed, "outliers", part)  # apart, so that the other numbers do not depend on them
-            targets = with_outliers(targets, self.outliers[part], self.outlier_noise, draw).float()
+            share = self.outliers if part == "training" else self.server_outliers
+            targets = with_outliers(targets, share, _OUTLIER_NOISE, draw).float()
         digits = len(str(self.num_clients - 1))  # so that the names sort by number
         names = tuple(f"client {t:0{digits}} of group {t % self.groups}" for t in range(self.num_clients))
         return named_dataset([inputs.float(), targets], domains=clients, domains_names=names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,49 +16,61 @@ from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.class_names import alike, class_name, given_classes, ordered_classes
 from fl_lightning.data.client_paths import client_paths
 from fl_lightning.data.in_memory import InMemoryDataModule, named_dataset
-from fl_lightning.data.ranges import ranges_of, sentinels, unlike_ranges
 from fl_lightning.data.schema import Schema
-from fl_lightning.data.schema_check import compare_files
+from fl_lightning.data.schema_cells import exports_of
 from fl_lightning.data.schema_file import read_schema
-from fl_lightning.data.table_exports import exports_of
+from fl_lightning.data.table_checks import compare_files, ranges_of, sentinels, unlike_ranges
+from fl_lightning.data.table_file import listed
 from fl_lightning.data.table_rows import Columns, Table, read_table
-from fl_lightning.data.table_settings import check_paths, target_of
 from fl_lightning.errors import ConfigurationError, DataError, require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
 from fl_lightning.functional.splitting import count_units, hold_out
 from fl_lightning.models.standardized import standardized_parts
 
+_PATH = "data.datamodule."
 _COMPARED = 100
 """The number of clients whose features' ranges are compared."""
 _SHOWN = 5
 """The number of warnings about odd values."""
 
 
-def _check_columns(target: str | None, kind: str, client_column: str | None, person_column: str | None) -> None:
-    """Refuse columns that have two meanings."""
-    name = "data.datamodule."
-    require(kind in ("regression", "classification"), name + "kind", "regression or classification", kind)
-    require(target is not None or kind == "regression", name + "kind", "left out without a 'target'", kind)
-    other = client_column is None or client_column != target
-    require(other, name + "client_column", "a column other than 'target'", client_column)
-    apart = person_column is None or person_column not in (target, client_column)
-    require(apart, name + "person_column", "a column other than 'target' and 'client_column'", person_column)
-
-
-def _gaps(schema: Schema | None, standardize: bool) -> list[str]:
-    """Return the names of the features whose missing values the model fills in.
+def _of_schema(schema: Schema, target: str | None, kind: str, classes: Any, others: dict[str, str | None]) -> tuple[Any, Any]:
+    """Return the target and its kind, which are those of the schema.
 
     Raises:
-        ConfigurationError: if the table would be scaled before that.
+        ConfigurationError: if a setting says something else, or names a field as a column of clients or persons.
     """
-    found = [] if schema is None else [one.name for one in schema.features if one.missing in ("mean", "most_frequent")]
-    if found and standardize:
-        raise ConfigurationError(
-            f"'data.datamodule.standardize' is true, but the schema leaves missing values of '{found[0]}' to the model, which "
-            "fills them in. Set 'standardize' to false, and let the model scale, too: Standardized."
+    found = "classification" if schema.classes else "regression"
+    said = {"target": (target, "target", schema.target), "kind": (kind, "regression", found)}
+    for setting, (value, default, own) in said.items():
+        if value not in (default, own):
+            what = f"'{_PATH}{setting}' is {value!r}, but the schema says {own!r}."
+            raise ConfigurationError(f"{what} Remove '{setting}', or change the schema of all.")
+    require(classes is None, f"{_PATH}classes", "left out with a 'schema', which has them", classes)
+    for setting, column in others.items():
+        other = column not in [field.name for field in schema.fields]
+        require(other, _PATH + setting, "a column that is not a field of the schema", column)
+    return schema.target, found
+
+
+def _check_paths(path: Path | Mapping[str, Path], held: Path | None, client_column: str | None) -> None:
+    """Refuse a column of clients beside files that name them, and files that are trained and tested on."""
+    paths, several = [path] if isinstance(path, Path) else [*path.values()], not isinstance(path, Path)
+    require(bool(paths), f"{_PATH}path", "a file, a folder, or a file for each client", path)
+    if client_column is not None and (several or paths[0].is_dir()):
+        what = "has a file for each client" if several else f"is the folder '{path}', in which each file is one"
+        raise DataError(
+            f"'{_PATH}client_column' names the clients of one file, but 'path' {what}. Set 'client_column' to null, or 'path' "
+            "to a file."
         )
-    return found
+    pairs = [] if held is None else [pair for one in paths for pair in ((held, one, "trained"), (one, held, "tested"))]
+    for inner, outer, what in pairs:
+        if outer.resolve() in (inner.resolve(), *inner.resolve().parents):
+            raise DataError(
+                f"'{inner}' is inside '{outer}', so its rows would be {what} on, too. Set '{_PATH}path' to the training rows "
+                "alone, and 'test_path' to the others."
+            )
 
 
 class TableDataModule(InMemoryDataModule):
@@ -94,8 +107,8 @@ class TableDataModule(InMemoryDataModule):
         columns: the column of a file that holds a field of the schema, and how its cells are converted, by the field's name:
             ``{age: {from: alter, scale: 0.1, offset: 0}, sex: {from: geschlecht, values: {m: male, w: female}}}``, also with
             ``format`` of dates, such as ``%d.%m.%Y``, and ``missing``, a list of cells without a value.
-        csv: the form of CSV files: ``separator``, ``decimal``, ``encoding``, ``quote``, ``missing``. Separator, decimal commas
-            and UTF-8 or UTF-16 are detected where that is safe.
+        csv: the form of CSV files, of which nothing is guessed: ``{separator: ";", decimal: ",", encoding: cp1252}``, also with
+            ``quote`` and ``missing``, a list of cells without a value. By default commas, points and UTF-8.
         exports: ``columns`` and ``csv`` of single clients, by the client's name: ``{hospital_a: {csv: {encoding: cp1252}}}``;
             they replace those of all files.
 
@@ -128,26 +141,38 @@ class TableDataModule(InMemoryDataModule):
         exports: dict[str, dict[str, Any]] | None = None,
     ) -> None:
         super().__init__(batch_size, eval_batch_size)
-        name = "data.datamodule."
         self.schema = None if schema is None else read_schema(schema)
         self._exports = exports_of(self.schema, csv, columns, exports)
         if self.schema is not None:
-            require(bool(self.schema.feature_names), name + "schema", "the file of a schema with features", schema)
-            target, kind = target_of(self.schema, target, kind, classes, (client_column, person_column))
+            require(bool(self.schema.feature_names), f"{_PATH}schema", "the file of a schema with features", schema)
+            others = {"client_column": client_column, "person_column": person_column}
+            target, kind = _of_schema(self.schema, target, kind, classes, others)
         if path is None and test_path is None:
             raise ConfigurationError(
-                "'data.datamodule.path' is missing. Set it to your table; a server whose clients are sites of their own needs "
-                "only 'data.datamodule.test_path'."
+                f"'{_PATH}path' is missing. Set it to your table; a server whose clients are sites of their own needs only "
+                f"'{_PATH}test_path'."
             )
-        require(0 <= test_share < 1, name + "test_share", "at least 0 and below 1", test_share)
-        _check_columns(target, kind, client_column, person_column)
-        require(classes is None or kind == "classification", name + "classes", "null without 'kind: classification'", classes)
+        is_named = kind == "classification"
+        require(0 <= test_share < 1, f"{_PATH}test_share", "at least 0 and below 1", test_share)
+        require(is_named or kind == "regression", f"{_PATH}kind", "regression or classification", kind)
+        require(target is not None or not is_named, f"{_PATH}kind", "left out without a 'target'", kind)
+        require(classes is None or is_named, f"{_PATH}classes", "null without 'kind: classification'", classes)
+        other = client_column is None or client_column != target
+        require(other, f"{_PATH}client_column", "a column other than 'target'", client_column)
+        apart = person_column is None or person_column not in (target, client_column)
+        require(apart, f"{_PATH}person_column", "a column other than 'target' and 'client_column'", person_column)
+        described = () if self.schema is None else self.schema.features
+        self._gaps = [one.name for one in described if one.missing in ("mean", "most_frequent")]
+        if self._gaps and standardize:
+            raise ConfigurationError(
+                f"'{_PATH}standardize' is true, but the schema leaves missing values of '{self._gaps[0]}' to the model, which "
+                "fills them in. Set 'standardize' to false, and let the model scale, too: Standardized."
+            )
         self.path, self.test_path, self.test_share = path, test_path, test_share
-        self._paths = None if path is None else client_paths(name + "path", path)
+        self._paths = None if path is None else client_paths(f"{_PATH}path", path)
         self.target, self.client_column, self.kind = target, client_column, kind
         self.classes, self.person_column = given_classes(classes), person_column
         self.standardize = standardize
-        self._gaps = _gaps(self.schema, standardize)
         self.seed = seed
         self.feature_names: tuple[str, ...] = ()
         self.mean, self.std = torch.zeros(0), torch.zeros(0)
@@ -177,31 +202,36 @@ class TableDataModule(InMemoryDataModule):
         held = None if self.test_path is None else Path(self.test_path)
         text = self.kind == "classification"
         columns = Columns(self.target, self.client_column, text, self.person_column, self.schema, self._exports)
-        if self._paths is None:
-            return None, self._server_alone(read_table(held or Path(), columns, "data.datamodule.test_path"))
-        path = self._paths
-        check_paths(path, held, self.client_column)
-        table = read_table(path, columns, "data.datamodule.path")
-        self.feature_names = table.names
-        self._warn_of_odd_values(table)
-        target, classes = self._targets(table, self.classes)
+        table = None
+        if self._paths is not None:
+            _check_paths(self._paths, held, self.client_column)
+            table = read_table(self._paths, columns, f"{_PATH}path")
+            self._warn_of_odd_values(table)
+        other = None if held is None else read_table(held, columns, f"{_PATH}test_path", table)
+        read = table or other
+        assert read is not None
+        self.feature_names = read.names
+        target, classes = self._targets(read, self.classes)
+        named: dict[str, Any] = {"feature_names": read.names} | ({"classes": classes} if classes else {})
+        if table is None:
+            require(not self.standardize, f"{_PATH}standardize", "false without training rows", self.standardize)
+            self.origin = f"{self.test_path} ({len(read.features)} rows, {len(read.names)} features)"
+            return None, self._dataset(read.features, target, torch.arange(len(read.features)), named)
         domains, clients = coded(table.clients)
         persons, _ = coded(table.persons)
-        if held is not None:
-            other = read_table(held, columns, "data.datamodule.test_path", table)
+        if other is not None:
             chosen, taken = torch.arange(len(table.features)), torch.arange(len(other.features))
             features, values = other.features, self._targets(other, classes)[0]
         else:
             chosen, taken = self._divided(domains, persons, target if classes else None, len(table.features))
             features, values = table.features, target
         self._measure(table.features[chosen.numpy()])
-        named: dict[str, Any] = {"feature_names": table.names} | ({"classes": classes} if classes else {})
         whose = {"domains": domains[chosen], "domains_names": clients} if domains is not None else {}
         whose |= {"persons": table.persons[chosen.numpy()]} if table.persons is not None else {}
         train = self._dataset(table.features, target, chosen, named | whose)
         test = self._dataset(features, values, taken, named) if taken.numel() else None
         rows = f"{len(train)} + {taken.numel()} rows" if test else f"{len(train)} rows"
-        shown = path if isinstance(path, Path) else f"{len(path)} paths"
+        shown = self._paths if isinstance(self._paths, Path) else f"{len(self._paths or ())} paths"
         self.origin = f"{shown} ({rows}, {len(table.names)} features, {len(clients) or 'no'} clients)"
         return train, test
 
@@ -226,15 +256,6 @@ class TableDataModule(InMemoryDataModule):
             )
         for text in found[:_SHOWN]:
             rank_zero_warn(text)
-
-    def _server_alone(self, table: Table) -> TensorDataset:
-        """Return the server's set, without any training rows here."""
-        require(not self.standardize, "data.datamodule.standardize", "false without training rows", self.standardize)
-        self.feature_names = table.names
-        target, classes = self._targets(table, self.classes)
-        self.origin = f"{self.test_path} ({len(table.features)} rows, {len(table.names)} features)"
-        named: dict[str, Any] = {"feature_names": table.names} | ({"classes": classes} if classes else {})
-        return self._dataset(table.features, target, torch.arange(len(table.features)), named)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Return shuffled batches of features, shape (B, d), and of targets, shape (B,), if any.
@@ -270,20 +291,10 @@ class TableDataModule(InMemoryDataModule):
         codes = {name: code for code, name in enumerate(known)}
         for row, name in enumerate(names):
             if name not in codes:
-                raise DataError(f"{table.place(row)}: the column '{self.target}' has the class '{name}', which {self._unknown}")
+                what = f"the column '{self.target}' has the class '{name}', but the classes are {listed(known)}."
+                fix = f"Correct the cell, or name all classes in '{_PATH}classes'."
+                raise DataError(f"{table.place(row)}: {what} {fix}")
         return torch.tensor([codes[name] for name in names]), known
-
-    @property
-    def _unknown(self) -> str:
-        """Return what a class of a row is not, and what to do about it."""
-        if self.classes:
-            return (
-                f"is not one of 'data.datamodule.classes' ({', '.join(self.classes[:20])}). Correct the cell, or add the class."
-            )
-        return (
-            "does not occur in the training data. Name all classes in 'data.datamodule.classes', or remove the row from "
-            "'data.datamodule.test_path'."
-        )
 
     def _divided(
         self, domains: Tensor | None, persons: Tensor | None, classes: Tensor | None, rows: int

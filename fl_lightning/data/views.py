@@ -8,8 +8,6 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from fl_lightning.data.client_part import ClientPart
-
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
@@ -55,13 +53,6 @@ class TrainingView(_ClientView):
     def train_dataloader(self) -> Any:
         """Return one client's examples."""
         return self._loader
-
-    def teardown(self, stage: str) -> None:
-        """Restore the outer Trainer, and the attributes of the dataset that the client's module has set."""
-        super().teardown(stage)
-        dataset = vars(self._loader).get("dataset")  # a property of loaders over tensors, whose dataset is made anew
-        if isinstance(dataset, ClientPart):
-            dataset.restore()
 
 
 class ServerView(_View):

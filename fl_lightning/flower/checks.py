@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from fl_lightning.data.ranges import unlike_ranges
+from fl_lightning.data.table_checks import unlike_ranges
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.messages import ClientInfo, NameComparison, Part
 from fl_lightning.routes.mocha import Mocha

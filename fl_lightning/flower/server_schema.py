@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.data.schema import schema_of
-from fl_lightning.data.schema_file import parse_schema, read_schema, schema_text
-from fl_lightning.data.schema_text import BYTES
+from fl_lightning.data.schema_file import BYTES, parse_schema, read_schema, schema_text
 from fl_lightning.errors import ConfigurationError, DataError, WireError
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError

@@ -1,6 +1,5 @@
 """Provide pure functions and small value classes on tensors, without Lightning or I/O."""
 
-from fl_lightning.functional.cells import Microscope, annotate, density_image, dot_centres, draw_cells, place_cells
 from fl_lightning.functional.class_weights import f1_class_weights, weighted_cross_entropy
 from fl_lightning.functional.exact_sum import ExactSum
 from fl_lightning.functional.grouping import balanced_groups, divergence_from_uniform
@@ -20,23 +19,18 @@ from fl_lightning.functional.sums import Grid, Sums, grid_of
 __all__ = [
     "ExactSum",
     "Grid",
-    "Microscope",
     "ModelState",
     "Partition",
     "StepCoefficients",
     "Sums",
     "add_proximal_gradient",
-    "annotate",
     "balanced_groups",
     "balanced_shares",
     "client_label_counts",
     "cohort_size",
     "control_change",
-    "density_image",
     "derive_seed",
     "divergence_from_uniform",
-    "dot_centres",
-    "draw_cells",
     "draw_cohort",
     "earth_movers_distance",
     "epsilon_of_clients",
@@ -51,7 +45,6 @@ __all__ = [
     "mix",
     "monte_carlo_shapley",
     "most_likely",
-    "place_cells",
     "proximal_term",
     "repeats",
     "residual_counts",

@@ -35,7 +35,7 @@ class Standardized(ChecksTypes, nn.Module):
         min_count: the fewest rows of a category that a client of a simulation tells, >= 1; with the sites' ``policy.min_count``
             both have the same scale.
         epsilon: the privacy loss of a row through the sums that a client of a simulation tells, > 0, as with the sites'
-            ``policy.epsilon``; None tells exact sums.
+            ``policy.statistics_epsilon``; None tells exact sums.
 
     Raises:
         ConfigurationError: if a number is below 1.

@@ -147,7 +147,7 @@ def test_the_fallback_warns_with_its_cause(fl, monkeypatch):
     def no_network(*args, **kwargs):
         raise OSError("Network is unreachable") if kwargs.get("download") else RuntimeError("Dataset not found")
 
-    monkeypatch.setattr("fl_lightning.data.mnist.MNIST", no_network)
+    monkeypatch.setattr("torchvision.datasets.MNIST", no_network)
     with pytest.warns(
         UserWarning, match=r"download failed \(OSError: Network is unreachable\).*not comparable with the paper's"
     ):

@@ -92,7 +92,7 @@ def test_what_the_author_should_look_at(run):
         for k in range(1, 29)
     ]
     Path("x.csv").write_text("\n".join(["id;code;no;dose;day;size;class", *rows]))
-    status, text = run("schema", "--from", "x.csv", "--target", "class")
+    status, text = run("schema", "--from", "x.csv", "--target", "class", "--csv", '{separator: ";", decimal: ","}')
     assert status == 0, text
     schema = parse_schema(text)
     assert [one.type for one in schema.fields] == ["integer", "integer", "boolean", "number", "date", "integer", "boolean"]
@@ -120,10 +120,11 @@ def test_what_the_author_should_look_at(run):
         ("=cmd(),b\n1,2\n", [], "No schema can be proposed for 'x.csv': Field 1, 'name': a spreadsheet would run the name"),
         (
             "a,b\n1,2\n",
-            ["--encoding", "none"],
-            "Cannot read 'x.csv': unknown encoding: none. Correct '--separator' or '--encoding'.",
+            ["--csv", "{encoding: none}"],
+            "Cannot read 'x.csv' as a CSV file in NONE (unknown encoding: none). Fix the file, or state its encoding",
         ),
-        ("a,b\n1,2\n", ["--separator", "::"], "Cannot read 'x.csv': "),
+        ("a,b\n1,2\n", ["--csv", "{"], "'--csv' is not YAML"),
+        ("a;b\n1;2\n", [], "'x.csv' is one column, 'a;b'. If the file"),
         ("a,b\n1,2\n", ["--from", "y.csv"], "'y.csv' is not a file. Set '--from' to a table."),
         ("a,b\n1,2\n", ["--output", "none/x.yaml"], "Cannot write 'none/x.yaml'"),
         ("a\nx\n", [], "No column of 'x.csv' can be a feature. 'a' is left out: all its values are equal texts."),

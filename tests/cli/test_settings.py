@@ -105,7 +105,7 @@ def test_a_network_of_this_package_goes_by_its_bare_name(fl):
 @pytest.mark.parametrize(("args", "message"), WRONG, ids=lambda value: value[0][2:] if isinstance(value, list) else "")
 def test_a_wrong_setting_ends_in_one_message(args, message, fl, monkeypatch):
     if "nowhere" in str(args):  # as without a network
-        monkeypatch.setattr("fl_lightning.data.mnist.MNISTDataModule.prepare_data", lambda self: None)
+        monkeypatch.setattr("fl_lightning.data.torchvision_sets.MNISTDataModule.prepare_data", lambda self: None)
     status, text = small(fl, *args)
     assert status in (1, 2), text
     errors = [line for line in text.splitlines() if line.startswith("fl-lightning: error: ")]

@@ -27,7 +27,6 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 from torchmetrics import CatMetric, MaxMetric, MeanMetric
-from torchvision.datasets import MNIST
 
 import fl_lightning
 from fl_lightning import Partitioner, Strategy
@@ -37,7 +36,6 @@ from fl_lightning.compat import light_steps
 from fl_lightning.compat import opacus as of_opacus
 from fl_lightning.compat import torch as of_torch
 from fl_lightning.compat import torchmetrics as of_torchmetrics
-from fl_lightning.compat import torchvision as of_torchvision
 from fl_lightning.compat import wandb as of_wandb
 from fl_lightning.compat.python import modules_today
 
@@ -49,8 +47,8 @@ REMAINING: set[str] = set()
 
 
 def test_a_check_fails_with_library_release_and_name():
-    said = rf"^torchvision {re.escape(version('torchvision'))}: 'MNIST._check_exists' is gone or behaves .*AttributeError"
-    with pytest.raises(pytest.fail.Exception, match=said), relies_on("torchvision", "MNIST._check_exists"):
+    said = rf"^torchmetrics {re.escape(version('torchmetrics'))}: 'Metric._defaults' is gone or behaves .*AttributeError"
+    with pytest.raises(pytest.fail.Exception, match=said), relies_on("torchmetrics", "Metric._defaults"):
         raise AttributeError("no such name")
 
 
@@ -278,17 +276,6 @@ def test_what_opacus_leaves():
     of_opacus.forget_samples(layer, [layer])
     assert not any(vars(parameter) for parameter in layer.parameters())
     assert vars(layer).keys() == vars(nn.Linear(2, 1)).keys()
-
-
-@relies_on("torchvision", "MNIST._check_exists")
-def test_files_of_mnist(tmp_path):
-    dataset = MNIST.__new__(MNIST)
-    dataset.root = str(tmp_path)
-    assert not of_torchvision.is_downloaded(dataset)
-    (tmp_path / "MNIST" / "raw").mkdir(parents=True)
-    for name, _ in MNIST.resources:
-        (tmp_path / "MNIST" / "raw" / name.removesuffix(".gz")).write_bytes(b"\0")
-    assert of_torchvision.is_downloaded(dataset)
 
 
 @relies_on("wandb-workspaces", "Workspace._to_model")

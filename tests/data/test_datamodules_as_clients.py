@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.transforms import v2
 
+import fl_lightning.cells
 import fl_lightning.data
 from fl_lightning import (
     CellFolderDataModule,
@@ -36,13 +37,15 @@ from fl_lightning import (
     SimulatedTasksDataModule,
     Standardized,
     TableDataModule,
+    TorchvisionDataModule,
 )
 from fl_lightning.data import TensorLoader
 
 EVERY = {
     name: kind
-    for name in fl_lightning.data.__all__
-    if inspect.isclass(kind := getattr(fl_lightning.data, name)) and issubclass(kind, L.LightningDataModule)
+    for part in (fl_lightning.cells, fl_lightning.data)
+    for name in part.__all__
+    if inspect.isclass(kind := getattr(part, name)) and issubclass(kind, L.LightningDataModule)
 }
 """Also a datamodule that is exported some day."""
 MANY = {name for name, kind in EVERY.items() if issubclass(kind, LazyClients | FederatedDataModule)}
@@ -85,17 +88,19 @@ OWN: dict[str, Make] = {
         write_folder(folder, seed), test_share=0.3, batch_size=3
     ),
     "SimulatedCellsDataModule": lambda folder, seed, _: SimulatedCellsDataModule(
-        {"here": fl_lightning.data.CellSite(images=7)}, image_size=8, test_images=2, seed=seed, batch_size=3
+        {"here": fl_lightning.cells.CellSite(images=7)}, image_size=8, test_images=2, seed=seed, batch_size=3
     ),
     "SimulatedTasksDataModule": lambda folder, seed, _: SimulatedTasksDataModule(
         3, 2, examples=(4, 6), test_examples=6, seed=seed, batch_size=3
     ),
     "TableDataModule": lambda folder, seed, _: TableDataModule(write_table(folder.with_suffix(".csv"), seed), batch_size=3),
+    "MNISTDataModule": lambda folder, seed, monkeypatch: MNISTDataModule(
+        write_torchvision_sets(folder, monkeypatch, seed), batch_size=5
+    ),
+    "TorchvisionDataModule": lambda folder, seed, monkeypatch: TorchvisionDataModule(
+        "USPS", write_torchvision_sets(folder, monkeypatch, seed), batch_size=5
+    ),
 }
-
-
-def of_torchvision(kind: Any) -> Make:
-    return lambda folder, seed, monkeypatch: kind(write_torchvision_sets(folder, monkeypatch, seed), batch_size=5)
 
 
 class Mean(L.LightningModule):
@@ -138,14 +143,9 @@ def as_the_model_gets_them(datamodule: Any, loader: Any) -> TensorDataset:
     return TensorDataset(inputs, targets)
 
 
-ALIKE = {"CIFAR10DataModule", "CIFAR100DataModule", "FashionMNISTDataModule", "SVHNDataModule"}
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ()) for name in sorted(EVERY.keys() - MANY)]
-)
+@pytest.mark.parametrize("name", sorted(EVERY.keys() - MANY))
 def test_a_datamodule_as_a_client_trains_as_its_rows_given_as_a_dataset(name, tmp_path, monkeypatch):
-    make = OWN.get(name) or of_torchvision(EVERY[name])
+    make = OWN[name]
 
     def clients() -> dict[str, Any]:
         return {site: make(tmp_path / site, seed, monkeypatch) for seed, site in enumerate(("bonn", "oslo"), 1)}

@@ -13,7 +13,7 @@ from client_sites import Own, numbers
 from federations import Blobs, Consecutive, Plain, ready, same_bits, trainer, weights
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback, LocalTraining
+from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator, FederationCallback, LocalTraining
 
 
 class Listed(Dataset[Any]):
@@ -43,42 +43,31 @@ class Reads(L.LightningDataModule):
         return DataLoader(self.dataset, 5, num_workers=self.workers)
 
 
-SHIFTED: list[tuple[float, list[int], str]] = []
+FOUND: list[tuple[list[int], str]] = []
 
 
-class SetsShift(Plain):
-    """Makes the inputs harder from epoch to epoch, as a curriculum does."""
-
-    def on_train_epoch_start(self) -> None:
-        self.trainer.train_dataloader.dataset.shift = 1000.0 * (self.current_epoch + 1)
-
+class Asks(Plain):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         dataset = self.trainer.train_dataloader.dataset
-        SHIFTED.append((float(batch[0].min()), list(dataset.targets), dataset.describe()))
+        FOUND.append((list(dataset.targets), dataset.describe()))
         return super().training_step((batch[0] / 1e4, batch[1]), batch_idx)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("divided", "engine", "workers"), [(True, "trainer", 0), (False, "fabric", 0), (True, "fabric", 1)])
-def test_a_module_reaches_its_clients_dataset(divided, engine, workers):
-    SHIFTED.clear()
-    local = LocalTraining(engine=engine, max_epochs=2)
-    if divided:
-        source = Reads(0, workers)
-        data = FederatedDataModule(source, Consecutive([10, 10]))
-    else:
-        source = {"a": Reads(0, workers), "b": Reads(20, workers)}
-        data = FederatedDataModule.from_clients(source)
-    trainer(1, FederatedOrchestrator(local=local)).fit(SetsShift(), data)
-    size = 10 if divided else 20
-    firsts = [int(low // 1000) for low, _, _ in SHIFTED]
-    each = size // 5
-    assert firsts == [*[1] * each, *[2] * each] * 2  # each client begins anew
-    assert [targets for _, targets, _ in SHIFTED[:1]] == [[k % 3 for k in range(size)]]
-    assert [len(targets) for _, targets, _ in SHIFTED] == [size] * len(SHIFTED)
-    assert SHIFTED[0][2] == "shifted by 1000.0"
-    left = [source.dataset] if divided else [one.dataset for one in source.values()]
-    assert [dataset.shift for dataset in left] == [0.0] * len(left)
+class SetsShift(Plain):
+    def on_train_epoch_start(self) -> None:
+        self.trainer.train_dataloader.dataset.shift = 1000.0
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_module_reads_its_clients_dataset_and_sets_nothing_in_it(workers):
+    FOUND.clear()
+    source = Reads(0, workers)
+    trainer(1, FederatedOrchestrator()).fit(Asks(), FederatedDataModule(source, Consecutive([10, 10])))
+    parts = ([k % 3 for k in range(10)], [k % 3 for k in range(10, 20)])
+    assert [(part, "shifted by 0.0") for part in parts for _ in range(2)] == FOUND
+    with pytest.raises(ConfigurationError, match=r"'shift' of the training set cannot be set .*, because clients sh.* Keep"):
+        trainer(1, FederatedOrchestrator()).fit(SetsShift(), FederatedDataModule(source, Consecutive([10, 10])))
+    assert source.dataset.shift == 0.0
 
 
 def test_a_part_has_the_columns_of_its_examples():

@@ -11,18 +11,15 @@ import pytest
 import torch
 from federations import ready, trainer
 from PIL import Image
-from small_images import ANIMALS, by_class, by_domain, halved, paint, write_torchvision_sets
+from small_images import ANIMALS, by_class, by_domain, paint, write_torchvision_sets
 from torch import nn
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from fl_lightning import (
-    CIFAR10DataModule,
-    CIFAR100DataModule,
     ClassificationTask,
     DataError,
     DomainPartitioner,
-    FashionMNISTDataModule,
     FederatedDataModule,
     FederatedOrchestrator,
     IIDPartitioner,
@@ -30,10 +27,9 @@ from fl_lightning import (
     LeNet,
     LocalTraining,
     RandomCropFlip,
-    SVHNDataModule,
-    USPSDataModule,
+    TorchvisionDataModule,
 )
-from fl_lightning.data.augmentation import augment
+from fl_lightning.data.images import augment
 
 
 @pytest.fixture
@@ -179,7 +175,8 @@ def test_images_are_turned_as_cameras_say(memory, tmp_path):
 
 
 def fit(data, module, **flags):
-    run = trainer(1, FederatedOrchestrator(local=LocalTraining(precision=flags.get("precision", "auto"))), **flags)
+    local = LocalTraining(max_epochs=2, precision=flags.get("precision", "auto"))
+    run = trainer(1, FederatedOrchestrator(local=local), **flags)
     run.fit(module, FederatedDataModule(data, IIDPartitioner(2)))
     return run.callback_metrics
 
@@ -208,17 +205,12 @@ def test_from_disk_is_as_from_memory(classes):
 @pytest.mark.parametrize("limit", [4.0, 0.0])
 def test_images_that_cannot_be_read_or_have_another_size(classes, limit):
     (classes / "dog" / "0.png").write_text("no picture")
-    with pytest.raises(DataError, match=r"1 of 21 images cannot be read: .*dog/0.png \(not an image\). Fix or remove them"):
+    with pytest.raises(DataError, match=r"1 of 21 images cannot be read: .*dog/0.png \(not an image\). Fix them, or move them"):
         set_up(classes, memory_limit=limit)
-    halved(classes)
-    with pytest.warns(UserWarning, match=r"2 of 21 images cannot be read: .*0.png.*1.png.*They are skipped"):
-        data = set_up(classes, memory_limit=limit, unreadable="skip")
-    assert torch.bincount(batches(data.train_dataloader())[1]).tolist() == [6, 6, 7]
-    paint(classes / "cat", 1, size=20, kind="bmp")
-    with pytest.raises(DataError, match=r"different sizes: .* Set 'data.datamodule.image_size' to resize all of them"):
-        set_up(classes, memory_limit=limit, unreadable="skip")
     (classes / "dog" / "0.png").unlink()
-    (classes / "emu" / "1.png").unlink()
+    paint(classes / "dog", 1, size=20, kind="bmp")
+    with pytest.raises(DataError, match=r"different sizes: 1 of them, .* Set 'data.datamodule.image_size' to resize all of"):
+        set_up(classes, memory_limit=limit)
     data = set_up(classes, image_size=8, memory_limit=limit)
     assert data.train_dataloader().dataset[0][0].shape == (3, 8, 8)
 
@@ -232,17 +224,17 @@ def small_sets(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape", "train"),
+    ("name", "shape", "train"),
     [
-        (FashionMNISTDataModule, (1, 28, 28), 12),
-        (CIFAR10DataModule, (3, 32, 32), 60),
-        (CIFAR100DataModule, (3, 32, 32), 12),
-        (SVHNDataModule, (3, 32, 32), 12),
-        (USPSDataModule, (1, 16, 16), 12),
+        ("FashionMNIST", (1, 28, 28), 12),
+        ("CIFAR10", (3, 32, 32), 60),
+        ("CIFAR100", (3, 32, 32), 12),
+        ("SVHN", (3, 32, 32), 12),
+        ("USPS", (1, 16, 16), 12),
     ],
 )
-def test_torchvision_sets_give_what_torchvision_gives(kind, shape, train, small_sets):
-    data = kind(small_sets, batch_size=7)
+def test_torchvision_sets_give_what_torchvision_gives(name, shape, train, small_sets):
+    data = TorchvisionDataModule(name, small_sets, batch_size=7)
     data.prepare_data()
     data.setup("fit")
     images, labels = batches(data.val_dataloader())
@@ -253,10 +245,10 @@ def test_torchvision_sets_give_what_torchvision_gives(kind, shape, train, small_
     ours = data.on_after_batch_transfer([images, labels], 0)[0]
     for position in range(12):
         picture, label = theirs[position]
-        expected = F.normalize(F.to_dtype(F.to_image(picture), torch.float32, scale=True), list(kind.MEAN), list(kind.STD))
+        expected = F.normalize(F.to_dtype(F.to_image(picture), torch.float32, scale=True), list(data.mean), list(data.std))
         assert int(labels[position]) == int(label)
         torch.testing.assert_close(ours[position], expected)
-    assert data.origin.startswith(kind.__name__.removesuffix("DataModule"))
+    assert data.origin.startswith(f"{name} from ")
 
 
 def test_a_set_that_cannot_be_had(tmp_path, monkeypatch):
@@ -264,7 +256,7 @@ def test_a_set_that_cannot_be_had(tmp_path, monkeypatch):
         raise OSError("Network is unreachable") if kwargs.get("download") else RuntimeError("Dataset not found")
 
     monkeypatch.setattr("torchvision.datasets.CIFAR10", no_network)
-    data = CIFAR10DataModule(str(tmp_path))
+    data = TorchvisionDataModule("CIFAR10", str(tmp_path))
     data.prepare_data()
     with pytest.raises(DataError, match=r"CIFAR10 is not in .* the download failed \(OSError: Network is unreachable\)"):
         data.setup("fit")
@@ -273,7 +265,15 @@ def test_a_set_that_cannot_be_had(tmp_path, monkeypatch):
 def test_svhn_without_scipy(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.io", None)
     with pytest.raises(DataError, match=r"needs the package scipy: pip install 'fl_lightning\[svhn\]'"):
-        SVHNDataModule(str(tmp_path)).setup("fit")
+        TorchvisionDataModule("SVHN", str(tmp_path)).setup("fit")
+
+
+def test_a_former_name_says_what_to_write(fl):
+    with pytest.raises(ImportError, match=r"'ArrayClients' is gone. Write a LazyClients .* docs/examples/file_clients.py"):
+        from fl_lightning import ArrayClients  # noqa: F401
+    for path in ("CIFAR10DataModule", "fl_lightning.CIFAR10DataModule"):
+        status, text = fl("fit", "--config", "adafed_mnist", "--data.datamodule", path)
+        assert (status, "Write TorchvisionDataModule with 'name: CIFAR10'." in text) == (2, True), text
 
 
 # ------------------------------------------------------------------ what is done to a batch

@@ -53,17 +53,6 @@ class Halves(Sampler[int]):
         return iter(torch.randperm(SIZE, generator=self.generator)[: SIZE // 2].tolist())
 
 
-class Endless(Halves):
-    def __iter__(self) -> Any:
-        while True:
-            yield 3
-
-
-class Same(Halves):
-    def __iter__(self) -> Any:
-        return iter(range(0, SIZE, 2))
-
-
 # ---------------------------------------------------------------- which examples
 
 
@@ -86,8 +75,6 @@ def test_a_clients_validation_part_is_what_its_loader_reads():
         ({"sampler": SubsetRandomSampler([1, 5, 7, 30])}, 4),
         ({"sampler": WeightedRandomSampler([0.0] * 30 + [1.0] * 10, 200)}, 10),
         ({"sampler": RandomSampler(range(SIZE), replacement=True, num_samples=8)}, SIZE),
-        ({"sampler": Same()}, 20),
-        ({"batch_sampler": [[1, 2], [2, 9]]}, 3),
         ({"batch_sampler": BatchSampler(SubsetRandomSampler([1, 2, 3, 30]), 2, False)}, 4),
     ],
 )
@@ -99,17 +86,18 @@ def test_a_client_counts_with_the_examples_that_its_sampler_can_read(how, count)
     assert data.num_examples(0) == count
 
 
-@pytest.mark.parametrize("make", [Halves, Endless])
-def test_a_sampler_that_varies_counts_with_all_examples_and_says_so(make):
-    data = FederatedDataModule.from_clients({"a": DataLoader(numbers(), 5, sampler=make())})
-    with pytest.warns(UserWarning, match=rf"The sampler of client 'a' \({make.__name__}|BatchSampler.*counts with all 40 exam"):
+def test_an_unknown_sampler_counts_with_all_examples_and_says_so():
+    data = FederatedDataModule.from_clients({"a": DataLoader(numbers(), 5, sampler=Halves())})
+    with pytest.warns(UserWarning, match=r"the sampler of client 'a' reads \(Halves\), so the client counts with all 40 of"):
         data.setup("fit")
     assert data.num_examples(0) == SIZE
 
 
 def test_a_validation_sampler_that_varies_is_refused():
     own = Own(DataLoader(numbers(), 5), DataLoader(numbers(), 5, sampler=Halves()))
-    with pytest.raises(DataError, match="The validation loader of client 'a' uses Halves, which reads other examples in each"):
+    with pytest.raises(
+        DataError, match=r"The validation loader of client 'a' uses Halves, so which examples it reads is not known. Give"
+    ):
         FederatedDataModule.from_clients({"a": own}).setup("fit")
 
 
@@ -241,17 +229,10 @@ def test_a_set_without_a_loader_says_how_it_is_read():
 
 
 def test_when_two_functions_are_the_same():
-    def made(shift: float, default: int = 1) -> Any:
-        return lambda examples: (examples, shift, default)
-
     one = WithCollation()
-    assert same_function(made(1.0), made(1.0))
-    assert not same_function(made(1.0), made(2.0))
-    assert not same_function(made(1.0), lambda examples: examples)
     assert same_function(one.collate, one.collate)
     assert not same_function(one.collate, WithCollation().collate)
-    assert same_function(partial(shifted, shift=1.0), partial(shifted, shift=1.0))
-    assert not same_function(partial(shifted, shift=1.0), partial(shifted, shift=2.0))
-    assert not same_function(partial(shifted, shift=torch.ones(2)), partial(shifted, shift=torch.ones(2)))
+    assert same_function(shifted, shifted)
+    assert not same_function(lambda examples: examples, lambda examples: examples)
     assert same_function(None, None)
     assert not same_function(None, shifted)

@@ -23,7 +23,7 @@ from fl_lightning import (
     Standardized,
     TableDataModule,
 )
-from fl_lightning.data.ranges import ranges_of, sentinels
+from fl_lightning.data.table_checks import ranges_of, sentinels
 
 pytest.importorskip("pyarrow")
 SCHEMA = """fields:

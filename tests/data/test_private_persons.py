@@ -100,7 +100,7 @@ def test_persons_of_clients_that_are_read_when_they_are_drawn():
 
     data = FederatedDataModule.from_clients(opened, num_clients=2, num_examples=12)
     run = trainer(1, FederatedOrchestrator(local=LocalTraining(privacy=ExamplePrivacy(1.0, 1.0))))
-    with pytest.raises(ConfigurationError, match=r"persons are not known beforehand\. Remove 'federation.local.privacy', or"):
+    with pytest.raises(ConfigurationError, match=r"persons are not known beforehand, which 'federation.local.privacy' needs"):
         run.fit(Plain(), data)
     assert data.evaluated_persons(1, "training").tolist() == [0] * 4 + [1] * 4 + [2] * 4
 

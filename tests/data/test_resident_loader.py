@@ -97,9 +97,7 @@ def test_random_transforms_depend_on_seed_and_batch_alone():
 def final(workers: int, sizes: Any = SIZES, **local: Any) -> dict[str, torch.Tensor]:
     torch.manual_seed(2)
     module = Plain()
-    # torch's own sampler draws more in the main process when an epoch ends, so one epoch
-    local = LocalTraining(max_epochs=1, **local)
-    federate(module, 2, data=LazyBlobs(workers), partitioner=Consecutive(sizes), local=local)
+    federate(module, 2, data=LazyBlobs(workers), partitioner=Consecutive(sizes), local=LocalTraining(max_epochs=2, **local))
     return weights(module)
 
 

@@ -14,8 +14,8 @@ from federations import ready
 from torch import nn
 
 from fl_lightning import DensityCount, DomainPartitioner, FederatedDataModule, IIDPartitioner, SimulatedCellsDataModule, UNet
-from fl_lightning.data import CellSite
-from fl_lightning.data.cell_site import simulate
+from fl_lightning.cells import CellSite
+from fl_lightning.cells.simulated import simulate
 
 SITES = {"west": CellSite(images=7, cells=(2, 4)), "east": CellSite(images=12, cells=(0, 9), missed=0.5, displaced=3.0)}
 

@@ -13,8 +13,8 @@ from asked_site import ask, north, told
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_lightning.data.ranges import ranges_of, sentinels, unlike_ranges
 from fl_lightning.data.remote import RemoteDatasets
+from fl_lightning.data.table_checks import ranges_of, sentinels, unlike_ranges
 from fl_lightning.errors import ClientError, ConfigurationError, DataError
 from fl_lightning.flower.checks import compared, require_claims
 from fl_lightning.flower.policy import Policy

@@ -29,6 +29,7 @@ LAYER = {
     **dict.fromkeys(("attacks", "losses", "metrics", "models", "optimizers", "partitioners"), 2),
     **dict.fromkeys(("strategies", "routes", "transforms", "reporting"), 2),
     **dict.fromkeys(("tasks", "data"), 3),
+    "cells": 3.2,
     "options": 3.5,
     "settings": 4,
     "clients": 5,

@@ -20,7 +20,7 @@ from fl_lightning import (
     MNISTDataModule,
     RandomCropFlip,
     SimulatedCellsDataModule,
-    USPSDataModule,
+    TorchvisionDataModule,
 )
 
 from_clients = FederatedDataModule.from_clients
@@ -109,7 +109,11 @@ FILES = [
 ]
 
 PACKAGES = [
-    Refusal(lambda: from_clients({"a": MNISTDataModule(), "b": USPSDataModule()}), "The MNISTDataModule of ... different ways"),
+    Refusal(
+        lambda: from_clients({"a": MNISTDataModule(), "b": TorchvisionDataModule("USPS")}),
+        "The MNISTDataModule of ... different ways",
+    ),
+    Refusal(lambda: TorchvisionDataModule("KMNIST"), "'data.datamodule.name' must be one of MNIST, FashionMNIST, ... 'KMNIST'"),
     Refusal(
         lambda: from_clients({name: MNISTDataModule(augmentation=RandomCropFlip(k)) for k, name in enumerate("ab", 2)}),
         "client 'b' scale or augment images in different ways, but all clients share one. Give all of them the same 'mean'",

@@ -107,8 +107,7 @@ REFUSALS = [
         painted("train/cat", "train/dog", "test/cat", "test/dog", "unlabelled/cat"),
         "contains unlabelled next to 'train' and 'test', ... Set 'data.datamodule.root'",
     ),
-    told(folder(lambda root: paint(root / "cat", 1, size=20, kind="bmp")), "different sizes: ... Set ... resize all of them"),
-    told(folder(halved, memory_limit=0.0), "Cannot read ... emu/1.png ... set 'data.datamodule.unreadable' to 'skip'"),
+    told(folder(halved, memory_limit=0.0), "Cannot read ... emu/1.png ... Fix it, or move it elsewhere"),
     told(lambda: ImageFolderDataModule("nowhere").setup("fit"), "is not a folder. Set 'data.datamodule.root'"),
     told(folder(Path.mkdir, Path), "own' contains no folders"),
     told(painted("cat"), "own' contains the single class 'cat'"),
@@ -117,13 +116,12 @@ REFUSALS = [
         folder(lambda root: Path("none/cat").mkdir(parents=True), root={"a": "none", "b": "own"}),
         "none' contains no images (.jpg ... Add some, or remove the folder",
     ),
-    told(folder(lambda root: (root / "webcam").mkdir(), by_domain), "is nested more deeply ...: ... 'webcam', which is empty"),
+    told(folder(lambda root: (root / "webcam").mkdir(), by_domain), "is nested more deeply ... remove empty folders from it"),
     told(painted("a/b/cat", "a/b/dog", "a/c/cat"), "is nested more deeply than root/domain/class/image: 'b' contains folders"),
     told(painted("cat", "dog", count=1, test_share=0.99), "'data.datamodule.test_share' is 0.99, ... the 2 images to train on"),
-    told(folder(lambda root: broken(root, "dog/0.png"), Path, unreadable="skip"), "Without them class 'dog' ... images left"),
     told(
         folder(lambda root: broken(root, "dog/0.png", "cat/0.png", "cat/1.png"), Path),
-        "None of the 3 images can be read, such as ... (cannot identify",
+        "1 of 1 images cannot be read: ... cat/0.png (not an image)",
     ),
     *(
         Refusal(lambda wrong=wrong: ImageFolderDataModule("x", **wrong), f"'data.datamodule.{words}")

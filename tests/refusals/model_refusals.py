@@ -146,7 +146,7 @@ SCALES = [
         lambda: together([moments_of(torch.ones(2, 3)), moments_of(torch.ones(2, 2))]),
         "Inputs have different numbers of channels: 2 and 3. Give all clients",
     ),
-    Refusal(fitting(**NOISY), "Sums with noise need a schema, whose ranges bound the values"),
+    Refusal(fitting(**NOISY), "Sums with noise need a schema, ... 'epsilon' of Standardized and 'policy.statistics_epsilon'"),
     Refusal(lambda: Standardized(MLP(), 2, epsilon=0.0), "'model.network.epsilon' must be above 0, or null"),
     Refusal(lambda: Policy(statistics_epsilon=-1.0), "'policy.statistics_epsilon' must be above 0, or null"),
     Refusal(lambda: Policy(statistics_epsilon=1.0, histograms=True), "'policy.histograms' ... 'policy.statistics_epsilon'"),

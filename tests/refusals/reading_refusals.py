@@ -9,19 +9,16 @@ from typing import Any
 
 import h5py
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
-from client_files import set_up, write_arrays, write_hdf5, write_parquet
+from client_files import set_up, write_hdf5
 from client_sites import Stream, fitted, shares
 from federations import blobs
 from lazy_stores import Store, fit, lazily
-from pyarrow import parquet
 from refusing import Refusal
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import (
-    ArrayClients,
     Attackers,
     DataError,
     FederatedDataModule,
@@ -32,7 +29,6 @@ from fl_lightning import (
     LabelAveraging,
     LazyClients,
     LocalTraining,
-    ParquetClients,
 )
 from fl_lightning.errors import VersionError
 
@@ -92,40 +88,19 @@ LAZY = [
     told(lambda: fit(lazily(Store(), 6)), "Client ... has ... examples, but its 'num_examples' is 6. Make both agree"),
     told(opening(3), "was opened as a int, but must be a dataset ... Return the dataset"),
     told(opening(DataLoader(TensorDataset(*blobs(3, 0)))), "was opened as a DataLoader, but must be a dataset"),
-    told(asking(lambda data: data.label_counts()), "are read when the clients are drawn, so ... give the clients' datasets"),
-    told(asking(lambda data: data.client_evaluation_view(0, "test")), "are read when the clients are drawn, so"),
+    Refusal(asking(lambda data: data.label_counts()), "are read when the clients are drawn, so ... give the clients' datasets"),
+    Refusal(asking(lambda data: data.client_evaluation_view(0, "test")), "are read when the clients are drawn, so"),
     Refusal(lambda: fit(lazily(Store()), federation={"strategy": FedLoss()}), "validation"),
 ]
 
 
-def file(kind: Any, content: bytes | None, **settings: Any) -> Callable[[], Any]:
+def file(content: bytes | None) -> Callable[[], Any]:
     def call() -> None:
         if content is not None:
             Path("a.file").write_bytes(content)
-        set_up(kind, "a.file", **settings)
+        set_up("a.file")
 
     return call
-
-
-def in_parquet(columns: dict[str, Any] | None = None, fields: Any = ("x", "y"), **settings: Any) -> Callable[[], Any]:
-    """Return a call that reads all of the usual clients, or of one with these columns."""
-
-    def call() -> None:
-        path = Path("a.parquet")
-        if columns is None:
-            write_parquet(path, **{name: settings.pop(name) for name in ("clients", "names") if name in settings})
-        else:
-            parquet.write_table(pa.table({"client": [1, 1], **columns}), path)
-        set_up(ParquetClients, path, list(fields), **settings).open(0)
-
-    return call
-
-
-def in_mixed_parquet() -> None:
-    Path("mixed").mkdir()
-    for name, column in (("a", [1]), ("b", ["one"])):
-        parquet.write_table(pa.table({"client": column, "x": [1.0]}), f"mixed/{name}.parquet")
-    set_up(ParquetClients, "mixed", ["x"])
 
 
 def in_hdf5(content: dict[str, Any], fields: Any = ("x", "y"), client: int = 0, **settings: Any) -> Callable[[], Any]:
@@ -133,69 +108,37 @@ def in_hdf5(content: dict[str, Any], fields: Any = ("x", "y"), client: int = 0, 
         with h5py.File("a.h5", "w") as written:
             for name, values in content.items():
                 written.create_group(name) if values is None else written.create_dataset(name, data=values)
-        set_up(HDF5Clients, "a.h5", list(fields), **settings).open(client)
+        set_up("a.h5", list(fields), **settings).open(client)
 
     return call
 
 
-def in_arrays(replaced: dict[str, Any] | None = None, fields: Any = ("x", "y"), **settings: Any) -> Callable[[], Any]:
-    def call() -> None:
-        write_arrays(Path.cwd())
-        for name, values in (replaced or {}).items():
-            np.save(f"{name}.npy", values)
-        set_up(ArrayClients, ".", list(fields), **settings).open(0)
-
-    return call
-
-
-def no_array() -> None:
-    write_arrays(Path.cwd())
-    Path("ends.npy").write_bytes(b"text")
-    set_up(ArrayClients, ".")
-
-
-def without(package: str, kind: Any) -> Callable[[], Any]:
-    def call() -> None:
-        with pytest.MonkeyPatch.context() as patched:
-            for name in (package, "pyarrow.compute"):
-                patched.setitem(sys.modules, name, None)
-            set_up(kind, "x")
-
-    return call
+def without_h5py() -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(sys.modules, "h5py", None)
+        set_up("x")
 
 
 FILES = [
     *(
-        told(file(kind, content), f"Cannot read 'a.file' as {name} ( ... ). Correct 'data.datamodule.path'")
-        for kind, name in ((ParquetClients, "a Parquet file"), (HDF5Clients, "an HDF5 file"))
+        told(file(content), "Cannot read 'a.file' as an HDF5 file ( ... ). Correct 'data.datamodule.path'")
         for content in (None, b"neither")
     ),
-    told(in_parquet(client_column="clint"), "has no column 'clint'. Did you mean client? It has client, x ... client_column'"),
-    told(in_parquet(fields=["x", "z"]), "has no column 'z' ... It has client, x, y. Correct 'data.datamodule.fields'"),
-    told(in_arrays(fields=["z"]), "has no array 'z' ... It has x, y. Correct 'data.datamodule.fields'"),
-    told(lambda: set_up(HDF5Clients, write_hdf5(Path("a.h5")), ["z"]), "has no field 'z' ... It ... 'data.datamodule.fields'"),
-    told(in_parquet(names=["a", "b", "a", "c"]), "rows of client 'a' do not lie together. ... the rows by the column 'client'"),
-    told(in_parquet(names=["a", None, "b", "c"]), "rows have no 'client'. Fill the column"),
-    told(lambda: set_up(ParquetClients, "."), "has no files '*.parquet'"),
-    told(in_parquet(clients=[(np.zeros((0, 2)), np.zeros(0, int))]), "has no clients. Add at least one"),
-    told(in_parquet({"tokens": [[1, 2, 3], [1]]}, ["tokens"]), "'tokens' has lists of different lengths, 3 and 1. Pad them"),
-    told(in_parquet({"age": [3, None]}, ["age"]), "the column 'age' has missing values. Fill them"),
-    told(in_mixed_parquet, "as Parquet files with columns of the same types"),
+    told(lambda: set_up(write_hdf5(Path("a.h5")), ["z"]), "has no field 'z' ... It ... 'data.datamodule.fields'"),
     told(in_hdf5({"writers": [1]}), "has no group 'examples', but writers. Write a group for each client"),
-    told(in_hdf5({"examples": None}), "has no clients"),
+    told(in_hdf5({"examples": None}), "has no clients. Add at least one"),
     told(in_hdf5({"examples/a/x": np.zeros((3, 2)), "examples/a/y": [1]}), "the fields of client 'a' ... have one value for"),
-    told(in_hdf5({"examples/a/x": [1], "examples/b/z": [1]}, ["x"], 1), "has no field of client 'b' 'x'. It has z"),
+    told(in_hdf5({"examples/a/x": [1], "examples/b/z": [1]}, ["x"], 1), "client 'b' has no field 'x'. It has z"),
     told(
         in_hdf5({"examples/a/x": np.zeros((1, 2)), "examples/b/x": np.zeros((1, 3))}, ["x"], test_path="a.h5"),
-        "the examples of 'x' have the shapes [2] and [3]",
+        "the examples of 'x' have the shape [2] and [3], but must have one shape",
     ),
-    told(lambda: set_up(ArrayClients, "."), "has no file 'ends.npy', nor subfolders with one ... np.save('ends.npy'"),
-    told(in_arrays({"y": np.zeros(5)}), "y.npy' has 5 rows, but 'ends.npy' ends at 33. Write both again"),
-    told(in_arrays({"ends": np.zeros((2, 2))}), "ends.npy' must hold a whole number for each client, but has float64 of shape"),
-    told(no_array, "Cannot read ' ... ends.npy' as an array of numpy"),
-    told(in_arrays(shapes={"x": [1, 5]}), "'x' have the shape [4], which cannot become [1, 5]. Correct"),
+    told(
+        in_hdf5({"examples/a/x": np.zeros((1, 4))}, ["x"], shapes={"x": [1, 5]}),
+        "'x' have the shape [4], but must have one shape, or become [1, 5] by 'data.datamodule.shapes'. Correct",
+    ),
     *(
-        Refusal(lambda wrong=wrong: ArrayClients("data", **{"fields": ["x"], **wrong}), f"'data.datamodule.{words}")
+        Refusal(lambda wrong=wrong: HDF5Clients("data", **{"fields": ["x"], **wrong}), f"'data.datamodule.{words}")
         for wrong, words in (
             ({"fields": []}, "fields' must be a list of different names, at least one, but is []"),
             ({"fields": ["x", "x"]}, "fields' must be a list of different names"),
@@ -205,9 +148,8 @@ FILES = [
             ({"eval_batch_size": 0}, "eval_batch_size' must be 1 or above, but is 0"),
         )
     ),
-    Refusal(lambda: ArrayClients("data", "x"), "'fields' must be a list of texts, but is 'x' (a str). Put it in a list."),
-    Refusal(without("h5py", HDF5Clients), "read with h5py ... pip install 'fl_lightning[hdf5]'", VersionError),
-    Refusal(without("pyarrow", ParquetClients), "read with pyarrow ... pip install 'fl_lightning[tables]'", VersionError),
+    Refusal(lambda: HDF5Clients("data", "x"), "'fields' must be a list of texts, but is 'x' (a str). Put it in a list."),
+    Refusal(without_h5py, "read with h5py ... pip install 'fl_lightning[hdf5]'", VersionError),
 ]
 
 
@@ -225,8 +167,10 @@ def labels_of_streams() -> None:
 STREAMS = [
     Refusal(streaming({"client_test": 0.2}), "'data.client_test' must be off if clients read with loaders of their own"),
     Refusal(streaming({"rebalancing": LabelAveraging()}), "'data.rebalancing' must be off"),
-    Refusal(streaming(strategy=FedSGD(), local=LocalTraining(full_batch=True)), "so 'federation.local.full_batch' cannot"),
-    Refusal(streaming(attackers=Attackers({0: 0.5})), "so 'federation.attackers' cannot change its examples"),
+    Refusal(
+        streaming(strategy=FedSGD(), local=LocalTraining(full_batch=True)), "'federation.local.full_batch' cannot ... Leave"
+    ),
+    Refusal(streaming(attackers=Attackers({0: 0.5})), "so 'federation.attackers' cannot change them. Leave out"),
     *(
         Refusal(streaming(local=LocalTraining(engine=engine)), f"but the engine '{engine}' needs it")
         for engine in ("fabric", "stacked")
@@ -236,6 +180,6 @@ STREAMS = [
         "The stream of client a has no examples",
         DataError,
     ),
-    told(labels_of_streams, "labels of clients that read with loaders of their own are not known"),
+    Refusal(labels_of_streams, "reads with a loader of its own ... so their labels are not known beforehand. Leave out"),
 ]
 REFUSALS = [*LAZY, *FILES, *STREAMS]

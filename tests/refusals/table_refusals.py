@@ -84,13 +84,15 @@ def scaled_and_private() -> None:
 
 GOOD = "a,b,target\n1,2,3\n4,5,6\n"
 CLIENTS = {"c/ann.csv": "a,target\n1,2\n", "c/bob.csv": "a,target\n1,2\n"}
+STATE = "If the file has another form, state it, such as 'data.datamodule.csv:"
+SEMICOLONS, GERMAN = {"separator": ";"}, '{separator: ";", decimal: ","}'
 CLASSES = {"kind": "classification"}
 COLUMNS = {f"c/{name}.csv": "age,dose,target\n1,2,3\n" for name in ("ann", "bob", "cy")} | {
     "c/al.csv": "age,target\n1,2\n",
     "c/zoe.csv": "age,dosis,target,weight\n1,2,3,4\n",
 }
-MORE_COLUMNS = COLUMNS | {f"c/more{k}.csv": "x,target\n1,2\n" for k in range(7)}
-MORE_COLUMNS |= {f"c/usual{k}.csv": "age,dose,target\n1,2,3\n" for k in range(7)}
+MORE_COLUMNS = COLUMNS | {f"c/more{k}.csv": "x,target\n1,2\n" for k in range(22)}
+MORE_COLUMNS |= {f"c/usual{k}.csv": "age,dose,target\n1,2,3\n" for k in range(22)}
 
 FILES = [
     *(
@@ -105,34 +107,65 @@ FILES = [
             ("a,b\n1,2\n", "'x.csv' has no column 'target'. Its columns are a, b. Set 'data.datamodule.target' to one of them"),
             ("target\n1\n2\n", "'x.csv' has no columns besides target. Add columns of features"),
             ("a,b,target\n1,2,3\n4,5\n", "x.csv, line 3 has 2 cells, but the header has 3. Fix that line"),
-            ("a,target\n1,3\n\nfive,6\n", "x.csv, line 4: the column 'a' holds 'five', which is not a number. Write a number"),
+            (
+                "a,target\n1,3\n\nfive,6\n",
+                "x.csv, line 4: the column 'a' holds 'five', which is not a number up to 3.4e+38. Write a number",
+            ),
             ("a,target\n1,3\n4,?\n", "x.csv, line 3: the column 'target' holds '?', which is not a number"),
-            ("a,target\n,3\n", "line 2: the column 'a' is empty. Write a number, remove the row, or remove the column"),
-            ("a,target\n1,3\nnan,6\n", "x.csv, line 3: the column 'a' holds 'nan', which is not a finite number"),
-            ("a,target\n-inf,3\n", "line 2: the column 'a' holds '-inf', which is not a finite number"),
-            ("a,target\n1e39,3\n", "line 2: the column 'a' holds '1e39', which is not a finite number"),
-            ("a,target\n1,\xff\n", "Cannot read 'x.csv' as a CSV file in UTF-8 ( ... ). Fix the file"),
+            ("a,target\n,3\n", "line 2: the column 'a' is empty. Fill it, or remove the row; or set 'missing'"),
+            ("a,target\n1,3\nnan,6\n", "x.csv, line 3: the column 'a' holds 'nan', which is not a number up to 3.4e+38"),
+            ("a,target\n-inf,3\n", "line 2: the column 'a' holds '-inf', which is not a number up to 3.4e+38"),
+            ("a,target\n1e39,3\n", "line 2: the column 'a' holds '1e39', which is not a number up to 3.4e+38"),
+            ("a,target\n1_0,3\n", "line 2: the column 'a' holds '1_0', which is not a number"),
+            ("a,target\n1,NA\n", "line 2: the column 'target' holds 'NA', which is not a number"),
+            (
+                "a,target\n1,\xff\n",
+                "Cannot read 'x.csv' as a CSV file in UTF-8 ( ... ). Fix the file ... csv: {encoding: cp1252}'",
+            ),
+            ("\xff\xfea\0", "Cannot read 'x.csv' as a CSV file in UTF-8"),
             (",".join(f"c{k}" for k in range(30)) + "\n" + ",".join("1" * 30), "Its columns are c0, ..., c19 and 10 more. Set"),
-            ("a;b,c;d\n1;2,3;4\n", "'x.csv' may be separated by commas or semicolons. Set the one ... 'data.datamodule.csv"),
-            ("a;target\n1,500;2\n2,250;3\n", "'a' holds '1,500', which may be a decimal comma, or separate"),
-            ("a;target\n1;2\n2,25;3.5\n", "line 3: the column 'a' holds '2,25', while other cells have decimal points"),
-            ("a;target\n1,234.5;2\n", "x.csv, line 2: the column 'a' holds '1,234.5', which is not a number"),
+            ("a;b,c;d\n1;2,3;4\n", f"no column 'target'. Its columns are a;b, c;d. {STATE} {GERMAN}'. Set 'data.data"),
+            ("a;target\n1,5;2\n", f"The header of 'x.csv' is one column, 'a;target'. {STATE} {GERMAN}'."),
+            ("a\ttarget\n1\t2\n", 'is one column, \'a?target\'. ... csv: {separator: "\\t", decimal: ","}\'.'),
+            (
+                'a,target\n"1,500",2\n',
+                'holds \'1,500\', which is not ... without marks of thousands, ... {separator: ",", decimal: ",',
+            ),
+            ("a,target\n1;5,2\n", f"line 2: the column 'a' holds '1;5', which is not a number ... {STATE} {GERMAN}"),
         )
     ),
+    told(
+        reading("a;target\n1;2\n2,25;3.5\n", csv=SEMICOLONS), f"line 3: ... holds '2,25', which is not a ... {STATE} {GERMAN}"
+    ),
+    *(
+        told(reading(f"a;target\n{cell};2\n", csv={**SEMICOLONS, "decimal": ","}), f"holds '{cell}', which is not a number")
+        for cell in ("1.5", "1.234,5", "1,5,0", "1,5_0")
+    ),
+    told(
+        reading(CLIENTS | {"c/bob.csv": "a;target\n1;2\n"}, "c", exports={"bob": {"csv": {}}}),
+        "state it, such as 'data.datamodule.exports.bob.csv: {",
+    ),
     told(reading('a,b\n1,"two\nlines"\n\n2,x\nbad,y\n', target="b", **CLASSES), "x.csv, line 6: the column ... not a number"),
-    told(reading("a;target\n1;3\n4;6\n", csv={"separator": ","}), "The header of 'x.csv' is one ... 'data.datamodule.csv: "),
+    *(
+        told(
+            reading(GOOD, csv={"encoding": name}),
+            f"Cannot read 'x.csv' as a CSV file in {name.upper()} ( ... state its encoding",
+        )
+        for name in ("none", "base64")
+    ),
+    told(reading("a,target\n1,3\n", csv=SEMICOLONS), 'is one ... \'data.datamodule.csv: {separator: ",", decimal: "."}\'.'),
     told(
         reading(COLUMNS, "c"),
-        "The files have different features: 'c/al.csv' lacks dose; 'c/zoe.csv' lacks dose and also has dosis, weight; "
+        "The files have different features: 'c/al.csv' differs in dose; 'c/zoe.csv' differs in dose, dosis, weight; "
         "the others have age, dose. Give every file of 'data.datamodule.path' the same columns.",
     ),
-    told(reading(MORE_COLUMNS, "c"), "'c/more3.csv' lacks age, dose and also has x, and 4 more files; the others have"),
+    told(reading(MORE_COLUMNS, "c"), "'c/more19.csv' differs in age, dose, x ... and 4 more; the others have"),
     told(
         reading({"c/a.csv": "age,dose,target\n1,2,3\n", "test.csv": "age,dosis,target\n1,2,3\n"}, "c", test_path="test.csv"),
-        "The files have different features: 'test.csv' lacks dose and also has dosis; the training data have age, dose. "
+        "The files have different features: 'test.csv' differs in dose, dosis; the training data have age, dose. "
         "Give every file of 'data.datamodule.test_path' the same columns.",
     ),
-    told(parquet(b=[None, 1.0]), "x.parquet, row 1: the column 'b' is empty. Write a number"),
+    told(parquet(b=[None, 1.0]), "x.parquet, row 1: the column 'b' is empty. Fill it"),
     told(parquet(b=[[1], [2]]), "x.parquet ... column 'b'"),
     told(reading({"y.parquet": "PAR1"}, "y.parquet"), "Cannot read 'y.parquet' as a Parquet file"),
     Refusal(without_pyarrow, "pip install 'fl_lightning[tables]'", VersionError),
@@ -161,7 +194,7 @@ FILES = [
     told(reading("a,target\n1,u\n2,u\n", **CLASSES), "The column 'target' of 'x.csv' has the single ... 'data.datamodule.tar"),
     told(
         reading({"x.csv": "a,target\n1,u\n2,v\n", "z.csv": "a,target\n1,u\n2,w\n"}, test_path="z.csv", **CLASSES),
-        "z.csv, line 3: the column 'target' has the class 'w', which does not occur in the",
+        "z.csv, line 3: the column 'target' has the class 'w', but the classes are u, v. Correct the cell, or name all",
     ),
     told(
         reading("a,client\n1,x\n2,y\n", target=None, test_share=0.5, client_column="client"),
@@ -203,7 +236,7 @@ CELLS = [
         patient("alter,sex,outcome\n-12,male,healthy\n", columns={"age": {"from": "alter", "scale": 0.5}}),
         "the column 'alter' holds '-12', -6 after conversion, but 'age' is at least 0 in the schema",
     ),
-    told(patient("age,sex,outcome\n,male,healthy\n"), "x.csv, line 2: the column 'age' is ... of 'age' in the schema of all."),
+    told(patient("age,sex,outcome\n,male,healthy\n"), "x.csv, line 2: the column 'age' is ... of 'age' in the schema of all"),
     told(patient("age,sex,outcome\n1,male,\n"), "x.csv, line 2: the column 'outcome' is empty. Fill it, or remove the row."),
     told(
         patient("age,sex,outcome\n1,unknown,healthy\n", csv={"missing": ["unknown"]}),
@@ -221,7 +254,7 @@ CELLS = [
                 "2002-01-01",
                 "holds '2002-01-01' but 'a' is at most 2001-01-01 in the schema. Correct the cell, or change the",
             ),
-            ("name: a, type: number", "1e39", "the column 'a' holds '1e39', which is not a finite number"),
+            ("name: a, type: number", "1e39", "the column 'a' holds '1e39', which is not a number up to"),
             ("name: a, type: number, unit: kg, constraints: {minimum: 2}", "1", "'1' but 'a' is at least 2 kg in the schema"),
         )
     ),
@@ -254,8 +287,9 @@ SETTINGS = [
             ({"columns": {"sex": {"values": {True: "male"}}}}, "columns.sex.values' has True, which YAML does not"),
             ({"csv": {"missing": [-9.9]}}, "csv.missing' has -9.9, which YAML does not read as a text. Put quotes"),
             ({"csv": {"separator": "::"}}, "csv.separator' must be one character"),
+            ({"csv": {"separator": None}}, "csv.separator' must be one character, but is None"),
             ({"csv": {"decimal": ";"}}, "csv.decimal' must be '.' or ','"),
-            ({"csv": {"encoding": "base64"}}, "csv.encoding' must be an encoding such as cp1252"),
+            ({"csv": {"encoding": 1252}}, "csv.encoding' must be an encoding such as cp1252"),
             ({"csv": {"missing": "NA"}}, "csv.missing' must be a list of cells"),
             ({"exports": {"a": {"colums": {}}}}, "exports.a' has no 'colums'. It has csv, columns. Did you mean"),
             ({"exports": {"a": {"columns": {"x": {}}}}}, "exports.a.columns' has no 'x'. It has age"),

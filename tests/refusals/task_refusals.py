@@ -110,13 +110,11 @@ TASKS = [
             ({"spread": -0.1}, "spread' must be 0 or above"),
             ({"noise": -0.1}, "noise' must be 0 or above"),
             ({"shift": -0.1}, "shift' must be 0 or above"),
-            ({"outlier_noise": -1.0}, "outlier_noise' must be 0 or above"),
             ({"outliers": 1.1}, "outliers' must be a share from 0 to 1, but is 1.1"),
             ({"server_outliers": -0.1}, "server_outliers' must be a share from 0 to 1, but is -0.1"),
             ({"kind": "clusters", "outliers": 0.1}, "outliers' must be 0 unless 'kind' is regression, but is 0.1"),
             ({"test_examples": 0}, "test_examples' must be 1 or above"),
             ({"batch_size": 0}, "batch_size' must be 1 or above"),
-            ({"eval_batch_size": 0}, "eval_batch_size' must be 1 or above"),
         )
     ),
 ]

@@ -88,7 +88,7 @@ def small_data(study: str, settings: str, monkeypatch) -> list[str]:
         return SMALL if clients is None else [*SMALL, f"--federation.clients_per_round={clients}"]
     flags = [flag for flag in SMALL if flag.startswith(("--trainer", "--partition_report"))]
     flags += ["--federation.local.max_epochs=1", "--federation.local.limit_train_batches=1"]
-    if "CIFAR10DataModule" in settings:
+    if "TorchvisionDataModule" in settings:
         monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *args: True)
         files = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
         write_cifar(Path("data/cifar-10-batches-py"), files, "labels", ("batches.meta", "label_names"), size=60)

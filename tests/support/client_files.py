@@ -1,4 +1,4 @@
-"""Four clients in arrays of numpy, Parquet and HDF5."""
+"""Four clients in HDF5, and in arrays and Parquet for the examples of the pages."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from federations import blobs
 from lazy_stores import SIZES
+
+from fl_lightning import HDF5Clients
 
 EACH = [tuple(part.numpy() for part in blobs(n, client)) for client, n in enumerate(SIZES)]
 FIELDS = ["x", "y"]
@@ -22,13 +24,7 @@ def write_arrays(folder: Path, clients: list[Any] = EACH) -> Path:
     return folder
 
 
-def write_shards(folder: Path) -> Path:
-    write_arrays(folder / "a", EACH[:1])
-    write_arrays(folder / "b", EACH[1:])
-    return folder
-
-
-def write_parquet(path: Path, clients: list[Any] = EACH, names: Any = None, group: int = 4) -> Path:
+def write_parquet(path: Path, clients: list[Any] = EACH, names: Any = None) -> Path:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -36,13 +32,13 @@ def write_parquet(path: Path, clients: list[Any] = EACH, names: Any = None, grou
     x, y = (np.concatenate(parts) for parts in zip(*clients, strict=True))
     owners = [name for (_, part), name in zip(clients, names or [f"w{k}" for k in range(99)], strict=False) for _ in part]
     table = pa.table({"client": owners, "x": pa.FixedSizeListArray.from_arrays(x.ravel(), x.shape[1]), "y": y})
-    parquet.write_table(table, path, row_group_size=group)  # groups that end within clients
+    parquet.write_table(table, path, row_group_size=4)  # groups that end within clients
     return path
 
 
 def write_parquet_folder(folder: Path) -> Path:
     write_parquet(folder / "0.parquet", EACH[:2])
-    write_parquet(folder / "1.parquet", EACH[2:], ["w2", "w3"], group=100)
+    write_parquet(folder / "1.parquet", EACH[2:], ["w2", "w3"])
     return folder
 
 
@@ -55,7 +51,7 @@ def write_hdf5(path: Path, clients: list[Any] = EACH) -> Path:
     return path
 
 
-def set_up(kind: Any, path: Path | str, fields: list[str] = FIELDS, **settings: Any) -> Any:
+def set_up(path: Path | str, fields: list[str] = FIELDS, kind: Any = HDF5Clients, **settings: Any) -> Any:
     own = kind(str(path), fields, **settings)
     own.setup("fit")
     return own

@@ -46,7 +46,6 @@ USES: dict[Callable[..., Any], tuple[str, ...]] = {
         *(f"torch.optim.Optimizer._optimizer_step_{when}_hooks" for when in ("pre", "post")),
     ),
     others.states: ("torchmetrics.Metric._defaults",),
-    others.files_of_mnist: ("torchvision.datasets.MNIST._check_exists",),
     others.chart: ("wandb.plot.custom_chart.CustomChart", "wandb.plot.custom_chart.CustomChartSpec.table_key"),
     others.names_of_modules: ("_compat_pickle.IMPORT_MAPPING",),
     others.exit_functions: ("atexit._run_exitfuncs",),

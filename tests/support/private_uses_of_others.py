@@ -16,12 +16,10 @@ import torchmetrics
 import wandb
 from jsonargparse import ArgumentParser
 from lightning.pytorch.callbacks import EarlyStopping
-from torchvision.datasets import MNIST
 
 from fl_lightning.compat import jsonargparse as of_jsonargparse
 from fl_lightning.compat import python
 from fl_lightning.compat import torchmetrics as of_torchmetrics
-from fl_lightning.compat import torchvision as of_torchvision
 from fl_lightning.compat import wandb as of_wandb
 
 
@@ -31,12 +29,6 @@ def states(_: Path) -> Any:
 
 def summed(_: Path) -> Any:
     return of_torchmetrics.summed_states(torchmetrics.MeanMetric())
-
-
-def files_of_mnist(folder: Path) -> Any:
-    dataset = MNIST.__new__(MNIST)
-    dataset.root = str(folder)
-    return of_torchvision.is_downloaded(dataset)
 
 
 def chart(_: Path) -> Any:

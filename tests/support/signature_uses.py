@@ -11,11 +11,9 @@ from typing import Any
 
 import h5py
 import numpy as np
-import pyarrow as pa
 import torch
 from federations import Blobs, Consecutive, Plain, blobs, trainer
 from PIL import Image
-from pyarrow import parquet
 from small_images import paint
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -223,13 +221,6 @@ def files() -> Path:
     """A folder with small data in each format."""
     folder = Path(mkdtemp())
     each = [tuple(part.numpy() for part in blobs(n, client)) for client, n in enumerate((7, 12, 5))]
-    x, y = (np.concatenate(parts) for parts in zip(*each, strict=True))
-    (folder / "arrays").mkdir()
-    for name, array in (("x", x), ("y", y), ("ends", np.cumsum([7, 12, 5]))):
-        np.save(folder / "arrays" / f"{name}.npy", array)
-    owners = [f"w{k}" for k, n in enumerate((7, 12, 5)) for _ in range(n)]
-    table = pa.table({"client": owners, "x": pa.FixedSizeListArray.from_arrays(x.ravel(), 4), "y": y})
-    parquet.write_table(table, folder / "clients.parquet")
     with h5py.File(folder / "clients.h5", "w") as file:
         for k, (inputs, labels) in enumerate(each):
             group = file.create_group(f"examples/f{k}")

@@ -49,7 +49,7 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
-from fl_lightning.data.cell_site import CellSite
+from fl_lightning.cells import CellSite
 from fl_lightning.studies.options import ReportOptions
 
 
@@ -162,16 +162,13 @@ def data() -> Iterator[Recipe]:
     yield Recipe(fl.CellFolderDataModule, lambda: {"root": str(files() / "cells")}, cells)
     yield Recipe(fl.ImageFolderDataModule, lambda: {"root": str(files() / "images"), "test_share": 0.25}, photographs)
     yield Recipe(fl.TableDataModule, lambda: {"path": str(files() / "table.csv")}, tables)
-    yield Recipe(fl.ArrayClients, of_files("arrays"), points)
     yield Recipe(fl.HDF5Clients, of_files("clients.h5"), points)
-    yield Recipe(fl.ParquetClients, of_files("clients.parquet"), points)
     yield Recipe(Points, dict, points)
     yield Recipe(Pictures, dict, lambda made: fit(task(fl.LeNet(num_classes=3)), in_two(made)))
     yield Recipe(
         fl.MNISTDataModule, lambda: {"source": "embedded"}, lambda made: fit(task(fl.MLP(), num_classes=10), in_two(made))
     )
-    for kind in (fl.CIFAR10DataModule, fl.CIFAR100DataModule, fl.FashionMNISTDataModule, fl.SVHNDataModule, fl.USPSDataModule):
-        yield Recipe(kind, dict, None)
+    yield Recipe(fl.TorchvisionDataModule, lambda: {"name": "USPS"}, None)
     network = lambda: task(fl.LeNet(num_classes=3))  # noqa: E731
     yield Recipe(fl.LabelAveraging, dict, lambda made: fit(network(), divided(Pictures, rebalancing=made)))
     yield Recipe(fl.RandomCropFlip, dict, lambda made: fit(network(), in_two(Pictures(augmentation=made))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +51,11 @@ def bring_data(name: str) -> None:
         tool = [str(ROOT / "tools" / "simulate_cells.py"), "--out=data/cells", "--images=5", "--image_size=40"]
         launch(tool, 120, Path.cwd())
     if name == "hospital_tables":
-        page = (ROOT / "docs" / "schema.md").read_text()
-        text = re.search(r":caption: schema.yaml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[1]
-        write("data/schema.yaml", text)
-        for hospital, classes in (("a", ["healthy"]), ("b", ["healthy", "cancer"])):
-            rows = (
-                f"{classes[k % len(classes)]},{20 + k},{k / 10 + 0.5},male,{k % 2},2021-03-{k % 28 + 1:02d}" for k in range(20)
-            )
-            write(f"data/hospitals/{hospital}.csv", "outcome,age,creatinine,sex,smoker,admitted", *rows)
+        from three_hospitals import SCHEMA, clean
+
+        write("data/schema.yaml", SCHEMA)
+        Path("data/hospitals").mkdir()
+        for hospital, rows in clean().groupby("hospital"):
+            rows.drop(columns="hospital").to_csv(f"data/hospitals/{hospital}.csv", index=False)
     if name == "table":
         write("data/table.csv", "a,client,b,target", *(f"{k % 7},{'xyz'[k % 3]},{-k},{k % 5 - 0.5 * k}" for k in range(60)))

@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import yaml
+from command_line import ROOT
 
-SCHEMA = """\
-title: Outcome after one year
-fields:
-  - {name: age, type: number, unit: years, constraints: {minimum: 0, maximum: 120}}
-  - {name: height, type: number, unit: m, constraints: {minimum: 0.3, maximum: 2.5}, missing: {indicator: 1.7}}
-  - {name: platelets, type: integer, unit: 10^9 per litre, constraints: {minimum: 0, maximum: 2000}, missing: {constant: 250}}
-  - {name: sex, type: string, constraints: {enum: [male, female, diverse]}}
-  - {name: stage, type: string, constraints: {enum: [I, II, III, IV]}, missing: indicator}
-  - {name: smoker, type: boolean}
-  - {name: admitted, type: date, since: 2020-01-01}
-  - {name: outcome, type: string, constraints: {enum: [healthy, relapse, dead]}}
-target: outcome
-missingValues: ["", NA]
-"""
 NAMES = ("north", "south", "west")
+
+
+def _shown(name: str) -> str:
+    """Return a file that the page shows."""
+    page = (ROOT / "docs" / "schema.md").read_text(encoding="utf-8")
+    return re.search(rf":caption: {name}\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[1]
+
+
+SCHEMA = _shown("schema.yaml")
 SETTINGS: dict[str, dict[str, Any]] = {
     "north": {},
-    "south": {
-        "columns": {
-            "age": {"from": "alter"},
-            "height": {"from": "groesse_cm", "scale": 0.01, "missing": ["unbekannt"]},
-            "platelets": {"from": "thrombozyten"},
-            "sex": {"from": "geschlecht", "values": {"m": "male", "w": "female", "d": "diverse"}},
-            "stage": {"from": "stadium", "values": {"1": "I", "2": "II", "3": "III", "4": "IV"}},
-            "smoker": {"from": "raucher", "values": {"ja": "yes", "nein": "no"}},
-            "admitted": {"from": "aufnahme", "format": "%d.%m.%Y"},
-            "outcome": {"from": "ergebnis", "values": {"gesund": "healthy", "Rückfall": "relapse", "tot": "dead"}},
-        },
-        "csv": {"encoding": "cp1252"},
-    },
-    "west": {"columns": {"age": {"from": "age_months", "scale": 1 / 12}}},
+    **yaml.safe_load(_shown("hospitals.yaml"))["data"]["datamodule"]["init_args"]["exports"],
 }
 
 

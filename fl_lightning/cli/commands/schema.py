@@ -7,9 +7,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_lightning.data.schema_draft import propose
-from fl_lightning.data.table_exports import CsvForm
-from fl_lightning.data.table_source import read_source
+import yaml
+
+from fl_lightning.cli.commands.schema_draft import propose
+from fl_lightning.data.schema_cells import csv_form
+from fl_lightning.data.table_file import read_source
 from fl_lightning.errors import DataError, FederationError
 
 
@@ -28,8 +30,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--output", metavar="FILE", help="write to a new file instead of the terminal")
     parser.add_argument("--without", nargs="+", default=[], metavar="COLUMN", help="columns that are no fields, e.g. patients")
     parser.add_argument("--ranges", action="store_true", help="take ranges from the table, which tell about its rows")
-    parser.add_argument("--separator", metavar="CHARACTER", help="between cells; detected where that is safe")
-    parser.add_argument("--encoding", metavar="NAME", help="such as cp1252; UTF-8 by default")
+    form = """how a CSV file is written, such as '{separator: ";", decimal: ",", encoding: cp1252}'; by default {}"""
+    parser.add_argument("--csv", default="{}", metavar="FORM", help=form)
     given = parser.parse_args(list(arguments))
     try:
         text = _proposed(given)
@@ -43,13 +45,14 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _proposed(given: argparse.Namespace) -> str:
-    path, form = Path(given.table), CsvForm(separator=given.separator, encoding=given.encoding)
+    path = Path(given.table)
     if not path.is_file():
         raise DataError(f"'{path}' is not a file. Set '--from' to a table.")
     try:
-        return propose(read_source(path, form), given.target, given.without, given.ranges)
-    except (LookupError, TypeError) as error:
-        raise DataError(f"Cannot read '{path}': {error}. Correct '--separator' or '--encoding'.") from error
+        form = csv_form(yaml.safe_load(given.csv), "--csv")
+    except yaml.YAMLError as error:
+        raise DataError(f"'--csv' is not YAML ({' '.join(str(error).split())}). Put it in single quotes.") from error
+    return propose(read_source(path, form), given.target, given.without, given.ranges)
 
 
 def _write(path: Path, text: str) -> None:

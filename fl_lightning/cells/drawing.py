@@ -4,45 +4,78 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fl_lightning.errors import require
+from fl_lightning.utilities.argument_types import checks_types
+
+_NAME = "data.datamodule.sites.*."
+_MOST_CELLS, _LARGEST = 1_000, 10_000
 _TRIES = 30
 """The number of places drawn for a cell before the least crowded one is taken."""
 
 
+@checks_types
 @dataclass(frozen=True)
-class Microscope:
-    """Describe how cells look in an image; intensities are shares of the camera's full scale.
+class CellSite:
+    """Describe a clinic's images and the care of its annotator; intensities are shares of the camera's full scale.
 
     Args:
+        images: the number of training images, >= 1.
+        cells: the smallest and the largest number of cells in an image, drawn uniformly, from 0 to 1,000.
         radius: the median radius of a cell in pixels, > 0, that of a circle of the same area.
-        radius_spread: the standard deviation of the logarithm of the radius, >= 0, truncated at three.
-        elongation: >= 0; the ratio of the longer half-axis to the shorter is uniform between 1 and 1 + elongation.
-        spacing: the smallest distance between the centres of two cells, in radii, >= 0; 2 separates cells of the median size.
         brightness: the mean intensity of a cell above the background, in [0, 1].
         brightness_spread: a cell's own brightness is uniform within this share around the mean, in [0, 1].
-        softness: the width of a cell's edge, as a share of its half-axes, > 0.
         background: the intensity without cells, in [0, 1].
         gradient: how much the background rises from the middle to an edge, in a random direction, in [0, 1].
         blur: the standard deviation of the Gaussian point spread function in pixels, >= 0; more is further out of focus.
         noise: the standard deviation of the shot noise at full scale, >= 0; at the intensity v it is noise * sqrt(v).
         read_noise: the standard deviation of the camera's own noise, the same everywhere, >= 0.
+        missed: the probability that a cell gets no dot, in [0, 1].
+        spurious: the probability of a false dot for each cell, anywhere in the image, in [0, 1].
+        displaced: the standard deviation of a dot's displacement from its cell in pixels, >= 0; dots stay in the image.
+
+    Attributes:
+        radius_spread: the standard deviation of the logarithm of the radius, truncated at three.
+        elongation: the ratio of the longer half-axis to the shorter is uniform between 1 and 1 + elongation.
+        spacing: the smallest distance between the centres of two cells, in radii; 2 separates cells of the median size.
+        softness: the width of a cell's edge, as a share of its half-axes.
+
+    Raises:
+        ConfigurationError: if a value is outside its range.
     """
 
+    images: int = 40
+    cells: tuple[int, int] = (5, 30)
     radius: float = 3.0
-    radius_spread: float = 0.15
-    elongation: float = 0.3
-    spacing: float = 1.5
     brightness: float = 0.6
     brightness_spread: float = 0.3
-    softness: float = 0.1
     background: float = 0.1
     gradient: float = 0.05
     blur: float = 1.0
     noise: float = 0.05
     read_noise: float = 0.01
+    missed: float = 0.0
+    spurious: float = 0.0
+    displaced: float = 0.0
+    radius_spread: ClassVar[float] = 0.15
+    elongation: ClassVar[float] = 0.3
+    spacing: ClassVar[float] = 1.5
+    softness: ClassVar[float] = 0.1
+
+    def __post_init__(self) -> None:
+        require(self.images >= 1, _NAME + "images", "1 or above", self.images)
+        ordered = len(self.cells) == 2 and 0 <= self.cells[0] <= self.cells[1] <= _MOST_CELLS
+        require(ordered, _NAME + "cells", f"the fewest and the most cells, from 0 to {_MOST_CELLS}", list(self.cells))
+        require(0 < self.radius <= _LARGEST, _NAME + "radius", f"above 0 and at most {_LARGEST}", self.radius)
+        for name in ("brightness", "brightness_spread", "background", "gradient", "missed", "spurious"):
+            require(0 <= getattr(self, name) <= 1, _NAME + name, "from 0 to 1", getattr(self, name))
+        for name in ("blur", "noise", "read_noise", "displaced"):
+            value = getattr(self, name)
+            require(0 <= value <= _LARGEST, _NAME + name, f"0 or above and at most {_LARGEST}", value)
 
 
 def place_cells(count: int, height: int, width: int, distance: float, generator: torch.Generator) -> Tensor:
@@ -72,9 +105,7 @@ def place_cells(count: int, height: int, width: int, distance: float, generator:
     return torch.from_numpy(found)
 
 
-def draw_cells(
-    count: int, height: int, width: int, microscope: Microscope, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
+def draw_cells(count: int, height: int, width: int, site: CellSite, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw one simulated fluorescence image, and return it with the centres of its cells.
 
     Cells are ellipses with soft edges whose light adds up: with rho the distance from the centre in half-axes, brightness *
@@ -85,34 +116,34 @@ def draw_cells(
         count: the number of cells n, >= 0.
         height: the height of the image in pixels.
         width: the width of the image in pixels.
-        microscope: how the cells look.
+        site: how the cells look.
         generator: draws all random numbers.
 
     Returns:
         The image in [0, 1], float32, shape (height, width), and the centres (x, y) of :func:`place_cells`, shape (n, 2).
     """
-    dots = place_cells(count, height, width, microscope.spacing * microscope.radius, generator)
+    dots = place_cells(count, height, width, site.spacing * site.radius, generator)
     angle = 2 * math.pi * float(torch.rand((), generator=generator, dtype=torch.float64))
-    light, margin = _light(dots, height, width, microscope, generator)
-    rows, columns = (_point_spread(size, margin, microscope.blur) for size in (height, width))
+    light, margin = _light(dots, height, width, site, generator)
+    rows, columns = (_point_spread(size, margin, site.blur) for size in (height, width))
     slope_x, slope_y = (torch.linspace(-1, 1, size, dtype=torch.float64) for size in (width, height))
     slope = math.cos(angle) * slope_x + math.sin(angle) * slope_y[:, None]
-    image = (rows @ light @ columns.T + microscope.background + microscope.gradient * slope).clamp(0, 1)
-    if microscope.noise:
-        photon = microscope.noise**2
+    image = (rows @ light @ columns.T + site.background + site.gradient * slope).clamp(0, 1)
+    if site.noise:
+        photon = site.noise**2
         image = torch.poisson(image / photon, generator=generator) * photon
-    image += microscope.read_noise * torch.randn(image.shape, generator=generator, dtype=torch.float64)
+    image += site.read_noise * torch.randn(image.shape, generator=generator, dtype=torch.float64)
     return image.clamp(0, 1).float(), dots
 
 
-def _light(dots: Tensor, height: int, width: int, microscope: Microscope, generator: torch.Generator) -> tuple[Tensor, int]:
+def _light(dots: Tensor, height: int, width: int, site: CellSite, generator: torch.Generator) -> tuple[Tensor, int]:
     """Return the cells' light, with a margin around the image that holds whole cells, and the margin in pixels."""
     spread, stretch, turn, shine = torch.rand(4, len(dots), generator=generator, dtype=torch.float64)
     normal = torch.special.ndtri(spread).clamp(-3, 3)
-    radius = microscope.radius * torch.exp(microscope.radius_spread * normal)
-    ratio = torch.sqrt(1 + microscope.elongation * stretch)
-    own = microscope.brightness * (1 + microscope.brightness_spread * (2 * shine - 1))
-    reach = 1 + 8 * microscope.softness  # in half-axes: beyond it lies less than 1/2000 of the light
+    radius = site.radius * torch.exp(site.radius_spread * normal)
+    ratio = torch.sqrt(1 + site.elongation * stretch)
+    own = site.brightness * (1 + site.brightness_spread * (2 * shine - 1))
+    reach = 1 + 8 * site.softness  # in half-axes: beyond it lies less than 1/2000 of the light
     half = math.ceil(reach * float((radius * ratio).max())) + 1 if len(dots) else 0
     steps, nearest = torch.arange(-half, half + 1), dots.round().long()
     places = nearest[:, :, None] + steps
@@ -120,7 +151,7 @@ def _light(dots: Tensor, height: int, width: int, microscope: Microscope, genera
     right, down = right[:, None, :], down[:, :, None]
     along = (right * cos[:, None, None] + down * sin[:, None, None]) / (radius * ratio)[:, None, None]
     across = (down * cos[:, None, None] - right * sin[:, None, None]) / (radius / ratio)[:, None, None]
-    shape = torch.sigmoid((1 - torch.hypot(along, across)) / microscope.softness)
+    shape = torch.sigmoid((1 - torch.hypot(along, across)) / site.softness)
     canvas = torch.zeros(height + 2 * half, width + 2 * half, dtype=torch.float64)
     x, y = (places + half).unbind(1)
     at = y[:, :, None] * canvas.shape[1] + x[:, None, :]

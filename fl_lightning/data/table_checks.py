@@ -1,12 +1,19 @@
-"""Find features that are measured in another unit at one client, and numbers that stand for missing values."""
+"""Find what may have gone wrong in an export: other units, numbers for missing values, cells that do not fit a schema."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from fl_lightning.data.schema import Field, Schema
+from fl_lightning.data.schema_cells import Export, FieldReader, in_words
+from fl_lightning.data.schema_file import shown
+from fl_lightning.data.table_file import as_text, listed, read_source
+from fl_lightning.data.table_rows import table_files
 
 Ranges = Sequence[tuple[float, float, float, float]]
 """Of each feature: its smallest and largest value, its mean, and its standard deviation."""
@@ -19,6 +26,8 @@ _SENTINELS = (-1.0, -9.0, -99.0, -999.0, -9999.0, -99999.0, 99.0, 999.0, 9999.0,
 """Numbers that often stand for a missing value."""
 _FAR = 10.0
 """How many standard deviations such a number is away from the other values, if it stands for a missing one."""
+_MANY = 0.5
+"""The share of values out of range from which another unit is suspected."""
 
 
 def ranges_of(features: np.ndarray[Any, Any]) -> list[tuple[float, float, float, float]]:
@@ -87,3 +96,69 @@ def sentinels(names: Sequence[str], features: np.ndarray[Any, Any]) -> list[str]
                     f"{others.min():.4g} to {others.max():.4g}. If it stands for a missing value, remove the rows or fill them."
                 )
     return found
+
+
+# ---------------------------------------------------------------- against a schema
+
+
+def compare_files(
+    path: Path | Mapping[str, Path], schema: Schema, exports: Mapping[str | None, Export], others: Sequence[str | None]
+) -> list[str]:
+    """Return sentences about how files differ from a schema, for those who own them, in the order of its fields.
+
+    Args:
+        path: a file, a folder, or a path for each client by name.
+        schema: the schema.
+        exports: how the files of each client were exported; of all others, by None.
+        others: columns that are no fields, such as that of persons.
+
+    Raises:
+        DataError: if there is no file, or it cannot be read at all.
+    """
+    found = []
+    for name, file in table_files(path, "data.datamodule.path"):
+        export = exports.get(name, exports[None])
+        reader = FieldReader(read_source(file, export.csv), export, schema)
+        found.append(f"'{file}' has {reader.source.rows} rows.")
+        found += [f"'{file}': {text}" for text in _columns(reader, others)]
+        for field in schema.fields:
+            if export.source(field.name).column in reader.source.header:
+                found += [f"'{file}': '{field.name}': {text}" for text in _cells(reader, field)]
+    return found
+
+
+def _columns(reader: FieldReader, others: Sequence[str | None]) -> list[str]:
+    """Return sentences about missing, renamed and further columns."""
+    said = [f"it lacks the column {text}" for text in reader.missing_columns()]
+    said += [f"'{name}' is read from '{one.column}'." for name, one in reader.export.columns.items() if one.column != name]
+    further = reader.further_columns(others)
+    return said + ([f"further columns are ignored: {listed(further)}."] if further else [])
+
+
+def _cells(reader: FieldReader, field: Field) -> list[str]:
+    """Return sentences about cells that are missing, unknown or out of range."""
+    cells = reader.cells(field)
+    counted = as_text(cells.drop_null()).value_counts()
+    counts = dict(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True))
+    refused = ", which the schema refuses" if field.missing == "refuse" else ""
+    said = [f"{100 * cells.null_count / len(cells):.2g} % of the values are missing{refused}."] if cells.null_count else []
+    code, wanted = reader.coder(field)
+    values = {text: code(text) for text in counts}
+    unknown = [f"'{shown(text)}' ({counts[text]} times)" for text, value in values.items() if value is None]
+    said += [f"{listed(unknown)} {wanted}."] if unknown else []
+    known = {text: value for text, value in values.items() if value is not None}
+    return said + _out_of_range(field, np.array(list(known.values())), np.array([counts[text] for text in known]))
+
+
+def _out_of_range(field: Field, values: np.ndarray[Any, Any], times: np.ndarray[Any, Any]) -> list[str]:
+    low = -np.inf if field.minimum is None else field.minimum
+    high = np.inf if field.maximum is None else field.maximum
+    outside = int(times[~((low <= values) & (values <= high))].sum())
+    if not outside:
+        return []
+    sides = (("at least", field.minimum), ("at most", field.maximum))
+    limits = [f"{side} {in_words(field, limit)}" for side, limit in sides if limit is not None]
+    text = f"{outside} of {int(times.sum())} values are out of range ({' and '.join(limits)})."
+    if field.since is None and outside >= _MANY * times.sum():
+        text += f" Is it another unit? Then set 'scale' of '{field.name}' to the factor from one to the other."
+    return [text]

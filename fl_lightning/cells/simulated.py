@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from itertools import islice
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from itertools import count, islice
+from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from fl_lightning.core.resume_rule import ResumeRule
-from fl_lightning.data.cell_site import CellSite, simulate
-from fl_lightning.data.images import ImageDataModule, image_dataset
+from fl_lightning.cells.drawing import CellSite, annotate, density_image, draw_cells
+from fl_lightning.data.images import ImageDataModule
+from fl_lightning.data.in_memory import named_dataset
 from fl_lightning.errors import DataError, require
-from fl_lightning.functional.cells import density_image
+from fl_lightning.functional.seeding import generator
 
 SITES: Mapping[str, CellSite] = {
     "clear": CellSite(images=120),
@@ -24,6 +25,41 @@ SITES: Mapping[str, CellSite] = {
     "careless": CellSite(images=60, missed=0.3, spurious=0.05, displaced=1.5),
 }
 """Five sites that differ in number of images, focus, noise, density and care."""
+
+
+class CellImage(NamedTuple):
+    """Hold one simulated image with its annotation.
+
+    Attributes:
+        image: the image, uint8, shape (H, W).
+        cells: the true centres (x, y) in pixels, shape (n, 2).
+        dots: the annotator's dots, shape (m, 2).
+    """
+
+    image: Tensor
+    cells: Tensor
+    dots: Tensor
+
+
+def simulate(site: CellSite, name: str, part: Literal["train", "test"], size: int, seed: int) -> Iterator[CellImage]:
+    """Yield images of a site endlessly, each drawn independently: more images or other sites do not change the first ones.
+
+    The annotator's settings change neither the images nor the places of the cells.
+
+    Args:
+        site: the site.
+        name: the name of the site.
+        part: the set; training and test images are drawn independently.
+        size: the height and width in pixels.
+        seed: the seed of the simulation.
+    """
+    least, most = site.cells
+    for number in count():
+        key = (seed, name, part, number)
+        draw = generator(*key, "cells")
+        image, cells = draw_cells(least + int(torch.randint(most - least + 1, (), generator=draw)), size, size, site, draw)
+        dots = annotate(cells, size, size, site.missed, site.spurious, site.displaced, generator(*key, "annotator"))
+        yield CellImage(image.mul(255).round().to(torch.uint8), cells, dots)
 
 
 class SimulatedCellsDataModule(ImageDataModule):
@@ -51,8 +87,6 @@ class SimulatedCellsDataModule(ImageDataModule):
     Raises:
         ConfigurationError: if a value is outside its range.
     """
-
-    on_resume = ResumeRule(free="num_workers")
 
     def __init__(
         self,
@@ -94,14 +128,14 @@ class SimulatedCellsDataModule(ImageDataModule):
         return train, test
 
     def _simulated(self, part: Literal["train", "test"], sizes: list[int]) -> TensorDataset:
-        images, densities, size = [], [], self.image_size
-        for (name, site), count in zip(self.sites.items(), sizes, strict=True):
-            for drawn in islice(simulate(site, name, part, size, self.seed), count):
+        images, densities, side = [], [], self.image_size
+        for (name, site), number in zip(self.sites.items(), sizes, strict=True):
+            for drawn in islice(simulate(site, name, part, side, self.seed), number):
                 dots = drawn.dots if part == "train" else drawn.cells
                 images.append(drawn.image)
-                densities.append(density_image(dots, size, size, self.density_sigma) * self.density_scale)
+                densities.append(density_image(dots, side, side, self.density_sigma) * self.density_scale)
         domains = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-        turns = torch.cat([torch.arange(count) for count in sizes])
+        turns = torch.cat([torch.arange(size) for size in sizes])
         order = turns.argsort(stable=True)  # sites take turns, so that the first few images show all of them
         columns = {"domains": domains[order], "domains_names": tuple(self.sites)}
-        return image_dataset(torch.stack(images)[order, None], torch.stack(densities)[order, None], **columns)
+        return named_dataset([torch.stack(images)[order, None], torch.stack(densities)[order, None]], **columns)

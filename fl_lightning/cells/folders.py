@@ -1,0 +1,245 @@
+"""Load your own microscope images from folders, with a dot on each cell."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from fl_lightning.cells.drawing import density_image, dot_centres
+from fl_lightning.core.resume_rule import ResumeRule
+from fl_lightning.data.image_files import UNREADABLE, WHITE, ImageReader, folders_in, read_images, split_folders
+from fl_lightning.data.images import ImageDataModule
+from fl_lightning.data.in_memory import held_share, named_dataset
+from fl_lightning.errors import DataError, require
+from fl_lightning.functional.seeding import generator
+
+_LOSSLESS = (".png", ".tif", ".tiff")
+_IMAGES = (*_LOSSLESS, ".jpg", ".jpeg")
+_FORMS = "NAME.png (or .jpg, .tif) next to NAME.csv, or NAMEcell.png next to NAMEdots.png"
+_ROOT = "under 'data.datamodule.root'"
+
+Pairs = list[tuple[Path, Path]]
+"""Images, each with its annotation: a CSV file or an image of dots."""
+
+
+class CellFolderDataModule(ImageDataModule):
+    """Load images of cells and draw their density from your dots; the sum of the density is the count.
+
+    An image is NAME.png (or .jpg, .jpeg, .tif, .tiff) beside NAME.csv, with x and y of each cell in pixels, or NAMEcell.png
+    beside NAMEdots.png, an image of the same size that is black except for a dot on each cell (the VGG layout). Put them into
+    ``root``, or into one folder for each client, from which :class:`~fl_lightning.DomainPartitioner` creates the clients.
+    Either layout may be under root/train and root/test. Batches are as in :class:`~fl_lightning.SimulatedCellsDataModule`.
+
+    The centre of the first pixel is (0, 0). A CSV file may name its columns in a first line, and may then have further ones;
+    an empty file means that the image has no cells. Dots that touch, by an edge or a corner, are one cell.
+
+    Args:
+        root: the folder. If it consists of train (or training), test (or testing) and val (or valid, validation), the server
+            validates on val and tests on test, or uses for both the one that exists.
+        test_share: the share of the images, in [0, 1), held out as the server's test set in the proportions of the clients,
+            if no folder has one. With 0, no set is held out: see ``server_set`` of the FederatedDataModule.
+        image_size: the height and width in pixels to which images are resized, with their dots; None if all images already
+            have the same size.
+        density_sigma: the standard deviation of a dot's Gaussian in pixels, after resizing, > 0.
+        density_scale: the factor on the density, > 0, which keeps the squared error from being tiny; a count is a sum divided
+            by it.
+        batch_size: the examples per training batch, B.
+        eval_batch_size: the examples per evaluation batch.
+        channels: 3 for colour, 1 for grey.
+        white: the value of white in images of 16 bits: 4095 for a camera of 12 bits, 65535 for all 16.
+
+    Raises:
+        ConfigurationError: if a value is outside its range.
+    """
+
+    on_resume = ResumeRule(free="root")
+
+    def __init__(
+        self,
+        root: str,
+        test_share: float = 0.2,
+        image_size: int | None = None,
+        density_sigma: float = 2.0,
+        density_scale: float = 100.0,
+        batch_size: int = 8,
+        eval_batch_size: int = 64,
+        channels: Literal[1, 3] = 1,
+        white: int = WHITE,
+    ) -> None:
+        super().__init__(batch_size, eval_batch_size)
+        require(0 <= test_share < 1, "data.datamodule.test_share", "at least 0 and below 1", test_share)
+        require(0 < density_sigma < math.inf, "data.datamodule.density_sigma", "above 0 pixels", density_sigma)
+        require(density_scale > 0, "data.datamodule.density_scale", "above 0", density_scale)
+        self.root, self.test_share, self.image_size, self.channels = root, test_share, image_size, channels
+        self.density_sigma, self.density_scale = density_sigma, density_scale
+        self._reader = ImageReader(channels, image_size, white)
+        if not test_share and split_folders(Path(root))[1:] == (None, None):
+            self.without_server_set()
+
+    def load(self) -> tuple[TensorDataset, TensorDataset | None]:
+        """Find and read images and dots.
+
+        Raises:
+            DataError: if files do not have this form or do not match, or if no training image has a cell.
+        """
+        folder, *held = split_folders(Path(self.root))
+        train, names = self._set(find_cells(folder))
+        self._val, test = (None if path is None else self._set(find_cells(path))[0] for path in held)
+        if held == [None, None] and self.test_share:
+            owners = getattr(train, "domains", torch.zeros(len(train), dtype=torch.int64))
+            parts = held_share("test_share", self.test_share, owners, generator(0, "test share"))
+            train, test = (_part(train, part) for part in parts)
+        if not train.tensors[1].any():
+            raise DataError(
+                f"The count is zero everywhere: no training image of '{folder}' has a dot, so there is nothing to learn. "
+                "Set 'data.datamodule.root' to images some of which have cells."
+            )
+        sizes = " + ".join(str(len(part)) for part in (train, self._val, test) if part is not None)
+        self.origin = f"{folder} ({sizes} images, {len(names) or 'no'} clients)"
+        return train, test
+
+    def _set(self, clients: dict[str, Pairs]) -> tuple[TensorDataset, tuple[str, ...]]:
+        """Return the images and densities of clients, and the clients' names, if any."""
+        pairs = [pair for own in clients.values() for pair in own]
+        images = read_images(self._reader, [str(path) for path, _ in pairs])
+        assert images is not None
+        height, width = images.shape[2:]
+        densities = torch.empty(len(images), 1, height, width)
+        for k, (image, path) in enumerate(pairs):
+            own = self._reader.header_size(str(image))
+            factor = torch.tensor([width / own[1], height / own[0]], dtype=torch.float64)
+            dots = (read_dots(path, *own) + 0.5) * factor - 0.5  # the edges of pixels keep their places, not the centres
+            densities[k, 0] = density_image(dots, height, width, self.density_sigma) * self.density_scale
+        names = tuple(clients) if "" not in clients else ()
+        owners = torch.arange(len(clients)).repeat_interleave(torch.tensor([len(own) for own in clients.values()]))
+        columns = {"domains": owners, "domains_names": names} if names else {}
+        return named_dataset([images, densities], **columns), names
+
+
+def _part(dataset: Any, kept: Tensor) -> TensorDataset:
+    columns = {"domains": dataset.domains[kept], "domains_names": dataset.domains_names} if hasattr(dataset, "domains") else {}
+    return named_dataset([tensor[kept] for tensor in dataset.tensors], **columns)
+
+
+def find_cells(root: Path) -> dict[str, Pairs]:
+    """Find images in root/image or root/client/image, each with its annotation next to it.
+
+    Returns:
+        The images of each client by name, sorted; of all under an empty name if they are not divided by client.
+
+    Raises:
+        DataError: if a folder has no images, an image no annotation, or an annotation no image.
+    """
+    folders = folders_in(root)
+    own = _pairs(root) if root.is_dir() and (not folders or _files(root, _IMAGES)) else []
+    if own and folders:
+        raise DataError(
+            f"'{root}' contains images as well as the folder '{folders[0].name}', so it is unclear whether that folder is a "
+            "client. Set 'data.datamodule.root' to a folder of images, or of one folder of images for each client."
+        )
+    clients = {"": own} if own else {folder.name: _pairs(folder) for folder in folders}
+    for folder in [root / name for name, pairs in clients.items() if not pairs] if clients else [root]:
+        what = "contains no images" if folder.is_dir() else "is not a folder"
+        raise DataError(f"'{folder}' {what}. Add some ({_FORMS}), or set 'data.datamodule.root' to another folder.")
+    return clients
+
+
+def _files(folder: Path, kinds: Sequence[str]) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.suffix.lower() in kinds and p.is_file() and not p.name.startswith("."))
+
+
+def _pairs(folder: Path) -> Pairs:
+    """Return each image of a folder with its annotation."""
+    tables = {path.stem: path for path in _files(folder, [".csv"])}
+    pictures = _files(folder, _IMAGES)
+    drawn = [p for p in pictures if p.stem.endswith("dots") and p.suffix.lower() in _LOSSLESS and p.stem not in tables]
+    images = [path for path in pictures if path not in drawn]
+    dots = {path.stem.removesuffix("dots") + "cell": path for path in drawn}
+    found = {**tables, **dots}
+    lonely = set(found) - {path.stem for path in images}
+    for names, what in (
+        ([name for name, count in Counter(p.stem for p in images).items() if count > 1], "has several images"),
+        ([p.name for p in images if p.stem in tables and p.stem in dots], "has two annotations, .csv and dots"),
+        ([p.name for p in images if p.stem not in found], "has no annotation next to it"),
+        (sorted(found[stem].name for stem in lonely), "is an annotation without an image"),
+    ):
+        if names:
+            more = f" (and {len(names) - 1} more like it)" if len(names) > 1 else ""
+            raise DataError(
+                f"'{folder / names[0]}' {what}{more}. Each image {_ROOT} needs one annotation: {_FORMS}. An empty annotation "
+                "means that the image has no cells."
+            )
+    return [(path, found[path.stem]) for path in images]
+
+
+def read_dots(path: Path, height: int, width: int) -> Tensor:
+    """Return the dots of an annotation, (x, y) in pixels, float64, shape (n, 2); (0, 0) is the centre of the first pixel.
+
+    Args:
+        path: a CSV file or an image of dots.
+        height: the height of the image that it belongs to.
+        width: the width of that image.
+
+    Raises:
+        DataError: if the annotation cannot be read, or does not fit the image.
+    """
+    try:
+        return _table(path, height, width) if path.suffix.lower() == ".csv" else _picture(path, height, width)
+    except DataError:
+        raise
+    except (*UNREADABLE, csv.Error) as error:
+        raise DataError(f"Cannot read {path} ({error}). Fix it {_ROOT}, or remove it.") from error
+
+
+def _picture(path: Path, height: int, width: int) -> Tensor:
+    with Image.open(path) as file:
+        image = ImageOps.exif_transpose(file)  # as the picture beside it is read
+        pixels = np.asarray(image if image.mode.startswith(("I", "F")) else image.convert("RGB"))
+    if pixels.shape[:2] != (height, width):
+        raise DataError(
+            f"{path} has {pixels.shape[1]} x {pixels.shape[0]} pixels, but its image has {width} x {height}. Give both files "
+            f"the same size {_ROOT}, or remove them."
+        )
+    mask = pixels.reshape(height, width, -1).any(axis=2)
+    if 2 * mask.sum() > mask.size:
+        raise DataError(
+            f"{path} has more coloured than black pixels, but every group of coloured pixels stands for one cell. Make its "
+            f"background black (0) and its dots any other colour, {_ROOT}."
+        )
+    return dot_centres(torch.from_numpy(mask))
+
+
+def _table(path: Path, height: int, width: int) -> Tensor:
+    rows = csv.reader(path.read_text(encoding="utf-8-sig").splitlines())
+    lines = [(number, row) for number, row in enumerate(rows, 1) if any(cell.strip() for cell in row)]
+    names = [cell.strip().lower() for cell in lines[0][1]] if lines else []
+    columns = (names.index("x"), names.index("y")) if {"x", "y"} <= set(names) else None
+    dots = []
+    for number, row in lines[columns is not None :]:
+        try:
+            x, y = row if columns is None else (row[column] for column in columns)
+            dot = (math.nan, math.nan) if "_" in x + y else (float(x), float(y))  # Python reads 1_0 as ten
+        except (IndexError, ValueError):
+            dot = math.nan, math.nan
+        if not all(map(math.isfinite, dot)):
+            raise DataError(
+                f"{path}, line {number}, must be two numbers, x and y in pixels, but is '{','.join(row)}'. Fix the line, or "
+                f"name the columns x and y in the first line. The file is {_ROOT}."
+            )
+        if not (-0.5 <= dot[0] < width and -0.5 <= dot[1] < height):
+            raise DataError(
+                f"{path}, line {number}: the dot at x {dot[0]:g}, y {dot[1]:g} is outside its image of {width} x {height} "
+                f"pixels. Give the position in pixels of the file {_ROOT}, from 0, before any resizing."
+            )
+        dots.append(dot)
+    return torch.tensor(dots, dtype=torch.float64).view(-1, 2)

@@ -1,0 +1,81 @@
+"""The order of a client's examples is the seed's alone, whoever reads them: the oracle is one permutation an epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from federations import Consecutive, Plain, blobs, federate, ready, same_bits, weights
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+from fl_lightning import FederatedDataModule, LocalTraining
+from fl_lightning.data.resident_loader import close_all
+
+SIZE, BATCH, SEED = 23, 5, 11
+NUMBERS = torch.arange(SIZE, dtype=torch.float32)
+
+
+def examples() -> TensorDataset:
+    return TensorDataset(NUMBERS, torch.zeros(SIZE, dtype=torch.int64))
+
+
+def one_by_one() -> list[tuple[torch.Tensor, int]]:
+    return [(number, 0) for number in NUMBERS]
+
+
+def of_module(dataset: Any, **settings: Any) -> FederatedDataModule:
+    datamodule = L.LightningDataModule.from_datasets(dataset)
+    datamodule.train_dataloader = lambda: DataLoader(dataset, BATCH, shuffle=True, **settings)  # type: ignore[method-assign]
+    return FederatedDataModule(datamodule, Consecutive((SIZE,)))
+
+
+PATHS: dict[str, Any] = {
+    "tensors": lambda: of_module(examples()),
+    "a part of tensors": lambda: of_module(Subset(examples(), range(SIZE))),
+    "one by one": lambda: of_module(one_by_one()),
+    "one worker": lambda: of_module(examples(), num_workers=1),
+    "one worker, one by one": lambda: of_module(one_by_one(), num_workers=1),
+    "two workers": lambda: of_module(one_by_one(), num_workers=2),
+    "workers that persist": lambda: of_module(one_by_one(), num_workers=2, persistent_workers=True),
+    "clients": lambda: FederatedDataModule.from_clients({"a": one_by_one()}, batch_size=BATCH),
+    "clients of tensors": lambda: FederatedDataModule.from_clients({"a": examples()}, batch_size=BATCH),
+    "clients with workers": lambda: FederatedDataModule.from_clients({"a": one_by_one()}, batch_size=BATCH, num_workers=1),
+    "clients' loaders": lambda: FederatedDataModule.from_clients({"a": DataLoader(one_by_one(), BATCH, shuffle=True)}),
+    "opened": lambda: FederatedDataModule.from_clients(
+        lambda client: Subset(examples(), range(SIZE)), num_clients=1, num_examples=SIZE, batch_size=BATCH
+    ),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_each_epoch_is_the_next_permutation_of_the_seed(path: str) -> None:
+    data = ready(PATHS[path]())
+    loader = data.client(0, SEED).train_dataloader()
+    expected = torch.Generator().manual_seed(SEED)
+    for _ in range(3):
+        read = torch.cat([numbers for numbers, *_ in loader])
+        assert torch.equal(read, NUMBERS[torch.randperm(SIZE, generator=expected)])
+    close_all()
+
+
+READERS: dict[str, Any] = {
+    "tensors": lambda given: DataLoader(given, BATCH, shuffle=True),
+    "a part of tensors": lambda given: DataLoader(Subset(given, range(len(given))), BATCH, shuffle=True),
+    "one by one, a worker": lambda given: DataLoader(Subset(given, range(len(given))), BATCH, shuffle=True, num_workers=1),
+}
+
+
+def trained(reader: str) -> dict[str, torch.Tensor]:
+    torch.manual_seed(2)
+    module, data = Plain(), L.LightningDataModule()
+    data.train_dataloader = lambda: READERS[reader](TensorDataset(*blobs(40, 1)))  # type: ignore[method-assign]
+    federate(module, 2, data=data, partitioner=Consecutive((17, 23)), local=LocalTraining(max_epochs=2))
+    return weights(module)
+
+
+def test_weights_after_two_rounds_of_two_local_epochs_do_not_depend_on_the_reader() -> None:
+    one, *others = (trained(reader) for reader in READERS)
+    assert all(same_bits(one, other) for other in others)
+    close_all()
