@@ -36,6 +36,7 @@ from fl_lightning.data.own_loaders import OwnLoaders, is_loader, loader_of_batch
 from fl_lightning.data.readers import OneAfterAnother, Readers, first_loader, reads_alike
 from fl_lightning.data.samplers import is_plain, yields
 from fl_lightning.data.tensor_loader import TensorLoader
+from fl_lightning.data.views import leave_out
 from fl_lightning.errors import ConfigurationError, DataError, require
 from fl_lightning.functional.partition import Partition, offsets
 from fl_lightning.messages import Part
@@ -106,9 +107,8 @@ class ClientSets(LightningDataModule):
                     f"those of {', '.join(self.names)}. Give a set for each client, or one for the server."
                 )
             if given is None and not self._of_modules(f"{part}_dataloader"):
-                name = f"{part}_dataloader"
-                vars(self)[name] = getattr(super(), name)  # lets Lightning see that this loader is missing
-                warn_of_unused(self.clients, name)
+                leave_out(self, f"{part}_dataloader")
+                warn_of_unused(self.clients, f"{part}_dataloader")
         refuse_package(self.clients)
         for hook in shared_hooks(self.clients):
             vars(self)[hook] = self._image_hook(hook)

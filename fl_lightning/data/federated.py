@@ -32,7 +32,7 @@ from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.remote import clients_elsewhere
 from fl_lightning.data.rounds import RoundLoader, unless_round
 from fl_lightning.data.samplers import is_plain, yields
-from fl_lightning.data.views import TRANSFER_HOOKS, EvaluationView, ServerView, TrainingView, from_base
+from fl_lightning.data.views import TRANSFER_HOOKS, EvaluationView, ServerView, TrainingView, from_base, leave_out
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.messages import Part
 from fl_lightning.partitioners.base import Partitioner
@@ -131,7 +131,7 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
         for loader in ("val_dataloader", "test_dataloader", "predict_dataloader"):
             served = server_set == "clients" and loader != "predict_dataloader"
             if not served and not is_overridden(loader, datamodule, LightningDataModule):
-                vars(self)[loader] = getattr(super(), loader)  # lets Lightning see that this loader is missing
+                leave_out(self, loader)
         for hook in TRANSFER_HOOKS:
             if is_overridden(hook, datamodule, LightningDataModule):
                 vars(self)[hook] = unless_round(getattr(datamodule, hook))

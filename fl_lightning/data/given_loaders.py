@@ -6,6 +6,8 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
+from fl_lightning.data.views import leave_out
+
 
 class GivenLoaders(LightningDataModule):
     """Return loaders that the user has built.
@@ -19,9 +21,7 @@ class GivenLoaders(LightningDataModule):
     def __init__(self, train: Any, val: Any = None, test: Any = None) -> None:
         super().__init__()
         self._train, self._val, self._test = train, val, test
-        for name, given in (("val_dataloader", val), ("test_dataloader", test)):
-            if given is None:
-                vars(self)[name] = getattr(super(), name)  # lets Lightning see that this loader is missing
+        leave_out(self, *(name for name, given in (("val_dataloader", val), ("test_dataloader", test)) if given is None))
 
     def train_dataloader(self) -> Any:
         """Return the training loader."""

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fl_lightning.data.class_names import names_of
 from fl_lightning.data.tensor_loader import TensorLoader
+from fl_lightning.data.views import leave_out
 from fl_lightning.errors import DataError, require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.splitting import hold_out
@@ -92,12 +93,6 @@ class InMemoryDataModule(LoadsSafely, LightningDataModule):
 
     def _workers(self, dataset: Any) -> int:
         return 0 if type(dataset) is TensorDataset else self.num_workers
-
-
-def leave_out(datamodule: LightningDataModule, *loaders: str) -> None:
-    """Let Lightning see that a datamodule lacks loaders: it looks whether their methods are overridden."""
-    for loader in loaders:
-        vars(datamodule)[loader] = getattr(LightningDataModule, loader).__get__(datamodule)
 
 
 def named_dataset(tensors: Sequence[Tensor], **attributes: Any) -> TensorDataset:

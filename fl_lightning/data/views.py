@@ -83,3 +83,9 @@ def from_base(view: LightningDataModule, base: str, name: str) -> Any:
     if base not in vars(view) or name.startswith("__"):
         raise AttributeError(f"'{type(view).__name__}' object has no attribute '{name}'")
     return getattr(vars(view)[base], name)
+
+
+def leave_out(datamodule: LightningDataModule, *loaders: str) -> None:
+    """Let Lightning see that a datamodule lacks loaders: it looks whether their methods are overridden."""
+    for loader in loaders:
+        vars(datamodule)[loader] = getattr(LightningDataModule, loader).__get__(datamodule)
