@@ -29,7 +29,7 @@ def names_of(strategy: Strategy, route: Route, options: Iterable[OptionSettings]
         of_strategy.append(strategy.worth_metric)
     wanted: list[tuple[str, object]] = [
         *((own, metric) for metric in of_strategy),
-        ("federation.route.metric", route.server_metric),
+        *(("federation.route.metric", metric) for metric in (route.server_metric, route.client_metric)),
     ]
     wanted += [(f"federation.{option.setting}.metric", one.metric) for option in options for one in option.measures()]
     losses = [part for part in module.modules() if isinstance(part, AdaptiveLoss)]

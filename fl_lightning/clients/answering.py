@@ -109,7 +109,7 @@ class Questions:
             return EvalReport(client, math.nan, reason=f"fewer than {self.least} examples are predicted as one class")
         sums = told_states(states, rows, _thresholds(metric))
         if not (isinstance(value, Tensor) and value.numel() == 1):
-            return _curve(client, n, metric, value, sums, pooled)
+            return _curve(client, n, metric, sums, pooled)
         interval, why = _interval(metric, question, predictions, target, known)
         withheld = any(bool(state.isnan().any()) for state in sums.values())
         if withheld:
@@ -206,7 +206,7 @@ def points_of(value: Any) -> tuple[Tensor, ...]:
     return tuple(one.detach().cpu().double() for one in tensors)
 
 
-def _curve(client: int, n: int, metric: Metric, value: Any, sums: Mapping[str, Tensor], pooled: str) -> EvalReport:
+def _curve(client: int, n: int, metric: Metric, sums: Mapping[str, Tensor], pooled: str) -> EvalReport:
     """Return the points of a curve: those that follow from states that may be told."""
     if pooled:
         name = type(metric).__name__

@@ -410,10 +410,10 @@ class Client:
         memory.put(client, HELD, result.held)
         memory.put(client, TRAINING, {name: packed for name, packed in training.items() if packed is not None})
         memory.put(client, RULES, result.kept)
-        if result.own_model is not None:
-            memory.keep_model(client, result.own_model)
-        if result.prepared.task.own_model:
-            memory.keep_model(client, update.snapshot)
+        own = update.snapshot if result.prepared.task.own_model else result.own_model
+        if own is not None:
+            server = self.resident.server
+            memory.keep_model(client, own, {name: server.tensors[name] for name in server.layout.moving})
         for rule in self._ending:
             rule.keep(memory.drawer(client, RULES), update.extras, in_place=not memory.undoable)
 
@@ -528,7 +528,7 @@ def _metrics(settings: FederationSettings) -> dict[MetricRole, tuple[str | Metri
     found: dict[str, tuple[Any, str]] = {
         "start": (strategy.global_metric, STRATEGY_METRIC),
         "sent": (strategy.local_metric, STRATEGY_METRIC),
-        "route": (getattr(settings.route, "metric", None), "federation.route.metric"),
+        "route": (settings.route.client_metric, "federation.route.metric"),
     }
     for option in settings.active_options:
         found |= {one.role: (one.metric, f"federation.{option.setting}.metric") for one in option.measures()}

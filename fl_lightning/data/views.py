@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
@@ -86,6 +87,9 @@ def from_base(view: LightningDataModule, base: str, name: str) -> Any:
 
 
 def leave_out(datamodule: LightningDataModule, *loaders: str) -> None:
-    """Let Lightning see that a datamodule lacks loaders: it looks whether their methods are overridden."""
+    """Let Lightning see that a datamodule lacks loaders: it looks whether their methods are overridden.
+
+    A bound method would come back overridden in the processes of ``ddp_spawn``, which gets the datamodule pickled.
+    """
     for loader in loaders:
-        vars(datamodule)[loader] = getattr(LightningDataModule, loader).__get__(datamodule)
+        vars(datamodule)[loader] = partial(getattr(LightningDataModule, loader), datamodule)

@@ -66,8 +66,12 @@ class Cohort(ABC):
         """End the round with one of the updates as w_{t+1}, without a strategy."""
 
     @abstractmethod
-    def cross_scores(self, updates: Sequence[ClientUpdate], metric: str | Metric) -> Tensor:
-        """Score each model on each client's training data, float64, shape (m, m): row k the data, column j the model."""
+    def cross_scores(self, updates: Sequence[ClientUpdate]) -> Tensor:
+        """Score each model on each client's training data by the route's ``client_metric``.
+
+        Returns:
+            The scores, float64, shape (m, m): row k the data, column j the model.
+        """
 
     @abstractmethod
     def server_scores(self, updates: Sequence[ClientUpdate], metric: str | Metric) -> list[float]:
@@ -101,6 +105,7 @@ class Route(Unassuming, ChecksTypes, ABC):
         reads_data: whether the route measures models on the clients' training examples, or counts their labels.
         needs_labels: whether the route calls :meth:`~fl_lightning.routes.Cohort.label_counts`.
         server_metric: the metric that :meth:`~fl_lightning.routes.Cohort.server_scores` will measure, or None.
+        client_metric: the metric that :meth:`~fl_lightning.routes.Cohort.cross_scores` will measure, or None.
         needs_convex: whether the route only makes sense for linear models with convex losses. Others are rejected.
     """
 
@@ -111,6 +116,7 @@ class Route(Unassuming, ChecksTypes, ABC):
     keeps_models: bool = False
     needs_labels: bool = False
     server_metric: str | Metric | None = None
+    client_metric: str | Metric | None = None
     reads_data: bool = False
     needs_convex: bool = False
 

@@ -37,7 +37,7 @@ class FedStar(PeriodRoute):
         super().__init__(periods)
         wanted = "a metric in [0, 1] for which higher is better, such as an accuracy"
         require(known_direction(metric) is not False, "federation.route.metric", wanted, metric)
-        self.metric = metric
+        self.metric = self.client_metric = metric
 
     def mixing(self, cohort: Cohort, updates: Sequence[ClientUpdate], period: int) -> Tensor:
         """Return the mixing matrix; see :meth:`PeriodRoute.mixing`.
@@ -46,7 +46,7 @@ class FedStar(PeriodRoute):
             ConfigurationError: if a score is outside [0, 1].
         """
         assert self.metric is not None
-        scores = cohort.cross_scores(updates, self.metric)
+        scores = cohort.cross_scores(updates)
         if not bool(((scores >= 0) & (scores <= 1)).all()):
             raise ConfigurationError(
                 f"Fed-Star weighs models by 1 - accuracy, but 'federation.route.metric' {self.metric!r} returned values from "

@@ -35,7 +35,7 @@ class WarmStart(Route):
         self.passes_models = self.route.passes_models
         self.single_model = self.route.single_model
         self.needs_labels = self.route.needs_labels
-        self.server_metric = self.route.server_metric
+        self.server_metric, self.client_metric = self.route.server_metric, self.route.client_metric
         self.reads_data = self.route.reads_data
         self._first = FedCyclic()
 

@@ -72,6 +72,7 @@ class FederationRound(Cohort):
         self._chains: Chains = [[client] for client in self.clients]
         self._chosen: Snapshot | None = None
         self._error: Exception | None = None
+        self._published = 0
         self._gathered: Gathering | None = None
         self.tasks: list[ClientTask] = []
         """The tasks of the round, of all ranks, without the models that they start from."""
@@ -121,7 +122,8 @@ class FederationRound(Cohort):
         self.begin(self._chains, [update.num_examples for update in updates])
         scores: list[float | None] = [None] * len(updates)
         if self._strategy.local_metric is not None:
-            orders = [EvalOrder(self._version, one.client, "validation", "sent", one.snapshot) for one in updates]
+            version = self._publish_once()
+            orders = [EvalOrder(version, one.client, "validation", "sent", one.snapshot) for one in updates]
             scores = [report.value for report in self._pool.evaluate(orders)]
         try:
             for number in range(self._comm.rank, len(updates), self._comm.size):
@@ -139,16 +141,18 @@ class FederationRound(Cohort):
         self._updates = [replace(update.without_state(), update_norm=None) for update in mine]
         self._chosen = chosen.snapshot
 
-    def cross_scores(self, updates: Sequence[ClientUpdate], metric: str | Metric) -> Tensor:
+    def cross_scores(self, updates: Sequence[ClientUpdate]) -> Tensor:
         """See :meth:`Cohort.cross_scores`."""
+        version = self._publish_once()
         pairs = [(holder, model) for model in updates for holder in updates]
-        orders = [EvalOrder(self._version, holder.client, "training", "route", model.snapshot) for holder, model in pairs]
+        orders = [EvalOrder(version, holder.client, "training", "route", model.snapshot) for holder, model in pairs]
         values = [report.value for report in self._pool.evaluate(orders)]
         return torch.tensor(values, dtype=torch.float64).view(len(updates), len(updates)).T
 
     def server_scores(self, updates: Sequence[ClientUpdate], metric: str | Metric) -> list[float]:
         """See :meth:`Cohort.server_scores`."""
-        score, _ = self.federation.evaluators.score, self._version
+        score = self.federation.evaluators.score
+        self._publish_once()
         return self._comm.spread(len(updates), lambda k: score(updates[k].snapshot, metric, "federation.route.metric"))
 
     def label_counts(self) -> Tensor:
@@ -201,10 +205,10 @@ class FederationRound(Cohort):
             return error
         return None
 
-    @cached_property
-    def _version(self) -> int:
-        """Publish the global model once, and return its version."""
-        return self.federation.publish().version
+    def _publish_once(self) -> int:
+        """Publish the global model, if this round has not yet, and return its version."""
+        self._published = self._published or self.federation.publish().version
+        return self._published
 
     def orders(
         self,
@@ -229,7 +233,7 @@ class FederationRound(Cohort):
         for hook in self.hooks:
             tasks = [[hook.task(task) for task in chain] for chain in tasks]
         every = [task for chain in tasks for task in chain]
-        version = 0 if not every else self._version if start is None else start.version
+        version = 0 if not every else self._publish_once() if start is None else start.version
         for hook in self.hooks:
             hook.charge(self.federation, self.round_idx, self.plan, every)
         self.tasks += every
@@ -347,7 +351,8 @@ class FederationRound(Cohort):
         assert isinstance(strategy, JointStrategy)
         metric = strategy.worth_metric
         assert metric is not None
-        score, _ = self.federation.evaluators.score, self._version
+        score = self.federation.evaluators.score
+        self._publish_once()
         return self._comm.spread(len(models), lambda k: score(Snapshot(models[k](), counters), metric))
 
     def close(self) -> None:

@@ -295,9 +295,3 @@ def set_threads(wanted: int | None, trainer: Trainer, cleanup: ExitStack) -> Non
     if threads is not None:
         cleanup.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(threads)
-
-
-def planned_rounds(trainer: Trainer) -> int | None:
-    """Return the number of rounds for which a Trainer was started; None if it is unlimited."""
-    limits = [limit for limit in (trainer.max_epochs, trainer.max_steps) if limit is not None and limit != -1]
-    return min(limits, default=None)

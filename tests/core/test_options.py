@@ -110,6 +110,10 @@ def _named(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
+def test_every_option_is_checked():
+    assert {path.stem for path in (ROOT / "options").iterdir() if not path.name.startswith("_")} == OPTIONS.keys()
+
+
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_is_one_folder(option):
     leaves = (leaf if leaf.endswith(".py") else f"{leaf}/" for leaf in LEAVES.get(option, ()))

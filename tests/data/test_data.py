@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import sys
 from itertools import chain
@@ -11,9 +12,10 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
-from federations import Blobs, Consecutive, Plain, federate, ready, same_bits, weights
+from federations import Blobs, Consecutive, NoValidation, Plain, federate, ready, same_bits, weights
 from hypothesis import given
 from hypothesis import strategies as st
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fl_lightning import (
@@ -282,3 +284,10 @@ def test_the_bars_of_clients_by_hand():
     assert "... and 980 more clients" in many
     assert client_bars(None, torch.zeros(0, 1, dtype=torch.int64)).count("<tr>") == 1
     assert repr(Partition.of_parts([])) == "Partition(0 clients, 0 examples)"
+
+
+def test_a_loader_that_is_missing_is_missing_in_another_process_too():
+    """As with ``ddp_spawn``, whose processes get the datamodule pickled."""
+    data = pickle.loads(pickle.dumps(FederatedDataModule(NoValidation(), IIDPartitioner(2))))
+    overridden = {name: is_overridden(f"{name}_dataloader", data, L.LightningDataModule) for name in ("train", "val", "test")}
+    assert overridden == {"train": True, "val": False, "test": False}

@@ -65,18 +65,22 @@ def test_warm_start_leaves_the_strategy_alone_at_first():
 # ------------------------------------------------------------------ periods
 
 
+def fedstar(net, world, periods):
+    models = [net] * 3
+    for _ in range(periods):
+        trained = [world.train(model, k)[0] for k, model in enumerate(models)]
+        matrix = np.array([[1 - world.on_client(model, accuracy, k) for model in trained] for k in range(3)])
+        models = []
+        for k in range(3):
+            mixed = averaged(net, trained, matrix[k])
+            models.append(build(mixed, *flat(mixed)[:2], flat(trained[k])[2]))  # counters stay a client's own
+    return averaged(net, models, world.sizes)
+
+
 @pytest.mark.parametrize("periods", [1, 2])
 def test_fedstar_mixes_by_the_errors_on_each_clients_data(periods):
     def step(net, world, t):
-        models = [net] * 3
-        for _ in range(periods):
-            trained = [world.train(model, k)[0] for k, model in enumerate(models)]
-            matrix = np.array([[1 - world.on_client(model, accuracy, k) for model in trained] for k in range(3)])
-            models = []
-            for k in range(3):
-                mixed = averaged(net, trained, matrix[k])
-                models.append(build(mixed, *flat(mixed)[:2], flat(trained[k])[2]))  # counters stay a client's own
-        return averaged(net, models, world.sizes)
+        return fedstar(net, world, periods)
 
     run, rounds = assert_follows(torch.float64, step, route=FedStar(periods, metric="val_acc"), tolerance=1e-7)
     assert [u.num_steps for u in rounds[-1]] == [4 * periods, 8 * periods, 6 * periods]
@@ -84,6 +88,13 @@ def test_fedstar_mixes_by_the_errors_on_each_clients_data(periods):
     # to two others after each period, and to the server
     assert run.callback_metrics["federation/bytes_up"] == 3 * model * (1 + 2 * periods)
     assert run.callback_metrics["federation/bytes_down"] == 3 * model * (1 + 2 * periods)  # and from them
+
+
+def test_a_warm_start_for_fedstar():
+    def step(net, world, t):
+        return fedstar(net, world, 1) if t else cyclic(net, world, t)
+
+    assert_follows(torch.float64, step, route=WarmStart(1, FedStar(1, metric="val_acc")), tolerance=1e-7)
 
 
 @pytest.mark.slow

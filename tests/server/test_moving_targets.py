@@ -21,6 +21,7 @@ from fl_lightning import (
     ClientEvaluation,
     ConfigurationError,
     CosineFilter,
+    Ditto,
     FedAvg,
     FedAvgM,
     FedCyclic,
@@ -79,6 +80,25 @@ class OneMoves(Following):
             for own, value in zip(self.target.parameters(), before, strict=True):
                 own.data = value
         return loss
+
+
+class Levels(Plain):
+    """A frozen number: 2 after the first round at the client with 4 batches, 0 at the others, and 1 at all after the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.level.data.fill_(1 if self.current_epoch else 2 * (self.trainer.num_training_batches == 4))
+        return super().training_step(batch, batch_idx)
+
+
+def test_an_own_model_has_the_target_of_its_last_training():
+    """Also where it then equals the global one, the average 2 * 20 / 40, and differed before."""
+    federation = FederatedOrchestrator(strategy=Ditto(0.1))
+    trainer(2, federation).fit(Levels(), FederatedDataModule(Blobs(), Consecutive()))
+    assert [federation._run.memory.last_model(client).moved["level"].item() for client in range(3)] == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(("make", "engine"), [(Following, "trainer"), (Resting, "fabric")])
