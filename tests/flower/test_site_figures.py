@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -283,3 +283,11 @@ def test_a_failure_beside_noise_ends_the_federation_until_the_staff_agrees(monke
     assert "A training of this federation has failed here" in said
     approve(Path("north/state"), said.split("approve --name north ")[1].strip())
     assert not told(work(site, session="c", **NOISY))
+
+
+def test_each_field_of_an_update_has_been_decided():
+    """A field that 'update_to_send' does not name leaves a site as it is, whatever the policy says."""
+    filtered = "num_examples train_loss metrics seconds optimizer local_score global_score model"
+    needed = "client round_idx num_steps bytes_down bytes_up normalizer extras compressed update_norm"
+    of_the_server = "score weight share epsilon staleness"
+    assert {one.name for one in fields(ClientUpdate)} == {*filtered.split(), *needed.split(), *of_the_server.split()}
