@@ -69,7 +69,7 @@ def test_auto_gives_the_bits_of_a_trainer(kind, engine, caplog):
     with caplog.at_level("INFO"):
         module, federation = trained(kind, "auto")
     assert same_bits(weights(expected), weights(module))
-    assert federation._run.pool.client.engine.name == engine
+    assert federation._run.live.pool.client.engine.name == engine
     said = [record.getMessage() for record in caplog.records if "Local training" in record.getMessage()]
     assert said[0].startswith("Local training uses the engine 'trainer': Manual optimizes manually") == (kind is Manual)
     if kind is Late:

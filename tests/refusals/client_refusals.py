@@ -181,7 +181,7 @@ REFUSALS = [
         strategy=PFedMe(),
         attackers=Attackers(discard_global=[1]),
     ),
-    fits("whose steps 'federation.local.privacy' does not cover", strategy=Ditto(), local=PRIVATE),
+    fits("Ditto trains a second model ... 'federation.local.privacy' does not cover", strategy=Ditto(), local=PRIVATE),
     fits("pFedMe counts the steps of one optimizer", strategy=PFedMe(), module=HALVES),
     # further passes
     Refusal(lambda: MOON("net.2", -1.0), "'federation.strategy.mu' must be 0 or above, but is -1.0"),
@@ -201,7 +201,11 @@ REFUSALS = [
         module=variant(training_step=lambda self, dataloader_iter: None),
     ),
     fits("FedCyclic sends a single model ... MOON has nothing", strategy=MOON("net.2"), route=FedCyclic()),
-    fits("MOON passes ... 'federation.local.privacy' does not cover", strategy=MOON("net.2"), local=PRIVATE),
+    fits(
+        "MOON trains ... which 'federation.local.privacy' does not cover",
+        strategy=MOON("net.2"),
+        local=PRIVATE,
+    ),
     fits("APFL trains a second model ... 'federation.local.privacy' does not", strategy=APFL(), local=PRIVATE),
     fits(
         "so 'federation.local.gradient_clip_val' (1.0) would clip the norm of both gradients together",
@@ -270,7 +274,7 @@ REFUSALS = [
     Refusal(fit_of_two_loaders, "'train_dataloader' of client 'a' returns a dict ... Return one DataLoader", DataError),
     fits("'trainer.reload_dataloaders_every_n_epochs' is 1, but ... Remove it", flags={"reload_dataloaders_every_n_epochs": 1}),
     fits(  # it would thaw them in each turn's own optimizer, and expects the learning rates of the turn before
-        "'federation.local.callbacks' ... BackboneFinetuning ... TransferLearning",
+        "'federation.local.callbacks' contains BackboneFinetuning, which keeps a state ... begins anew in every turn",
         local=LocalTraining(callbacks=[BackboneFinetuning(unfreeze_backbone_at_epoch=3)]),
     ),
 ]

@@ -85,6 +85,8 @@ class ClientRun:
         outer: the user's Trainer, of which the module may read some attributes; None at a site.
     """
 
+    _engine = ""
+
     def __init__(
         self,
         engine: str,
