@@ -23,7 +23,7 @@ _MANY = 20
 
 
 class ImageDataModule(InMemoryDataModule):
-    """Share the code of image datamodules. Subclasses read the data in :meth:`load`.
+    """Share the code of image datamodules. Subclasses read the data in ``load``.
 
     Loaders return batches of images in uint8, shape (B, C, H, W), and labels. After the transfer to the device, images are
     scaled to [0, 1], augmented in training only, and normalised: ``(x - mean) / std`` for each channel.
