@@ -124,14 +124,12 @@ class AuditLog:
             file.write((b"" if self._complete else b"\n") + text + b"\n")
         self._previous, self._complete = hashlib.sha256(text).hexdigest(), True
 
-    def settings(self, digest: str, contract: Any) -> dict[str, Any]:
-        """Return the details of settings: their digest, the model's class, and once their text."""
-        known = digest in self._settings
-        self._settings.add(digest)
-        model = contract.get("model") if isinstance(contract, Mapping) else None
-        path = model.get("class_path") if isinstance(model, Mapping) else None
-        text = {} if known else {"text": json.dumps(contract, default=str)}
-        return {"settings": digest, "model": str(path)[:100], **text}
+    def settings(self, digest: str, contract: Mapping[str, Any], federation: str) -> None:
+        """Append the text of settings that the site has agreed to, once; those that it refuses could fill its disk."""
+        if digest not in self._settings:
+            text = json.dumps(contract, default=str)
+            self.record("in", "settings", text.encode(), (), federation, settings=digest, text=text)
+            self._settings.add(digest)
 
 
 def read_log(path: Path) -> tuple[list[dict[str, Any]], list[int]]:

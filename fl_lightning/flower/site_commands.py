@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import re
 import shutil
@@ -17,7 +18,7 @@ from fl_lightning.flower.envelope import printable
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.site_budget import SiteBudget
 from fl_lightning.flower.site_data import SiteData
-from fl_lightning.flower.site_record import SiteRecord, approve
+from fl_lightning.flower.site_record import SiteRecord, agreed, approve, asked, digest_of
 from fl_lightning.flower.site_settings import read_settings
 from fl_lightning.reporting.tables import text_table
 from fl_lightning.utilities.argument_parser import ArgumentParser
@@ -47,6 +48,7 @@ def main(command: str, arguments: Sequence[str]) -> None:
         parser.add_argument("federation", nargs="?", help="The id of the federation.")
         parser.add_argument("settings", nargs="?", help="The digest of its settings.")
         parser.add_argument("--number", type=int, help="The number by which the server calls this site.")
+        parser.add_argument("--yes", action="store_true", help="Agree without the question, for scripts.")
     elif command == "withdraw":
         parser.add_argument("federation", help="The id of the federation.")
     else:
@@ -77,19 +79,45 @@ def _id(text: str | None) -> str:
 
 def _approve(folder: Path, parsed: argparse.Namespace) -> None:
     if parsed.number is not None and parsed.federation is None:
-        approve(folder, f"number {parsed.number}")
+        _require_yes(parsed, f"Agree that this site is client {parsed.number}?")
+        approve(folder, "number", parsed.number)
         print(f"Agreed to be client {parsed.number}.")
         return
     federation, digest = _id(parsed.federation), parsed.settings
-    known = [entry for entry in read_log(folder / "audit.jsonl")[0] if entry.get("settings") == digest]
-    if not known:
+    settings, before = asked(folder, federation), agreed(folder, federation)
+    if not settings or digest_of(settings) != digest:
         raise ConfigurationError(
-            f"No server has sent settings with the digest {digest!r} to this site. Copy it from the message."
+            f"No server has sent settings with the digest {digest!r} for this federation. Copy it from the message."
         )
-    text = next((entry["text"] for entry in known if "text" in entry), "")
-    approve(folder, f"{federation} {digest}")
-    print(f"Agreed to federation {federation} with these settings:")
-    print("\n".join(map(printable, json.dumps(json.loads(text), indent=2).splitlines())) if text else digest)
+    if before:
+        print(f"The settings of federation {federation} that differ from those to which this site agreed before:")
+        lines = list(difflib.unified_diff(_json_lines(before), _json_lines(settings), lineterm="", n=2))[2:]
+        print("\n".join(lines or ["None: they are the same."]))
+    else:
+        print(f"The settings of federation {federation}:", *_json_lines(settings), sep="\n")
+    _require_yes(parsed, "Agree to them?")
+    approve(folder, federation, settings)
+    print(f"Agreed to federation {federation}.")
+
+
+def _json_lines(settings: str) -> list[str]:
+    return list(map(printable, json.dumps(json.loads(settings), indent=2).splitlines()))
+
+
+def _require_yes(parsed: argparse.Namespace, question: str) -> None:
+    """Ask the staff, after they have read what they agree to.
+
+    Raises:
+        ConfigurationError: if they do not agree, or nobody is asked.
+    """
+    if parsed.yes:
+        return
+    try:
+        answer = input(f"{question} [yes/no] ")
+    except EOFError as error:
+        raise ConfigurationError("Nobody has answered. Run the command in a terminal, or pass '--yes'.") from error
+    if answer.strip().lower() not in ("y", "yes"):
+        raise ConfigurationError("Not agreed, so nothing has changed.")
 
 
 def _withdraw(folder: Path, parsed: argparse.Namespace) -> None:

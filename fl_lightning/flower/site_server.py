@@ -27,13 +27,20 @@ from fl_lightning.flower.site_errors import SiteErrors
 from fl_lightning.flower.site_figures import Outgoing, update_to_send
 from fl_lightning.flower.site_limits import SiteLimits
 from fl_lightning.flower.site_questions import SiteQuestions
-from fl_lightning.flower.site_record import SiteRecord, digest_of, whole_digest
+from fl_lightning.flower.site_record import SiteRecord, digest_of, settings_of, whole_digest
 from fl_lightning.flower.site_state import SiteStore, require_id
 from fl_lightning.flower.transport import Content, Parts
 from fl_lightning.flower.validation import listed, require_message, require_model, require_order
 from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, OwnModel, OwnModelOrder, RoundCommit, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.wire import from_bytes
+
+_MOST_ORDERS = 100
+"""How many orders of a message the log names."""
+
+
+def _class_of(model: Any) -> str:
+    return str(model.get("class_path") if isinstance(model, Mapping) else None)[:100]
 
 
 @dataclass
@@ -133,20 +140,22 @@ class SiteServer:
         asked = envelope.opened(parts["order"], envelope.KINDS)
         federation, kind = asked.get("federation", ""), asked["kind"]
         orders, contract = asked.get("orders", ()), asked.get("contract")
-        details: dict[str, Any] = {"orders": list(map(in_words, orders))} if isinstance(orders, tuple) and orders else {}
-        digest = digest_of(contract) if isinstance(contract, Mapping) else ""
-        details |= self._audit.settings(digest, contract) if digest else {}
+        details: dict[str, Any] = {}
+        if isinstance(orders, tuple) and orders:
+            details["orders"] = list(map(in_words, orders[:_MOST_ORDERS]))  # nothing is checked yet
+        if isinstance(contract, Mapping):
+            details |= {"settings": digest_of(settings_of(contract)), "model": _class_of(contract.get("model"))}
         self._audit.record("in", kind, parts["order"], asked, federation, **details)
         if kind == "describe":
             info = self._described(asked)
             reply: Content = envelope.reply(info=info)
             self._audit.record("out", kind, reply, (), federation, told=in_words(info))
         elif kind == "prepare":
-            self._prepare(asked, digest)
+            self._prepare(asked)
             reply = envelope.reply()
             self._audit.record("out", kind, reply, (), federation)
         else:
-            reply = self._carry_out(asked, digest, parts)
+            reply = self._carry_out(asked, parts)
         return reply
 
     def _described(self, asked: Mapping[str, Any]) -> Any:
@@ -173,7 +182,7 @@ class SiteServer:
 
     # ---------------------------------------------------------------- the federation
 
-    def _prepare(self, asked: Mapping[str, Any], digest: str) -> _Work:
+    def _prepare(self, asked: Mapping[str, Any]) -> _Work:
         """Return the federation that the server names, with the model and the settings that it wants, built if necessary."""
         federation, contract, client = asked.get("federation"), asked.get("contract"), asked.get("client")
         if not isinstance(federation, str) or type(client) is not int:
@@ -187,7 +196,9 @@ class SiteServer:
         self._take_number(contract["numbers"][client])
         self._data.client_id = client
         require_id(federation)
-        self._record.admit(federation, digest)
+        settings = settings_of(contract)
+        self._record.admit(federation, settings)
+        self._audit.settings(digest_of(settings), contract, federation)
         store = SiteStore(self._folder, federation)
         place = SitePlace(
             name=self._name,
@@ -214,8 +225,8 @@ class SiteServer:
         self._say(f"Ready as client {client}: {type(built.module).__name__}, federation {federation[:8]}.")
         return self._work
 
-    def _carry_out(self, asked: Mapping[str, Any], digest: str, parts: Parts) -> Content:
-        work = self._prepare(asked, digest)
+    def _carry_out(self, asked: Mapping[str, Any], parts: Parts) -> Content:
+        work = self._prepare(asked)
         key = hashlib.sha256(parts["order"]).hexdigest()
         cached = work.store.reply(key)
         if cached is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from asked_site import (
+    FEDERATION,
     NOISY,
     NOISY_STEPS,
     ask,
@@ -33,7 +34,7 @@ from fl_lightning.clients.site import Site
 from fl_lightning.flower import envelope
 from fl_lightning.flower.policy import PRESETS, Policy
 from fl_lightning.flower.site_figures import counted, rounded
-from fl_lightning.flower.site_record import approve
+from fl_lightning.flower.site_record import approve, settings_of
 from fl_lightning.messages import ClientTask, EvalOrder, ServerModel
 from fl_lightning.types import ClientUpdate
 from fl_lightning.wire import to_bytes
@@ -281,7 +282,7 @@ def test_a_failure_beside_noise_ends_the_federation_until_the_staff_agrees(monke
     monkeypatch.setattr(Site, "handle", handle)
     said = told(work(site, session="b", **NOISY))
     assert "A training of this federation has failed here" in said
-    approve(Path("north/state"), said.split("approve --name north ")[1].strip())
+    approve(Path("north/state"), FEDERATION, settings_of(contract(**NOISY)))
     assert not told(work(site, session="c", **NOISY))
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asked_site import FEDERATION, OTHER, ask, contract, model, named, north, order, told, work
+from asked_site import FEDERATION, NETWORK, OTHER, ask, contract, model, named, north, order, sgd, told, work
 from sites_over_bytes import audit, configuration, federate, prepare, restart
 
 from fl_lightning.flower.audit import AuditLog, in_words, read_log
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.site import main
-from fl_lightning.flower.site_record import SiteRecord, approve, digest_of
+from fl_lightning.flower.site_record import SiteRecord, approve, digest_of, settings_of
 from fl_lightning.messages import ClientTask, EvalOrder, EvalReport
 from fl_lightning.types import ClientFailure
 
@@ -63,7 +63,7 @@ def test_evaluations_of_a_federation_are_limited():
     assert said in told(work(site, evaluation, evaluation, session="b", **scored))
     assert not told(work(site, evaluation, order(), session="b", **scored))
     SiteRecord(STATE, Policy()).withdraw(FEDERATION)
-    approve(STATE, f"{FEDERATION} {digest_of(contract(**scored))}")
+    approve(STATE, FEDERATION, settings_of(contract(**scored)))
     site = north(**agreed)
     assert not told(work(site, session="c", **scored))
     assert "has evaluated 3 models" in told(work(site, evaluation, session="d", **scored))
@@ -74,12 +74,12 @@ def test_evaluations_of_a_federation_are_limited():
 
 def test_a_further_federation_needs_the_staffs_agreement():
     """40 new ids had trained 40 times, under a limit of rounds for each."""
-    site, digest = north(federations=1), digest_of(contract())
+    site, settings = north(federations=1), settings_of(contract())
     assert not told(ask(site, "prepare"))
     said = told(ask(site, "prepare", federation=OTHER))
     assert "This site's 'policy.federations' is 1, and it has taken part in 1." in said
-    assert f"it runs: fl-lightning site approve --name north {OTHER} {digest}" in said
-    approve(STATE, f"{OTHER} {digest}")
+    assert f"it runs: fl-lightning site approve --name north {OTHER} {digest_of(settings)}" in said
+    approve(STATE, OTHER, settings)
     assert not told(ask(site, "prepare", federation=OTHER))
     assert told(ask(site, "prepare", federation="c" * 32))
     assert not told(ask(north(), "prepare", federation="c" * 32))
@@ -104,7 +104,7 @@ def test_other_settings_under_a_known_id_need_agreement(changes, agreed):
     said = told(ask(site, "prepare", contract=contract(**changes)))
     assert ("The settings of this federation have changed since this site agreed to them" in said) == (not agreed)
     if not agreed:
-        approve(STATE, f"{FEDERATION} {digest_of(contract(**changes))}")
+        approve(STATE, FEDERATION, settings_of(contract(**changes)))
         assert not told(ask(site, "prepare", contract=contract(**changes)))
 
 
@@ -115,8 +115,73 @@ def test_a_withdrawn_site_trains_only_if_its_staff_agrees_again():
     assert not record.withdraw(OTHER)
     for federation in (FEDERATION, OTHER):
         assert "This site has withdrawn from this federation on " in told(ask(north(), "prepare", federation=federation))
-    approve(STATE, f"{FEDERATION} {digest_of(contract())}")
+    approve(STATE, FEDERATION, settings_of(contract()))
     assert not told(ask(north(), "prepare"))
+
+
+@pytest.mark.parametrize("federations", [0, 1])
+def test_settings_with_the_same_digest_are_others(federations, monkeypatch):
+    """A server writes both texts, so it can search for two whose digests are equal: with 64 bits in half an hour."""
+    monkeypatch.setattr("fl_lightning.flower.site_record.digest_of", lambda settings: "0" * 64)
+    harmless, other = contract(), contract(model=model(optimizer=sgd(lr=1.0)))
+    site = north(federations=federations)
+    ask(site, "prepare", contract=harmless)
+    approve(STATE, FEDERATION, settings_of(harmless))
+    assert not told(ask(site, "prepare", contract=harmless))
+    assert "have changed since this site agreed to them" in told(ask(site, "prepare", contract=other))
+
+
+def test_the_staff_reads_the_difference_and_is_asked_before_it_agrees(capsys, monkeypatch):
+    """It was agreed first and printed afterwards, whole: that masks were gone was one line among a hundred."""
+
+    def command(*words: str) -> str:
+        main(["site", "approve", "--folder", str(STATE), *words])
+        return capsys.readouterr().out
+
+    def answers(text: str) -> None:
+        monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or text)
+
+    asked: list[str] = []
+    site = north(federations=1)
+    assert not told(ask(site, "prepare"))
+    changed = contract(local={"threads": 1, "max_epochs": 9})
+    words = told(ask(site, "prepare", contract=changed)).partition("--name north ")[2].split()
+    for answer in ("no", ""):
+        answers(answer)
+        with pytest.raises(SystemExit):
+            command(*words)
+        shown = capsys.readouterr()
+        assert "Not agreed, so nothing has changed." in shown.err
+        assert '+      "max_epochs": 9,' in shown.out
+        assert "ClassificationTask" not in shown.out
+        assert "have changed" in told(ask(site, "prepare", contract=changed))
+    answers("yes")
+    assert f"Agreed to federation {FEDERATION}." in command(*words)
+    assert asked == ["Agree to them? [yes/no] "] * 3
+    assert not told(ask(site, "prepare", contract=changed))
+
+
+def test_a_script_says_that_it_agrees(capsys, monkeypatch):
+    def nobody(question: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", nobody)
+    words = told(ask(north(federations=0), "prepare")).partition("--name north ")[2].split()
+    for more in (words, ["--number", "2"]):
+        with pytest.raises(SystemExit):
+            main(["site", "approve", "--folder", str(STATE), *more])
+        assert "Run the command in a terminal, or pass '--yes'." in capsys.readouterr().err
+
+
+def test_refused_settings_do_not_fill_the_disk():
+    """The log stored the text of each before anything was checked: 100 messages of 200 kB took 20 MB."""
+    site = north(federations=0)
+    for k in range(100):
+        long = contract(model=model(network={**NETWORK, "init_args": {**NETWORK["init_args"], "hidden": [1000 + k] * 20_000}}))
+        assert "fl-lightning site approve" in told(ask(site, "prepare", contract=long, federation=f"{k:032x}"))
+    assert sum(path.stat().st_size for path in STATE.rglob("*") if path.is_file()) < 4 * 2**20
+    huge = contract(model=model(network={**NETWORK, "init_args": {**NETWORK["init_args"], "hidden": [9] * 600_000}}))
+    assert "characters, but a site reads at most 1048576." in told(ask(site, "prepare", contract=huge))
 
 
 # ---------------------------------------------------------------- the log
@@ -135,7 +200,7 @@ def test_the_log_says_what_left():
     described = next(line for line in lines if line["kind"] == "describe" and line["direction"] == "out")
     assert described["told"]["num_examples"] == 18
     prepared = [line for line in lines if line.get("settings")]
-    assert {line["model"] for line in prepared} == {"fl_lightning.ClassificationTask"}
+    assert {line["model"] for line in prepared if line["kind"] != "settings"} == {"fl_lightning.ClassificationTask"}
     (text,) = (line["text"] for line in prepared if "text" in line)
     assert json.loads(text)["federation"]["local"]["threads"] == 1
     orders = [one for line in lines for one in line.get("orders", ())]
@@ -246,9 +311,10 @@ def test_the_staff_approves_withdraws_and_reads_the_log(capsys):
     site = north(federations=0)
     words = told(work(site)).partition("fl-lightning site ")[2].split()
     assert words[:3] == ["approve", "--name", "north"]
-    said = command("approve", *words[3:])
-    assert f"Agreed to federation {FEDERATION} with these settings:" in said
+    said = command("approve", *words[3:], "--yes")
+    assert said.startswith(f"The settings of federation {FEDERATION}:")
     assert '"class_path": "fl_lightning.ClassificationTask"' in said
+    assert said.endswith(f"Agreed to federation {FEDERATION}.\n")
     for _ in range(2):
         assert not told(work(site))
     said = command("audit")
@@ -268,7 +334,7 @@ def test_the_staff_approves_withdraws_and_reads_the_log(capsys):
     log.write_bytes(log.read_bytes().replace(b'"num_steps": 3', b'"num_steps": 9', 1))
     assert "the chain is BROKEN before the lines " in command("audit", "--federation", OTHER)
     SiteRecord(STATE, Policy()).take_number(0)
-    assert "Agreed to be client 2." in command("approve", "--number", "2")
+    assert "Agreed to be client 2." in command("approve", "--number", "2", "--yes")
     SiteRecord(STATE, Policy()).take_number(2)
 
 
@@ -278,7 +344,7 @@ def test_the_staff_approves_withdraws_and_reads_the_log(capsys):
         ("audit", "Which site? Pass '--name', or '--folder'"),
         ("audit --name nowhere", "'site_nowhere' is not the folder of a site that has had a message."),
         ("approve --folder north/state xyz 0", "The federation is 'xyz', but must be 32 hexadecimal digits"),
-        (f"approve --folder north/state {OTHER} {'0' * 16}", "No server has sent settings with the digest '0000000000000000'"),
+        (f"approve --folder north/state {OTHER} {'0' * 64}", "No server has sent settings with the digest '000"),
         ("withdraw --folder north/state 1", "The federation is '1'"),
     ],
 )
