@@ -151,6 +151,13 @@ class ServerFolder:
         told = self._descriptions() | {info.name: b64encode(to_bytes(info)).decode() for info in infos}
         write_whole(self.path / "descriptions.json", json.dumps(told).encode())
 
+    def witness(self, name: str, digest: str) -> None:
+        """Keep the digest of a site's log, from which a log that is written anew at the site differs."""
+        path = self.path / "witness" / f"{name}.txt"
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{digest}\n")
+
     def _descriptions(self) -> dict[str, str]:
         path = self.path / "descriptions.json"
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.flower.audit import read_log
+from fl_lightning.flower.audit import CUT, digests_in, read_log
 from fl_lightning.flower.envelope import printable
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.site_budget import SiteBudget
@@ -53,6 +53,7 @@ def main(command: str, arguments: Sequence[str]) -> None:
         parser.add_argument("federation", help="The id of the federation.")
     else:
         parser.add_argument("--federation", help="Print this one only.")
+        parser.add_argument("--witness", help="The file of this site in the folder 'witness' of the server, to compare with.")
     parsed = parser.parse_args(arguments)
     folder = _folder(parsed)
     {"approve": _approve, "withdraw": _withdraw, "audit": _audit}[command](folder, parsed)
@@ -143,6 +144,27 @@ def _audit(folder: Path, parsed: argparse.Namespace) -> None:
                 print(f"  {printable(line)}")
     what = "complete" if not broken else f"BROKEN before the lines {', '.join(map(str, broken[:20]))}"
     print(f"{len(entries)} lines; the chain is {what}.")
+    for number, entry in enumerate(entries, 1):
+        if entry.get("kind") == CUT:
+            print(f"Line {number} was cut off, by a kill or a full disk: which message it was is not known.")
+    if parsed.witness:
+        print(_witnessed(folder / "audit.jsonl", Path(parsed.witness)))
+
+
+def _witnessed(log: Path, path: Path) -> str:
+    """Return in words whether the log has every line of which the server has kept the digest."""
+    try:
+        told = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"Cannot read '{path}' ({type(error).__name__}). Ask the server's staff for it.") from error
+    here = digests_in(log)
+    missing = [number for number, digest in enumerate(told, 1) if digest not in here]
+    if not missing:
+        return f"The log has all {len(told)} lines of which the server has kept the digest."
+    return (
+        f"The log LACKS {len(missing)} of {len(told)} lines of which the server has kept the digest, first that of line "
+        f"{missing[0]} of '{path}': it was changed or written anew."
+    )
 
 
 def _lines(entries: Sequence[dict[str, Any]]) -> list[str]:

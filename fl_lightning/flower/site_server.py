@@ -113,6 +113,9 @@ class SiteServer:
     def _say(self, line: str) -> None:
         self._print(envelope.printable(line))
 
+    def _reply(self, **content: Any) -> Content:
+        return envelope.reply(log=self._audit.last, **content)
+
     def answer(self, parts: Parts) -> Content:
         """Return the reply to a request; an error is told by class and code, without data.
 
@@ -124,7 +127,7 @@ class SiteServer:
         try:
             return self._answer(parts)
         except (Exception, SystemExit) as error:  # a library may end the process, as parsers do
-            reply = envelope.reply(error=self._errors.told(error))
+            reply = self._reply(error=self._errors.told(error))
             try:
                 self._audit.record("out", "error", reply, (), error=type(error).__name__)
             except Exception:  # a full disk
@@ -148,11 +151,11 @@ class SiteServer:
         self._audit.record("in", kind, parts["order"], asked, federation, **details)
         if kind == "describe":
             info = self._described(asked)
-            reply: Content = envelope.reply(info=info)
+            reply: Content = self._reply(info=info)
             self._audit.record("out", kind, reply, (), federation, told=in_words(info))
         elif kind == "prepare":
             self._prepare(asked)
-            reply = envelope.reply()
+            reply = self._reply()
             self._audit.record("out", kind, reply, (), federation)
         else:
             reply = self._carry_out(asked, parts)
@@ -238,7 +241,7 @@ class SiteServer:
         model = self._received(work, parts)
         known = work.model if model is None else model
         if orders and (known is None or known.version != asked.get("model_version")):
-            return self._sent(work, envelope.reply(needs="model"), ())
+            return self._sent(work, self._reply(needs="model"), ())
         turns = (len(order.tasks) if isinstance(order, EvalOrder) else isinstance(order, ClientTask) for order in orders)
         evaluated = sum(isinstance(order, EvalOrder) and order.question is None for order in orders)
         self._record.count_orders(work.federation, sum(turns), evaluated)
@@ -260,7 +263,7 @@ class SiteServer:
         replies = [self._one(work, order) for order in orders]
         found = work.built.client.counts()
         counts = {name: {str(client): n for client, n in numbers.items()} for name, numbers in found.items()}
-        reply = self._sent(work, envelope.reply(replies=replies, releases=counts), replies, **self._outgoing.withheld())
+        reply = self._sent(work, self._reply(replies=replies, releases=counts), replies, **self._outgoing.withheld())
         final = not any(isinstance(one, ClientFailure | Note) for one in replies)  # answers may hold shares of keys
         work.store.save(work.site.state_dict(), key, reply if final else None)
         return reply

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from asked_site import FEDERATION, NETWORK, OTHER, ask, contract, model, named, north, order, sgd, told, work
-from sites_over_bytes import audit, configuration, federate, prepare, restart
+from sites_over_bytes import WITNESS, audit, configuration, federate, prepare, restart
 
 from fl_lightning.flower.audit import AuditLog, in_words, read_log
 from fl_lightning.flower.policy import Policy
@@ -244,6 +244,62 @@ def test_a_missing_or_changed_line_shows():
     AuditLog(path).record("in", "describe", b"", ())
     assert read_log(path)[1] == []
     assert len(read_log(path)[0]) == 5
+
+
+def test_a_log_that_is_written_anew_lacks_what_the_server_has_seen(capsys):
+    """Whoever can write the file can make a chain without an update; the server's digests are out of his reach."""
+
+    def command() -> str:
+        main(["site", "audit", "--folder", str(STATE), "--witness", "witness.txt"])
+        return capsys.readouterr().out
+
+    WITNESS.clear()
+    prepare()
+    restart()
+    federate(configuration())
+    Path("witness.txt").write_text("\n".join(WITNESS["north"]))
+    said = command()
+    assert f"The log has all {len(WITNESS['north'])} lines of which the server has kept the digest." in said
+    lines = [line for line in audit() if not any("update" in one for one in line.get("replies", ()))]
+    assert len(lines) == len(audit()) - 3
+    (STATE / "audit.jsonl").unlink()
+    previous = "0" * 64
+    with (STATE / "audit.jsonl").open("wb") as file:
+        for line in lines:
+            raw = json.dumps({**line, "previous": previous}).encode()
+            previous = hashlib.sha256(raw).hexdigest()
+            file.write(raw + b"\n")
+    said = command()
+    assert "the chain is complete." in said
+    assert "The log LACKS " in said
+    assert "lines of which the server has kept the digest, first that of line " in said
+    Path("witness.txt").unlink()
+    with pytest.raises(SystemExit):
+        command()
+    assert "Cannot read 'witness.txt' (FileNotFoundError)." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("left", [b'{"kind": "wo', b"5", b"null", b"\xff"])
+def test_a_line_that_is_no_entry_is_named(left, capsys):
+    """A half line counted as sound after a restart, so that a kill could hide a message; a number ended the command."""
+    ask(north(), "prepare")
+    with (STATE / "audit.jsonl").open("ab") as file:
+        file.write(left)
+    number = len((STATE / "audit.jsonl").read_bytes().splitlines())
+    ask(north(), "prepare")
+    main(["site", "audit", "--folder", str(STATE)])
+    said = capsys.readouterr().out
+    assert "the chain is complete." in said
+    assert f"Line {number} was cut off, by a kill or a full disk: which message it was is not known." in said
+
+
+def test_the_digest_of_a_line_tells_nothing_of_it():
+    """A server that knows all but a small number of a line could otherwise try the numbers."""
+    for name in ("a.jsonl", "b.jsonl"):
+        AuditLog(Path(name)).record("out", "work", b"", (), withheld=7)
+    one, other = (json.loads(Path(name).read_text()) for name in ("a.jsonl", "b.jsonl"))
+    assert one["random"] != other["random"]
+    assert len(bytes.fromhex(one["random"])) == 16
 
 
 def test_a_site_that_cannot_write_its_log_sends_only_a_code(monkeypatch):
