@@ -19,6 +19,7 @@ from fl_lightning.flower.site_data import SiteData
 from fl_lightning.functional.digest import digest
 from fl_lightning.messages import EvalOrder, Question, ServerModel
 from fl_lightning.utilities.atomic_file import write_whole
+from fl_lightning.utilities.kept_file import read_kept
 
 MOST_RESAMPLES = 10_000
 """The most resamples of a bootstrap."""
@@ -89,7 +90,7 @@ class SiteQuestions:
         asked = [order for order in orders if isinstance(order, EvalOrder) and order.question is not None]
         if not asked or model is None:
             return
-        known: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
+        known = read_kept(self._path, "Restore it from a copy: it counts the questions that this site has answered.")
         tensors = digest([dict(sorted(model.tensors.items())), dict(sorted(model.first.items()))])
         for order in asked:
             units = self._units.setdefault(order.part, [])

@@ -12,9 +12,15 @@ from typing import Any
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.utilities.atomic_file import write_whole
+from fl_lightning.utilities.kept_file import read_kept
 
 _FILE, _APPROVED, _ASKED = "record.json", "approved.json", "asked.json"
 _MOST_ASKED, _LONGEST = 20, 2**20
+_FIXES = {
+    _FILE: "Restore it from a copy: it counts how often this site has trained.",
+    _APPROVED: "Delete it: the staff then agrees again.",
+    _ASKED: "Delete it: it has only what servers asked for.",
+}
 _NOT_AGREED = ("rounds", "num_clients", "numbers", "threads", "logger", "inference_mode")
 """The parts of a contract that may change within a federation: more rounds and sites, another machine."""
 
@@ -36,7 +42,7 @@ def whole_digest(contract: Mapping[str, Any]) -> str:
 
 
 def _values(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    return read_kept(path, _FIXES.get(path.name, "Restore it from a copy."))
 
 
 def asked(folder: Path, federation: str) -> str:
@@ -111,7 +117,7 @@ class SiteRecord:
         path = self._folder / "noisy_statistics.json"
         if not path.exists():
             write_whole(path, json.dumps({"digest": digest, "told": told}).encode())
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = _values(path)
         _require_same(path, "the sums of its inputs", kept["digest"], digest)
         return tuple(map(tuple, kept["told"]))
 

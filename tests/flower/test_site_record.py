@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ import pytest
 from asked_site import FEDERATION, NETWORK, OTHER, ask, contract, model, named, north, order, sgd, told, work
 from sites_over_bytes import WITNESS, audit, configuration, federate, prepare, restart
 
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.audit import AuditLog, in_words, read_log
 from fl_lightning.flower.policy import Policy
+from fl_lightning.flower.serve import _check_database
+from fl_lightning.flower.server_folder import ServerFolder
 from fl_lightning.flower.site import main
 from fl_lightning.flower.site_record import SiteRecord, approve, digest_of, settings_of
 from fl_lightning.messages import ClientTask, EvalOrder, EvalReport
@@ -354,6 +359,55 @@ def test_reports_are_logged_in_words():
     assert in_words(EvalReport(0, 0.5)) == {"value": 0.5}
     assert in_words(ClientFailure(0, 1, "OSError (code 1)"))["failure"] == "OSError (code 1)"
     assert in_words("anything else") == {}
+
+
+# ---------------------------------------------------------------- damaged files
+
+
+@pytest.mark.parametrize("content", [b"", b"5", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    ("name", "policy", "fix"),
+    [
+        ("record.json", {}, "Restore it from a copy: it counts how often this site has trained."),
+        ("approved.json", {"federations": 0}, "Delete it: the staff then agrees again."),
+        ("asked.json", {"federations": 0}, "Delete it: it has only what servers asked for."),
+        ("federations/" + FEDERATION + "/state.bin", {}, "Restore it from a copy, or run 'fl-lightning site withdraw' for "),
+    ],
+)
+def test_a_damaged_file_of_a_site_is_named_to_its_staff_alone(name, policy, fix, content, monkeypatch):
+    """The server was told that its message was wrong, or of a JSONDecodeError."""
+    assert not told(work(north()))
+    (STATE / name).write_bytes(content)
+    said: list[str] = []
+    site = north(**policy)
+    monkeypatch.setattr(site, "_print", said.append)
+    reply = told(ask(site, "prepare", federation=FEDERATION if not policy else OTHER))
+    assert reply.startswith("ConfigurationError (code ")
+    assert "damaged" not in reply
+    assert any(f"{name}' is damaged. {fix}" in line for line in said), said
+
+
+@pytest.mark.parametrize("name", ["sites.json", "descriptions.json"])
+def test_a_damaged_file_of_a_server_is_named(name):
+    folder = ServerFolder(Path("fed"))
+    folder.create()
+    (Path("fed") / name).write_text("{")
+    with pytest.raises(ConfigurationError, match=rf"The file 'fed/{name}' is damaged\. (Restore|Delete) it"):
+        folder.number("a") if name == "sites.json" else folder.description("a")
+
+
+def test_a_damaged_database_of_a_server_is_named():
+    _check_database(Path("state.db"))
+    with closing(sqlite3.connect("state.db")) as database:
+        database.execute("CREATE TABLE kept (number)")
+        database.executemany("INSERT INTO kept VALUES (?)", [(k,) for k in range(5000)])
+        database.commit()
+    _check_database(Path("state.db"))
+    whole = Path("state.db").read_bytes()
+    for broken in (b"no database at all, but long enough to have a header of 100 bytes" * 4, whole[:9000]):
+        Path("state.db").write_bytes(broken)
+        with pytest.raises(ConfigurationError, match=r"The file 'state.db' is damaged\. Restore it from a copy, or delete it"):
+            _check_database(Path("state.db"))
 
 
 # ---------------------------------------------------------------- what the staff types

@@ -11,6 +11,7 @@ from typing import Any
 from fl_lightning.errors import ProtocolError
 from fl_lightning.options.secure_aggregation.description import BEFORE, RoundDescription, RoundTerms
 from fl_lightning.utilities.atomic_file import write_whole
+from fl_lightning.utilities.kept_file import read_kept
 
 
 class SignedLists:
@@ -25,8 +26,8 @@ class SignedLists:
         self._path = folder / name
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        empty: dict[str, dict[str, Any]] = {"models": {}, "federations": {}}
-        return json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else empty
+        fix = "Restore it from a copy: it has the lists of sites that this one has signed."
+        return {"models": {}, "federations": {}} | read_kept(self._path, fix)
 
     def require_cohort(self, terms: RoundTerms) -> None:
         """Refuse another cohort than this federation's first one: two sums could differ in one site.
