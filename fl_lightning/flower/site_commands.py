@@ -48,6 +48,7 @@ def main(command: str, arguments: Sequence[str]) -> None:
         parser.add_argument("federation", nargs="?", help="The id of the federation.")
         parser.add_argument("settings", nargs="?", help="The digest of its settings.")
         parser.add_argument("--number", type=int, help="The number by which the server calls this site.")
+        parser.add_argument("--sites", action="store_true", help="Agree to a sum over other sites than before.")
         parser.add_argument("--yes", action="store_true", help="Agree without the question, for scripts.")
     elif command == "withdraw":
         parser.add_argument("federation", help="The id of the federation.")
@@ -84,6 +85,9 @@ def _approve(folder: Path, parsed: argparse.Namespace) -> None:
         approve(folder, "number", parsed.number)
         print(f"Agreed to be client {parsed.number}.")
         return
+    if parsed.sites:
+        _approve_sum(folder, parsed)
+        return
     federation, digest = _id(parsed.federation), parsed.settings
     settings, before = asked(folder, federation), agreed(folder, federation)
     if not settings or digest_of(settings) != digest:
@@ -99,6 +103,22 @@ def _approve(folder: Path, parsed: argparse.Namespace) -> None:
     _require_yes(parsed, "Agree to them?")
     approve(folder, federation, settings)
     print(f"Agreed to federation {federation}.")
+
+
+def _approve_sum(folder: Path, parsed: argparse.Namespace) -> None:
+    from fl_lightning.options.secure_aggregation.record import SignedLists
+
+    lists = SignedLists(folder)
+    before, asked = lists.asked()
+    if not asked:
+        raise ConfigurationError("This site has refused no sum over other sites since the last one that it took part in.")
+    computed = sorted(set(before) ^ set(asked))
+    print(f"This site's update was in a sum over {', '.join(before)}.")
+    print(f"The server asks for one over {', '.join(map(printable, asked))}.")
+    print(f"A server that has both could compute the update of {', '.join(map(printable, computed))}.")
+    _require_yes(parsed, "Agree to it?")
+    lists.agree()
+    print("Agreed.")
 
 
 def _json_lines(settings: str) -> list[str]:

@@ -211,6 +211,7 @@ class SiteServer:
             federation=federation,
             contract=whole_digest(contract),
             min_cohort=self._policy.min_cohort,
+            max_lost=self._policy.max_lost,
             told=self._told,
             moments=lambda: self._description.summand(self._data),
             hides_sizes=self._policy.examples == "masked",

@@ -95,6 +95,7 @@ REFUSALS = [
         policy(secure_aggregation="required"), "'policy.peers' must be a folder with 'policy.secure_aggregation': required"
     ),
     Refusal(policy(min_cohort=1), "'policy.min_cohort' must be 2 or above"),
+    Refusal(policy(max_lost=-1), "'policy.max_lost' must be 0 or above"),
     Refusal(lambda: masked(peers="nowhere"), "'policy.peers' is 'nowhere', which is no folder with files NAME.pub"),
     Refusal(lambda: north(secure_aggregation="sometimes"), "secure_aggregation"),
     # the budget
