@@ -246,7 +246,6 @@ class SiteServer:
         turns = (len(order.tasks) if isinstance(order, EvalOrder) else isinstance(order, ClientTask) for order in orders)
         evaluated = sum(isinstance(order, EvalOrder) and order.question is None for order in orders)
         self._record.count_orders(work.federation, sum(turns), evaluated)
-        self._questions.count(orders, known, self._data)
         for order in orders:
             if self._account is not None and isinstance(order, ClientTask):
                 self._account.charge(work.federation, order, work.built.settings, self._data)
@@ -261,6 +260,7 @@ class SiteServer:
             work.model = model
         for note in notes:
             work.site.handle(note)
+        self._questions.count(orders, known, self._data, work.site.handle)
         replies = [self._one(work, order) for order in orders]
         found = work.built.client.counts()
         counts = {name: {str(client): n for client, n in numbers.items()} for name, numbers in found.items()}
