@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -137,8 +138,11 @@ class SiteRecord:
             self._number = number
             self._write()
 
-    def admit(self, federation: str, settings: str) -> None:
-        """Take part in a federation with these settings, if the policy or the site's staff agrees.
+    @contextmanager
+    def admission(self, federation: str, settings: str) -> Iterator[None]:
+        """Take part in a federation with these settings, if the policy or the site's staff agrees and the block succeeds.
+
+        A fit that the site refuses in the block for its other limits does not count as one in which it took part.
 
         Settings are compared as text: a server that writes two settings can find two with equal digests if these are short.
 
@@ -148,6 +152,7 @@ class SiteRecord:
         self._read()
         known, limit = self._known.get(federation), self._policy.federations
         if known is not None and known.get("settings") == settings and not known.keys() & {"withdrawn", "suspended"}:
+            yield
             return
         why = ""
         if known is not None and "withdrawn" in known:
@@ -161,6 +166,7 @@ class SiteRecord:
         if why and settings != _values(self._folder / _APPROVED).get(federation):
             self._keep_asked(federation, settings)
             raise RefusedError(f"{why}. If its staff agrees, it runs: {self._command} {federation} {digest_of(settings)}")
+        yield
         kept = {name: value for name, value in (known or {}).items() if name in ("since", "turns", "evaluations")}
         self._known[federation] = {"since": _now(), "turns": 0, **kept, "settings": settings}
         self._write()

@@ -200,10 +200,26 @@ class SiteServer:
         self._data.client_id = client
         require_id(federation)
         settings = settings_of(contract)
-        self._record.admit(federation, settings)
+        with self._record.admission(federation, settings):
+            built = build(
+                contract, self._data, self._policy, self._device, self._errors.told, self._place(federation, contract)
+            )
+            self._limits.check_turn(ClientTask(client, 0), built.settings, self._data)
+            self._limits.check_training(self._data)
+            if self._account is not None:
+                self._account.require_noise(built.settings, ClientTask(client, 0), self._data)
         self._audit.settings(digest_of(settings), contract, federation)
         store = SiteStore(self._folder, federation)
-        place = SitePlace(
+        site = Site(built.client)
+        kept = store.load()
+        if kept is not None:
+            site.load_state_dict(kept)
+        self._work = _Work(federation, contract, built, site, store)
+        self._say(f"Ready as client {client}: {type(built.module).__name__}, federation {federation[:8]}.")
+        return self._work
+
+    def _place(self, federation: str, contract: Mapping[str, Any]) -> SitePlace:
+        return SitePlace(
             name=self._name,
             key=self._key,
             peers=self._peers,
@@ -216,18 +232,6 @@ class SiteServer:
             moments=lambda: self._description.summand(self._data),
             hides_sizes=self._policy.examples == "masked",
         )
-        built = build(contract, self._data, self._policy, self._device, self._errors.told, place)
-        self._limits.check_turn(ClientTask(client, 0), built.settings, self._data)
-        self._limits.check_training(self._data)
-        if self._account is not None:
-            self._account.require_noise(built.settings, ClientTask(client, 0), self._data)
-        site = Site(built.client)
-        kept = store.load()
-        if kept is not None:
-            site.load_state_dict(kept)
-        self._work = _Work(federation, contract, built, site, store)
-        self._say(f"Ready as client {client}: {type(built.module).__name__}, federation {federation[:8]}.")
-        return self._work
 
     def _carry_out(self, asked: Mapping[str, Any], parts: Parts) -> Content:
         work = self._prepare(asked)

@@ -91,6 +91,13 @@ def test_a_further_federation_needs_the_staffs_agreement():
     assert told(ask(north(federations=0), "prepare", federation="d" * 32))
 
 
+def test_a_fit_that_the_site_refuses_is_not_one_in_which_it_took_part():
+    site = north(federations=1, max_epochs=3)
+    assert "max_epochs" in told(ask(site, "prepare", federation=OTHER, contract=contract(local={"max_epochs": 9})))
+    assert not told(ask(site, "prepare"))
+    assert "it has taken part in 1." in told(ask(site, "prepare", federation=OTHER))
+
+
 @pytest.mark.parametrize(
     ("changes", "agreed"),
     [
