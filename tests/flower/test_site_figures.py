@@ -269,6 +269,20 @@ def test_the_largest_weight_before_the_noise_does_not_show():
         assert isinstance(reply["replies"][0], ClientUpdate)
 
 
+@pytest.mark.parametrize(
+    ("policy", "what"), [({"label_counts": True}, "counts of its classes"), ({"ranges": True}, "ranges of its")]
+)
+def test_numbers_about_rows_are_told_once(policy, what):
+    """Told again after one patient was added, their difference was that patient."""
+    policy = {**policy, "min_examples": 1, "statistics": False}
+    for _ in range(2):
+        assert not told(ask(north(**policy), "describe", client=0))
+    path = Path("north/own.csv")
+    first, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([first, *rest, "9" * 3 + rest[0][rest[0].index(",") :]]) + "\n")
+    assert f"The data of this site have changed since it told the {what}" in told(ask(north(**policy), "describe", client=0))
+
+
 def test_a_failure_beside_noise_ends_the_federation_until_the_staff_agrees(monkeypatch):
     site, handle = north(min_noise=1.0), Site.handle
 
