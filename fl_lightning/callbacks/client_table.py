@@ -17,6 +17,7 @@ from fl_lightning.reporting.client_charts import log_client_charts
 from fl_lightning.reporting.rounds import MOST_COLUMNS, client_figures
 from fl_lightning.reporting.tables import log_table
 from fl_lightning.types import ClientUpdate
+from fl_lightning.utilities.csv_file import write_csv
 
 COLUMNS = ("client", "rounds", "examples", "steps", "last loss", "last score", "mean share", "seconds", "MB down", "MB up")
 _SUMS = ("rounds", "steps", "share", "seconds", "down", "up")
@@ -87,10 +88,7 @@ class ClientTable(FederationCallback):
         if not self._sums or not self._writes(trainer):
             return
         rows = [self._row(trainer, client, own) for client, own in sorted(self._sums.items())]
-        folder = Path(trainer.default_root_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "clients.csv").open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([COLUMNS, *rows])
+        write_csv(Path(trainer.default_root_dir) / "clients.csv", COLUMNS, rows)
         last = max(0, trainer.current_epoch - 1)
         log_table(trainer, "clients", COLUMNS, rows, last)
         if _uses_wandb(trainer) and _rounds_of(trainer).exists():

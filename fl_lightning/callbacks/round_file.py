@@ -12,6 +12,7 @@ from lightning.pytorch import Trainer
 
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.utilities.atomic_file import write_whole
+from fl_lightning.utilities.csv_file import write_rows
 
 
 def forget_rounds(path: Path, first: int) -> None:
@@ -29,7 +30,7 @@ def forget_rounds(path: Path, first: int) -> None:
         path.unlink()
         return
     text = io.StringIO(newline="")
-    csv.writer(text).writerows([header, *kept])
+    write_rows(text, [header, *kept])
     write_whole(path, text.getvalue().encode())
 
 
@@ -38,7 +39,7 @@ def append_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]
     path.parent.mkdir(parents=True, exist_ok=True)
     new = not path.exists()
     with path.open("a", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([columns, *rows] if new else rows)
+        write_rows(file, [columns, *rows] if new else rows)
 
 
 def read_rows(path: Path) -> list[list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from fl_lightning.data.remote import clients_elsewhere
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.messages import Part
 from fl_lightning.reporting.tables import text_table
+from fl_lightning.utilities.csv_file import write_rows
 
 
 class FederationTrainer(Trainer):
@@ -72,7 +72,7 @@ class FederationTrainer(Trainer):
         datamodule.setup("fit")
         rows = privacy_rows(settings, self, datamodule)
         if layout == "csv":
-            csv.writer(sys.stdout).writerows([COLUMNS, *rows])
+            write_rows(sys.stdout, [COLUMNS, *rows])
         elif layout == "markdown":
             lines = [COLUMNS, ["---"] * len(COLUMNS), *shown(rows)]
             print("\n".join(f"| {' | '.join(line)} |" for line in lines))

@@ -56,6 +56,7 @@ class SitePlace:
         federation: the id of the federation.
         contract: the digest of all settings that the server has sent.
         min_cohort: the fewest sites of a sum that it takes part in.
+        max_lost: how many sites later sums may lack.
         told: returns an update with the figures that may leave.
         moments: returns the sums of its inputs, which may leave inside of a sum over sites, or refuses.
         hides_sizes: whether numbers of examples and steps leave only in sums.
@@ -68,6 +69,7 @@ class SitePlace:
     federation: str
     contract: str
     min_cohort: int
+    max_lost: int
     told: Callable[[ClientUpdate], ClientUpdate]
     moments: Callable[[], Moments]
     hides_sizes: bool = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,13 +35,6 @@ def points_of_curves(cells: Sequence[Cell]) -> tuple[list[str], list[list[Any]]]
             told = [column[place] if place < len(column) else math.nan for column in columns]
             rows.append([one.model, one.metric, one.site, one.report.n, place, *(None if math.isnan(x) else x for x in told)])
     return [*CURVE, *(f"value {k}" for k in range(width))], rows
-
-
-def write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Write a table."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([header, *rows])
 
 
 def _of(cells: Sequence[Cell], metric: str) -> tuple[list[str], list[str], dict[tuple[str, str], EvalReport]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from datetime import datetime, timezone
@@ -16,6 +18,8 @@ from fl_lightning.flower.transport import Content
 from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, OwnModel, OwnModelOrder
 from fl_lightning.types import ClientFailure, ClientUpdate
 
+CUT = "cut off"
+"""The kind of a line that cannot be read."""
 _START = "0" * 64
 """The digest before the first line."""
 
@@ -79,7 +83,8 @@ class AuditLog:
     """Append a line of JSON for each message.
 
     A line has the time, the federation, direction, kind, bytes and digest of the message, name and shape of each tensor, the
-    details that :func:`in_words` returns, and ``previous``, the digest of the line before.
+    details that :func:`in_words` returns, ``previous``, the digest of the line before, and a random text, so that nobody can
+    guess from its own digest what else it says.
 
     Args:
         path: the file.
@@ -91,6 +96,11 @@ class AuditLog:
         lines = path.read_bytes().splitlines() if path.exists() else []
         self._previous = hashlib.sha256(lines[-1]).hexdigest() if lines else _START
         self._complete = not lines or path.read_bytes().endswith(b"\n")
+
+    @property
+    def last(self) -> str:
+        """Return the digest of the last line, which the server keeps as a witness: whoever writes the log anew has another."""
+        return self._previous
 
     def record(
         self, direction: str, kind: str, content: Content, messages: Any, federation: object = "", **details: Any
@@ -118,32 +128,43 @@ class AuditLog:
             **details,
             "tensors": {name: [str(t.dtype).removeprefix("torch."), *t.shape] for name, t in tensors_in(messages)},
             "previous": self._previous,
+            "random": secrets.token_hex(16),
         }
         text = json.dumps(line).encode()
         with open(self._path, "ab") as file:
             file.write((b"" if self._complete else b"\n") + text + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
         self._previous, self._complete = hashlib.sha256(text).hexdigest(), True
 
-    def settings(self, digest: str, contract: Any) -> dict[str, Any]:
-        """Return the details of settings: their digest, the model's class, and once their text."""
-        known = digest in self._settings
-        self._settings.add(digest)
-        model = contract.get("model") if isinstance(contract, Mapping) else None
-        path = model.get("class_path") if isinstance(model, Mapping) else None
-        text = {} if known else {"text": json.dumps(contract, default=str)}
-        return {"settings": digest, "model": str(path)[:100], **text}
+    def settings(self, digest: str, contract: Mapping[str, Any], federation: str) -> None:
+        """Append the text of settings that the site has agreed to, once; those that it refuses could fill its disk."""
+        if digest not in self._settings:
+            text = json.dumps(contract, default=str)
+            self.record("in", "settings", text.encode(), (), federation, settings=digest, text=text)
+            self._settings.add(digest)
 
 
 def read_log(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """Return the lines of a log, and the numbers of those before which a line is missing or changed, from 1."""
+    """Return the lines of a log, and the numbers of those before which a line is missing or changed, from 1.
+
+    A line that a kill or a full disk cut off is of the kind :data:`CUT`; the next one has the digest of what is left of it.
+    """
     entries, broken, previous = [], [], _START
     for number, raw in enumerate(path.read_bytes().splitlines(), 1):
         try:
             entry = json.loads(raw)
-        except ValueError:  # a line that a full disk or a kill cut off; the next one has the digest of what is left
-            entry = {"kind": "cut off", "previous": previous}
+        except ValueError:
+            entry = None
+        if not isinstance(entry, dict):
+            entry = {"kind": CUT, "previous": previous}
         if entry.get("previous") != previous:
             broken.append(number)
         previous = hashlib.sha256(raw).hexdigest()
         entries.append(entry)
     return entries, broken
+
+
+def digests_in(path: Path) -> set[str]:
+    """Return the digests of the lines of a log, and that before the first."""
+    return {_START, *(hashlib.sha256(raw).hexdigest() for raw in path.read_bytes().splitlines())}

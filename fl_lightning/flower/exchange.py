@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -41,6 +42,13 @@ class SiteError(ClientError):
         self.cause, self.attempts = cause, attempts
 
 
+def keep_witness(found: Mapping[str, Any], name: str, keep: Callable[[str, str], None]) -> None:
+    """Keep the digest of the last line of a site's log: a log that is written anew at the site does not have it."""
+    digest = found.get("log")
+    if isinstance(digest, str) and re.fullmatch(r"[0-9a-f]{64}", digest):
+        keep(name, digest)
+
+
 class Exchange:
     """Send requests to sites, and open their answers.
 
@@ -50,6 +58,7 @@ class Exchange:
         contract: the settings that sites need, as values.
         federation: returns the id of the federation.
         limit: the seconds after which a silent site has failed; None for no limit.
+        witness: keeps the digest of a site's log that a reply brought; see :func:`keep_witness`.
     """
 
     def __init__(
@@ -59,8 +68,9 @@ class Exchange:
         contract: Mapping[str, Any],
         federation: Callable[[], str],
         limit: float | None,
+        witness: Callable[[str, str], None] = lambda name, digest: None,
     ) -> None:
-        self._transport, self._names = transport, tuple(names)
+        self._transport, self._names, self._witness = transport, tuple(names), witness
         self._contract, self._federation, self._limit = contract, federation, limit
         self._model: ServerModel | None = None
         self._encoded: dict[int, Content] = {}  # the newest model as bytes, by the version that the receiver has; 0 for none
@@ -220,6 +230,7 @@ class Exchange:
             found = envelope.opened(answer.content, ("reply",))
         except WireError as error:
             raise SiteError(who, envelope.printable(error)) from error
+        keep_witness(found, self._names[client], self._witness)
         request = self._requests[client]
         if found.get("needs") == "model" and (not request.sends or request.base):
             self.repeat(client)

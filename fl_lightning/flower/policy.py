@@ -129,6 +129,9 @@ class Policy:
         peers: the folder of the public keys of all sites whose updates may be in a sum with this site's, one file ``NAME.pub``
             for each, which the sites have exchanged without the server. Null for none.
         min_cohort: the fewest sites of a sum that the site takes part in, >= 2. With two, each learns the other's update.
+        max_lost: how many sites may be missing from later sums, over all federations on this site's data, >= 0. A server that
+            trains with tiny steps can subtract such sums, and so compute the updates of the missing sites. With 0, all sums
+            are over the same sites: if one is lost, the run ends, and resumes when it is back.
         budget: the privacy that the site may spend over all federations; it needs ``min_noise``.
         evaluations: the parts of the site's examples on which a server may have models evaluated: training, validation, test.
         metrics: the names of the figures of a training that may leave: of what the module logs, and ``train_loss``, the mean
@@ -185,6 +188,7 @@ class Policy:
     secure_aggregation: Literal["required", "allowed"] = "allowed"
     peers: str | None = None
     min_cohort: int = 3
+    max_lost: int = 0
     budget: Budget | None = None
     evaluations: list[Part] = field(default_factory=list)
     metrics: list[str] | Literal["any"] = field(default_factory=lambda: ["train_loss"])
@@ -221,6 +225,7 @@ class Policy:
         need = "false with 'policy.statistics_epsilon', because the counts have no noise"
         require(noise is None or not self.histograms, "policy.histograms", need, self.histograms)
         require(self.min_cohort >= 2, "policy.min_cohort", "2 or above", self.min_cohort)
+        require(self.max_lost >= 0, "policy.max_lost", "0 or above", self.max_lost)
         required = self.secure_aggregation == "required"
         need = "a folder with 'policy.secure_aggregation': required, because a server could invent sites otherwise"
         require(not required or self.peers is not None, "policy.peers", need, self.peers)

@@ -100,6 +100,9 @@ class FlowerPool(RemoteSites):
     def _remember(self, infos: Sequence[ClientInfo]) -> None:
         ServerFolder(Path(self.folder)).describe(infos)
 
+    def _witness(self, name: str, digest: str) -> None:
+        ServerFolder(Path(self.folder)).witness(name, digest)
+
     def _wait(self, address: str, certificate: bytes, names: Sequence[str]) -> dict[str, int]:
         """Return the node ids of the sites by name, as soon as all are online, or enough after the time limit.
 

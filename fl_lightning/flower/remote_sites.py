@@ -25,7 +25,7 @@ from fl_lightning.flower.checks import (
     require_schema,
     warn_of_ranges,
 )
-from fl_lightning.flower.exchange import Exchange
+from fl_lightning.flower.exchange import Exchange, keep_witness
 from fl_lightning.flower.remote_pool import RemotePool
 from fl_lightning.flower.renumbered import RenumberedTransport
 from fl_lightning.flower.replies import Needs, info_in
@@ -108,6 +108,9 @@ class RemoteSites(ChecksTypes, RemoteClients):
     def _remember(self, infos: Sequence[ClientInfo]) -> None:
         """Keep what sites have told."""
 
+    def _witness(self, name: str, digest: str) -> None:
+        """Keep the digest of a site's log."""
+
     def open(self, trainer: Trainer, settings: Any) -> tuple[ClientInfo, ...]:
         """See :class:`RemoteClients`."""
         refuse_simulated(settings, trainer, trainer.datamodule)  # type: ignore[attr-defined]
@@ -187,6 +190,7 @@ class RemoteSites(ChecksTypes, RemoteClients):
                 if answer.content is None:
                     raise ClientError(answer.cause)
                 opened = envelope.opened(answer.content, ("reply",))
+                keep_witness(opened, names[answer.client], self._witness)
                 if "error" in opened:
                     raise ClientError(envelope.printable(opened["error"]))
                 found[answer.client] = opened
@@ -223,7 +227,7 @@ class RemoteSites(ChecksTypes, RemoteClients):
         transport, self._transport = self._transport, None  # the pool closes it
         limit = None if settings.faults.deadline is None else settings.faults.deadline + self.grace
         return RemotePool(
-            exchange=Exchange(transport, [info.name for info in self._infos], contract, federation, limit),
+            exchange=Exchange(transport, [info.name for info in self._infos], contract, federation, limit, self._witness),
             infos=self._infos,
             comm=Collectives(trainer),
             faults=settings.faults,

@@ -8,6 +8,7 @@ import logging
 import re
 import shlex
 import socket
+import sqlite3
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -29,6 +30,7 @@ from fl_lightning.flower.turns import InTurn
 from fl_lightning.utilities.allocator import reuse_pieces
 from fl_lightning.utilities.argument_parser import ArgumentParser
 from fl_lightning.utilities.folder_lock import lock_folder
+from fl_lightning.utilities.kept_file import damaged
 
 NGINX = """# The SuperLink listens on loopback only. TLS must end on this machine: the sites sign timestamps, not connections.
 # Start it with: fl-lightning serve --folder {folder} --host {host} --bind 127.0.0.1 --port {port}
@@ -80,6 +82,7 @@ def _serve(arguments: argparse.Namespace, folder: ServerFolder) -> None:
         print(f"Created: {made}")
     logging.getLogger("flwr").setLevel(logging.WARNING)
     database = Path(folder.files["database"])
+    _check_database(database)
     superlink = InTurn(superlink_app(folder.files, "127.0.0.1", local_port), contents_of(database))
     app = OnlyFleet(superlink, port, fl_lightning.__version__)
     config = uvicorn.Config(
@@ -99,6 +102,24 @@ def _serve(arguments: argparse.Namespace, folder: ServerFolder) -> None:
     )
     with closing(Sweeper(database, contents_of(database))):
         uvicorn.Server(config).run(sockets=listening)
+
+
+def _check_database(path: Path) -> None:
+    """Refuse a damaged database, which Flower would meet request by request.
+
+    Raises:
+        ConfigurationError: naming the file.
+    """
+    if not path.exists():
+        return
+    try:
+        with closing(sqlite3.connect(path)) as database:
+            ((found,),) = database.execute("PRAGMA quick_check(1)").fetchall()
+    except sqlite3.DatabaseError as error:
+        found = str(error)
+    if found != "ok":
+        fix = "Restore it from a copy, or delete it and register all sites again. Fits resume from their checkpoints."
+        raise damaged(path, fix)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -14,6 +14,7 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.certificates import LOOPBACK, TlsFiles, create_certificates, names_in, require_host
 from fl_lightning.flower.private_files import write_private
 from fl_lightning.utilities.atomic_file import write_whole
+from fl_lightning.utilities.kept_file import read_kept
 
 if TYPE_CHECKING:
     from fl_lightning.messages import ClientInfo
@@ -122,8 +123,8 @@ class ServerFolder:
 
     def numbers(self) -> dict[str, int]:
         """Return the client's id of each site that was ever registered, by name."""
-        path = self.path / "sites.json"
-        return {str(k): int(v) for k, v in json.loads(path.read_text(encoding="utf-8")).items()} if path.exists() else {}
+        fix = "Restore it from a copy: it has the numbers of the sites, on which their data depend."
+        return {str(name): int(number) for name, number in read_kept(self.path / "sites.json", fix).items()}
 
     def number(self, name: str) -> int:
         """Return a site's number, and give it the next one if it has none. Numbers are never given again."""
@@ -151,9 +152,15 @@ class ServerFolder:
         told = self._descriptions() | {info.name: b64encode(to_bytes(info)).decode() for info in infos}
         write_whole(self.path / "descriptions.json", json.dumps(told).encode())
 
+    def witness(self, name: str, digest: str) -> None:
+        """Keep the digest of a site's log, from which a log that is written anew at the site differs."""
+        path = self.path / "witness" / f"{name}.txt"
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{digest}\n")
+
     def _descriptions(self) -> dict[str, str]:
-        path = self.path / "descriptions.json"
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+        return read_kept(self.path / "descriptions.json", "Delete it: sites that are online tell again what is in it.")
 
 
 def refuse_answer(error: Exception, folder: ServerFolder) -> None:

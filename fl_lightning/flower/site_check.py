@@ -95,7 +95,9 @@ def _masks(name: str, policy: Policy) -> list[str]:
     if policy.secure_aggregation == "allowed":
         need = "masks are allowed, not required ('policy.secure_aggregation'), so a server can ask for the update itself"
     else:
-        need = f"the update leaves only masked, in a sum of {policy.min_cohort} sites or more ('policy.min_cohort')"
+        lost = f"a server could compute the updates of {policy.max_lost} sites that later sums lack ('policy.max_lost')"
+        need = f"the update leaves only masked, in a sum of {policy.min_cohort} sites or more ('policy.min_cohort'); "
+        need += lost if policy.max_lost else "all sums are over the same sites ('policy.max_lost' is 0)"
     if len(peers) + 1 < policy.min_cohort:
         keys = f"{len(peers)} other site{'' if len(peers) == 1 else 's'} ({', '.join(peers) or 'none'})"
         raise ConfigurationError(

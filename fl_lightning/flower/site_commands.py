@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import re
 import shutil
@@ -12,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.flower.audit import read_log
+from fl_lightning.flower.audit import CUT, digests_in, read_log
 from fl_lightning.flower.envelope import printable
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.site_budget import SiteBudget
 from fl_lightning.flower.site_data import SiteData
-from fl_lightning.flower.site_record import SiteRecord, approve
+from fl_lightning.flower.site_record import SiteRecord, agreed, approve, asked, digest_of
 from fl_lightning.flower.site_settings import read_settings
 from fl_lightning.reporting.tables import text_table
 from fl_lightning.utilities.argument_parser import ArgumentParser
@@ -47,10 +48,13 @@ def main(command: str, arguments: Sequence[str]) -> None:
         parser.add_argument("federation", nargs="?", help="The id of the federation.")
         parser.add_argument("settings", nargs="?", help="The digest of its settings.")
         parser.add_argument("--number", type=int, help="The number by which the server calls this site.")
+        parser.add_argument("--sites", action="store_true", help="Agree to a sum over other sites than before.")
+        parser.add_argument("--yes", action="store_true", help="Agree without the question, for scripts.")
     elif command == "withdraw":
         parser.add_argument("federation", help="The id of the federation.")
     else:
         parser.add_argument("--federation", help="Print this one only.")
+        parser.add_argument("--witness", help="The file of this site in the folder 'witness' of the server, to compare with.")
     parsed = parser.parse_args(arguments)
     folder = _folder(parsed)
     {"approve": _approve, "withdraw": _withdraw, "audit": _audit}[command](folder, parsed)
@@ -77,19 +81,64 @@ def _id(text: str | None) -> str:
 
 def _approve(folder: Path, parsed: argparse.Namespace) -> None:
     if parsed.number is not None and parsed.federation is None:
-        approve(folder, f"number {parsed.number}")
+        _require_yes(parsed, f"Agree that this site is client {parsed.number}?")
+        approve(folder, "number", parsed.number)
         print(f"Agreed to be client {parsed.number}.")
         return
+    if parsed.sites:
+        _approve_sum(folder, parsed)
+        return
     federation, digest = _id(parsed.federation), parsed.settings
-    known = [entry for entry in read_log(folder / "audit.jsonl")[0] if entry.get("settings") == digest]
-    if not known:
+    settings, before = asked(folder, federation), agreed(folder, federation)
+    if not settings or digest_of(settings) != digest:
         raise ConfigurationError(
-            f"No server has sent settings with the digest {digest!r} to this site. Copy it from the message."
+            f"No server has sent settings with the digest {digest!r} for this federation. Copy it from the message."
         )
-    text = next((entry["text"] for entry in known if "text" in entry), "")
-    approve(folder, f"{federation} {digest}")
-    print(f"Agreed to federation {federation} with these settings:")
-    print("\n".join(map(printable, json.dumps(json.loads(text), indent=2).splitlines())) if text else digest)
+    if before:
+        print(f"The settings of federation {federation} that differ from those to which this site agreed before:")
+        lines = list(difflib.unified_diff(_json_lines(before), _json_lines(settings), lineterm="", n=2))[2:]
+        print("\n".join(lines or ["None: they are the same."]))
+    else:
+        print(f"The settings of federation {federation}:", *_json_lines(settings), sep="\n")
+    _require_yes(parsed, "Agree to them?")
+    approve(folder, federation, settings)
+    print(f"Agreed to federation {federation}.")
+
+
+def _approve_sum(folder: Path, parsed: argparse.Namespace) -> None:
+    from fl_lightning.options.secure_aggregation.record import SignedLists
+
+    lists = SignedLists(folder)
+    before, asked = lists.asked()
+    if not asked:
+        raise ConfigurationError("This site has refused no sum over other sites since the last one that it took part in.")
+    computed = sorted(set(before) ^ set(asked))
+    print(f"This site's update was in a sum over {', '.join(before)}.")
+    print(f"The server asks for one over {', '.join(map(printable, asked))}.")
+    print(f"A server that has both could compute the update of {', '.join(map(printable, computed))}.")
+    _require_yes(parsed, "Agree to it?")
+    lists.agree()
+    print("Agreed.")
+
+
+def _json_lines(settings: str) -> list[str]:
+    return list(map(printable, json.dumps(json.loads(settings), indent=2).splitlines()))
+
+
+def _require_yes(parsed: argparse.Namespace, question: str) -> None:
+    """Ask the staff, after they have read what they agree to.
+
+    Raises:
+        ConfigurationError: if they do not agree, or nobody is asked.
+    """
+    if parsed.yes:
+        return
+    try:
+        answer = input(f"{question} [yes/no] ")
+    except EOFError as error:
+        raise ConfigurationError("Nobody has answered. Run the command in a terminal, or pass '--yes'.") from error
+    if answer.strip().lower() not in ("y", "yes"):
+        raise ConfigurationError("Not agreed, so nothing has changed.")
 
 
 def _withdraw(folder: Path, parsed: argparse.Namespace) -> None:
@@ -115,6 +164,27 @@ def _audit(folder: Path, parsed: argparse.Namespace) -> None:
                 print(f"  {printable(line)}")
     what = "complete" if not broken else f"BROKEN before the lines {', '.join(map(str, broken[:20]))}"
     print(f"{len(entries)} lines; the chain is {what}.")
+    for number, entry in enumerate(entries, 1):
+        if entry.get("kind") == CUT:
+            print(f"Line {number} was cut off, by a kill or a full disk: which message it was is not known.")
+    if parsed.witness:
+        print(_witnessed(folder / "audit.jsonl", Path(parsed.witness)))
+
+
+def _witnessed(log: Path, path: Path) -> str:
+    """Return in words whether the log has every line of which the server has kept the digest."""
+    try:
+        told = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"Cannot read '{path}' ({type(error).__name__}). Ask the server's staff for it.") from error
+    here = digests_in(log)
+    missing = [number for number, digest in enumerate(told, 1) if digest not in here]
+    if not missing:
+        return f"The log has all {len(told)} lines of which the server has kept the digest."
+    return (
+        f"The log LACKS {len(missing)} of {len(told)} lines of which the server has kept the digest, first that of line "
+        f"{missing[0]} of '{path}': it was changed or written anew."
+    )
 
 
 def _lines(entries: Sequence[dict[str, Any]]) -> list[str]:

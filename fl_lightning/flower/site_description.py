@@ -46,8 +46,14 @@ class SiteDescription:
         info = self._outgoing.info(data.info(self._name, self._policy, names[0], names[1], *wanted), data)
         if info.moments:
             info = replace(info, moments=self._once(info.moments, data))
-        if info.histograms is not None:
-            self._record.tell_once("histograms", "the counts of its bins", info.histograms)
+        once = {
+            "histograms": "the counts of its bins",
+            "label_counts": "the counts of its classes",
+            "ranges": "the ranges of its features",
+        }
+        for name, what in once.items():
+            if getattr(info, name) is not None:
+                self._record.tell_once(name, what, getattr(info, name))
         return info
 
     def summand(self, data: SiteData) -> Moments:

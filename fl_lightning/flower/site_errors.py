@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from fl_lightning.errors import ProtocolError, WireError
+from fl_lightning.errors import ConfigurationError, ProtocolError, WireError
 from fl_lightning.flower.envelope import printable
 from fl_lightning.flower.recipe import RefusedError
 
@@ -46,5 +46,5 @@ class SiteErrors:
         except OSError as full:
             self._say(f"{kind} (code {code}): {error}. It cannot be written to errors.log: {full.strerror}.")
             return f"{name} (code {code})"
-        self._say(f"{kind} (code {code}): see {self._path}")
+        self._say(f"{kind} (code {code}): {f'{error} ' if isinstance(error, ConfigurationError) else ''}See {self._path}.")
         return f"{name} (code {code}; its text is in the site's errors.log)"

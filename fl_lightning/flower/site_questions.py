@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import Recipe, RefusedError
 from fl_lightning.flower.site_data import SiteData
 from fl_lightning.functional.digest import digest
-from fl_lightning.messages import EvalOrder, Question, ServerModel
+from fl_lightning.messages import EvalOrder, OwnModel, OwnModelOrder, Question, ServerModel
 from fl_lightning.utilities.atomic_file import write_whole
+from fl_lightning.utilities.kept_file import read_kept
 
 MOST_RESAMPLES = 10_000
 """The most resamples of a bootstrap."""
@@ -80,8 +81,16 @@ class SiteQuestions:
         self._path, self._policy = folder / _FILE, policy
         self._units: dict[str, list[str]] = {}
 
-    def count(self, orders: Sequence[Any], model: ServerModel | None, data: SiteData) -> None:
+    def count(
+        self, orders: Sequence[Any], model: ServerModel | None, data: SiteData, own: Callable[[OwnModelOrder], OwnModel]
+    ) -> None:
         """Count the questions among a server's orders, before they are answered.
+
+        Args:
+            orders: the orders.
+            model: the published model.
+            data: the site's data.
+            own: returns the client's own model, which a server can have trained to anything: another one is another question.
 
         Raises:
             RefusedError: if there are more than the policy allows, or only few persons or rows of the data have changed.
@@ -89,7 +98,7 @@ class SiteQuestions:
         asked = [order for order in orders if isinstance(order, EvalOrder) and order.question is not None]
         if not asked or model is None:
             return
-        known: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
+        known = read_kept(self._path, "Restore it from a copy: it counts the questions that this site has answered.")
         tensors = digest([dict(sorted(model.tensors.items())), dict(sorted(model.first.items()))])
         for order in asked:
             units = self._units.setdefault(order.part, [])
@@ -100,7 +109,8 @@ class SiteQuestions:
                 known[version] = {"part": order.part, "units": units, "questions": []}
             question = order.question
             assert question is not None
-            text = json.dumps([tensors, order.own, model.round_idx if order.own else 0, dict(question.metric)], sort_keys=True)
+            answering = digest([dict(own(OwnModelOrder(order.version, order.client)).tensors)]) if order.own else ""
+            text = json.dumps([tensors, answering, dict(question.metric)], sort_keys=True)
             one = hashlib.sha256(f"{text}{question.resamples}{question.level}".encode()).hexdigest()[:16]
             self._add(known[version]["questions"], one)
         write_whole(self._path, json.dumps(known).encode())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,28 @@ from typing import Any
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.utilities.atomic_file import write_whole
+from fl_lightning.utilities.kept_file import read_kept
 
-_FILE, _APPROVED = "record.json", "approved.json"
+_FILE, _APPROVED, _ASKED = "record.json", "approved.json", "asked.json"
+_MOST_ASKED, _LONGEST = 20, 2**20
+_FIXES = {
+    _FILE: "Restore it from a copy: it counts how often this site has trained.",
+    _APPROVED: "Delete it: the staff then agrees again.",
+    _ASKED: "Delete it: it has only what servers asked for.",
+}
 _NOT_AGREED = ("rounds", "num_clients", "numbers", "threads", "logger", "inference_mode")
 """The parts of a contract that may change within a federation: more rounds and sites, another machine."""
 
 
-def digest_of(contract: Mapping[str, Any]) -> str:
-    """Return the digest of the settings that a site agrees to: model, strategy, training, transforms, seed, precision."""
+def settings_of(contract: Mapping[str, Any]) -> str:
+    """Return as text the settings that a site agrees to: model, strategy, training, transforms, seed, precision."""
     agreed = {name: value for name, value in contract.items() if name not in _NOT_AGREED}
-    return hashlib.sha256(json.dumps(agreed, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return json.dumps(agreed, sort_keys=True, default=str)
+
+
+def digest_of(settings: str) -> str:
+    """Return the digest of settings, by which the site's staff name them, 64 hexadecimal digits."""
+    return hashlib.sha256(settings.encode()).hexdigest()
 
 
 def whole_digest(contract: Mapping[str, Any]) -> str:
@@ -29,15 +42,24 @@ def whole_digest(contract: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(contract, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def approvals(folder: Path) -> list[str]:
-    """Return what the site's staff agreed to: ``FEDERATION DIGEST`` and ``number N``."""
-    path = folder / _APPROVED
-    return list(map(str, json.loads(path.read_text(encoding="utf-8")))) if path.exists() else []
+def _values(path: Path) -> dict[str, Any]:
+    return read_kept(path, _FIXES.get(path.name, "Restore it from a copy."))
 
 
-def approve(folder: Path, what: str) -> None:
-    """Add a line to what the site's staff agreed to."""
-    write_whole(folder / _APPROVED, json.dumps([*dict.fromkeys([*approvals(folder), what])]).encode())
+def asked(folder: Path, federation: str) -> str:
+    """Return the settings of a federation that the site has not agreed to; empty if no server sent any."""
+    return str(_values(folder / _ASKED).get(federation, ""))
+
+
+def agreed(folder: Path, federation: str) -> str:
+    """Return the settings of a federation that the site agreed to last; empty if it has agreed to none."""
+    approved = _values(folder / _APPROVED).get(federation, "")
+    return str(approved or _values(folder / _FILE).get("federations", {}).get(federation, {}).get("settings", ""))
+
+
+def approve(folder: Path, federation: str, settings: str | int) -> None:
+    """Keep what the site's staff agreed to: the settings of a federation; or, for ``number``, the site's number."""
+    write_whole(folder / _APPROVED, json.dumps({**_values(folder / _APPROVED), federation: settings}).encode())
 
 
 class SiteRecord:
@@ -56,8 +78,7 @@ class SiteRecord:
 
     def _read(self) -> None:
         """Read the file again: the staff may have withdrawn in the meantime."""
-        path = self._folder / _FILE
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        found = _values(self._folder / _FILE)
         self._number, self._known = found.get("number"), found.get("federations", {})
 
     @property
@@ -97,7 +118,7 @@ class SiteRecord:
         path = self._folder / "noisy_statistics.json"
         if not path.exists():
             write_whole(path, json.dumps({"digest": digest, "told": told}).encode())
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = _values(path)
         _require_same(path, "the sums of its inputs", kept["digest"], digest)
         return tuple(map(tuple, kept["told"]))
 
@@ -108,7 +129,7 @@ class SiteRecord:
             RefusedError: if the server changes it, which would let it see other rows.
         """
         self._read()
-        if self._number not in (None, number) and f"number {number}" not in approvals(self._folder):
+        if self._number not in (None, number) and number != _values(self._folder / _APPROVED).get("number"):
             raise RefusedError(
                 f"The server calls this site client {number}, but it has been client {self._number}, and which rows it holds "
                 f"back follows from the number. If that is right, the site runs: {self._command} --number {number}"
@@ -117,15 +138,21 @@ class SiteRecord:
             self._number = number
             self._write()
 
-    def admit(self, federation: str, digest: str) -> None:
-        """Take part in a federation with these settings, if the policy or the site's staff agrees.
+    @contextmanager
+    def admission(self, federation: str, settings: str) -> Iterator[None]:
+        """Take part in a federation with these settings, if the policy or the site's staff agrees and the block succeeds.
+
+        A fit that the site refuses in the block for its other limits does not count as one in which it took part.
+
+        Settings are compared as text: a server that writes two settings can find two with equal digests if these are short.
 
         Raises:
             RefusedError: naming the command by which the staff agrees.
         """
         self._read()
         known, limit = self._known.get(federation), self._policy.federations
-        if known is not None and known["digest"] == digest and not known.keys() & {"withdrawn", "suspended"}:
+        if known is not None and known.get("settings") == settings and not known.keys() & {"withdrawn", "suspended"}:
+            yield
             return
         why = ""
         if known is not None and "withdrawn" in known:
@@ -136,11 +163,24 @@ class SiteRecord:
             why = "The settings of this federation have changed since this site agreed to them"
         elif limit != "any" and len(self._known) >= limit:
             why = f"This site's 'policy.federations' is {limit}, and it has taken part in {len(self._known)}"
-        if why and f"{federation} {digest}" not in approvals(self._folder):
-            raise RefusedError(f"{why}. If its staff agrees, it runs: {self._command} {federation} {digest}")
+        if why and settings != _values(self._folder / _APPROVED).get(federation):
+            self._keep_asked(federation, settings)
+            raise RefusedError(f"{why}. If its staff agrees, it runs: {self._command} {federation} {digest_of(settings)}")
+        yield
         kept = {name: value for name, value in (known or {}).items() if name in ("since", "turns", "evaluations")}
-        self._known[federation] = {"since": _now(), "turns": 0, **kept, "digest": digest}
+        self._known[federation] = {"since": _now(), "turns": 0, **kept, "settings": settings}
         self._write()
+
+    def _keep_asked(self, federation: str, settings: str) -> None:
+        """Keep settings for the staff to read: those of the last federations, so that no server can fill the disk."""
+        before = _values(self._folder / _ASKED)
+        if before.get(federation) == settings:
+            return
+        if len(settings) > _LONGEST:
+            raise RefusedError(f"The server's settings have {len(settings)} characters, but a site reads at most {_LONGEST}.")
+        before.pop(federation, None)
+        kept = dict(list(before.items())[1 - _MOST_ASKED :])
+        write_whole(self._folder / _ASKED, json.dumps({**kept, federation: settings}).encode())
 
     def note_failure(self, federation: str, most: int) -> bool:
         """Count a training that has failed; after too many, take no further part until the staff agrees again.
@@ -163,8 +203,8 @@ class SiteRecord:
         return ends
 
     def _withdraw_approvals(self, federation: str) -> None:
-        lines = [line for line in approvals(self._folder) if not line.startswith(federation)]
-        write_whole(self._folder / _APPROVED, json.dumps(lines).encode())
+        kept = {name: value for name, value in _values(self._folder / _APPROVED).items() if name != federation}
+        write_whole(self._folder / _APPROVED, json.dumps(kept).encode())
 
     def count_orders(self, federation: str, turns: int, evaluations: int) -> None:
         """Count turns and evaluations that the server orders, before they begin.
@@ -201,7 +241,7 @@ class SiteRecord:
         """Take no further part in a federation unless the staff agrees again, and return whether the site has taken part."""
         self._read()
         known = self._known.get(federation)
-        self._known[federation] = {"since": _now(), "turns": 0, "digest": "", **(known or {}), "withdrawn": _now()}
+        self._known[federation] = {"since": _now(), "turns": 0, **(known or {}), "withdrawn": _now()}
         self._withdraw_approvals(federation)
         self._write()
         return known is not None

@@ -27,13 +27,20 @@ from fl_lightning.flower.site_errors import SiteErrors
 from fl_lightning.flower.site_figures import Outgoing, update_to_send
 from fl_lightning.flower.site_limits import SiteLimits
 from fl_lightning.flower.site_questions import SiteQuestions
-from fl_lightning.flower.site_record import SiteRecord, digest_of, whole_digest
+from fl_lightning.flower.site_record import SiteRecord, digest_of, settings_of, whole_digest
 from fl_lightning.flower.site_state import SiteStore, require_id
 from fl_lightning.flower.transport import Content, Parts
 from fl_lightning.flower.validation import listed, require_message, require_model, require_order
 from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, OwnModel, OwnModelOrder, RoundCommit, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.wire import from_bytes
+
+_MOST_ORDERS = 100
+"""How many orders of a message the log names."""
+
+
+def _class_of(model: Any) -> str:
+    return str(model.get("class_path") if isinstance(model, Mapping) else None)[:100]
 
 
 @dataclass
@@ -106,6 +113,9 @@ class SiteServer:
     def _say(self, line: str) -> None:
         self._print(envelope.printable(line))
 
+    def _reply(self, **content: Any) -> Content:
+        return envelope.reply(log=self._audit.last, **content)
+
     def answer(self, parts: Parts) -> Content:
         """Return the reply to a request; an error is told by class and code, without data.
 
@@ -117,7 +127,7 @@ class SiteServer:
         try:
             return self._answer(parts)
         except (Exception, SystemExit) as error:  # a library may end the process, as parsers do
-            reply = envelope.reply(error=self._errors.told(error))
+            reply = self._reply(error=self._errors.told(error))
             try:
                 self._audit.record("out", "error", reply, (), error=type(error).__name__)
             except Exception:  # a full disk
@@ -133,20 +143,22 @@ class SiteServer:
         asked = envelope.opened(parts["order"], envelope.KINDS)
         federation, kind = asked.get("federation", ""), asked["kind"]
         orders, contract = asked.get("orders", ()), asked.get("contract")
-        details: dict[str, Any] = {"orders": list(map(in_words, orders))} if isinstance(orders, tuple) and orders else {}
-        digest = digest_of(contract) if isinstance(contract, Mapping) else ""
-        details |= self._audit.settings(digest, contract) if digest else {}
+        details: dict[str, Any] = {}
+        if isinstance(orders, tuple) and orders:
+            details["orders"] = list(map(in_words, orders[:_MOST_ORDERS]))  # nothing is checked yet
+        if isinstance(contract, Mapping):
+            details |= {"settings": digest_of(settings_of(contract)), "model": _class_of(contract.get("model"))}
         self._audit.record("in", kind, parts["order"], asked, federation, **details)
         if kind == "describe":
             info = self._described(asked)
-            reply: Content = envelope.reply(info=info)
+            reply: Content = self._reply(info=info)
             self._audit.record("out", kind, reply, (), federation, told=in_words(info))
         elif kind == "prepare":
-            self._prepare(asked, digest)
-            reply = envelope.reply()
+            self._prepare(asked)
+            reply = self._reply()
             self._audit.record("out", kind, reply, (), federation)
         else:
-            reply = self._carry_out(asked, digest, parts)
+            reply = self._carry_out(asked, parts)
         return reply
 
     def _described(self, asked: Mapping[str, Any]) -> Any:
@@ -173,7 +185,7 @@ class SiteServer:
 
     # ---------------------------------------------------------------- the federation
 
-    def _prepare(self, asked: Mapping[str, Any], digest: str) -> _Work:
+    def _prepare(self, asked: Mapping[str, Any]) -> _Work:
         """Return the federation that the server names, with the model and the settings that it wants, built if necessary."""
         federation, contract, client = asked.get("federation"), asked.get("contract"), asked.get("client")
         if not isinstance(federation, str) or type(client) is not int:
@@ -187,25 +199,17 @@ class SiteServer:
         self._take_number(contract["numbers"][client])
         self._data.client_id = client
         require_id(federation)
-        self._record.admit(federation, digest)
+        settings = settings_of(contract)
+        with self._record.admission(federation, settings):
+            built = build(
+                contract, self._data, self._policy, self._device, self._errors.told, self._place(federation, contract)
+            )
+            self._limits.check_turn(ClientTask(client, 0), built.settings, self._data)
+            self._limits.check_training(self._data)
+            if self._account is not None:
+                self._account.require_noise(built.settings, ClientTask(client, 0), self._data)
+        self._audit.settings(digest_of(settings), contract, federation)
         store = SiteStore(self._folder, federation)
-        place = SitePlace(
-            name=self._name,
-            key=self._key,
-            peers=self._peers,
-            folder=self._folder,
-            federation=federation,
-            contract=whole_digest(contract),
-            min_cohort=self._policy.min_cohort,
-            told=self._told,
-            moments=lambda: self._description.summand(self._data),
-            hides_sizes=self._policy.examples == "masked",
-        )
-        built = build(contract, self._data, self._policy, self._device, self._errors.told, place)
-        self._limits.check_turn(ClientTask(client, 0), built.settings, self._data)
-        self._limits.check_training(self._data)
-        if self._account is not None:
-            self._account.require_noise(built.settings, ClientTask(client, 0), self._data)
         site = Site(built.client)
         kept = store.load()
         if kept is not None:
@@ -214,8 +218,23 @@ class SiteServer:
         self._say(f"Ready as client {client}: {type(built.module).__name__}, federation {federation[:8]}.")
         return self._work
 
-    def _carry_out(self, asked: Mapping[str, Any], digest: str, parts: Parts) -> Content:
-        work = self._prepare(asked, digest)
+    def _place(self, federation: str, contract: Mapping[str, Any]) -> SitePlace:
+        return SitePlace(
+            name=self._name,
+            key=self._key,
+            peers=self._peers,
+            folder=self._folder,
+            federation=federation,
+            contract=whole_digest(contract),
+            min_cohort=self._policy.min_cohort,
+            max_lost=self._policy.max_lost,
+            told=self._told,
+            moments=lambda: self._description.summand(self._data),
+            hides_sizes=self._policy.examples == "masked",
+        )
+
+    def _carry_out(self, asked: Mapping[str, Any], parts: Parts) -> Content:
+        work = self._prepare(asked)
         key = hashlib.sha256(parts["order"]).hexdigest()
         cached = work.store.reply(key)
         if cached is not None:
@@ -227,11 +246,10 @@ class SiteServer:
         model = self._received(work, parts)
         known = work.model if model is None else model
         if orders and (known is None or known.version != asked.get("model_version")):
-            return self._sent(work, envelope.reply(needs="model"), ())
+            return self._sent(work, self._reply(needs="model"), ())
         turns = (len(order.tasks) if isinstance(order, EvalOrder) else isinstance(order, ClientTask) for order in orders)
         evaluated = sum(isinstance(order, EvalOrder) and order.question is None for order in orders)
         self._record.count_orders(work.federation, sum(turns), evaluated)
-        self._questions.count(orders, known, self._data)
         for order in orders:
             if self._account is not None and isinstance(order, ClientTask):
                 self._account.charge(work.federation, order, work.built.settings, self._data)
@@ -246,10 +264,11 @@ class SiteServer:
             work.model = model
         for note in notes:
             work.site.handle(note)
+        self._questions.count(orders, known, self._data, work.site.handle)
         replies = [self._one(work, order) for order in orders]
         found = work.built.client.counts()
         counts = {name: {str(client): n for client, n in numbers.items()} for name, numbers in found.items()}
-        reply = self._sent(work, envelope.reply(replies=replies, releases=counts), replies, **self._outgoing.withheld())
+        reply = self._sent(work, self._reply(replies=replies, releases=counts), replies, **self._outgoing.withheld())
         final = not any(isinstance(one, ClientFailure | Note) for one in replies)  # answers may hold shares of keys
         work.store.save(work.site.state_dict(), key, reply if final else None)
         return reply

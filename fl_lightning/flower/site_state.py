@@ -9,6 +9,7 @@ from typing import Any
 from fl_lightning.errors import WireError
 from fl_lightning.flower.transport import Content
 from fl_lightning.utilities.atomic_file import PARTIAL, write_whole
+from fl_lightning.utilities.kept_file import damaged
 from fl_lightning.wire import from_bytes, to_bytes
 
 
@@ -44,12 +45,21 @@ class SiteStore:
         self._written: Content | None = None
 
     def load(self) -> dict[str, Any] | None:
-        """Return the stored state, or None."""
+        """Return the stored state, or None.
+
+        Raises:
+            ConfigurationError: if the file is damaged.
+        """
         path = self._folder / "state.bin"
         if not path.exists():
             return None
         self._written = path.read_bytes()
-        return dict(from_bytes(self._written))
+        try:
+            return dict(from_bytes(self._written))
+        except (ValueError, WireError) as error:
+            name = self._folder.name
+            fix = f"Restore it from a copy, or run 'fl-lightning site withdraw' for {name} and agree again: it begins anew."
+            raise damaged(path, fix) from error
 
     def save(self, state: dict[str, Any], key: str, reply: Content | None) -> None:
         """Store a state and the reply that belongs to it, at once: the state names the reply.
@@ -72,9 +82,5 @@ class SiteStore:
     def reply(self, key: str) -> bytes | None:
         """Return the stored reply to a request, or None."""
         path = self._folder / f"reply-{key}"
-        state = self._folder / "state.bin"
-        if not path.exists() or not state.exists():
-            return None
-        if self._written is None:
-            self._written = state.read_bytes()
-        return path.read_bytes() if from_bytes(self._written).get("answered") == key else None
+        kept = self.load() if path.exists() else None
+        return path.read_bytes() if kept is not None and kept.get("answered") == key else None

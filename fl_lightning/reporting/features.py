@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 from fl_lightning.functional.exact_moments import Moments, together
 from fl_lightning.functional.histograms import Cuts, borders
 from fl_lightning.reporting.tables import text_table
+from fl_lightning.utilities.csv_file import write_csv
 
 COLUMNS = ["feature", "mean", "deviation", "missing", "most different", "difference"]
 _LARGE = 0.8
@@ -105,13 +105,13 @@ class FeatureSummary:
 
     def write_bins(self, path: Path) -> None:
         """Write how many examples of each client are in each bin to a CSV file; an empty cell is a count of few rows."""
-        with path.open("w", newline="", encoding="utf-8") as file:
-            table = csv.writer(file)
-            table.writerow(["feature", "client", "from", "to", "examples"])
-            for k, name in enumerate(self.features):
-                for client, own in zip(self.clients, self.bins, strict=True):
-                    for (low, high), count in zip(borders(self.cuts[k]), own[k], strict=False):
-                        table.writerow([name, client, low, high, "" if count is None else count])
+        rows = (
+            [name, client, low, high, "" if count is None else count]
+            for k, name in enumerate(self.features)
+            for client, own in zip(self.clients, self.bins, strict=True)
+            for (low, high), count in zip(borders(self.cuts[k]), own[k], strict=False)
+        )
+        write_csv(path, ["feature", "client", "from", "to", "examples"], rows)
 
     def write(self, path: Path) -> None:
         """Write the numbers, mean, deviation and missing share of each feature at each client, and of all, to a CSV file."""
@@ -119,14 +119,13 @@ class FeatureSummary:
         values = self._values_per_example(whole)
         everyone = [("all", 0, whole), *zip(self.clients, self.examples, self.moments, strict=True)]
         scales = [(own.means(), own.deviations()) for _, _, own in everyone]
-        with path.open("w", newline="", encoding="utf-8") as file:
-            table = csv.writer(file)
-            table.writerow(["feature", "client", "numbers", "mean", "deviation", "missing"])
-            for k, name in enumerate(self.features):
-                for (client, examples, own), (means, deviations) in zip(everyone, scales, strict=True):
-                    if self.partial and not own.counts[k]:
-                        table.writerow([name, client, "", "", "", ""])
-                        continue
-                    missing = 1 - own.counts[k] / max(1, (self._telling(k) if own is whole else examples) * values)
-                    scale = (means[k], deviations[k]) if own.counts[k] else ("", "")
-                    table.writerow([name, client, own.counts[k], *scale, missing])
+        rows: list[list[Any]] = []
+        for k, name in enumerate(self.features):
+            for (client, examples, own), (means, deviations) in zip(everyone, scales, strict=True):
+                if self.partial and not own.counts[k]:
+                    rows.append([name, client, "", "", "", ""])
+                    continue
+                missing = 1 - own.counts[k] / max(1, (self._telling(k) if own is whole else examples) * values)
+                scale = (means[k], deviations[k]) if own.counts[k] else ("", "")
+                rows.append([name, client, own.counts[k], *scale, missing])
+        write_csv(path, ["feature", "client", "numbers", "mean", "deviation", "missing"], rows)

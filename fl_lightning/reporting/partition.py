@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from fl_lightning.functional.labels import earth_movers_distance
 from fl_lightning.reporting.tables import text_table
+from fl_lightning.utilities.csv_file import write_csv
 
 _FEW_CLASSES = 12
 _FEW_CLIENTS = 60
@@ -98,8 +98,7 @@ class PartitionSummary:
 
     def write(self, path: Path) -> None:
         """Write all clients and classes to a CSV file."""
-        with path.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([self.columns, *self.rows])
+        write_csv(path, self.columns, self.rows)
 
 
 def draw_partition(summary: PartitionSummary, path: Path) -> bool:

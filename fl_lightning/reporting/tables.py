@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from torch import Tensor
 
 from fl_lightning.reporting.matrices import draw_confusion
+from fl_lightning.utilities.csv_file import write_csv
 
 _MOST_CLASSES = 100
 """Largest number of rows of a matrix that is written to a file after each round."""
@@ -32,10 +32,8 @@ def write_matrix(trainer: Trainer, name: str, matrix: Tensor, names: Sequence[st
     if trainer.is_global_zero and not trainer.sanity_checking and len(matrix) <= _MOST_CLASSES:
         for logger in trainer.loggers:
             if isinstance(logger, CSVLogger):
-                folder = Path(logger.log_dir)
-                folder.mkdir(parents=True, exist_ok=True)
-                with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
-                    csv.writer(file).writerows([_columns(matrix), *_rows(matrix)] if names is None else _named(matrix, names))
+                header, *rows = [_columns(matrix), *_rows(matrix)] if names is None else _named(matrix, names)
+                write_csv(Path(logger.log_dir) / f"{name}.csv", header, rows)
 
 
 def log_matrix(trainer: Trainer, name: str, matrix: Tensor, round_idx: int | None = None) -> None:

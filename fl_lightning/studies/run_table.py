@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.utilities.atomic_file import write_whole
+from fl_lightning.utilities.csv_file import write_rows
 
 FIXED = ("run", "seed", "round", "metric", "value")
 """Columns of every table; between the first two is one for each axis of the study."""
@@ -112,10 +113,8 @@ class RunTable:
     def write(self, path: Path) -> None:
         """Write the table as CSV, compressed if the name ends in ``.gz``; numbers have 6 significant digits."""
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([FIXED[0], *self.axes, *FIXED[1:]])
-        for row in self.rows():
-            writer.writerow([row.run, *row.setting, row.seed, row.round_idx, row.metric, f"{row.value:.6g}"])
+        rows = ([row.run, *row.setting, row.seed, row.round_idx, row.metric, f"{row.value:.6g}"] for row in self.rows())
+        write_rows(text, [[FIXED[0], *self.axes, *FIXED[1:]], *rows], end="\n")
         data = text.getvalue().encode()
         # Without a time in the header, so that the same table gives the same file.
         write_whole(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)

@@ -107,10 +107,22 @@ def test_a_replay_gives_the_bits_of_any_order(case, tmp_path_factory, data):
 
 
 def test_a_line_that_a_kill_cut_off_is_left_out():
-    line = {"round": 0, "order": 0, "client": 0, "version": 0, "lost": False}
+    line = {"round": 0, "order": 0, "client": 0, "version": 0, "lost": False, "of": 1}
     text = "\n".join([json.dumps({"clients": ["a", "b"], "seed": 0}), json.dumps(line), json.dumps(line)[:-9]])
     Path("arrivals.jsonl").write_text(text)
     assert Recording.read(Path("arrivals.jsonl"), 2, 0, 1).rounds == 1
+
+
+def test_a_replay_without_one_of_its_lines_is_refused():
+    """It ran, with other bits. Without the last line of a round that is not the last, too."""
+    net.prepare()
+    config = asynchronous(2, 5)
+    net.federate(config)
+    lines = Path("real/arrivals.jsonl").read_text().splitlines(keepends=True)
+    for left_out in range(1, len(lines)):
+        Path("real/arrivals.jsonl").write_text("".join(lines[:left_out] + lines[left_out + 1 :]))
+        said = net.refused(config, "replayed", "--federation.asynchronous.replay", "real/arrivals.jsonl", fit=net.simulate)
+        assert "which lacks the end of task" in said or "which has 4 rounds, but 'trainer.max_epochs' is 5" in said
 
 
 # ---------------------------------------------------------------- what dies

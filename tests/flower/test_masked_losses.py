@@ -8,10 +8,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import sites_over_bytes as net
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from masked_sites import (
     FIRST,
     LOSSES,
@@ -30,12 +33,20 @@ from masked_sites import (
     steps_of,
 )
 
+from fl_lightning.errors import ProtocolError
+from fl_lightning.flower.site import main as site
 from fl_lightning.messages import Note
+from fl_lightning.options.secure_aggregation.record import SignedLists
 
 
 def at(round_idx: int, name: str) -> Callable[..., Any]:
-    """Return a hook that loses a site in a round."""
-    return lambda site, parts, ask: None if site == name and step_of(parts) == ("update", round_idx) else ask()
+    """Return a hook that loses a site from a round on."""
+
+    def lose(site: str, parts: Any, ask: Any) -> bytes | None:
+        step, number = step_of(parts)
+        return None if site == name and step == "update" and number >= round_idx else ask()
+
+    return lose
 
 
 # ---------------------------------------------------------------- the bits of the run without masks
@@ -77,7 +88,7 @@ DEATHS = [("FedAvg", *loss) for loss in LOSSES] + [("Scaffold", "update", False)
 @pytest.mark.parametrize(("strategy", "step", "after"), net.slow_but(DEATHS, ("FedAvg", "update", False)))
 def test_a_site_that_dies_leaves_the_bits_of_the_others(strategy, step, after):
     """Of four, one dies before its keys, shares, update, or signature, after its masked update, or between two rounds."""
-    masked(4, secure_aggregation="allowed")
+    masked(4, secure_aggregation="allowed", max_lost=1)
     in_round = 1 if step in FIRST else 2
     net.HOOK["hook"] = Killed("site2", step, after, in_round)
     found = net.federate(secure(3, strategy, **SKIP), "masked")
@@ -135,12 +146,12 @@ def restarting(step: str, ask: Any, steps: list[str]) -> bytes | None:
 
 
 @pytest.mark.slow
-def test_a_site_that_was_started_again_is_lost_for_a_round():
-    """It has no keys. In the next round, all announce new ones."""
-    masked(4, secure_aggregation="allowed")
+def test_a_site_that_was_started_again_stays_out():
+    """It has no keys in its round, and sites sign no list that grows. In the next round, all announce new keys."""
+    masked(4, secure_aggregation="allowed", max_lost=1)
     steps = steps_of("site1", lambda step, ask: restarting(step, ask, steps))
     found = net.federate(secure(**SKIP), "masked")
-    assert steps == [*FIRST, *REST, "update", *FIRST, *REST]
+    assert steps == [*FIRST, *REST, "update", *FIRST, "update"]
     net.HOOK["hook"] = at(1, "site1")
     forget_settings()
     assert net.same_bits(found, net.federate(plain(**SKIP), "plain"))
@@ -174,7 +185,7 @@ def test_a_run_goes_on_after_a_crash_of_the_server():
 @pytest.mark.slow
 def test_a_site_that_is_lost_after_a_crash_is_still_in_the_sum_that_was_opened():
     """The others have signed their list, and sign no other for the model: the server has kept the sum before it used it."""
-    masked(4, secure_aggregation="allowed")
+    masked(4, secure_aggregation="allowed", max_lost=1)
     net.HOOK["hook"] = at(2, "site3")
     whole = net.federate(plain(**SKIP), "plain")
     net.HOOK.clear()
@@ -184,6 +195,69 @@ def test_a_site_that_is_lost_after_a_crash_is_still_in_the_sum_that_was_opened()
     net.ABSENT.add("site3")
     more = ("--ckpt_path", "last", "--federation.pool.min_sites", "3")
     assert net.same_bits(whole, net.federate(secure(**SKIP), "masked", *more))
+
+
+def test_a_server_that_says_that_a_site_is_lost_cannot_subtract_its_update():
+    """It trains at a rate of 1e-6, so that two rounds begin with almost the same model: the difference of their sums was
+    site3's update, to 2.8e-8. The run ends, and resumes with the bits of one in which no site was lost."""
+    masked(4)
+    config = secure(**SKIP)
+    config["model"]["init_args"]["optimizer"]["init_args"]["lr"] = 1e-6
+    net.HOOK["hook"] = at(1, "site3")
+    refusal = "A server that has both could compute the update of site3, and 'policy.max_lost' is 0."
+    assert refuses(config, refusal)
+    net.HOOK.clear()
+    whole = net.federate(config, "real", "--ckpt_path", "last")
+    config["federation"].pop("secure_aggregation")
+    assert net.same_bits(whole, net.simulate(config))
+
+
+@given(st.integers(0, 2), st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 4), min_size=1)), max_size=10))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_two_sums_differ_in_sites_that_may_not_be_lost(tmp_path_factory, most_lost, rounds):
+    """Whatever lists a server asks for in ten rounds, also in new federations, and of a site that starts again."""
+    folder, signed, federation = tmp_path_factory.mktemp("site"), [], 0
+    for number, (is_new, lost) in enumerate(rounds):
+        federation += is_new
+        delivered = sorted(set(range(5)) - lost | {0})
+        described = description(f"{federation:032x}", number)
+        try:
+            SignedLists(folder).sign(described, delivered, most_lost)
+        except ProtocolError:
+            continue
+        signed.append(set(delivered))
+    shown = [one ^ other for one in signed for other in signed]
+    assert len(set().union(*shown)) <= most_lost
+
+
+def test_the_staff_agrees_to_a_sum_over_other_sites(capsys, monkeypatch):
+    """It reads whose update could be computed, and is asked; then later lists are compared with the new one."""
+    Path("audit.jsonl").touch()
+    lists, words = SignedLists(Path()), ["site", "approve", "--folder", ".", "--sites"]
+    with pytest.raises(SystemExit):
+        site(words)
+    assert "This site has refused no sum over other sites" in capsys.readouterr().err
+    lists.sign(description("a" * 32, 0), [0, 1, 2])
+    with pytest.raises(ProtocolError, match="could compute the update of site3, site4"):
+        lists.sign(description("b" * 32, 1), range(5), 2)
+    site([*words, "--yes"])
+    assert capsys.readouterr().out.splitlines() == [
+        "This site's update was in a sum over site0, site1, site2.",
+        "The server asks for one over site0, site1, site2, site3, site4.",
+        "A server that has both could compute the update of site3, site4.",
+        "Agreed.",
+    ]
+    with pytest.raises(ProtocolError, match="could compute the update of site3, site4"):
+        lists.sign(description("b" * 32, 2), [0, 1, 2])
+    lists.sign(description("b" * 32, 2), range(5))
+
+
+def description(federation: str, round_idx: int) -> Any:
+    """Return what a list is signed for: a round of five sites, with a model of its own."""
+    cohort = tuple((k, f"site{k}") for k in range(5))
+    return SimpleNamespace(
+        cohort=cohort, model=f"{federation} {round_idx}", federation=federation, round_idx=round_idx, is_before=False, sizes={}
+    )
 
 
 @pytest.mark.slow

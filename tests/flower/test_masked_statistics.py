@@ -148,7 +148,7 @@ def test_sites_that_only_allow_masks_tell_nothing_else_to_a_server_with_masks():
 @pytest.mark.slow
 def test_a_second_total_has_the_same_list_in_whatever_federation():
     """The same list tells nothing new; the difference of two lists would be one site's sums."""
-    consenting(4)
+    consenting(4, max_lost=1)
     one, other = (net.federate(scaled(**SECURE, **SKIP), folder) for folder in ("first", "again"))
     assert net.same_bits(one, other)
     net.ABSENT.add("site3")

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from asked_site import NOISY, north, server_model, told, work
+from asked_site import NOISY, ask, contract, named, north, order, server_model, told, work
 from sites_over_bytes import audit, start_site
 
 from fl_lightning.errors import ClientError
 from fl_lightning.flower.replies import evaluations_in
 from fl_lightning.flower.site_questions import MOST_RESAMPLES
-from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Question
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Question, RoundCommit
 from fl_lightning.types import Snapshot
+from fl_lightning.wire import to_bytes
 
 ON = {"evaluations": ["training"], "min_examples": 1, "metrics": "any"}
 SESSIONS = count()
@@ -55,6 +57,25 @@ def test_an_honest_question_is_answered_and_written_down():
     assert sum(float(report.sums[name]) for name in ("tp", "fn")) == 24
     assert audit()[-1]["replies"][0]["n"] == 24
     assert "MulticlassAccuracy" in json.dumps([line.get("orders") for line in audit()])
+
+
+def test_questions_about_other_own_models_count():
+    """A server has the site train its own model from weights of its choice, publishes another one, and asks about the own."""
+    site, versions = north(**ON, max_evaluations=2), count(1)
+
+    def asks(session: str, seed: int, asked: Any, *settled: RoundCommit) -> str:
+        version = next(versions)
+        torch.manual_seed(seed)
+        sent = replace(server_model(), session=session, version=version)
+        content = {"session": session, "model_version": version, "notes": [], "contract": contract(strategy=named("Ditto"))}
+        orders = [replace(asked, version=version)]
+        return told(ask(site, "work", {"model": to_bytes(sent)}, orders=orders, settlements=list(settled), **content))
+
+    for number in range(3):
+        assert not asks(f"s{number}", number, order())  # round 0 again and again, as after crashes of the server
+        for _ in range(2):  # the same question again counts once
+            said = asks(f"s{number}", 9, question(MICRO, own=True), RoundCommit(0, (0,), 0))
+            assert ("This site has answered 2 questions about these examples" in said) == (number == 2), (number, said)
 
 
 NOT_ACCEPTED = "which this site does not accept"

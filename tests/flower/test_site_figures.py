@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from asked_site import (
+    FEDERATION,
     NOISY,
     NOISY_STEPS,
     ask,
@@ -33,7 +34,7 @@ from fl_lightning.clients.site import Site
 from fl_lightning.flower import envelope
 from fl_lightning.flower.policy import PRESETS, Policy
 from fl_lightning.flower.site_figures import counted, rounded
-from fl_lightning.flower.site_record import approve
+from fl_lightning.flower.site_record import approve, settings_of
 from fl_lightning.messages import ClientTask, EvalOrder, ServerModel
 from fl_lightning.types import ClientUpdate
 from fl_lightning.wire import to_bytes
@@ -268,6 +269,20 @@ def test_the_largest_weight_before_the_noise_does_not_show():
         assert isinstance(reply["replies"][0], ClientUpdate)
 
 
+@pytest.mark.parametrize(
+    ("policy", "what"), [({"label_counts": True}, "counts of its classes"), ({"ranges": True}, "ranges of its")]
+)
+def test_numbers_about_rows_are_told_once(policy, what):
+    """Told again after one patient was added, their difference was that patient."""
+    policy = {**policy, "min_examples": 1, "statistics": False}
+    for _ in range(2):
+        assert not told(ask(north(**policy), "describe", client=0))
+    path = Path("north/own.csv")
+    first, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([first, *rest, "9" * 3 + rest[0][rest[0].index(",") :]]) + "\n")
+    assert f"The data of this site have changed since it told the {what}" in told(ask(north(**policy), "describe", client=0))
+
+
 def test_a_failure_beside_noise_ends_the_federation_until_the_staff_agrees(monkeypatch):
     site, handle = north(min_noise=1.0), Site.handle
 
@@ -281,7 +296,7 @@ def test_a_failure_beside_noise_ends_the_federation_until_the_staff_agrees(monke
     monkeypatch.setattr(Site, "handle", handle)
     said = told(work(site, session="b", **NOISY))
     assert "A training of this federation has failed here" in said
-    approve(Path("north/state"), said.split("approve --name north ")[1].strip())
+    approve(Path("north/state"), FEDERATION, settings_of(contract(**NOISY)))
     assert not told(work(site, session="c", **NOISY))
 
 

@@ -55,7 +55,7 @@ def checked_with(tmp_path: Path, *peers: str, **policy: Any) -> str:
 
 def test_a_site_is_told_whose_updates_hide_its_own(tmp_path):
     said = checked_with(tmp_path, "a", "c", "b", secure_aggregation="required")
-    assert "; the update leaves only masked, in a sum of 3 sites or more ('policy.min_cohort'); " in said
+    assert "; the update leaves only masked, in a sum of 3 sites or more ('policy.min_cohort'); all sums " in said
     assert "; the keys in 'peers' admit b, c; " in said
     assert "; of each training: the masked update with its loss, the number of steps and the number of examples; " in said
     assert "the update, train_loss" not in said

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from asked_site import FEDERATION, OTHER, ask, contract, model, named, north, order, told, work
-from sites_over_bytes import audit, configuration, federate, prepare, restart
+from asked_site import FEDERATION, NETWORK, OTHER, ask, contract, model, named, north, order, sgd, told, work
+from sites_over_bytes import WITNESS, audit, configuration, federate, prepare, restart
 
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.audit import AuditLog, in_words, read_log
 from fl_lightning.flower.policy import Policy
+from fl_lightning.flower.serve import _check_database
+from fl_lightning.flower.server_folder import ServerFolder
 from fl_lightning.flower.site import main
-from fl_lightning.flower.site_record import SiteRecord, approve, digest_of
+from fl_lightning.flower.site_record import SiteRecord, approve, digest_of, settings_of
 from fl_lightning.messages import ClientTask, EvalOrder, EvalReport
 from fl_lightning.types import ClientFailure
 
@@ -63,7 +68,7 @@ def test_evaluations_of_a_federation_are_limited():
     assert said in told(work(site, evaluation, evaluation, session="b", **scored))
     assert not told(work(site, evaluation, order(), session="b", **scored))
     SiteRecord(STATE, Policy()).withdraw(FEDERATION)
-    approve(STATE, f"{FEDERATION} {digest_of(contract(**scored))}")
+    approve(STATE, FEDERATION, settings_of(contract(**scored)))
     site = north(**agreed)
     assert not told(work(site, session="c", **scored))
     assert "has evaluated 3 models" in told(work(site, evaluation, session="d", **scored))
@@ -74,16 +79,23 @@ def test_evaluations_of_a_federation_are_limited():
 
 def test_a_further_federation_needs_the_staffs_agreement():
     """40 new ids had trained 40 times, under a limit of rounds for each."""
-    site, digest = north(federations=1), digest_of(contract())
+    site, settings = north(federations=1), settings_of(contract())
     assert not told(ask(site, "prepare"))
     said = told(ask(site, "prepare", federation=OTHER))
     assert "This site's 'policy.federations' is 1, and it has taken part in 1." in said
-    assert f"it runs: fl-lightning site approve --name north {OTHER} {digest}" in said
-    approve(STATE, f"{OTHER} {digest}")
+    assert f"it runs: fl-lightning site approve --name north {OTHER} {digest_of(settings)}" in said
+    approve(STATE, OTHER, settings)
     assert not told(ask(site, "prepare", federation=OTHER))
     assert told(ask(site, "prepare", federation="c" * 32))
     assert not told(ask(north(), "prepare", federation="c" * 32))
     assert told(ask(north(federations=0), "prepare", federation="d" * 32))
+
+
+def test_a_fit_that_the_site_refuses_is_not_one_in_which_it_took_part():
+    site = north(federations=1, max_epochs=3)
+    assert "max_epochs" in told(ask(site, "prepare", federation=OTHER, contract=contract(local={"max_epochs": 9})))
+    assert not told(ask(site, "prepare"))
+    assert "it has taken part in 1." in told(ask(site, "prepare", federation=OTHER))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +116,7 @@ def test_other_settings_under_a_known_id_need_agreement(changes, agreed):
     said = told(ask(site, "prepare", contract=contract(**changes)))
     assert ("The settings of this federation have changed since this site agreed to them" in said) == (not agreed)
     if not agreed:
-        approve(STATE, f"{FEDERATION} {digest_of(contract(**changes))}")
+        approve(STATE, FEDERATION, settings_of(contract(**changes)))
         assert not told(ask(site, "prepare", contract=contract(**changes)))
 
 
@@ -115,8 +127,73 @@ def test_a_withdrawn_site_trains_only_if_its_staff_agrees_again():
     assert not record.withdraw(OTHER)
     for federation in (FEDERATION, OTHER):
         assert "This site has withdrawn from this federation on " in told(ask(north(), "prepare", federation=federation))
-    approve(STATE, f"{FEDERATION} {digest_of(contract())}")
+    approve(STATE, FEDERATION, settings_of(contract()))
     assert not told(ask(north(), "prepare"))
+
+
+@pytest.mark.parametrize("federations", [0, 1])
+def test_settings_with_the_same_digest_are_others(federations, monkeypatch):
+    """A server writes both texts, so it can search for two whose digests are equal: with 64 bits in half an hour."""
+    monkeypatch.setattr("fl_lightning.flower.site_record.digest_of", lambda settings: "0" * 64)
+    harmless, other = contract(), contract(model=model(optimizer=sgd(lr=1.0)))
+    site = north(federations=federations)
+    ask(site, "prepare", contract=harmless)
+    approve(STATE, FEDERATION, settings_of(harmless))
+    assert not told(ask(site, "prepare", contract=harmless))
+    assert "have changed since this site agreed to them" in told(ask(site, "prepare", contract=other))
+
+
+def test_the_staff_reads_the_difference_and_is_asked_before_it_agrees(capsys, monkeypatch):
+    """It was agreed first and printed afterwards, whole: that masks were gone was one line among a hundred."""
+
+    def command(*words: str) -> str:
+        main(["site", "approve", "--folder", str(STATE), *words])
+        return capsys.readouterr().out
+
+    def answers(text: str) -> None:
+        monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or text)
+
+    asked: list[str] = []
+    site = north(federations=1)
+    assert not told(ask(site, "prepare"))
+    changed = contract(local={"threads": 1, "max_epochs": 9})
+    words = told(ask(site, "prepare", contract=changed)).partition("--name north ")[2].split()
+    for answer in ("no", ""):
+        answers(answer)
+        with pytest.raises(SystemExit):
+            command(*words)
+        shown = capsys.readouterr()
+        assert "Not agreed, so nothing has changed." in shown.err
+        assert '+      "max_epochs": 9,' in shown.out
+        assert "ClassificationTask" not in shown.out
+        assert "have changed" in told(ask(site, "prepare", contract=changed))
+    answers("yes")
+    assert f"Agreed to federation {FEDERATION}." in command(*words)
+    assert asked == ["Agree to them? [yes/no] "] * 3
+    assert not told(ask(site, "prepare", contract=changed))
+
+
+def test_a_script_says_that_it_agrees(capsys, monkeypatch):
+    def nobody(question: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", nobody)
+    words = told(ask(north(federations=0), "prepare")).partition("--name north ")[2].split()
+    for more in (words, ["--number", "2"]):
+        with pytest.raises(SystemExit):
+            main(["site", "approve", "--folder", str(STATE), *more])
+        assert "Run the command in a terminal, or pass '--yes'." in capsys.readouterr().err
+
+
+def test_refused_settings_do_not_fill_the_disk():
+    """The log stored the text of each before anything was checked: 100 messages of 200 kB took 20 MB."""
+    site = north(federations=0)
+    for k in range(100):
+        long = contract(model=model(network={**NETWORK, "init_args": {**NETWORK["init_args"], "hidden": [1000 + k] * 20_000}}))
+        assert "fl-lightning site approve" in told(ask(site, "prepare", contract=long, federation=f"{k:032x}"))
+    assert sum(path.stat().st_size for path in STATE.rglob("*") if path.is_file()) < 4 * 2**20
+    huge = contract(model=model(network={**NETWORK, "init_args": {**NETWORK["init_args"], "hidden": [9] * 600_000}}))
+    assert "characters, but a site reads at most 1048576." in told(ask(site, "prepare", contract=huge))
 
 
 # ---------------------------------------------------------------- the log
@@ -135,7 +212,7 @@ def test_the_log_says_what_left():
     described = next(line for line in lines if line["kind"] == "describe" and line["direction"] == "out")
     assert described["told"]["num_examples"] == 18
     prepared = [line for line in lines if line.get("settings")]
-    assert {line["model"] for line in prepared} == {"fl_lightning.ClassificationTask"}
+    assert {line["model"] for line in prepared if line["kind"] != "settings"} == {"fl_lightning.ClassificationTask"}
     (text,) = (line["text"] for line in prepared if "text" in line)
     assert json.loads(text)["federation"]["local"]["threads"] == 1
     orders = [one for line in lines for one in line.get("orders", ())]
@@ -179,6 +256,62 @@ def test_a_missing_or_changed_line_shows():
     AuditLog(path).record("in", "describe", b"", ())
     assert read_log(path)[1] == []
     assert len(read_log(path)[0]) == 5
+
+
+def test_a_log_that_is_written_anew_lacks_what_the_server_has_seen(capsys):
+    """Whoever can write the file can make a chain without an update; the server's digests are out of his reach."""
+
+    def command() -> str:
+        main(["site", "audit", "--folder", str(STATE), "--witness", "witness.txt"])
+        return capsys.readouterr().out
+
+    WITNESS.clear()
+    prepare()
+    restart()
+    federate(configuration())
+    Path("witness.txt").write_text("\n".join(WITNESS["north"]))
+    said = command()
+    assert f"The log has all {len(WITNESS['north'])} lines of which the server has kept the digest." in said
+    lines = [line for line in audit() if not any("update" in one for one in line.get("replies", ()))]
+    assert len(lines) == len(audit()) - 3
+    (STATE / "audit.jsonl").unlink()
+    previous = "0" * 64
+    with (STATE / "audit.jsonl").open("wb") as file:
+        for line in lines:
+            raw = json.dumps({**line, "previous": previous}).encode()
+            previous = hashlib.sha256(raw).hexdigest()
+            file.write(raw + b"\n")
+    said = command()
+    assert "the chain is complete." in said
+    assert "The log LACKS " in said
+    assert "lines of which the server has kept the digest, first that of line " in said
+    Path("witness.txt").unlink()
+    with pytest.raises(SystemExit):
+        command()
+    assert "Cannot read 'witness.txt' (FileNotFoundError)." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("left", [b'{"kind": "wo', b"5", b"null", b"\xff"])
+def test_a_line_that_is_no_entry_is_named(left, capsys):
+    """A half line counted as sound after a restart, so that a kill could hide a message; a number ended the command."""
+    ask(north(), "prepare")
+    with (STATE / "audit.jsonl").open("ab") as file:
+        file.write(left)
+    number = len((STATE / "audit.jsonl").read_bytes().splitlines())
+    ask(north(), "prepare")
+    main(["site", "audit", "--folder", str(STATE)])
+    said = capsys.readouterr().out
+    assert "the chain is complete." in said
+    assert f"Line {number} was cut off, by a kill or a full disk: which message it was is not known." in said
+
+
+def test_the_digest_of_a_line_tells_nothing_of_it():
+    """A server that knows all but a small number of a line could otherwise try the numbers."""
+    for name in ("a.jsonl", "b.jsonl"):
+        AuditLog(Path(name)).record("out", "work", b"", (), withheld=7)
+    one, other = (json.loads(Path(name).read_text()) for name in ("a.jsonl", "b.jsonl"))
+    assert one["random"] != other["random"]
+    assert len(bytes.fromhex(one["random"])) == 16
 
 
 def test_a_site_that_cannot_write_its_log_sends_only_a_code(monkeypatch):
@@ -235,6 +368,55 @@ def test_reports_are_logged_in_words():
     assert in_words("anything else") == {}
 
 
+# ---------------------------------------------------------------- damaged files
+
+
+@pytest.mark.parametrize("content", [b"", b"5", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    ("name", "policy", "fix"),
+    [
+        ("record.json", {}, "Restore it from a copy: it counts how often this site has trained."),
+        ("approved.json", {"federations": 0}, "Delete it: the staff then agrees again."),
+        ("asked.json", {"federations": 0}, "Delete it: it has only what servers asked for."),
+        ("federations/" + FEDERATION + "/state.bin", {}, "Restore it from a copy, or run 'fl-lightning site withdraw' for "),
+    ],
+)
+def test_a_damaged_file_of_a_site_is_named_to_its_staff_alone(name, policy, fix, content, monkeypatch):
+    """The server was told that its message was wrong, or of a JSONDecodeError."""
+    assert not told(work(north()))
+    (STATE / name).write_bytes(content)
+    said: list[str] = []
+    site = north(**policy)
+    monkeypatch.setattr(site, "_print", said.append)
+    reply = told(ask(site, "prepare", federation=FEDERATION if not policy else OTHER))
+    assert reply.startswith("ConfigurationError (code ")
+    assert "damaged" not in reply
+    assert any(f"{name}' is damaged. {fix}" in line for line in said), said
+
+
+@pytest.mark.parametrize("name", ["sites.json", "descriptions.json"])
+def test_a_damaged_file_of_a_server_is_named(name):
+    folder = ServerFolder(Path("fed"))
+    folder.create()
+    (Path("fed") / name).write_text("{")
+    with pytest.raises(ConfigurationError, match=rf"The file 'fed/{name}' is damaged\. (Restore|Delete) it"):
+        folder.number("a") if name == "sites.json" else folder.description("a")
+
+
+def test_a_damaged_database_of_a_server_is_named():
+    _check_database(Path("state.db"))
+    with closing(sqlite3.connect("state.db")) as database:
+        database.execute("CREATE TABLE kept (number)")
+        database.executemany("INSERT INTO kept VALUES (?)", [(k,) for k in range(5000)])
+        database.commit()
+    _check_database(Path("state.db"))
+    whole = Path("state.db").read_bytes()
+    for broken in (b"no database at all, but long enough to have a header of 100 bytes" * 4, whole[:9000]):
+        Path("state.db").write_bytes(broken)
+        with pytest.raises(ConfigurationError, match=r"The file 'state.db' is damaged\. Restore it from a copy, or delete it"):
+            _check_database(Path("state.db"))
+
+
 # ---------------------------------------------------------------- what the staff types
 
 
@@ -246,9 +428,10 @@ def test_the_staff_approves_withdraws_and_reads_the_log(capsys):
     site = north(federations=0)
     words = told(work(site)).partition("fl-lightning site ")[2].split()
     assert words[:3] == ["approve", "--name", "north"]
-    said = command("approve", *words[3:])
-    assert f"Agreed to federation {FEDERATION} with these settings:" in said
+    said = command("approve", *words[3:], "--yes")
+    assert said.startswith(f"The settings of federation {FEDERATION}:")
     assert '"class_path": "fl_lightning.ClassificationTask"' in said
+    assert said.endswith(f"Agreed to federation {FEDERATION}.\n")
     for _ in range(2):
         assert not told(work(site))
     said = command("audit")
@@ -268,7 +451,7 @@ def test_the_staff_approves_withdraws_and_reads_the_log(capsys):
     log.write_bytes(log.read_bytes().replace(b'"num_steps": 3', b'"num_steps": 9', 1))
     assert "the chain is BROKEN before the lines " in command("audit", "--federation", OTHER)
     SiteRecord(STATE, Policy()).take_number(0)
-    assert "Agreed to be client 2." in command("approve", "--number", "2")
+    assert "Agreed to be client 2." in command("approve", "--number", "2", "--yes")
     SiteRecord(STATE, Policy()).take_number(2)
 
 
@@ -278,7 +461,7 @@ def test_the_staff_approves_withdraws_and_reads_the_log(capsys):
         ("audit", "Which site? Pass '--name', or '--folder'"),
         ("audit --name nowhere", "'site_nowhere' is not the folder of a site that has had a message."),
         ("approve --folder north/state xyz 0", "The federation is 'xyz', but must be 32 hexadecimal digits"),
-        (f"approve --folder north/state {OTHER} {'0' * 16}", "No server has sent settings with the digest '0000000000000000'"),
+        (f"approve --folder north/state {OTHER} {'0' * 64}", "No server has sent settings with the digest '000"),
         ("withdraw --folder north/state 1", "The federation is '1'"),
     ],
 )

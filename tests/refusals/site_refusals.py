@@ -38,8 +38,8 @@ def preset(name: str) -> Callable[[], Any]:
 HEAD = json.dumps({"clients": ["a", "b"], "seed": 0}) + "\n"
 
 
-def row(round_idx: int, order: int, client: int, version: int, lost: bool = False) -> str:
-    arrival = {"round": round_idx, "order": order, "client": client, "version": version, "lost": lost}
+def row(round_idx: int, order: int, client: int, version: int, lost: bool = False, of: int = 1) -> str:
+    arrival = {"round": round_idx, "order": order, "client": client, "version": version, "lost": lost, "of": of}
     return json.dumps(arrival) + "\n"
 
 
@@ -95,6 +95,7 @@ REFUSALS = [
         policy(secure_aggregation="required"), "'policy.peers' must be a folder with 'policy.secure_aggregation': required"
     ),
     Refusal(policy(min_cohort=1), "'policy.min_cohort' must be 2 or above"),
+    Refusal(policy(max_lost=-1), "'policy.max_lost' must be 0 or above"),
     Refusal(lambda: masked(peers="nowhere"), "'policy.peers' is 'nowhere', which is no folder with files NAME.pub"),
     Refusal(lambda: north(secure_aggregation="sometimes"), "secure_aggregation"),
     # the budget
@@ -122,8 +123,14 @@ REFUSALS = [
     Refusal(reading(HEAD + row(0, 0, 2, 0)), "Line 2 of ... is not an arrival"),
     Refusal(reading(HEAD + row(-1, 0, 1, 0)), "Line 2 of ... is not an arrival"),
     Refusal(
-        reading(HEAD + row(0, 0, 0, 0) + row(0, 1, 1, 0)), "round 0 has 2 updates, but 'federation.asynchronous.buffer' is 1"
+        reading(HEAD + row(0, 0, 0, 0, of=2) + row(0, 1, 1, 0, of=2)),
+        "round 0 has 2 updates, but 'federation.asynchronous.buffer' is 1",
     ),
+    Refusal(
+        reading(HEAD + row(0, 0, 0, 0) + row(1, 2, 1, 0)), "which lacks the end of task 1, or has one twice. Copy it again."
+    ),
+    Refusal(reading(HEAD + row(0, 1, 0, 0)), "which lacks the end of task 0"),
+    Refusal(reading(HEAD + row(0, 0, 0, 0) + row(0, 0, 0, 0)), "which lacks the end of task 1, or has one twice"),
     Refusal(reading(HEAD + row(0, 0, 0, 1)), "round 0 has a task of client 0 from model 1, which it cannot have begun"),
     Refusal(
         reading(HEAD + row(0, 0, 1, 0) + row(1, 1, 0, 0) + row(2, 2, 0, 1)),

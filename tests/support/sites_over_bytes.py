@@ -53,6 +53,8 @@ LOST = b"lost"
 """What a hook returns if the transport loses the order or its reply."""
 CHOOSE: dict[str, Callable[[Sequence[int]], int]] = {}
 """A function that chooses which of the clients with tasks answers next, by the test that sets it."""
+WITNESS: dict[str, list[str]] = {}
+"""The digests of the sites' logs that the server has kept, by name."""
 POOL = ("--federation.pool", "sites_over_bytes.BytesSites")
 PARTS = ("--data.client_validation", "0.25", "--data.client_test", "0.25")
 """The arguments with which a simulation holds back what ``give_parts`` gives to the sites."""
@@ -115,6 +117,9 @@ class BytesSites(RemoteSites):
 
     def _remember(self, infos: Sequence[ClientInfo]) -> None:
         TOLD.update({info.name: info for info in infos})
+
+    def _witness(self, name: str, digest: str) -> None:
+        WITNESS.setdefault(name, []).append(digest)
 
 
 # ---------------------------------------------------------------- sites and their files

@@ -27,6 +27,7 @@ class Arrival:
         client: the client.
         version: the number of the model from which it started, which is the round that used the model.
         lost: whether it ended without an update.
+        of: the number of ends in its round; a file with fewer has lost a line.
     """
 
     round_idx: int
@@ -34,6 +35,7 @@ class Arrival:
     client: int
     version: int
     lost: bool = False
+    of: int = 1
 
 
 class ArrivalFile:
@@ -59,14 +61,17 @@ class ArrivalFile:
 
     def add(self, round_idx: int, flights: Iterable[Flight]) -> None:
         """Append the ends of a round's tasks, in order."""
-        rows = [Arrival(round_idx, self._order + n, one.client, one.version, one.lost) for n, one in enumerate(flights)]
+        ended = [*flights]
+        rows = [
+            Arrival(round_idx, self._order + n, one.client, one.version, one.lost, len(ended)) for n, one in enumerate(ended)
+        ]
         self._order += len(rows)
         with self._path.open("ab") as file:
             file.writelines(_line(self._row(one)) for one in rows)
 
     def _row(self, one: Arrival) -> dict[str, Any]:
         ends = {"round": one.round_idx, "order": one.order, "site": self._names[one.client], "client": one.client}
-        return {**ends, "version": one.version, "lost": one.lost}
+        return {**ends, "version": one.version, "lost": one.lost, "of": one.of}
 
 
 def _line(content: Mapping[str, Any]) -> bytes:
@@ -97,14 +102,30 @@ def _read(path: Path) -> tuple[Mapping[str, Any], list[Arrival]]:
     for number, line in enumerate(lines[1:], 2):
         try:
             row = json.loads(line)
-            one = Arrival(row["round"], row["order"], row["client"], row["version"], row["lost"])
-            fits = all(type(value) is int and value >= 0 for value in (one.round_idx, one.order, one.client, one.version))
+            one = Arrival(row["round"], row["order"], row["client"], row["version"], row["lost"], row["of"])
+            numbers = (one.round_idx, one.order, one.client, one.version, one.of)
+            fits = all(type(value) is int and value >= 0 for value in numbers)
             if not fits or type(one.lost) is not bool or not one.client < len(head["clients"]):
                 raise TypeError
         except (ValueError, LookupError, TypeError) as error:
             raise ConfigurationError(f"Line {number} of '{path}' is not an arrival. Copy the file again.") from error
         found.append(one)
     return head, sorted(found)
+
+
+def _complete(path: Path, arrivals: Sequence[Arrival]) -> tuple[Arrival, ...]:
+    """Return the arrivals without a last round that a kill cut off.
+
+    Raises:
+        ConfigurationError: if a line is missing, without which the run would have other bits.
+    """
+    missing = next((place for place, one in enumerate(arrivals) if one.order != place), None)
+    if missing is not None:
+        raise ConfigurationError(
+            f"{_REPLAY} is '{path}', which lacks the end of task {missing}, or has one twice. Copy it again."
+        )
+    last = [one for one in arrivals if one.round_idx == arrivals[-1].round_idx]
+    return tuple(arrivals[: -len(last)] if last and len(last) != last[0].of else arrivals)
 
 
 @dataclass(frozen=True)
@@ -132,7 +153,7 @@ class Recording:
                 raise ConfigurationError(
                     f"{_REPLAY} is '{path}', whose '{what}' is {there}, but this run has {here}. Set the same, or another file."
                 )
-        recording = cls(tuple(arrivals))
+        recording = cls(_complete(path, arrivals))
         recording._require_possible(path, buffer)
         return recording
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from fl_lightning.options.client_evaluation.tables import comparison_table, spre
 from fl_lightning.reporting.tables import log_table, text_table
 from fl_lightning.types import RoundResult, Snapshot
 from fl_lightning.utilities.argument_types import checks_types
+from fl_lightning.utilities.csv_file import write_csv
 
 _NAME = "federation.client_evaluation."
 ROLE = "evaluation"
@@ -356,10 +356,7 @@ class EvaluationAtServer(ServerHooks):
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         log_table(trainer, name, header, rows, round_idx)
-        folder = Path(trainer.default_root_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([header, *rows])
+        write_csv(Path(trainer.default_root_dir) / f"{name}.csv", header, rows)
 
     def _personal(self, rounds: int) -> Tensor:
         """Evaluate every client's own model, fine-tuned from the global one."""

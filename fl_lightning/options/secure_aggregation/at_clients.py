@@ -175,8 +175,10 @@ class MasksAtClients(ClientHooks):
         if self._place is None:
             masking.masked_elsewhere()
         signature = masking.agree(delivered)
-        if self._lists:  # on the disk before the signature leaves
-            self._lists[masking.description.is_before].sign(masking.description, delivered)
+        if self._place is not None:  # on the disk before the signature leaves
+            description = masking.description
+            most_lost = 0 if description.is_before else self._place.max_lost
+            self._lists[description.is_before].sign(description, delivered, most_lost)
         return signature
 
     def _summand(self, masking: MaskingClient) -> Tensor:

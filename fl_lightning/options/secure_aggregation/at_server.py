@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from fl_lightning.core.federation import Federation
@@ -70,8 +70,8 @@ class MasksAtServer(ServerHooks):
 
     def round_sums(self, federation: Federation, round_idx: int, plan: RoundPlan, examples: Sequence[int]) -> RoundSums:
         """Return the masked sums of a round, in which clients that drop out have exchanged keys, too."""
-        ahead = self._ahead if self._sums is None else self._sums.ahead
-        self._sums = MaskedSums(federation, examples, self._setting, self._threshold, ahead)
+        ahead, left = (self._ahead, None) if self._sums is None else (self._sums.ahead, self._sums.left)
+        self._sums = MaskedSums(federation, examples, self._setting, self._threshold, ahead, left)
         return self._sums
 
     def charge(self, federation: Federation, round_idx: int, plan: RoundPlan, tasks: Sequence[ClientTask]) -> None:
@@ -94,17 +94,24 @@ class MaskedSums(RoundSums):
         setting: the name of the option.
         threshold: the share of the cohort that must deliver.
         ahead: the keys and shares that clients have exchanged in the round before.
+        left: the sites of the last sum, since sites sign no list that grows; None if this process has opened none.
     """
 
     def __init__(
-        self, federation: Federation, examples: Sequence[int], setting: str, threshold: float, ahead: SharesAhead | None
+        self,
+        federation: Federation,
+        examples: Sequence[int],
+        setting: str,
+        threshold: float,
+        ahead: SharesAhead | None,
+        left: Sequence[int] | None,
     ) -> None:
         pool = federation.pool
         unknown = not pool.simulated and any(info.streams for info in pool.clients())  # a simulation may have a million
         self._examples = [_MANY] if unknown else examples
         super().__init__(federation, self._examples)
         self._federation, self._setting, self._threshold, self._ahead = federation, setting, threshold, ahead
-        self._ask = asking(federation, setting)
+        self._ask, self._left = asking(federation, setting), left
         self._delivered: list[int] = []  # on this rank
         self._round: MaskedRound | None = None
         self._accepted: tuple[int, ...] = ()
@@ -117,12 +124,19 @@ class MaskedSums(RoundSums):
         self._round = MaskedRound(self._described(round_idx, plan, tasks), self._ask, self._ahead, everyone)
         self._round.begin()
         self._words = self._round.description.layout.zeros()
+        if self._left is None and (kept := self._kept_sums()) is not None:  # of an earlier process of the server
+            self._left = kept.clients()
         pool.tell([Note(self._setting, client, note) for client, note in self._round.notes().items()])
 
     @property
     def ahead(self) -> SharesAhead | None:
         """Return the keys and shares that clients have exchanged for the next round."""
         return None if self._round is None else self._round.ahead
+
+    @property
+    def left(self) -> Sequence[int] | None:
+        """Return the sites of this sum; None in a simulation, whose clients sign whatever they are asked for."""
+        return None if self._federation.pool.simulated else self._accepted or self._left
 
     def _described(self, round_idx: int, plan: RoundPlan, tasks: Sequence[ClientTask]) -> RoundDescription:
         federation, strategy = self._federation, self._strategy
@@ -145,6 +159,12 @@ class MaskedSums(RoundSums):
     def add(self, update: ClientUpdate) -> ClientUpdate:
         """Add the words of an update."""
         assert self._round is not None
+        if self._left is not None and update.client not in self._left:
+            rank_zero_warn(
+                f"Client {update.client} was lost in an earlier round. Sites sign no sum over more of them than the last one, "
+                "so its update is left out. To have it take part again, begin a new fit, to which the other sites' staff agree."
+            )
+            return update
         words, layout = update.extras.get(WORDS), self._round.description.layout
         if words is None or words.dtype != torch.int64 or words.shape != self._words.shape:
             came = "no masked words" if words is None else f"masked words of {words.dtype} and shape {tuple(words.shape)}"
@@ -164,9 +184,7 @@ class MaskedSums(RoundSums):
         """
         assert self._round is not None
         description = self._round.description
-        folder = Path(self._federation.trainer.default_root_dir)
-        # Simulated clients sign whatever they are asked for, so a resumed simulation opens a sum again.
-        kept = None if self._federation.pool.simulated else OpenedSums(folder, description.federation)
+        kept = self._kept_sums()
         known = None if kept is None else kept.load(description.model)
         words, self._accepted = self._opened(self._round) if known is None else known
         if known is not None:
@@ -180,6 +198,12 @@ class MaskedSums(RoundSums):
         examples = sums.scalar(EXAMPLES)
         self.figures = {"loss": sums.scalar(LOSS) / examples} if examples else {}
         return sums
+
+    def _kept_sums(self) -> OpenedSums | None:
+        """Return the last sum on the disk. Simulated clients sign whatever they are asked for, so they need none."""
+        assert self._round is not None
+        folder = Path(self._federation.trainer.default_root_dir)
+        return None if self._federation.pool.simulated else OpenedSums(folder, self._round.description.federation)
 
     def _opened(self, masked: MaskedRound) -> tuple[Tensor, tuple[int, ...]]:
         """Return the sum of all ranks' words without masks, and the clients in it."""

@@ -35,5 +35,11 @@ class OpenedSums:
         found = from_bytes(self._path.read_bytes())
         return (found["words"], found["delivered"]) if found.get("of") == self._key(model) else None
 
+    def clients(self) -> tuple[int, ...] | None:
+        """Return the clients of the sum that this federation has opened last; None before the first."""
+        if not self._name.exists() or not self._name.read_text(encoding="utf-8").startswith(self._key("")):
+            return None
+        return tuple(from_bytes(self._path.read_bytes())["delivered"])
+
     def _key(self, model: str) -> str:
         return f"{self._federation} {model}"

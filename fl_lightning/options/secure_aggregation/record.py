@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fl_lightning.errors import ProtocolError
 from fl_lightning.options.secure_aggregation.description import BEFORE, RoundDescription, RoundTerms
 from fl_lightning.utilities.atomic_file import write_whole
+from fl_lightning.utilities.kept_file import read_kept
 
 
 class SignedLists:
@@ -25,8 +26,18 @@ class SignedLists:
         self._path = folder / name
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        empty: dict[str, dict[str, Any]] = {"models": {}, "federations": {}}
-        return json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else empty
+        fix = "Restore it from a copy: it has the lists of sites that this one has signed."
+        return {"models": {}, "federations": {}, "lists": {}} | read_kept(self._path, fix)
+
+    def asked(self) -> tuple[list[str], list[str]]:
+        """Return the sites of the last sum, and those of the sum that this site has refused since; empty without one."""
+        lists = self._read()["lists"]
+        return lists.get("last", []), lists.get("asked", [])
+
+    def agree(self) -> None:
+        """Agree to the sum that the site has refused last; later ones are compared with it."""
+        found, (_, asked) = self._read(), self.asked()
+        write_whole(self._path, json.dumps({**found, "lists": {"first": asked, "last": asked}}).encode())
 
     def require_cohort(self, terms: RoundTerms) -> None:
         """Refuse another cohort than this federation's first one: two sums could differ in one site.
@@ -42,14 +53,21 @@ class SignedLists:
                 "federation for other sites."
             )
 
-    def sign(self, description: RoundDescription, delivered: Iterable[int]) -> None:
+    def sign(self, description: RoundDescription, delivered: Iterable[int], most_lost: int = 0) -> None:
         """Note a list before it is signed.
 
+        Args:
+            description: the round.
+            delivered: the clients of the list.
+            most_lost: how many sites a list may lack of the first that was signed.
+
         Raises:
-            ProtocolError: if another list has been signed for the model, in any federation, or a later round in this one.
+            ProtocolError: if another list has been signed for the model, in any federation, or a later round in this one, or
+                if a server could subtract the sum from another.
         """
         names = dict(description.cohort)  # a number may be another site's in another federation
-        found, signed = self._read(), _digest(sorted(names[client] for client in delivered))
+        listed = sorted(names[client] for client in delivered)
+        found, signed = self._read(), _digest(listed)
         known = found["models"].get(description.model)
         if known is not None and known != signed and description.is_before:
             raise ProtocolError(
@@ -70,9 +88,35 @@ class SignedLists:
                 f"This site has signed the list of survivors of round {federation['round']} of this federation, so it signs "
                 f"none of another model for round {description.round_idx}."
             )
+        lists = found["lists"]
+        if lists and (wrong := could_be_computed(lists, listed)) and (set(wrong) & set(listed) or len(wrong) > most_lost):
+            write_whole(self._path, json.dumps({**found, "lists": {**lists, "asked": listed}}).encode())
+            raise ProtocolError(
+                f"The sum is over {', '.join(listed)}, but this site's update was in one over {', '.join(lists['last'])}. "
+                f"A server that has both could compute the update of {', '.join(wrong)}, and 'policy.max_lost' is {most_lost}. "
+                "Have the same sites take part. If this site's staff agrees to the other sum, it runs: fl-lightning site "
+                "approve --sites"
+            )
+        found["lists"] = {"first": lists.get("first", listed), "last": listed}
         federation["round"] = max(federation["round"], description.round_idx)
         found["models"][description.model] = signed
         write_whole(self._path, json.dumps(found).encode())
+
+
+def could_be_computed(lists: Mapping[str, Sequence[str]], listed: Sequence[str]) -> list[str]:
+    """Return the sites whose update a server could compute from a sum over a list and the sums before.
+
+    Two rounds begin with almost the same model if a server has all sites train at a tiny rate: then the difference of two sums
+    is the update of the sites that are in one of them. So lists may only shrink: by ``first`` and ``last`` of those before.
+
+    Args:
+        lists: the names of the sites in the first sum and in the last one.
+        listed: the names of the sites in the next one.
+
+    Returns:
+        The sites that are new; without such, those that are missing since the first.
+    """
+    return sorted(set(listed) - set(lists["last"])) or sorted(set(lists["first"]) - set(listed))
 
 
 def _digest(value: Any) -> str:
