@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from fl_lightning.data.class_names import class_name
-from fl_lightning.data.schema import BOOLEAN_CLASSES, Field, Schema
-from fl_lightning.data.schema_file import ISO, boolean_of, parse_date, shown
-from fl_lightning.data.table_file import LARGEST, CsvForm, SourceTable, arrow, as_text, listed, number_in, numbers
-from fl_lightning.errors import ConfigurationError, did_you_mean, require, require_texts
+from fl_lightning.data.schema import ISO, LARGEST, Field, Schema, listed, number_in, shown
+from fl_lightning.data.schema_file import mapping_of
+from fl_lightning.data.table_file import CsvForm, SourceTable, arrow, as_text, numbers
+from fl_lightning.errors import ConfigurationError, DataError, did_you_mean, require, require_texts
 
 _PATH = "data.datamodule."
 
@@ -66,22 +65,18 @@ def exports_of(schema: Schema | None, csv: Any, columns: Any, exports: Any) -> d
     Raises:
         ConfigurationError: naming the setting that is wrong.
     """
-    found: dict[str | None, Export] = {None: _export(schema, csv, columns, _PATH)}
     require_texts(f"{_PATH}exports", exports or ())
-    for name, values in (exports or {}).items():
-        setting = f"{_PATH}exports.{name}"
-        own = _known(values, ("csv", "columns"), setting)
-        found[name] = _export(schema, own.get("csv"), own.get("columns"), f"{setting}.")
-    return found
-
-
-def _export(schema: Schema | None, csv: Any, columns: Any, setting: str) -> Export:
-    if columns and schema is None:
-        raise ConfigurationError(f"'{setting}columns' needs '{_PATH}schema', which names the fields. Set both, or none.")
     names = () if schema is None else tuple(one.name for one in schema.fields)
-    known = _known(columns or {}, names, f"{setting}columns")
-    sources = {name: _source(name, values, f"{setting}columns.{name}") for name, values in known.items()}
-    return Export(csv_form(csv or {}, f"{setting}csv"), sources, f"{setting}columns")
+    found: dict[str | None, Export] = {}
+    for client, given in {None: {"csv": csv, "columns": columns}, **(exports or {})}.items():
+        path = _PATH if client is None else f"{_PATH}exports.{client}."
+        own = mapping_of(given, f"'{path[:-1]}'", ("csv", "columns"))
+        if own.get("columns") and schema is None:
+            raise ConfigurationError(f"'{path}columns' needs '{_PATH}schema', which names the fields. Set both, or none.")
+        sources = mapping_of(own.get("columns") or {}, f"'{path}columns'", names)
+        columns_of = {name: _source(name, values, f"{path}columns.{name}") for name, values in sources.items()}
+        found[client] = Export(csv_form(own.get("csv") or {}, f"{path}csv"), columns_of, f"{path}columns")
+    return found
 
 
 def csv_form(values: Any, setting: str) -> CsvForm:
@@ -96,29 +91,21 @@ def csv_form(values: Any, setting: str) -> CsvForm:
 def _source(name: str, values: Any, setting: str) -> ColumnSource:
     found = _checked(values, _COLUMN, setting)
     if "values" in found:
-        old, new = (_cells(list(cells), f"{setting}.values") for cells in (found["values"], found["values"].values()))
+        old, new = (_cells(cells, f"{setting}.values") for cells in (found["values"], found["values"].values()))
         found["values"] = dict(zip(old, new, strict=True))
     return ColumnSource(found.pop("from", name), **found)
 
 
-def _known(values: Any, known: Sequence[str], setting: str) -> Mapping[str, Any]:
-    require(isinstance(values, Mapping), setting, "a mapping", values)
-    for key in values:
-        if key not in known:
-            raise ConfigurationError(f"'{setting}' has no '{key}'. It has {listed(known)}.{did_you_mean(str(key), known)}")
-    return values  # type: ignore[no-any-return]
-
-
 def _checked(values: Any, checks: Mapping[str, tuple[Callable[[Any], bool], str]], setting: str) -> dict[str, Any]:
     """Return settings after their checks; 'missing' as texts."""
-    found = dict(_known(values, tuple(checks), setting))
+    found = dict(mapping_of(values, f"'{setting}'", tuple(checks)))
     for key, value in found.items():
         fits, wanted = checks[key]
         require(fits(value), f"{setting}.{key}", wanted, value)
     return found | ({"missing": _cells(found["missing"], f"{setting}.missing")} if "missing" in found else {})
 
 
-def _cells(values: Sequence[Any], setting: str) -> tuple[str, ...]:
+def _cells(values: Iterable[Any], setting: str) -> tuple[str, ...]:
     """Return values of YAML as the texts of cells; yes, no, null and 1e3 are not what was written any more."""
     for value in values:
         if isinstance(value, bool) or not isinstance(value, str | int):
@@ -172,7 +159,7 @@ class FieldReader:
 
     def missing_columns(self) -> list[str]:
         """Return the columns of the schema that the file lacks, in words, with the nearest ones that it has."""
-        header, found = self.source.header, []
+        header, found = tuple(self.source.columns), []
         for one in self.schema.fields:
             column = self.export.source(one.name).column
             if column not in header:
@@ -183,103 +170,7 @@ class FieldReader:
     def further_columns(self, others: Sequence[str | None]) -> list[str]:
         """Return the columns of the file that neither the schema nor a setting names."""
         used = {self.export.source(one.name).column for one in self.schema.fields} | set(others)
-        return [name for name in self.source.header if name not in used]
-
-    def cells(self, field: Field) -> Any:
-        """Return a field's column with null for missing values, and with the schema's texts."""
-        pa, origin = arrow(), self.export.source(field.name)
-        markers = [*self.schema.missing_values, *(self.source.form.missing if self.source.form else ()), *origin.missing]
-        column = self.source.columns[origin.column]
-        if not origin.values and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-            numeric = [value for marker in markers if (value := number_in(marker)) is not None]
-            return _without(column, pa.array(numeric, pa.float64()), column.cast(pa.float64(), safe=False))
-        cells = _without(self.source.text(origin.column, field.type == "date"), pa.array(markers, pa.string()))
-        if origin.values:
-            index = pa.compute.index_in(cells, pa.array(list(origin.values), pa.string()))
-            mapped = pa.array(list(origin.values.values()), pa.string()).take(index)
-            cells = _without(pa.compute.coalesce(mapped, cells), pa.array(self.schema.missing_values, pa.string()))
-        return cells
-
-    def coder(self, field: Field) -> tuple[Callable[[str], float | None], str]:
-        """Return the function from a cell to its value in the schema's unit, None if it has none, and what such a cell is."""
-        origin = self.export.source(field.name)
-        if field.enum:
-            exact = {name: float(code) for code, name in enumerate(field.enum)}
-            alike = {class_name(name): code for name, code in exact.items()}
-            wanted = f"is no category of '{field.name}' in the schema ({listed(field.enum)})"
-            return lambda text: exact.get(text, alike.get(class_name(text))), wanted
-        if field.type == "boolean":
-            return boolean_of, f"is neither {BOOLEAN_CLASSES[1]} nor {BOOLEAN_CLASSES[0]}, yes nor no, 1 nor 0"
-        if field.since is None:
-            decimal = self.source.decimal
-            return lambda text: _scaled(number_in(text, decimal), origin), f"is not a number with the decimal mark '{decimal}'"
-        since, text = field.since, self.source.form or not arrow().types.is_temporal(self.source.columns[origin.column].type)
-        form = origin.format if text else ISO
-
-        def days(text: str) -> float | None:
-            try:
-                return float((parse_date(text, form) - since).days)
-            except ValueError:
-                return None
-
-        return days, f"is not a date of the form {form}"
-
-    def values(self, field: Field) -> np.ndarray[Any, Any]:
-        """Return a field's values in the schema's unit, float64, shape (n,): numbers, days, 0 or 1, or numbers of categories.
-
-        All are in the field's range; NaN for a missing value, if the schema says what it becomes.
-
-        Raises:
-            DataError: naming the first cell that does not fit the schema.
-        """
-        origin, cells = self.export.source(field.name), self.cells(field)
-        if field.type in ("number", "integer") and not field.enum:
-            values: np.ndarray[Any, Any] = _scaled(numbers(self.source, origin.column, cells), origin)
-        else:
-            values = self._coded(field, origin, cells)
-        gaps = np.isnan(values)
-        if gaps.any() and field.missing == "refuse":
-            row = int(gaps.argmax())
-            cell = self.source.text(origin.column)[row].as_py() or ""
-            what = f"holds '{shown(cell)}', which stands for a missing value" if cell else "is empty"
-            more = f"; or set 'missing' of '{field.name}' in the schema of all clients."
-            fix = "Fill it, or remove the row" + ("." if field.name == self.schema.target else more)
-            self.source.refuse(row, origin.column, what, fix)
-        low, high = field.minimum, field.maximum
-        checks = [(values == np.round(values), "a whole number")] if field.type == "integer" and not field.enum else []
-        checks += [] if low is None else [(values >= low, f"at least {in_words(field, low)}")]
-        checks += [] if high is None else [(values <= high, f"at most {in_words(field, high)}")]
-        for good, wanted in [*checks, (np.abs(values) <= LARGEST, f"at most {LARGEST:.1e}")]:
-            if not (gaps | good).all():
-                row = int((~(gaps | good)).argmax())
-                self._refuse_value(field, row, values[row], wanted)
-        return values
-
-    def _coded(self, field: Field, origin: ColumnSource, cells: Any) -> np.ndarray[Any, Any]:
-        """Return the code of each cell: its number among the categories, 0 or 1, or a number of days."""
-        code, wanted = self.coder(field)
-        known = as_text(cells).dictionary_encode()
-        texts = known.dictionary.to_pylist()
-        codes = [code(text) for text in texts]
-        if None in codes:
-            text = texts[codes.index(None)]
-            row = arrow().compute.index(known.indices, codes.index(None)).as_py()
-            mine, fix = f"'{self.export.setting}: {{{field.name}: ", "Correct the cell, "
-            if field.since is not None:
-                fix += f"or say how dates are written: {mine}{{format: '%d.%m.%Y'}}}}'."
-            else:
-                fix += f"translate it with {mine}{{values: {{'{shown(text)}': ...}}}}}}', or add it to the schema of all."
-            self.source.refuse(row, origin.column, f"holds '{shown(text)}', which {wanted}", fix)
-        table = np.array([*codes, np.nan], dtype=np.float64)
-        return table[known.indices.fill_null(len(codes)).to_numpy(zero_copy_only=False)]  # type: ignore[no-any-return]
-
-    def _refuse_value(self, field: Field, row: int, value: float, wanted: str) -> NoReturn:
-        name = self.export.source(field.name).column
-        cell = str(self.source.text(name)[row].as_py())
-        becomes = f", {value:g} after conversion," if field.since is None and number_in(cell) != value else ""
-        unit = "" if field.since else f"convert the unit with '{self.export.setting}: {{{field.name}: {{scale: ...}}}}', "
-        what = f"holds '{shown(cell)}'{becomes} but '{field.name}' is {wanted} in the schema"
-        self.source.refuse(row, name, what, f"Correct the cell, {unit}or change the schema of all.")
+        return [name for name in self.source.columns if name not in used]
 
     def features(self, field: Field) -> np.ndarray[Any, Any]:
         """Return the features that a field becomes, float64, shape (n, k).
@@ -296,6 +187,83 @@ class FieldReader:
             columns = [np.where(gaps, np.nan, column) for column in columns]
         return np.stack([*columns, gaps.astype(np.float64)] if field.missing == "indicator" else columns, axis=1)
 
+    def values(self, field: Field) -> np.ndarray[Any, Any]:
+        """Return a field's values in the schema's unit, float64, shape (n,): numbers, days, 0 or 1, or numbers of categories.
+
+        All are in the field's range; NaN for a missing value, if the schema says what it becomes.
+
+        Raises:
+            DataError: naming the first cell that does not fit the schema.
+        """
+        values, problems = self.compared(field)
+        if problems:
+            raise DataError(problems[0])
+        return values
+
+    def compared(self, field: Field) -> tuple[np.ndarray[Any, Any], list[str]]:
+        """Return a field's values, NaN for a missing one or a cell that has none, and a message for each kind of problem."""
+        origin, cells = self.export.source(field.name), self.cells(field)
+        dates = self.source.form or not arrow().types.is_temporal(self.source.columns[origin.column].type)
+        code, wanted = field.coder(origin.format if dates else ISO, self.source.decimal)
+        if field.type in ("number", "integer") and not field.enum:
+            values = _scaled(numbers(cells, self.source.decimal), origin)
+        else:
+            texts = as_text(cells).dictionary_encode()
+            codes = [np.nan if (value := code(text)) is None else value for text in texts.dictionary.to_pylist()]
+            values = np.array([*codes, np.nan])[texts.indices.fill_null(len(codes)).to_numpy(zero_copy_only=False)]
+        there = cells.is_valid().to_numpy(zero_copy_only=False)
+        unread, gaps = there & ~(np.abs(values) <= LARGEST), ~there
+        problems = []
+        if unread.any():
+            others = [f"'{shown(text)}'" for text in as_text(cells.filter(arrow().array(unread)).unique()).to_pylist()[1:]]
+            fix = f"Neither are {listed(others)}. " if others else ""
+            fix += self._fix(field, self.source.cell(int(unread.argmax()), origin.column))
+            problems.append(self.source.problem(unread, origin.column, f", which is not {wanted}", fix))
+        if gaps.any() and field.missing == "refuse":
+            more = f"; or set 'missing' of '{field.name}' in the schema of all" if field.name != self.schema.target else ""
+            fix = f"Fill it, or remove the row{more}."
+            problems.append(self.source.problem(gaps, origin.column, ", which stands for a missing value", fix))
+        low, high = field.minimum, field.maximum
+        limits = [(values != np.round(values), "a whole number")] if field.type == "integer" and not field.enum else []
+        limits += [] if low is None else [(values < low, f"at least {in_words(field, low)}")]
+        limits += [] if high is None else [(values > high, f"at most {in_words(field, high)}")]
+        fix = "Correct the cell, or change the schema of all."
+        if field.since is None:
+            fix += f" Is it another unit? Then set its factor: '{self.export.setting}: {{{field.name}: {{scale: ...}}}}'."
+        for outside, limit in limits:
+            wrong = outside & there & ~unread
+            if wrong.any():
+                becomes = f", {values[wrong.argmax()]:g} after conversion," if (origin.scale, origin.offset) != (1, 0) else ""
+                what = f"{becomes} but '{field.name}' is {limit} in the schema"
+                problems.append(self.source.problem(wrong, origin.column, what, fix))
+        return np.where(there & ~unread, values, np.nan), problems
+
+    def _fix(self, field: Field, cell: str) -> str:
+        """Return what to do about a cell that has no value in the schema."""
+        mine = f"'{self.export.setting}: {{{field.name}: "
+        if field.since is not None:
+            return f"Correct the cell, or say how dates are written: {mine}{{format: '%d.%m.%Y'}}}}'."
+        if field.enum or field.type == "boolean":
+            add = " add it to the schema of all clients (without one: to 'data.datamodule.classes')," if field.enum else ""
+            return f"Correct the cell,{add} or translate it: {mine}{{values: {{'{shown(cell)}': ...}}}}}}'."
+        hint = self.source.form.other(cell) if self.source.form else ""
+        return f"Write a number without marks of thousands, or remove the row or the column.{hint}"
+
+    def cells(self, field: Field) -> Any:
+        """Return a field's column with null for missing values, and with the schema's texts."""
+        pa, origin = arrow(), self.export.source(field.name)
+        markers = [*self.schema.missing_values, *(self.source.form.missing if self.source.form else ()), *origin.missing]
+        column = self.source.columns[origin.column]
+        if not origin.values and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+            numeric = [float(marker) for marker in markers if marker.lower() == "nan" or number_in(marker) is not None]
+            return _without(column, pa.array(numeric, pa.float64()), column.cast(pa.float64(), safe=False))
+        cells = _without(self.source.text(origin.column, field.type == "date"), pa.array(markers, pa.string()))
+        if origin.values:
+            index = pa.compute.index_in(cells, pa.array(list(origin.values), pa.string()))
+            mapped = pa.array(list(origin.values.values()), pa.string()).take(index)
+            cells = _without(pa.compute.coalesce(mapped, cells), pa.array(self.schema.missing_values, pa.string()))
+        return cells
+
 
 def in_words(field: Field, value: float) -> str:
     """Return a value of a field with its unit, and a number of days as a date."""
@@ -304,12 +272,10 @@ def in_words(field: Field, value: float) -> str:
     return f"{value:g} {field.unit}".rstrip()
 
 
-def _scaled(values: Any, origin: ColumnSource) -> Any:
+def _scaled(values: np.ndarray[Any, Any], origin: ColumnSource) -> np.ndarray[Any, Any]:
     """Convert to the schema's unit; a division by 100 is exact where a product with 0.01 is not."""
     inverse = round(1 / origin.scale)
     exact = inverse != 0 and 1 / inverse == origin.scale
-    if values is None:
-        return None
     values = values / inverse if exact else values * origin.scale
     return values + origin.offset if origin.offset else values
 

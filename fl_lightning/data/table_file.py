@@ -11,19 +11,14 @@ from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from fl_lightning.data.schema_file import repeated, shown
+from fl_lightning.data.schema import NUMBER, listed, number_in, repeated, shown
 from fl_lightning.errors import DataError, VersionError
 
-ENDINGS = (".csv", ".tsv", ".parquet")
-"""The endings of the files in a folder that are tables."""
-LARGEST = float(np.finfo(np.float32).max)
-"""The largest number that a feature may be."""
 _MARKS = ",;\t|"
-_NUMBER = r"^[+-]?([0-9]+[{0}]?[0-9]*|[{0}][0-9]+)([eE][+-]?[0-9]+)?$"
 _BLOCK = 2**24
 """The size of the longest row, in bytes."""
 
@@ -62,6 +57,16 @@ class CsvForm:
     missing: tuple[str, ...] = ()
     setting: str = "data.datamodule.csv"
 
+    def other(self, text: str, is_header: bool = False) -> str:
+        """Return how to state another form for a cell or a header that has the mark of one; otherwise an empty text."""
+        marks = [mark for mark in _MARKS if mark in text and not (is_header and mark == self.separator)]
+        if not marks:
+            return ""
+        separator = marks[-1] if is_header or marks != [","] else self.separator
+        decimal = "." if is_header and separator == "," else ","
+        shape = f"{{separator: {json.dumps(separator)}, decimal: {json.dumps(decimal)}}}"
+        return f" If the file has another form, state it, such as '{self.setting}: {shape}'."
+
 
 @dataclass(frozen=True)
 class SourceTable:
@@ -78,14 +83,10 @@ class SourceTable:
     form: CsvForm | None
 
     @property
-    def header(self) -> tuple[str, ...]:
-        """Return the names of the columns."""
-        return tuple(self.columns)
-
-    @property
     def in_words(self) -> str:
         """Return the header for the message that a column is missing; how to state another form if it has the mark of one."""
-        return f"Its columns are {listed(self.header)}.{_other_form(self.header, self.form)}"
+        hint = self.form.other("".join(self.columns), is_header=True) if self.form else ""
+        return f"Its columns are {listed([*self.columns])}.{hint}"
 
     @property
     def decimal(self) -> str:
@@ -113,16 +114,28 @@ class SourceTable:
             what = f"'{self.path}': the column '{name}' has the type {column.type}, which is neither a number nor text"
             raise DataError(f"{what}. Save it as one.") from error
 
-    def place(self, row: int) -> str:
-        """Return the file and line of a row, for messages; of a Parquet file, the row."""
-        if self.form is None:
-            return f"{self.path}, row {row + 1}"
-        line, _ = next(islice(_csv_rows(self.path, self.form), row + 1, None))
-        return f"{self.path}, line {line}"
+    def cell(self, row: int, name: str) -> str:
+        """Return a cell as it is in the file; empty if there is no value."""
+        return str(self.text(name)[row].as_py() or "")
 
-    def refuse(self, row: int, name: str, what: str, fix: str) -> NoReturn:
-        """Raise the error for a cell."""
-        raise DataError(f"{self.place(row)}: the column '{name}' {what}. {fix}")
+    def problem(self, wrong: np.ndarray[Any, Any], name: str, what: str, fix: str) -> str:
+        """Return the message for a column of which some cells are wrong: file, line and cell of the first, and the number.
+
+        Args:
+            wrong: whether the cell of each row is wrong, shape (n,).
+            name: the column's name.
+            what: what is wrong with the first of them, after 'holds ...'.
+            fix: what to do.
+        """
+        row, count = int(wrong.argmax()), int(wrong.sum())
+        where = f"{self.path}, row {row + 1}"
+        if self.form is not None:
+            line, _ = next(islice(_csv_rows(self.path, self.form), row + 1, None))
+            where = f"{self.path}, line {line}"
+        cell = self.cell(row, name)
+        said = f"holds '{shown(cell)}'{what}" if cell else "is empty"
+        many = f", in {count} of {self.rows} rows" if count > 1 else ""
+        return f"{where}: the column '{name}' {said}{many}. {fix}"
 
 
 def as_text(column: Any) -> Any:
@@ -132,13 +145,6 @@ def as_text(column: Any) -> Any:
         with suppress(pa.ArrowInvalid):  # not all are whole
             column = column.cast(pa.int64())
     return column.cast(pa.string())
-
-
-def whole_column(column: Any) -> Any:
-    """Return a column as one Arrow array, with the values of a dictionary in full."""
-    joined, pa = column.combine_chunks(), arrow()
-    one = pa.concat_arrays(joined.chunks) if isinstance(joined, pa.ChunkedArray) else joined
-    return one.dictionary_decode() if pa.types.is_dictionary(one.type) else one
 
 
 def read_source(path: Path, form: CsvForm) -> SourceTable:
@@ -152,6 +158,7 @@ def read_source(path: Path, form: CsvForm) -> SourceTable:
         DataError: if the file cannot be read; the message says what is wrong and where.
     """
     is_parquet, pa = path.suffix.lower() == ".parquet", arrow()
+    own = None if is_parquet else form
     try:
         table = pa.parquet.read_table(path) if is_parquet else _csv(path, form)
     except (OSError, LookupError, UnicodeError, csv.Error, pa.ArrowException) as error:
@@ -159,21 +166,23 @@ def read_source(path: Path, form: CsvForm) -> SourceTable:
         hint = f", or state its encoding, often cp1252 where Excel wrote it: '{form.setting}: {{encoding: cp1252}}'"
         fix = f"Fix the file{'' if is_parquet else hint}."
         raise DataError(f"Cannot read '{path}' as {what} ({shown(error, 200)}). {fix}") from error
-    columns = list(map(whole_column, table.columns))
-    names = table.column_names
-    if not is_parquet:
-        columns = [pa.compute.utf8_trim_whitespace(column) for column in columns]
-        names, columns = [column[0].as_py() for column in columns], [column[1:] for column in columns]
-    names = [str(name).strip() for name in names]
-    _check_header(path, names, None if is_parquet else form)
-    source = SourceTable(path, dict(zip(names, columns, strict=True)), None if is_parquet else form)
-    if not source.rows:
+    names = [str(name).strip() for name in table.column_names]
+    _check_header(path, names, own)
+    if not table.num_rows:
         raise DataError(f"'{path}' has a header but no rows. Add at least one row, or remove the file.")
-    return source
+    return SourceTable(path, dict(zip(names, map(_whole, table.columns), strict=True)), own)
+
+
+def _whole(column: Any) -> Any:
+    """Return a column as one Arrow array, with the values of a dictionary in full, and text without surrounding spaces."""
+    joined, pa = column.combine_chunks(), arrow()
+    one = pa.concat_arrays(joined.chunks) if isinstance(joined, pa.ChunkedArray) else joined
+    one = one.dictionary_decode() if pa.types.is_dictionary(one.type) else one
+    return pa.compute.utf8_trim_whitespace(one) if pa.types.is_string(one.type) else one
 
 
 def _csv(path: Path, form: CsvForm) -> Any:
-    """Return all rows of a CSV file, also its header, as a table of text.
+    """Return the rows of a CSV file as a table of text.
 
     Raises:
         DataError: if a row has more or fewer cells than the header.
@@ -181,9 +190,9 @@ def _csv(path: Path, form: CsvForm) -> Any:
     pa = arrow()
     _, header = next(_csv_rows(path, form), (0, []))
     _check_header(path, header, form)
-    names = [str(k) for k in range(len(header))]
     try:
-        return pa.csv.read_csv(
+        names = [str(k) for k in range(len(header))]
+        table = pa.csv.read_csv(
             str(path),
             pa.csv.ReadOptions(column_names=names, block_size=_BLOCK, encoding=form.encoding),
             pa.csv.ParseOptions(delimiter=form.separator, quote_char=form.quote, newlines_in_values=True),
@@ -195,6 +204,7 @@ def _csv(path: Path, form: CsvForm) -> Any:
                 what = f"{path}, line {line} has {len(row)} cells, but the header has {len(header)}. Fix that line"
                 raise DataError(f"{what}, or put quotes around cells that contain '{form.separator}'.") from None
         raise
+    return table.slice(1).rename_columns(header)
 
 
 def _csv_rows(path: Path, form: CsvForm) -> Iterator[tuple[int, list[str]]]:
@@ -206,55 +216,10 @@ def _csv_rows(path: Path, form: CsvForm) -> Iterator[tuple[int, list[str]]]:
         yield from ((reader.line_num, row) for row in reader if row)
 
 
-def number_in(cell: str, decimal: str = ".") -> float | None:
-    """Return the number that a cell holds; None for any other text."""
-    if "_" in cell or (decimal == "," and "." in cell):  # Python reads 1_0 as ten
-        return None
-    try:
-        return float(cell.replace(",", ".") if decimal == "," else cell)
-    except ValueError:
-        return None
-
-
-def numbers(source: SourceTable, name: str, cells: Any) -> np.ndarray[Any, Any]:
-    """Return cells of a column as numbers, float64, shape (n,), and NaN for null.
-
-    Raises:
-        DataError: naming the first cell that is not a number.
-    """
-    pa, values = arrow(), cells
-    if not (pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type)):
-        good = pa.compute.match_substring_regex(cells, _NUMBER.format(source.decimal))
-        plain = pa.compute.replace_substring(pa.compute.utf8_ltrim(cells, "+"), source.decimal, ".")
-        values = pa.compute.if_else(good, plain, pa.scalar(None, pa.string()))
-    found = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    wrong = ~(np.abs(found) <= LARGEST) & cells.is_valid().to_numpy(zero_copy_only=False)
-    if wrong.any():
-        row = int(wrong.argmax())
-        cell = str(cells[row].as_py())
-        what = f"holds '{shown(cell)}', which is not a number up to {LARGEST:.1e}" if cell else "is empty"
-        fix = "Write a number without marks of thousands, or remove the row or the column."
-        if source.form and any(mark in cell for mark in _MARKS):
-            fix += _state(source.form, next((mark for mark in _MARKS[1:] if mark in cell), source.form.separator), ",")
-        source.refuse(row, name, what, fix)
-    return found  # type: ignore[no-any-return]
-
-
-def _other_form(header: Sequence[str], form: CsvForm | None) -> str:
-    """Return how to state another form of a file whose header has the mark of one; otherwise an empty text."""
-    marks = [mark for mark in _MARKS if form and mark != form.separator and mark in "".join(header)]
-    return _state(form, marks[-1], "." if marks == [","] else ",") if form and marks else ""
-
-
-def _state(form: CsvForm, separator: str, decimal: str) -> str:
-    shape = f"{{separator: {json.dumps(separator)}, decimal: {json.dumps(decimal)}}}"
-    return f" If the file has another form, state it, such as '{form.setting}: {shape}'."
-
-
 def _check_header(path: Path, header: Sequence[str], form: CsvForm | None) -> None:
     if not header:
         raise DataError(f"'{path}' is empty. Add a header with column names and at least one row, or remove the file.")
-    hint = _other_form(header, form)
+    hint = form.other("".join(header), is_header=True) if form else ""
     if len(header) == 1 and hint:
         raise DataError(f"The header of '{path}' is one column, '{shown(header[0])}'.{hint}")
     if all(number_in(name, form.decimal if form else ".") is not None for name in header):
@@ -266,7 +231,11 @@ def _check_header(path: Path, header: Sequence[str], form: CsvForm | None) -> No
         raise DataError(f"The header of '{path}' {what}. Give every column a name of its own.")
 
 
-def listed(parts: Sequence[str], mark: str = ", ") -> str:
-    """Return the first 20 parts, and how many more there are."""
-    first = mark.join(parts[:20])
-    return first if len(parts) <= 20 else f"{first} and {len(parts) - 20} more"
+def numbers(cells: Any, decimal: str) -> np.ndarray[Any, Any]:
+    """Return cells as numbers, float64, shape (n,), with NaN for null and for a text that is no number."""
+    pa = arrow()
+    if not (pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type)):
+        good = pa.compute.match_substring_regex(cells, NUMBER.format(decimal))
+        plain = pa.compute.replace_substring(pa.compute.utf8_ltrim(cells, "+"), decimal, ".")
+        cells = pa.compute.if_else(good, plain, pa.scalar(None, pa.string()))
+    return cells.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]

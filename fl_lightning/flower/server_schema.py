@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.data.schema import schema_of
-from fl_lightning.data.schema_file import BYTES, parse_schema, read_schema, schema_text
+from fl_lightning.data.schema_file import BYTES, parse_schema, read_schema
 from fl_lightning.errors import ConfigurationError, DataError, WireError
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
@@ -28,7 +28,7 @@ def offered(datamodule: Any) -> str:
         ConfigurationError: if it is too long for them.
     """
     schema = schema_of(datamodule)
-    text = "" if schema is None else schema_text(schema)
+    text = "" if schema is None else schema.text
     if len(text) > BYTES:
         raise ConfigurationError(
             f"The schema has {len(text)} characters as JSON, but sites read at most 1 MiB. Use a smaller one."
@@ -65,5 +65,5 @@ def keep_schema(folder: Path, policy: Policy, text: Any) -> Path | None:
             f"one could read other columns. If the site's staff agree, they delete '{path}'."
         )
     if known is None or known.digest() != schema.digest():
-        write_whole(path, schema_text(schema).encode())
+        write_whole(path, schema.text.encode())
     return path
