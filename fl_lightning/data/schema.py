@@ -131,7 +131,8 @@ class Schema:
     @property
     def cuts(self) -> tuple[tuple[float, ...], ...]:
         """Return the borders between ten bins for each feature: of its range, if it has one; none for categories."""
-        return tuple(own for field in self.features for own in (_cuts(field), *[()] * (len(field.columns) - 1)))
+        ranges = {one.channels[0]: equal_cuts(one.low, one.high) for one in self.bounded if not one.is_binary}
+        return tuple(ranges.get(k, ()) for k in range(len(self.feature_names)))
 
     @property
     def bounded(self) -> tuple[BoundedField, ...]:
@@ -168,20 +169,9 @@ class Schema:
 
         Titles, descriptions, comments, and the order of ``missingValues`` do not count; units do.
         """
-        values: dict[str, Any] = {
-            "fields": [
-                {name: float(value) if isinstance(value, int) else value for name, value in vars(field).items()}
-                for field in self.fields
-            ],
-            "target": self.target,
-            "missing_values": sorted(self.missing_values),
-        }
+        fields = [{name: float(one) if isinstance(one, int) else one for name, one in vars(own).items()} for own in self.fields]
+        values = {"fields": fields, "target": self.target, "missing_values": sorted(self.missing_values)}
         return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _cuts(field: Field) -> tuple[float, ...]:
-    low, high = field.minimum, field.maximum
-    return () if low is None or high is None or low == high else equal_cuts(low, high)
 
 
 def schema_of(datamodule: Any) -> Schema | None:

@@ -18,7 +18,7 @@ BYTES = 2**20
 """The size of the largest file."""
 _NAME, _FEATURES = 100, 100_000
 _KEYS = ("fields", "target", "missingValues", "title", "description")
-_FIELD_KEYS = ("name", "type", "title", "description", "unit", "constraints", "missing", "since", "format")
+_FIELD_KEYS = ("name", "type", "title", "description", "unit", "constraints", "missing", "since")
 _CONSTRAINTS = ("minimum", "maximum", "enum")
 _TYPES: tuple[FieldType, ...] = get_args(FieldType)
 
@@ -37,27 +37,24 @@ def read_schema(path: str | Path) -> Schema:
             f"Cannot read the schema '{path}' ({error.strerror}). Set 'schema' to a file; 'fl-lightning schema --from own.csv "
             "--target NAME --output schema.yaml' proposes one."
         ) from error
-    if len(content) > BYTES:
-        raise DataError(f"The schema '{path}' is larger than 1 MiB. Use a smaller one.")
     try:
-        return parse_schema(content.decode("utf-8-sig"), str(path).lower().endswith(".json"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"The schema '{path}' is not UTF-8 ({error}). Save it as UTF-8.") from error
+        return parse_schema(content, str(path).lower().endswith(".json"))
     except DataError as error:
         raise DataError(f"The schema '{path}' cannot be used: {error}") from error
 
 
-def parse_schema(text: str, is_json: bool = False) -> Schema:
+def parse_schema(text: str | bytes, is_json: bool = False) -> Schema:
     """Read a schema from its text.
 
     Args:
-        text: YAML or JSON.
+        text: YAML or JSON; bytes are UTF-8.
         is_json: whether the text is JSON.
 
     Raises:
         DataError: if the text is not a schema.
     """
     found = mapping_of(_plain(text, is_json), "the schema", _KEYS)
+    _check_texts(found, "the schema")
     fields = tuple(_field(value, f"field {number}") for number, value in enumerate(_list(found.get("fields"), "'fields'"), 1))
     names = [field.name for field in fields]
     for name in repeated(names):
@@ -92,11 +89,10 @@ def _field(value: Any, where: str) -> Field:
     found = mapping_of(value, where, _FIELD_KEYS)
     name = _name(found.get("name"), f"{where}, 'name'")
     where = f"field '{name}'"
+    _check_texts(found, where)
     kind = _text(found.get("type", ""), f"{where}, 'type'")
     if kind not in _TYPES:
         _refuse(where, f"the type '{kind}' is not supported", f"Types: {', '.join(_TYPES)}.{did_you_mean(kind, _TYPES)}")
-    fix = "Dates are written as 2024-12-31; a site converts its own with 'columns'."
-    _need(found.get("format", "default") == "default", where, "'format' is not supported", fix)
     limits = mapping_of(found.get("constraints", {}), f"{where}, 'constraints'", _CONSTRAINTS)
     since = day_of(_text(found.get("since", ""), f"{where}, 'since'"))
     _need(
@@ -119,9 +115,8 @@ def _enum(limits: Mapping[str, Any], kind: str, where: str) -> tuple[str, ...]:
         return ()
     _need(kind in ("string", "integer"), where, f"'enum' is for the types string and integer, not for {kind}")
     names = tuple(_name(value, f"{where}, 'enum'") for value in _list(limits["enum"], f"{where}, 'enum'"))
-    for twice in repeated(map(class_name, names)):
-        _refuse(where, f"'enum' has '{twice}' twice")
-    _need(len(names) > 1, where, "'enum' needs two or more categories")
+    fits = len(set(map(class_name, names))) == len(names) > 1
+    _need(fits, where, "'enum' needs two or more categories, each once; 1, 1.0 and 01 are the same")
     whole = kind == "string" or all((number := number_in(name)) is not None and number.is_integer() for name in names)
     _need(whole, where, "'enum' of an integer has other values than whole numbers", "Set 'type: string'.")
     return names
@@ -153,7 +148,7 @@ def _value(field: Field, given: Any, where: str) -> float:
 # ---------------------------------------------------------------- plain values, which may be a stranger's
 
 
-def _plain(text: str, is_json: bool) -> Any:
+def _plain(text: str | bytes, is_json: bool) -> Any:
     """Return the values in a text: mappings, lists and texts; a number of YAML or JSON stays as written.
 
     Raises:
@@ -163,12 +158,11 @@ def _plain(text: str, is_json: bool) -> Any:
         raise DataError("It is larger than 1 MiB. Use a smaller one.")
     as_text: Any = {"parse_int": str, "parse_float": str, "parse_constant": str}
     try:
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
         return json.loads(text, object_pairs_hook=_pairs, **as_text) if is_json else yaml.load(text, _Texts)
-    except RecursionError:
-        raise DataError("It is nested too deeply. No part of a schema is.") from None
     except DataError:
         raise
-    except (yaml.YAMLError, ValueError, TypeError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         what = "JSON" if is_json else "YAML"
         raise DataError(f"It is not valid {what} ({shown(' '.join(str(error).split()), 300)}). Fix the file.") from error
 
@@ -209,16 +203,12 @@ def mapping_of(value: Any, where: str, known: Sequence[str]) -> Mapping[str, Any
     Raises:
         DataError: naming the place.
     """
-    if not isinstance(value, dict):
+    if not isinstance(value, Mapping):
         _refuse(where, "a mapping is missing", f"Its keys are {listed(known)}.")
     for key in value:
         if key not in known:
-            hint = (
-                did_you_mean(shown(key), known) if key != "pattern" else " A schema has no patterns; use 'enum', or a minimum."
-            )
-            _refuse(where, f"the key '{shown(key)}' is not supported", f"Keys: {listed(known)}.{hint}")
-    for key in {"title", "description"} & set(value):
-        _need(isinstance(value[key], str), where, f"'{key}' is not a text")
+            fix = f"Keys: {listed(known)}.{did_you_mean(shown(key), known)}"
+            _refuse(where, f"the key '{shown(key)}' is not supported", fix)
     return value
 
 
@@ -237,6 +227,12 @@ def _text(value: Any, where: str) -> str:
     _need(len(value) <= _NAME, where, f"'{shown(value, 20)}' has {len(value)} characters, but at most {_NAME} are supported")
     _need(value.isprintable(), where, f"'{shown(value)}' contains control characters", "Remove them.")
     return value
+
+
+def _check_texts(found: Mapping[str, Any], where: str) -> None:
+    """Check the texts that are for readers alone."""
+    for key in ("title", "description"):
+        _need(isinstance(found.get(key, ""), str), where, f"'{key}' is not a text")
 
 
 def _name(value: Any, where: str) -> str:

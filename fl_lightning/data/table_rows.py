@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from fl_lightning.data.class_names import class_name, ordered_classes
+from fl_lightning.data.class_names import alike, class_name, ordered_classes
 from fl_lightning.data.schema import Field, Schema, listed, repeated
 from fl_lightning.data.table_file import SourceTable
 from fl_lightning.errors import DataError
@@ -80,7 +80,7 @@ def texts_of(sources: Sequence[SourceTable], name: str) -> np.ndarray[Any, Any]:
 def plain_schema(
     sources: Sequence[SourceTable], target: str | None, others: Sequence[str | None], classes: Sequence[str] | None
 ) -> Schema:
-    """Return the schema of files whose features are numbers, in the order of the first file.
+    """Return the schema of files whose features are numbers: those of the first file.
 
     Args:
         sources: the files.
@@ -89,23 +89,28 @@ def plain_schema(
         classes: the target's classes, none for those that occur; None for a target that is a number.
 
     Raises:
-        DataError: if the files have no features, or different ones.
+        DataError: if there are no features, or a single class.
     """
-    found = [tuple(name for name in source.columns if name not in (target, *others)) for source in sources]
-    usual = Counter(map(frozenset, found)).most_common(1)[0][0]
-    if not usual:
-        raise DataError(f"'{sources[0].path}' has no columns besides {listed([*sources[0].columns])}. Add columns of features.")
-    unlike = [(source.path, sorted(usual ^ set(names))) for source, names in zip(sources, found, strict=True)]
-    odd = [f"'{path}' differs in {listed(names)}" for path, names in unlike if names]
-    if odd:
-        raise DataError(
-            f"The files have different features: {listed(odd, '; ')}; the others have {listed(sorted(usual))}. Give every file "
-            "the same columns."
-        )
-    numbers = [*found[0], *([] if target is None or classes is not None else [target])]
-    flags = {name for name in numbers if all(source.columns[name].type == "bool" for source in sources)}
+    first = sources[0]
+    numbers = [name for name in first.columns if name not in (target, *others)]
+    if not numbers:
+        raise DataError(f"'{first.path}' has no columns besides {listed([*first.columns])}. Add columns of features.")
+    numbers += [] if target is None or classes is not None else [target]
+    flags = {name for name in numbers if all(name in one.columns and one.columns[name].type == "bool" for one in sources)}
     fields = [Field(name, "boolean" if name in flags else "number") for name in numbers]
     if target is not None and classes is not None:
         cells = [cell for source in sources for cell in source.text(target).unique().to_pylist()]
-        fields.append(Field(target, "string", enum=tuple(classes) or ordered_classes([class_name(cell) for cell in cells])))
+        known = tuple(classes) or ordered_classes([class_name(cell) for cell in cells])
+        where = f"The column '{target}' of '{first.path}' has the"
+        if len(known) < 2:
+            raise DataError(
+                f"{where} single class '{known[0]}', but classification needs two or more. Name all classes in "
+                "'data.datamodule.classes', or set 'data.datamodule.target' to another column."
+            )
+        if not classes and (odd := alike(known)):
+            rank_zero_warn(
+                f"{where} classes {', '.join(map(repr, odd))}, which differ only in capital letters or in how a number is "
+                "written. If they are the same, write them alike in all files."
+            )
+        fields.append(Field(target, "string", enum=known))
     return Schema(tuple(fields), target)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.core.resume_rule import ResumeRule
-from fl_lightning.data.class_names import alike, given_classes
+from fl_lightning.data.class_names import given_classes
 from fl_lightning.data.client_paths import client_paths
 from fl_lightning.data.in_memory import InMemoryDataModule, named_dataset
 from fl_lightning.data.schema import listed
@@ -169,8 +169,7 @@ class TableDataModule(InMemoryDataModule):
         assert read is not None
         self.feature_names = read.schema.feature_names
         named: dict[str, Any] = {"feature_names": self.feature_names}
-        if self.kind == "classification":
-            named["classes"] = self._named_classes(read.schema.classes)
+        named |= {"classes": read.schema.classes} if self.kind == "classification" else {}
         if table is None:
             rows = torch.arange(len(read.features))
             self.origin = f"{self.test_path} ({len(rows)} rows, {len(self.feature_names)} features)"
@@ -226,6 +225,8 @@ class TableDataModule(InMemoryDataModule):
                 )
             if names := reader.further_columns([*roles.values()]):
                 further.append(f"'{reader.source.path}' has {listed(names)}")
+        if further and self.schema is None and like is None:
+            raise DataError(f"{listed(further, '; ')}, but '{sources[0].path}' does not. Give every file the same columns.")
         if further:
             rank_zero_warn(f"Further columns are ignored: {listed(further, '; ')}.")
         features = [np.concatenate([reader.features(one) for one in schema.features], axis=1) for reader in readers]
@@ -284,21 +285,6 @@ class TableDataModule(InMemoryDataModule):
         if self._train is None:
             raise DataError("'data.datamodule.path' is null, so there are no rows to train on. Set it to a table.")
         return super().train_dataloader()
-
-    def _named_classes(self, known: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the classes, after refusing a single one, and after a warning of those that may be the same."""
-        where = f"The column '{self.target}' of '{self.path or self.test_path}' has the"
-        if len(known) < 2:
-            raise DataError(
-                f"{where} single class '{known[0]}', but classification needs two or more. Name all classes in "
-                f"'{_PATH}classes', or set '{_PATH}target' to another column."
-            )
-        if not self.classes and not self.schema and (odd := alike(known)):
-            rank_zero_warn(
-                f"{where} classes {', '.join(map(repr, odd))}, which differ only in capital letters or in how a number is "
-                "written. If they are the same, write them alike in all files."
-            )
-        return known
 
     def _divided(self, table: Table, domains: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the training rows, and those of the server's set."""

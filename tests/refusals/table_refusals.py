@@ -91,8 +91,7 @@ COLUMNS = {f"c/{name}.csv": "age,dose,target\n1,2,3\n" for name in ("ann", "bob"
     "c/al.csv": "age,target\n1,2\n",
     "c/zoe.csv": "age,dosis,target,weight\n1,2,3,4\n",
 }
-MORE_COLUMNS = COLUMNS | {f"c/more{k}.csv": "x,target\n1,2\n" for k in range(22)}
-MORE_COLUMNS |= {f"c/usual{k}.csv": "age,dose,target\n1,2,3\n" for k in range(22)}
+MORE_COLUMNS = COLUMNS | {f"c/more{k}.csv": "age,dose,target\n1,2,3\n" for k in range(22)}
 
 FILES = [
     *(
@@ -156,10 +155,13 @@ FILES = [
     told(reading("a,target\n1,3\n", csv=SEMICOLONS), 'is one ... \'data.datamodule.csv: {separator: ",", decimal: "."}\'.'),
     told(
         reading(COLUMNS, "c"),
-        "The files have different features: 'c/al.csv' differs in dose; 'c/zoe.csv' differs in dose, dosis, weight; "
-        "the others have age, dose. Give every file the same columns.",
+        "'c/ann.csv' has dose; 'c/bob.csv' has dose; 'c/cy.csv' has dose; 'c/zoe.csv' has dosis, weight, but 'c/al.csv' does "
+        "not. Give every file the same columns.",
     ),
-    told(reading(MORE_COLUMNS, "c"), "'c/more19.csv' differs in age, dose, x ... and 4 more; the others have"),
+    told(reading(MORE_COLUMNS, "c"), "has dose and 6 more, but 'c/al.csv' does not. Give every file"),
+    told(
+        reading(CLIENTS | {"c/bob.csv": "b,target\n1,2\n"}, "c"), "'c/bob.csv' lacks columns: 'a'. Its columns are b, target."
+    ),
     told(
         reading("a,b,target\n1,x,3\n2,3,4\n5,y,6\n7,x,8\n"),
         "line 2: ... holds 'x', ... up to 3.4e+38, in 3 of 4 rows. Neither are 'y'.",
