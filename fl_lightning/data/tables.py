@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -13,15 +15,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.core.resume_rule import ResumeRule
-from fl_lightning.data.class_names import given_classes
+from fl_lightning.data.class_names import alike, class_name, given_classes, ordered_classes
 from fl_lightning.data.client_paths import client_paths
 from fl_lightning.data.in_memory import InMemoryDataModule, named_dataset
-from fl_lightning.data.schema import listed
+from fl_lightning.data.schema import Field, Schema, listed, repeated
 from fl_lightning.data.schema_cells import FieldReader, exports_of
 from fl_lightning.data.schema_file import read_schema
 from fl_lightning.data.table_checks import ranges_of, sentinels, unlike_ranges
-from fl_lightning.data.table_file import read_source
-from fl_lightning.data.table_rows import Files, Table, plain_schema, table_files, texts_of
+from fl_lightning.data.table_file import SourceTable, read_source
 from fl_lightning.errors import ConfigurationError, DataError, did_you_mean, require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
@@ -33,6 +34,28 @@ _COMPARED = 100
 """The number of clients whose features' ranges are compared."""
 _SHOWN = 5
 """The number of warnings about odd values."""
+_ENDINGS = (".csv", ".tsv", ".parquet")
+_Files = Sequence[tuple[str | None, Path]]
+"""Each file with its client; None for a single file."""
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Hold the rows of one file, or of several one after another.
+
+    Args:
+        schema: what the columns mean.
+        features: the features, finite in float32, float64, shape (n, d).
+        target: the target, float64, shape (n,): a number, or the number of a class; None without one.
+        clients: the name of each row's client, text, shape (n,), or None.
+        persons: the name of each row's person, text, shape (n,), or None.
+    """
+
+    schema: Schema
+    features: np.ndarray[Any, Any]
+    target: np.ndarray[Any, Any] | None
+    clients: np.ndarray[Any, Any] | None
+    persons: np.ndarray[Any, Any] | None
 
 
 class TableDataModule(InMemoryDataModule):
@@ -159,8 +182,8 @@ class TableDataModule(InMemoryDataModule):
         Raises:
             DataError: if a file is invalid; the message names file, line and column.
         """
-        files = [] if self._paths is None else table_files(self._paths, f"{_PATH}path")
-        tests = [] if self.test_path is None else table_files(Path(self.test_path), f"{_PATH}test_path")
+        files = [] if self._paths is None else _table_files(self._paths, f"{_PATH}path")
+        tests = [] if self.test_path is None else _table_files(Path(self.test_path), f"{_PATH}test_path")
         both = {file.resolve() for _, file in tests} & {file.resolve() for _, file in files}
         require(not both, f"{_PATH}test_path", "files that are not in 'path', whose rows are trained on", self.test_path)
         table = self._read(files) if files else None
@@ -188,7 +211,7 @@ class TableDataModule(InMemoryDataModule):
         test = self._dataset(other or table, taken, named) if len(taken) else None
         return self._dataset(table, chosen, named | whose), test
 
-    def _read(self, files: Files, like: Table | None = None) -> Table:
+    def _read(self, files: _Files, like: _Table | None = None) -> _Table:
         """Read files, whose columns are matched by name, in any order.
 
         Args:
@@ -213,8 +236,7 @@ class TableDataModule(InMemoryDataModule):
             if name is not None and name not in source.columns:
                 what = f"'{source.path}' has no column '{name}'. {source.in_words}"
                 raise DataError(f"{what} Set '{_PATH}{setting}' to one of them or to null, or add the column.")
-        named = self.classes if self.kind == "classification" else None
-        schema = self.schema or (like.schema if like else plain_schema(sources, self.target, [*roles.values()], named))
+        schema = self.schema or (like.schema if like else self._plain_schema(sources))
         readers = [FieldReader(source, export, schema) for source, export in zip(sources, exports, strict=True)]
         further = []
         for reader in readers:
@@ -235,9 +257,38 @@ class TableDataModule(InMemoryDataModule):
         if owners:
             clients = np.concatenate([np.full(source.rows, name) for name, source in zip(owners, sources, strict=True)])
         elif self.client_column in sources[0].columns:
-            clients = texts_of(sources, str(self.client_column))
-        persons = texts_of(sources, str(person)) if all(person in source.columns for source in sources) else None
-        return Table(schema, np.concatenate(features), target, clients, persons)
+            clients = _texts_of(sources, str(self.client_column))
+        persons = _texts_of(sources, str(person)) if all(person in source.columns for source in sources) else None
+        return _Table(schema, np.concatenate(features), target, clients, persons)
+
+    def _plain_schema(self, sources: Sequence[SourceTable]) -> Schema:
+        """Return the schema of files whose features are numbers: those of the first file.
+
+        Raises:
+            DataError: if there are no features, or a single class.
+        """
+        first, target = sources[0], [] if self.target is None else [self.target]
+        names = [name for name in first.columns if name not in (self.target, self.client_column, self.person_column)]
+        if not names:
+            raise DataError(f"'{first.path}' has no columns besides {listed([*first.columns])}. Add columns of features.")
+        names += target if self.kind == "regression" else []
+        flags = {name for name in names if all(name in one.columns and one.columns[name].type == "bool" for one in sources)}
+        fields = [Field(name, "boolean" if name in flags else "number") for name in names]
+        for name in target if self.kind == "classification" else []:
+            cells = [class_name(cell) for source in sources for cell in source.text(name).unique().to_pylist()]
+            known, where = self.classes or ordered_classes(cells), f"The column '{name}' of '{first.path}' has the"
+            if len(known) < 2:
+                raise DataError(
+                    f"{where} single class '{known[0]}', but classification needs two or more. Name all classes in "
+                    f"'{_PATH}classes', or set '{_PATH}target' to another column."
+                )
+            if not self.classes and (odd := alike(known)):
+                rank_zero_warn(
+                    f"{where} classes {', '.join(map(repr, odd))}, which differ only in capital letters or in how a number is "
+                    "written. If they are the same, write them alike in all files."
+                )
+            fields.append(Field(name, "string", enum=known))
+        return Schema(tuple(fields), self.target)
 
     def compare_with_schema(self) -> list[str]:
         """Return sentences about how the training files differ from the schema, for the eyes of those who own them.
@@ -248,7 +299,7 @@ class TableDataModule(InMemoryDataModule):
         found: list[str] = []
         if self.schema is None or self._paths is None:
             return found
-        for name, file in table_files(self._paths, f"{_PATH}path"):
+        for name, file in _table_files(self._paths, f"{_PATH}path"):
             export = self._exports.get(name, self._exports[None])
             reader = FieldReader(read_source(file, export.csv), export, self.schema)
             further = reader.further_columns((self.client_column, self.person_column))
@@ -266,7 +317,7 @@ class TableDataModule(InMemoryDataModule):
         return found
 
     @staticmethod
-    def _warn_of_odd_values(table: Table) -> None:
+    def _warn_of_odd_values(table: _Table) -> None:
         """Warn of numbers that seem to stand for missing values, and of clients whose features seem to have another unit."""
         found = sentinels(table.schema.feature_names, table.features)
         if table.clients is not None:
@@ -286,7 +337,7 @@ class TableDataModule(InMemoryDataModule):
             raise DataError("'data.datamodule.path' is null, so there are no rows to train on. Set it to a table.")
         return super().train_dataloader()
 
-    def _divided(self, table: Table, domains: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _divided(self, table: _Table, domains: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the training rows, and those of the server's set."""
         rows, (persons, _) = len(table.features), _coded(table.persons)
         owners = torch.zeros(rows, dtype=torch.int64) if domains is None else domains
@@ -309,7 +360,7 @@ class TableDataModule(InMemoryDataModule):
         constant = (features.max(axis=0) == features.min(axis=0)) | (std == 0)  # mainly the first: std may be a rounding error
         self.std = torch.from_numpy(np.where(constant, 1.0, std))
 
-    def _dataset(self, table: Table, chosen: Tensor, named: dict[str, Any]) -> TensorDataset:
+    def _dataset(self, table: _Table, chosen: Tensor, named: dict[str, Any]) -> TensorDataset:
         tensors = [torch.from_numpy(table.features)[chosen]]
         if self.standardize:
             tensors = [(tensors[0] - self.mean) / self.std]
@@ -325,3 +376,40 @@ def _coded(names: np.ndarray[Any, Any] | None) -> tuple[Tensor | None, tuple[str
         return None, ()
     known, codes = np.unique(names, return_inverse=True)
     return torch.from_numpy(codes), tuple(known.tolist())
+
+
+def _table_files(path: Path | Mapping[str, Path], setting: str) -> _Files:
+    """Return each file with its client, sorted by name: the tables of a folder, or of each client; None for a single file.
+
+    Raises:
+        DataError: if no table exists, or if two files of a folder have the same name.
+    """
+    if isinstance(path, Mapping):
+        return [(name, file) for name in sorted(path) for _, file in _table_files(path[name], setting)]
+    if path.is_file():
+        return [(None, path)]
+    files = sorted(path.iterdir()) if path.is_dir() else []
+    found = [file for file in files if file.suffix.lower() in _ENDINGS and file.name[0] != "." and file.is_file()]
+    if not found:
+        what = (
+            f"The folder '{path}' has no CSV file (*.csv) and no Parquet file" if path.is_dir() else f"'{path}' does not exist"
+        )
+        raise DataError(f"{what}. Set '{setting}' to a CSV or Parquet file, or to a folder with one per client.")
+    for twice in repeated(file.stem for file in found):
+        raise DataError(f"The folder '{path}' has several tables named '{twice}'. Give every client one file.")
+    return [(file.stem, file) for file in found]
+
+
+def _texts_of(sources: Sequence[SourceTable], name: str) -> np.ndarray[Any, Any]:
+    """Return a column of text, which must not have gaps.
+
+    Raises:
+        DataError: naming the first gap.
+    """
+    found = []
+    for source in sources:
+        cells = np.array(source.text(name).fill_null("").to_pylist())
+        if "" in cells:
+            raise DataError(source.problem(cells == "", name, "", "Fill it, or remove the row."))
+        found.append(cells)
+    return np.concatenate(found)
