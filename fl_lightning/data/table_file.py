@@ -1,12 +1,12 @@
-"""Read a CSV file in the form that is stated, or a Parquet file. Nothing is guessed."""
+"""Read a CSV file in the form that is stated, or a Parquet file, and the fields of a schema in it. Nothing is guessed."""
 
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.data.schema import NUMBER, listed, number_in, repeated, shown
-from fl_lightning.errors import DataError, VersionError
+from fl_lightning.data.schema import ISO, LARGEST, NUMBER, Field, Schema, listed, number_in, repeated, shown
+from fl_lightning.data.table_export import ColumnSource, CsvForm, Export
+from fl_lightning.errors import DataError, VersionError, did_you_mean
 
-_MARKS = ",;\t|"
 _BLOCK = 2**24
 """The size of the longest row, in bytes."""
 
@@ -38,49 +38,25 @@ def arrow() -> ModuleType:
 
 
 @dataclass(frozen=True)
-class CsvForm:
-    """State the form of a CSV file.
-
-    Args:
-        separator: the character between cells.
-        decimal: the decimal mark, a point or a comma.
-        encoding: the encoding, such as cp1252 or utf-16.
-        quote: the character around cells that contain a separator.
-        missing: cells that stand for a missing value, besides those of the schema.
-        setting: the setting that states it, for messages.
-    """
-
-    separator: str = ","
-    decimal: str = "."
-    encoding: str = "utf-8"
-    quote: str = '"'
-    missing: tuple[str, ...] = ()
-    setting: str = "data.datamodule.csv"
-
-    def other(self, text: str, is_header: bool = False) -> str:
-        """Return how to state another form for a cell or a header that has the mark of one; otherwise an empty text."""
-        marks = [mark for mark in _MARKS if mark in text and not (is_header and mark == self.separator)]
-        if not marks:
-            return ""
-        separator = marks[-1] if is_header or marks != [","] else self.separator
-        decimal = "." if is_header and separator == "," else ","
-        shape = f"{{separator: {json.dumps(separator)}, decimal: {json.dumps(decimal)}}}"
-        return f" If the file has another form, state it, such as '{self.setting}: {shape}'."
-
-
-@dataclass(frozen=True)
 class SourceTable:
     """Hold a file.
 
     Args:
         path: the file.
         columns: its columns by their names, as Arrow arrays: text without surrounding spaces, or of any type in a Parquet file.
-        form: the form of a CSV file; None for a Parquet file.
+        export: how it was exported.
+        schema: the schema whose fields are read.
     """
 
     path: Path
     columns: dict[str, Any]
-    form: CsvForm | None
+    export: Export
+    schema: Schema
+
+    @property
+    def form(self) -> CsvForm | None:
+        """Return the form of a CSV file; None for a Parquet file."""
+        return None if _is_parquet(self.path) else self.export.csv
 
     @property
     def in_words(self) -> str:
@@ -137,6 +113,113 @@ class SourceTable:
         many = f", in {count} of {self.rows} rows" if count > 1 else ""
         return f"{where}: the column '{name}' {said}{many}. {fix}"
 
+    def missing_columns(self) -> list[str]:
+        """Return the columns of the schema that the file lacks, in words, with the nearest ones that it has."""
+        header, found = tuple(self.columns), []
+        for one in self.schema.fields:
+            column = self.export.source(one.name).column
+            if column not in header:
+                read_for = "" if column == one.name else f" for '{one.name}'"
+                found.append(f"'{column}'{read_for}.{did_you_mean(column, header)}")
+        return found
+
+    def further_columns(self, others: Sequence[str | None]) -> list[str]:
+        """Return the columns of the file that neither the schema nor a setting names."""
+        used = {self.export.source(one.name).column for one in self.schema.fields} | set(others)
+        return [name for name in self.columns if name not in used]
+
+    def features(self, field: Field) -> np.ndarray[Any, Any]:
+        """Return the features that a field becomes, float64, shape (n, k).
+
+        Raises:
+            DataError: naming the first cell that does not fit the schema.
+        """
+        values = self.values(field)
+        gaps = np.isnan(values)
+        if field.constant is not None:
+            values = np.where(gaps, field.constant, values)
+        columns = [(values == code).astype(np.float64) for code in range(len(field.enum))] or [values]
+        if field.missing == "most_frequent":
+            columns = [np.where(gaps, np.nan, column) for column in columns]
+        return np.stack([*columns, gaps.astype(np.float64)] if field.missing == "indicator" else columns, axis=1)
+
+    def values(self, field: Field) -> np.ndarray[Any, Any]:
+        """Return a field's values in the schema's unit, float64, shape (n,): numbers, days, 0 or 1, or numbers of categories.
+
+        All are in the field's range; NaN for a missing value, if the schema says what it becomes.
+
+        Raises:
+            DataError: naming the first cell that does not fit the schema.
+        """
+        values, problems = self.compared(field)
+        if problems:
+            raise DataError(problems[0])
+        return values
+
+    def compared(self, field: Field) -> tuple[np.ndarray[Any, Any], list[str]]:
+        """Return a field's values, NaN for a missing one or a cell that has none, and a message for each kind of problem."""
+        origin, cells = self.export.source(field.name), self.cells(field)
+        dates = self.form or not arrow().types.is_temporal(self.columns[origin.column].type)
+        code, wanted = field.coder(origin.format if dates else ISO, self.decimal)
+        if field.type in ("number", "integer") and not field.enum:
+            values = _scaled(numbers(cells, self.decimal), origin)
+        else:
+            texts = as_text(cells).dictionary_encode()
+            codes = [np.nan if (value := code(text)) is None else value for text in texts.dictionary.to_pylist()]
+            values = np.array([*codes, np.nan])[texts.indices.fill_null(len(codes)).to_numpy(zero_copy_only=False)]
+        there = cells.is_valid().to_numpy(zero_copy_only=False)
+        unread, gaps = there & ~(np.abs(values) <= LARGEST), ~there
+        problems = []
+        if unread.any():
+            others = [f"'{shown(text)}'" for text in as_text(cells.filter(arrow().array(unread)).unique()).to_pylist()[1:]]
+            fix = f"Neither are {listed(others)}. " if others else ""
+            fix += self._fix(field, self.cell(int(unread.argmax()), origin.column))
+            problems.append(self.problem(unread, origin.column, f", which is not {wanted}", fix))
+        if gaps.any() and field.missing == "refuse":
+            more = f"; or set 'missing' of '{field.name}' in the schema of all" if field.name != self.schema.target else ""
+            fix = f"Fill it, or remove the row{more}."
+            problems.append(self.problem(gaps, origin.column, ", which stands for a missing value", fix))
+        low, high = field.minimum, field.maximum
+        limits = [(values != np.round(values), "a whole number")] if field.type == "integer" and not field.enum else []
+        limits += [] if low is None else [(values < low, f"at least {in_words(field, low)}")]
+        limits += [] if high is None else [(values > high, f"at most {in_words(field, high)}")]
+        fix = "Correct the cell, or change the schema of all."
+        if field.since is None:
+            fix += f" Is it another unit? Then set its factor: '{self.export.setting}: {{{field.name}: {{scale: ...}}}}'."
+        for outside, limit in limits:
+            wrong = outside & there & ~unread
+            if wrong.any():
+                becomes = f", {values[wrong.argmax()]:g} after conversion," if (origin.scale, origin.offset) != (1, 0) else ""
+                what = f"{becomes} but '{field.name}' is {limit} in the schema"
+                problems.append(self.problem(wrong, origin.column, what, fix))
+        return np.where(there & ~unread, values, np.nan), problems
+
+    def _fix(self, field: Field, cell: str) -> str:
+        """Return what to do about a cell that has no value in the schema."""
+        mine = f"'{self.export.setting}: {{{field.name}: "
+        if field.since is not None:
+            return f"Correct the cell, or say how dates are written: {mine}{{format: '%d.%m.%Y'}}}}'."
+        if field.enum or field.type == "boolean":
+            add = " add it to the schema of all clients (without one: to 'data.datamodule.classes')," if field.enum else ""
+            return f"Correct the cell,{add} or translate it: {mine}{{values: {{'{shown(cell)}': ...}}}}}}'."
+        hint = self.form.other(cell) if self.form else ""
+        return f"Write a number without marks of thousands, or remove the row or the column.{hint}"
+
+    def cells(self, field: Field) -> Any:
+        """Return a field's column with null for missing values, and with the schema's texts."""
+        pa, origin = arrow(), self.export.source(field.name)
+        markers = [*self.schema.missing_values, *(self.form.missing if self.form else ()), *origin.missing]
+        column = self.columns[origin.column]
+        if not origin.values and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+            numeric = [float(marker) for marker in markers if marker.lower() == "nan" or number_in(marker) is not None]
+            return _without(column, pa.array(numeric, pa.float64()), column.cast(pa.float64(), safe=False))
+        cells = _without(self.text(origin.column, field.type == "date"), pa.array(markers, pa.string()))
+        if origin.values:
+            index = pa.compute.index_in(cells, pa.array(list(origin.values), pa.string()))
+            mapped = pa.array(list(origin.values.values()), pa.string()).take(index)
+            cells = _without(pa.compute.coalesce(mapped, cells), pa.array(self.schema.missing_values, pa.string()))
+        return cells
+
 
 def as_text(column: Any) -> Any:
     """Return a column as text; floats that are all whole numbers as those, as Arrow writes 1e+16."""
@@ -147,18 +230,22 @@ def as_text(column: Any) -> Any:
     return column.cast(pa.string())
 
 
-def read_source(path: Path, form: CsvForm) -> SourceTable:
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() == ".parquet"
+
+
+def read_source(path: Path, export: Export, schema: Schema | None = None) -> SourceTable:
     """Read a file.
 
     Args:
         path: a Parquet file by its ending; any other is CSV.
-        form: the form of a CSV file.
+        export: how it was exported.
+        schema: the schema whose fields are read, if it is known.
 
     Raises:
         DataError: if the file cannot be read; the message says what is wrong and where.
     """
-    is_parquet, pa = path.suffix.lower() == ".parquet", arrow()
-    own = None if is_parquet else form
+    is_parquet, form, pa = _is_parquet(path), export.csv, arrow()
     try:
         table = pa.parquet.read_table(path) if is_parquet else _csv(path, form)
     except (OSError, LookupError, UnicodeError, csv.Error, pa.ArrowException) as error:
@@ -167,10 +254,10 @@ def read_source(path: Path, form: CsvForm) -> SourceTable:
         fix = f"Fix the file{'' if is_parquet else hint}."
         raise DataError(f"Cannot read '{path}' as {what} ({shown(error, 200)}). {fix}") from error
     names = [str(name).strip() for name in table.column_names]
-    _check_header(path, names, own)
+    _check_header(path, names, None if is_parquet else form)
     if not table.num_rows:
         raise DataError(f"'{path}' has a header but no rows. Add at least one row, or remove the file.")
-    return SourceTable(path, dict(zip(names, map(_whole, table.columns), strict=True)), own)
+    return SourceTable(path, dict(zip(names, map(_whole, table.columns), strict=True)), export, schema or Schema(()))
 
 
 def _whole(column: Any) -> Any:
@@ -239,3 +326,25 @@ def numbers(cells: Any, decimal: str) -> np.ndarray[Any, Any]:
         plain = pa.compute.replace_substring(pa.compute.utf8_ltrim(cells, "+"), decimal, ".")
         cells = pa.compute.if_else(good, plain, pa.scalar(None, pa.string()))
     return cells.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def in_words(field: Field, value: float) -> str:
+    """Return a value of a field with its unit, and a number of days as a date."""
+    if field.since is not None:
+        return (field.since + timedelta(days=value)).isoformat()
+    return f"{value:g} {field.unit}".rstrip()
+
+
+def _scaled(values: np.ndarray[Any, Any], origin: ColumnSource) -> np.ndarray[Any, Any]:
+    """Convert to the schema's unit; a division by 100 is exact where a product with 0.01 is not."""
+    inverse = round(1 / origin.scale)
+    exact = inverse != 0 and 1 / inverse == origin.scale
+    values = values / inverse if exact else values * origin.scale
+    return values + origin.offset if origin.offset else values
+
+
+def _without(cells: Any, markers: Any, compared: Any = None) -> Any:
+    """Return cells with null in place of the markers of missing values, which are looked for in ``compared``."""
+    pa = arrow()
+    found = pa.compute.is_in(cells if compared is None else compared, value_set=markers)
+    return pa.compute.if_else(found, pa.scalar(None, cells.type), cells)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -19,9 +19,9 @@ from fl_lightning.data.class_names import alike, class_name, given_classes, orde
 from fl_lightning.data.client_paths import client_paths
 from fl_lightning.data.in_memory import InMemoryDataModule, named_dataset
 from fl_lightning.data.schema import Field, Schema, listed, repeated
-from fl_lightning.data.schema_cells import FieldReader, exports_of
 from fl_lightning.data.schema_file import read_schema
 from fl_lightning.data.table_checks import ranges_of, sentinels, unlike_ranges
+from fl_lightning.data.table_export import exports_of
 from fl_lightning.data.table_file import SourceTable, read_source
 from fl_lightning.errors import ConfigurationError, DataError, did_you_mean, require
 from fl_lightning.functional.partition import Partition
@@ -230,30 +230,29 @@ class TableDataModule(InMemoryDataModule):
                 hint = did_you_mean(str(client), owners).strip()
                 require(False, f"{_PATH}exports", "settings of clients who have a file in 'path'", client, hint)
         exports = [usual if like else self._exports.get(name, usual) for name, _ in files]
-        sources = [read_source(file, export.csv) for (_, file), export in zip(files, exports, strict=True)]
+        sources = [read_source(file, export) for (_, file), export in zip(files, exports, strict=True)]
         wanted = ({} if like else roles) | ({} if self.schema else {"target": self.target})
         for source, (setting, name) in product(sources, wanted.items()):
             if name is not None and name not in source.columns:
                 what = f"'{source.path}' has no column '{name}'. {source.in_words}"
                 raise DataError(f"{what} Set '{_PATH}{setting}' to one of them or to null, or add the column.")
         schema = self.schema or (like.schema if like else self._plain_schema(sources))
-        readers = [FieldReader(source, export, schema) for source, export in zip(sources, exports, strict=True)]
-        further = []
-        for reader in readers:
-            if missing := reader.missing_columns():
+        sources, further = [replace(source, schema=schema) for source in sources], []
+        for source in sources:
+            if missing := source.missing_columns():
                 raise DataError(
-                    f"'{reader.source.path}' lacks columns: {listed(missing, ' ')} {reader.source.in_words} Add the column, "
-                    f"or, with a schema, name the one that holds it: '{reader.export.setting}: {{FIELD: {{from: COLUMN}}}}'."
+                    f"'{source.path}' lacks columns: {listed(missing, ' ')} {source.in_words} Add the column, "
+                    f"or, with a schema, name the one that holds it: '{source.export.setting}: {{FIELD: {{from: COLUMN}}}}'."
                 )
-            if names := reader.further_columns([*roles.values()]):
-                further.append(f"'{reader.source.path}' has {listed(names)}")
+            if names := source.further_columns([*roles.values()]):
+                further.append(f"'{source.path}' has {listed(names)}")
         if further and self.schema is None and like is None:
             raise DataError(f"{listed(further, '; ')}, but '{sources[0].path}' does not. Give every file the same columns.")
         if further:
             rank_zero_warn(f"Further columns are ignored: {listed(further, '; ')}.")
-        features = [np.concatenate([reader.features(one) for one in schema.features], axis=1) for reader in readers]
+        features = [np.concatenate([source.features(one) for one in schema.features], axis=1) for source in sources]
         aim, clients, person = schema.target_field, None, self.person_column
-        target = None if aim is None else np.concatenate([reader.values(aim) for reader in readers])
+        target = None if aim is None else np.concatenate([source.values(aim) for source in sources])
         if owners:
             clients = np.concatenate([np.full(source.rows, name) for name, source in zip(owners, sources, strict=True)])
         elif self.client_column in sources[0].columns:
@@ -301,18 +300,18 @@ class TableDataModule(InMemoryDataModule):
             return found
         for name, file in _table_files(self._paths, f"{_PATH}path"):
             export = self._exports.get(name, self._exports[None])
-            reader = FieldReader(read_source(file, export.csv), export, self.schema)
-            further = reader.further_columns((self.client_column, self.person_column))
-            said = [f"has {reader.source.rows} rows."]
-            said += [f"lacks the column {text}" for text in reader.missing_columns()]
+            source = read_source(file, export, self.schema)
+            further = source.further_columns((self.client_column, self.person_column))
+            said = [f"has {source.rows} rows."]
+            said += [f"lacks the column {text}" for text in source.missing_columns()]
             said += [f"has '{field}' in '{one.column}'." for field, one in export.columns.items() if one.column != field]
             said += [f"has further columns, which are ignored: {listed(further)}."] if further else []
             problems = []
             for field in self.schema.fields:
-                if export.source(field.name).column in reader.source.columns:
-                    share = reader.cells(field).null_count / reader.source.rows
+                if export.source(field.name).column in source.columns:
+                    share = source.cells(field).null_count / source.rows
                     said += [f"lacks {100 * share:.2g} % of the values of '{field.name}'."] if share else []
-                    problems += reader.compared(field)[1]
+                    problems += source.compared(field)[1]
             found += [*(f"'{file}' {text}" for text in said), *problems]
         return found
 
