@@ -14,7 +14,7 @@ from fl_lightning.data.class_names import class_name
 from fl_lightning.data.schema import Field, FieldType, Schema, day_of, listed, number_in, repeated, shown
 from fl_lightning.errors import DataError, did_you_mean
 
-BYTES = 2**20
+_BYTES = 2**20
 """The size of the largest file."""
 _NAME, _FEATURES = 100, 100_000
 _KEYS = ("fields", "target", "missingValues", "title", "description")
@@ -31,7 +31,7 @@ def read_schema(path: str | Path) -> Schema:
     """
     try:
         with open(path, "rb") as file:
-            content = file.read(BYTES + 1)
+            content = file.read(_BYTES + 1)
     except OSError as error:
         raise DataError(
             f"Cannot read the schema '{path}' ({error.strerror}). Set 'schema' to a file; 'fl-lightning schema --from own.csv "
@@ -154,7 +154,7 @@ def _plain(text: str | bytes, is_json: bool) -> Any:
     Raises:
         DataError: if it is too large, nested too deeply, has anchors or repeated keys, or is not valid.
     """
-    if len(text) > BYTES:
+    if len(text) > _BYTES:
         raise DataError("It is larger than 1 MiB. Use a smaller one.")
     as_text: Any = {"parse_int": str, "parse_float": str, "parse_constant": str}
     try:

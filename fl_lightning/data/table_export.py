@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,17 @@ from fl_lightning.errors import ConfigurationError, require, require_texts
 
 _PATH = "data.datamodule."
 _MARKS = ",;\t|"
+_CSV = ("separator", "decimal", "encoding", "quote", "missing")
+_COLUMN = ("from", "scale", "offset", "values", "format", "missing")
+_TEXTS = {
+    "separator": (r"[^\r\n\x80-\U0010ffff]", "one character"),
+    "quote": (r"[^\r\n\x80-\U0010ffff]", "one character"),
+    "decimal": ("[.,]", "'.' or ','"),
+    "encoding": (".+", "an encoding such as cp1252"),
+    "from": (".+", "the name of a column"),
+    "format": ("(%[dmYyHMSbB]|[^%])+", "a date's form of %d, %m, %Y, %y, %b, %B, %H, %M and %S, such as %d.%m.%Y"),
+}
+"""How the settings that are texts are written, as a regular expression and in words."""
 
 
 @dataclass(frozen=True)
@@ -114,24 +125,32 @@ def csv_form(values: Any, setting: str) -> CsvForm:
     Raises:
         ConfigurationError: if it is not one.
     """
-    return CsvForm(**_checked(values, _CSV, setting), setting=setting)
+    return CsvForm(**_stated(values, _CSV, setting), setting=setting)
 
 
 def _source(name: str, values: Any, setting: str) -> ColumnSource:
-    found = _checked(values, _COLUMN, setting)
-    if "values" in found:
-        old, new = (_cells(cells, f"{setting}.values") for cells in (found["values"], found["values"].values()))
-        found["values"] = dict(zip(old, new, strict=True))
+    found = _stated(values, _COLUMN, setting)
     return ColumnSource(found.pop("from", name), **found)
 
 
-def _checked(values: Any, checks: Mapping[str, tuple[Callable[[Any], bool], str]], setting: str) -> dict[str, Any]:
-    """Return settings after their checks; 'missing' as texts."""
-    found = dict(mapping_of(values, f"'{setting}'", tuple(checks)))
+def _stated(values: Any, known: Sequence[str], setting: str) -> dict[str, Any]:
+    """Return settings after their checks, and cells as texts."""
+    found = dict(mapping_of(values, f"'{setting}'", known))
     for key, value in found.items():
-        fits, wanted = checks[key]
-        require(fits(value), f"{setting}.{key}", wanted, value)
-    return found | ({"missing": _cells(found["missing"], f"{setting}.missing")} if "missing" in found else {})
+        where = f"{setting}.{key}"
+        if key in _TEXTS:
+            pattern, wanted = _TEXTS[key]
+            require(isinstance(value, str) and re.fullmatch(pattern, value) is not None, where, wanted, value)
+        elif key == "missing":
+            require(isinstance(value, list | tuple), where, "a list of cells", value)
+            found[key] = _cells(value, where)
+        elif key == "values":
+            require(isinstance(value, Mapping), where, "a mapping from the file's values to the schema's", value)
+            found[key] = dict(zip(_cells(value, where), _cells(value.values(), where), strict=True))
+        else:
+            fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            require(fits and (value != 0 or key != "scale"), where, "a finite number; as a scale, other than 0", value)
+    return found
 
 
 def _cells(values: Iterable[Any], setting: str) -> tuple[str, ...]:
@@ -140,32 +159,3 @@ def _cells(values: Iterable[Any], setting: str) -> tuple[str, ...]:
         if isinstance(value, bool) or not isinstance(value, str | int):
             raise ConfigurationError(f"'{setting}' has {value!r}, which YAML does not read as a text. Put quotes around it.")
     return tuple(str(value).strip() for value in values)
-
-
-def _is_character(value: Any) -> bool:
-    return isinstance(value, str) and len(value) == 1 and value.isascii() and value not in "\r\n"
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-_MISSING = (lambda one: isinstance(one, list | tuple), "a list of cells")
-_CSV: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "separator": (_is_character, "one character"),
-    "decimal": (lambda one: one in (".", ","), "'.' or ','"),
-    "encoding": (lambda one: isinstance(one, str), "an encoding such as cp1252"),
-    "quote": (_is_character, "one character"),
-    "missing": _MISSING,
-}
-_COLUMN: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "from": (lambda one: isinstance(one, str), "the name of a column"),
-    "scale": (lambda one: _is_finite(one) and one != 0, "a number other than 0"),
-    "offset": (_is_finite, "a number"),
-    "values": (lambda one: isinstance(one, Mapping), "a mapping from the file's values to the schema's"),
-    "format": (
-        lambda one: isinstance(one, str) and not re.sub(r"%[dmYyHMSbB]|[^%]", "", one),
-        "a date's form of %d, %m, %Y, %y, %b, %B, %H, %M, %S and other characters, such as %d.%m.%Y",
-    ),
-    "missing": _MISSING,
-}
