@@ -44,19 +44,16 @@ class SourceTable:
     Args:
         path: the file.
         columns: its columns by their names, as Arrow arrays: text without surrounding spaces, or of any type in a Parquet file.
+        form: the form of a CSV file; None for a Parquet file.
         export: how it was exported.
         schema: the schema whose fields are read.
     """
 
     path: Path
     columns: dict[str, Any]
+    form: CsvForm | None
     export: Export
     schema: Schema
-
-    @property
-    def form(self) -> CsvForm | None:
-        """Return the form of a CSV file; None for a Parquet file."""
-        return None if _is_parquet(self.path) else self.export.csv
 
     @property
     def in_words(self) -> str:
@@ -230,10 +227,6 @@ def as_text(column: Any) -> Any:
     return column.cast(pa.string())
 
 
-def _is_parquet(path: Path) -> bool:
-    return path.suffix.lower() == ".parquet"
-
-
 def read_source(path: Path, export: Export, schema: Schema | None = None) -> SourceTable:
     """Read a file.
 
@@ -245,19 +238,20 @@ def read_source(path: Path, export: Export, schema: Schema | None = None) -> Sou
     Raises:
         DataError: if the file cannot be read; the message says what is wrong and where.
     """
-    is_parquet, form, pa = _is_parquet(path), export.csv, arrow()
+    form, pa = None if path.suffix.lower() == ".parquet" else export.csv, arrow()
     try:
-        table = pa.parquet.read_table(path) if is_parquet else _csv(path, form)
+        table = _csv(path, form) if form else pa.parquet.read_table(path)
     except (OSError, LookupError, UnicodeError, csv.Error, pa.ArrowException) as error:
-        what = "a Parquet file" if is_parquet else f"a CSV file in {form.encoding.upper()}"
-        hint = f", or state its encoding, often cp1252 where Excel wrote it: '{form.setting}: {{encoding: cp1252}}'"
-        fix = f"Fix the file{'' if is_parquet else hint}."
-        raise DataError(f"Cannot read '{path}' as {what} ({shown(error, 200)}). {fix}") from error
+        what, hint = "a Parquet file", ""
+        if form:
+            what = f"a CSV file in {form.encoding.upper()}"
+            hint = f", or state its encoding, often cp1252 where Excel wrote it: '{form.setting}: {{encoding: cp1252}}'"
+        raise DataError(f"Cannot read '{path}' as {what} ({shown(error, 200)}). Fix the file{hint}.") from error
     names = [str(name).strip() for name in table.column_names]
-    _check_header(path, names, None if is_parquet else form)
+    _check_header(path, names, form)
     if not table.num_rows:
         raise DataError(f"'{path}' has a header but no rows. Add at least one row, or remove the file.")
-    return SourceTable(path, dict(zip(names, map(_whole, table.columns), strict=True)), export, schema or Schema(()))
+    return SourceTable(path, dict(zip(names, map(_whole, table.columns), strict=True)), form, export, schema or Schema(()))
 
 
 def _whole(column: Any) -> Any:

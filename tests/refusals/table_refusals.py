@@ -293,7 +293,10 @@ SETTINGS = [
             ({"kind": "ranking"}, "kind' must be left out, or 'classification' as in the schema, but is 'ranking'"),
             ({"classes": ["a", "b"]}, "classes' must be left out, or ['healthy', 'cancer'] as in the schema"),
             ({"client_column": "sex"}, "client_column' must be a column that is no target, field of the schema or client"),
-            ({"columns": {"age": {"scale": 0}}}, "columns.age.scale' must be a finite number; as a scale, other than 0, but is 0"),
+            (
+                {"columns": {"age": {"scale": 0}}},
+                "columns.age.scale' must be a finite number; as a scale, other than 0, but is 0",
+            ),
             ({"columns": {"age": {"offset": True}}}, "columns.age.offset' must be a finite number"),
             ({"columns": {"age": {"format": "%Z"}}}, "columns.age.format' must be a date's form"),
             ({"columns": {"sex": {"values": {True: "male"}}}}, "columns.sex.values' has True, which YAML does not"),
