@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass
-from datetime import date
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date, datetime
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from fl_lightning.data.class_names import names_of
+import numpy as np
+
+from fl_lightning.core.resume_rule import ResumeRule
+from fl_lightning.data.class_names import class_name, names_of
 from fl_lightning.functional.histograms import equal_cuts
 from fl_lightning.functional.noisy_moments import BoundedField
 
 FieldType = Literal["number", "integer", "boolean", "string", "date"]
 Missing = Literal["refuse", "constant", "indicator", "mean", "most_frequent"]
 
+ISO = "%Y-%m-%d"
+"""How a schema writes dates."""
+LARGEST = float(np.finfo(np.float32).max)
+"""The largest number that a feature may be."""
+NUMBER = r"^[+-]?([0-9]+[{0}]?[0-9]*|[{0}][0-9]+)([eE][+-]?[0-9]+)?$"
+"""How a number is written, with a decimal mark in place of ``{0}``."""
 BOOLEAN_CLASSES = ("false", "true")
 """The classes of a boolean target, in the order of their codes."""
+_BOOLEANS = {"false": 0.0, "0": 0.0, "0.0": 0.0, "no": 0.0, "true": 1.0, "1": 1.0, "1.0": 1.0, "yes": 1.0}
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Field:
     """Describe one column.
 
@@ -54,8 +67,30 @@ class Field:
         values = tuple(f"{self.name}={category}" for category in self.enum) or (self.name,)
         return (*values, f"{self.name}=missing") if self.missing == "indicator" else values
 
+    def coder(self, form: str = ISO, decimal: str = ".") -> tuple[Callable[[str], float | None], str]:
+        """Return the function from a text to its value, None if it has none, and what such a text is not, in words.
 
-@dataclass(frozen=True)
+        The value is a number, a number of days, 0 or 1, or the number of a category.
+
+        Args:
+            form: how dates are written.
+            decimal: the decimal mark.
+        """
+        since = self.since
+        if self.enum:
+            exact = {name: float(code) for code, name in enumerate(self.enum)}
+            alike = {class_name(name): code for name, code in exact.items()}
+            return lambda text: exact.get(
+                text, alike.get(class_name(text))
+            ), f"a category of '{self.name}' ({listed(self.enum)})"
+        if self.type == "boolean":
+            return lambda text: _BOOLEANS.get(text.lower()), "true or false, yes or no, 1 or 0"
+        if since is not None:
+            return lambda text: _days(day_of(text, form), since), f"a date of the form {form}"
+        return lambda text: number_in(text, decimal), f"a number up to {LARGEST:.1e}"
+
+
+@dataclasses.dataclass(frozen=True)
 class Schema:
     """Describe the tables of all clients.
 
@@ -63,11 +98,15 @@ class Schema:
         fields: the columns, in the order of their features.
         target: the name of the field to predict; None for features alone.
         missing_values: the cells that stand for a missing value, in every column.
+        text: the schema as JSON, if it was read from a text.
     """
+
+    on_resume: ClassVar = ResumeRule(free="text")
 
     fields: tuple[Field, ...]
     target: str | None = None
     missing_values: tuple[str, ...] = ("",)
+    text: str = dataclasses.field(default="", compare=False, repr=False)
 
     @property
     def features(self) -> tuple[Field, ...]:
@@ -92,7 +131,8 @@ class Schema:
     @property
     def cuts(self) -> tuple[tuple[float, ...], ...]:
         """Return the borders between ten bins for each feature: of its range, if it has one; none for categories."""
-        return tuple(own for field in self.features for own in (_cuts(field), *[()] * (len(field.columns) - 1)))
+        ranges = {one.channels[0]: equal_cuts(one.low, one.high) for one in self.bounded if not one.is_binary}
+        return tuple(ranges.get(k, ()) for k in range(len(self.feature_names)))
 
     @property
     def bounded(self) -> tuple[BoundedField, ...]:
@@ -129,17 +169,9 @@ class Schema:
 
         Titles, descriptions, comments, and the order of ``missingValues`` do not count; units do.
         """
-        values: dict[str, Any] = {
-            "fields": [{name: _plain(value) for name, value in vars(field).items()} for field in self.fields],
-            "target": self.target,
-            "missing_values": sorted(self.missing_values),
-        }
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _cuts(field: Field) -> tuple[float, ...]:
-    low, high = field.minimum, field.maximum
-    return () if low is None or high is None or low == high else equal_cuts(low, high)
+        fields = [{name: float(one) if isinstance(one, int) else one for name, one in vars(own).items()} for own in self.fields]
+        values = {"fields": fields, "target": self.target, "missing_values": sorted(self.missing_values)}
+        return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def schema_of(datamodule: Any) -> Schema | None:
@@ -168,5 +200,41 @@ def channel_names(data: Any, channels: int) -> list[str]:
     return next(named, [f"channel {k}" for k in range(channels)])
 
 
-def _plain(value: Any) -> Any:
-    return value.isoformat() if isinstance(value, date) else float(value) if isinstance(value, int | float) else value
+# ---------------------------------------------------------------- texts
+
+
+def number_in(text: str, decimal: str = ".") -> float | None:
+    """Return the number that a text is, up to the largest; None for any other text, also 1_0, inf and nan."""
+    if not re.fullmatch(NUMBER.format(decimal), text):
+        return None
+    number = float(text.replace(decimal, "."))
+    return number if abs(number) <= LARGEST else None
+
+
+def day_of(text: str, form: str = ISO) -> date | None:
+    """Return the day that a text is, written as 2024-12-31 or as the form says; None for any other text."""
+    try:
+        return datetime.strptime(text, form).date()
+    except ValueError:
+        return None
+
+
+def _days(day: date | None, since: date) -> float | None:
+    return None if day is None else float((day - since).days)
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """Return the names that occur more than once."""
+    return [name for name, count in Counter(names).items() if count > 1]
+
+
+def shown(text: object, most: int = 60) -> str:
+    """Return a stranger's text for a message: one line, without control characters, shortened."""
+    line = "".join(letter if letter.isprintable() else "?" for letter in str(text)[: most + 1])
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+def listed(parts: Sequence[str], mark: str = ", ") -> str:
+    """Return the first 20 parts, and how many more there are."""
+    first = mark.join(parts[:20])
+    return first if len(parts) <= 20 else f"{first} and {len(parts) - 20} more"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,13 +18,12 @@ from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.class_names import alike, class_name, given_classes, ordered_classes
 from fl_lightning.data.client_paths import client_paths
 from fl_lightning.data.in_memory import InMemoryDataModule, named_dataset
-from fl_lightning.data.schema import Schema
-from fl_lightning.data.schema_cells import exports_of
+from fl_lightning.data.schema import Field, Schema, listed, repeated
 from fl_lightning.data.schema_file import read_schema
-from fl_lightning.data.table_checks import compare_files, ranges_of, sentinels, unlike_ranges
-from fl_lightning.data.table_file import listed
-from fl_lightning.data.table_rows import Columns, Table, read_table
-from fl_lightning.errors import ConfigurationError, DataError, require
+from fl_lightning.data.table_checks import ranges_of, sentinels, unlike_ranges
+from fl_lightning.data.table_export import exports_of
+from fl_lightning.data.table_file import SourceTable, read_source
+from fl_lightning.errors import ConfigurationError, DataError, did_you_mean, require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
 from fl_lightning.functional.splitting import count_units, hold_out
@@ -33,44 +34,28 @@ _COMPARED = 100
 """The number of clients whose features' ranges are compared."""
 _SHOWN = 5
 """The number of warnings about odd values."""
+_ENDINGS = (".csv", ".tsv", ".parquet")
+_Files = Sequence[tuple[str | None, Path]]
+"""Each file with its client; None for a single file."""
 
 
-def _of_schema(schema: Schema, target: str | None, kind: str, classes: Any, others: dict[str, str | None]) -> tuple[Any, Any]:
-    """Return the target and its kind, which are those of the schema.
+@dataclass(frozen=True)
+class _Table:
+    """Hold the rows of one file, or of several one after another.
 
-    Raises:
-        ConfigurationError: if a setting says something else, or names a field as a column of clients or persons.
+    Args:
+        schema: what the columns mean.
+        features: the features, finite in float32, float64, shape (n, d).
+        target: the target, float64, shape (n,): a number, or the number of a class; None without one.
+        clients: the name of each row's client, text, shape (n,), or None.
+        persons: the name of each row's person, text, shape (n,), or None.
     """
-    found = "classification" if schema.classes else "regression"
-    said = {"target": (target, "target", schema.target), "kind": (kind, "regression", found)}
-    for setting, (value, default, own) in said.items():
-        if value not in (default, own):
-            what = f"'{_PATH}{setting}' is {value!r}, but the schema says {own!r}."
-            raise ConfigurationError(f"{what} Remove '{setting}', or change the schema of all.")
-    require(classes is None, f"{_PATH}classes", "left out with a 'schema', which has them", classes)
-    for setting, column in others.items():
-        other = column not in [field.name for field in schema.fields]
-        require(other, _PATH + setting, "a column that is not a field of the schema", column)
-    return schema.target, found
 
-
-def _check_paths(path: Path | Mapping[str, Path], held: Path | None, client_column: str | None) -> None:
-    """Refuse a column of clients beside files that name them, and files that are trained and tested on."""
-    paths, several = [path] if isinstance(path, Path) else [*path.values()], not isinstance(path, Path)
-    require(bool(paths), f"{_PATH}path", "a file, a folder, or a file for each client", path)
-    if client_column is not None and (several or paths[0].is_dir()):
-        what = "has a file for each client" if several else f"is the folder '{path}', in which each file is one"
-        raise DataError(
-            f"'{_PATH}client_column' names the clients of one file, but 'path' {what}. Set 'client_column' to null, or 'path' "
-            "to a file."
-        )
-    pairs = [] if held is None else [pair for one in paths for pair in ((held, one, "trained"), (one, held, "tested"))]
-    for inner, outer, what in pairs:
-        if outer.resolve() in (inner.resolve(), *inner.resolve().parents):
-            raise DataError(
-                f"'{inner}' is inside '{outer}', so its rows would be {what} on, too. Set '{_PATH}path' to the training rows "
-                "alone, and 'test_path' to the others."
-            )
+    schema: Schema
+    features: np.ndarray[Any, Any]
+    target: np.ndarray[Any, Any] | None
+    clients: np.ndarray[Any, Any] | None
+    persons: np.ndarray[Any, Any] | None
 
 
 class TableDataModule(InMemoryDataModule):
@@ -145,31 +130,29 @@ class TableDataModule(InMemoryDataModule):
         self._exports = exports_of(self.schema, csv, columns, exports)
         if self.schema is not None:
             require(bool(self.schema.feature_names), f"{_PATH}schema", "the file of a schema with features", schema)
-            others = {"client_column": client_column, "person_column": person_column}
-            target, kind = _of_schema(self.schema, target, kind, classes, others)
-        if path is None and test_path is None:
-            raise ConfigurationError(
-                f"'{_PATH}path' is missing. Set it to your table; a server whose clients are sites of their own needs only "
-                f"'{_PATH}test_path'."
-            )
+            found: Literal["regression", "classification"] = "classification" if self.schema.classes else "regression"
+            own: dict[str, Any] = {"target": (target, "target", self.schema.target), "kind": (kind, "regression", found)}
+            for setting, (value, usual, said) in (own | {"classes": (classes, None, [*self.schema.classes])}).items():
+                require(value in (usual, said), _PATH + setting, f"left out, or {said!r} as in the schema", value)
+            target, kind, classes = self.schema.target, found, None
+        wanted = "your table, or null at a server whose clients are sites of their own, beside a 'test_path'"
+        require(bool(path) or test_path is not None, f"{_PATH}path", wanted, path)
         is_named = kind == "classification"
         require(0 <= test_share < 1, f"{_PATH}test_share", "at least 0 and below 1", test_share)
-        require(is_named or kind == "regression", f"{_PATH}kind", "regression or classification", kind)
         require(target is not None or not is_named, f"{_PATH}kind", "left out without a 'target'", kind)
         require(classes is None or is_named, f"{_PATH}classes", "null without 'kind: classification'", classes)
-        other = client_column is None or client_column != target
-        require(other, f"{_PATH}client_column", "a column other than 'target'", client_column)
-        apart = person_column is None or person_column not in (target, client_column)
-        require(apart, f"{_PATH}person_column", "a column other than 'target' and 'client_column'", person_column)
-        described = () if self.schema is None else self.schema.features
-        self._gaps = [one.name for one in described if one.missing in ("mean", "most_frequent")]
-        if self._gaps and standardize:
-            raise ConfigurationError(
-                f"'{_PATH}standardize' is true, but the schema leaves missing values of '{self._gaps[0]}' to the model, which "
-                "fills them in. Set 'standardize' to false, and let the model scale, too: Standardized."
-            )
+        require(bool(path) or not standardize, f"{_PATH}standardize", "false without training rows", standardize)
+        fields = () if self.schema is None else self.schema.fields
+        taken = [target, *(one.name for one in fields)]
+        for setting, column in (("client_column", client_column), ("person_column", person_column)):
+            is_free = column is None or column not in taken
+            require(is_free, _PATH + setting, "a column that is no target, field of the schema or client", column)
+            taken.append(column)
+        self._gaps = [one.name for one in fields if one.missing in ("mean", "most_frequent")]
+        wanted = "false with a schema that leaves missing values to the model, whose Standardized scales, too"
+        require(not (self._gaps and standardize), f"{_PATH}standardize", wanted, standardize)
         self.path, self.test_path, self.test_share = path, test_path, test_share
-        self._paths = None if path is None else client_paths(f"{_PATH}path", path)
+        self._paths = client_paths(f"{_PATH}path", path) if path else None
         self.target, self.client_column, self.kind = target, client_column, kind
         self.classes, self.person_column = given_classes(classes), person_column
         self.standardize = standardize
@@ -199,41 +182,112 @@ class TableDataModule(InMemoryDataModule):
         Raises:
             DataError: if a file is invalid; the message names file, line and column.
         """
-        held = None if self.test_path is None else Path(self.test_path)
-        text = self.kind == "classification"
-        columns = Columns(self.target, self.client_column, text, self.person_column, self.schema, self._exports)
-        table = None
-        if self._paths is not None:
-            _check_paths(self._paths, held, self.client_column)
-            table = read_table(self._paths, columns, f"{_PATH}path")
-            self._warn_of_odd_values(table)
-        other = None if held is None else read_table(held, columns, f"{_PATH}test_path", table)
+        files = [] if self._paths is None else _table_files(self._paths, f"{_PATH}path")
+        tests = [] if self.test_path is None else _table_files(Path(self.test_path), f"{_PATH}test_path")
+        both = {file.resolve() for _, file in tests} & {file.resolve() for _, file in files}
+        require(not both, f"{_PATH}test_path", "files that are not in 'path', whose rows are trained on", self.test_path)
+        table = self._read(files) if files else None
+        other = self._read(tests, table) if tests else None
         read = table or other
         assert read is not None
-        self.feature_names = read.names
-        target, classes = self._targets(read, self.classes)
-        named: dict[str, Any] = {"feature_names": read.names} | ({"classes": classes} if classes else {})
+        self.feature_names = read.schema.feature_names
+        named: dict[str, Any] = {"feature_names": self.feature_names}
+        named |= {"classes": read.schema.classes} if self.kind == "classification" else {}
         if table is None:
-            require(not self.standardize, f"{_PATH}standardize", "false without training rows", self.standardize)
-            self.origin = f"{self.test_path} ({len(read.features)} rows, {len(read.names)} features)"
-            return None, self._dataset(read.features, target, torch.arange(len(read.features)), named)
-        domains, clients = coded(table.clients)
-        persons, _ = coded(table.persons)
-        if other is not None:
-            chosen, taken = torch.arange(len(table.features)), torch.arange(len(other.features))
-            features, values = other.features, self._targets(other, classes)[0]
-        else:
-            chosen, taken = self._divided(domains, persons, target if classes else None, len(table.features))
-            features, values = table.features, target
+            rows = torch.arange(len(read.features))
+            self.origin = f"{self.test_path} ({len(rows)} rows, {len(self.feature_names)} features)"
+            return None, self._dataset(read, rows, named)
+        self._warn_of_odd_values(table)
+        domains, clients = _coded(table.clients)
+        chosen, taken = torch.arange(len(table.features)), torch.arange(len(other.features) if other else 0)
+        if other is None and self.test_share:
+            chosen, taken = self._divided(table, domains)
         self._measure(table.features[chosen.numpy()])
         whose = {"domains": domains[chosen], "domains_names": clients} if domains is not None else {}
         whose |= {"persons": table.persons[chosen.numpy()]} if table.persons is not None else {}
-        train = self._dataset(table.features, target, chosen, named | whose)
-        test = self._dataset(features, values, taken, named) if taken.numel() else None
-        rows = f"{len(train)} + {taken.numel()} rows" if test else f"{len(train)} rows"
+        sizes = f"{len(chosen)} + {len(taken)} rows" if len(taken) else f"{len(chosen)} rows"
         shown = self._paths if isinstance(self._paths, Path) else f"{len(self._paths or ())} paths"
-        self.origin = f"{shown} ({rows}, {len(table.names)} features, {len(clients) or 'no'} clients)"
-        return train, test
+        self.origin = f"{shown} ({sizes}, {len(self.feature_names)} features, {len(clients) or 'no'} clients)"
+        test = self._dataset(other or table, taken, named) if len(taken) else None
+        return self._dataset(table, chosen, named | whose), test
+
+    def _read(self, files: _Files, like: _Table | None = None) -> _Table:
+        """Read files, whose columns are matched by name, in any order.
+
+        Args:
+            files: the files.
+            like: the training rows, whose features these must have; columns of clients and persons may then be missing.
+
+        Raises:
+            DataError: if a file is invalid; the message names file, line and column.
+        """
+        owners, usual = [name for name, _ in files if name is not None], self._exports[None]
+        roles = {"client_column": self.client_column, "person_column": self.person_column}
+        if like is None:
+            is_one = self.client_column is None or not owners
+            require(is_one, f"{_PATH}client_column", "null with a file for each client in 'path'", self.client_column)
+            for client in self._exports.keys() - {None, *owners}:
+                hint = did_you_mean(str(client), owners).strip()
+                require(False, f"{_PATH}exports", "settings of clients who have a file in 'path'", client, hint)
+        exports = [usual if like else self._exports.get(name, usual) for name, _ in files]
+        sources = [read_source(file, export) for (_, file), export in zip(files, exports, strict=True)]
+        wanted = ({} if like else roles) | ({} if self.schema else {"target": self.target})
+        for source, (setting, name) in product(sources, wanted.items()):
+            if name is not None and name not in source.columns:
+                what = f"'{source.path}' has no column '{name}'. {source.in_words}"
+                raise DataError(f"{what} Set '{_PATH}{setting}' to one of them or to null, or add the column.")
+        schema = self.schema or (like.schema if like else self._plain_schema(sources))
+        sources, further = [replace(source, schema=schema) for source in sources], []
+        for source in sources:
+            if missing := source.missing_columns():
+                raise DataError(
+                    f"'{source.path}' lacks columns: {listed(missing, ' ')} {source.in_words} Add the column, "
+                    f"or, with a schema, name the one that holds it: '{source.export.setting}: {{FIELD: {{from: COLUMN}}}}'."
+                )
+            if names := source.further_columns([*roles.values()]):
+                further.append(f"'{source.path}' has {listed(names)}")
+        if further and self.schema is None and like is None:
+            raise DataError(f"{listed(further, '; ')}, but '{sources[0].path}' does not. Give every file the same columns.")
+        if further:
+            rank_zero_warn(f"Further columns are ignored: {listed(further, '; ')}.")
+        features = [np.concatenate([source.features(one) for one in schema.features], axis=1) for source in sources]
+        aim, clients, person = schema.target_field, None, self.person_column
+        target = None if aim is None else np.concatenate([source.values(aim) for source in sources])
+        if owners:
+            clients = np.concatenate([np.full(source.rows, name) for name, source in zip(owners, sources, strict=True)])
+        elif self.client_column in sources[0].columns:
+            clients = _texts_of(sources, str(self.client_column))
+        persons = _texts_of(sources, str(person)) if all(person in source.columns for source in sources) else None
+        return _Table(schema, np.concatenate(features), target, clients, persons)
+
+    def _plain_schema(self, sources: Sequence[SourceTable]) -> Schema:
+        """Return the schema of files whose features are numbers: those of the first file.
+
+        Raises:
+            DataError: if there are no features, or a single class.
+        """
+        first, target = sources[0], [] if self.target is None else [self.target]
+        names = [name for name in first.columns if name not in (self.target, self.client_column, self.person_column)]
+        if not names:
+            raise DataError(f"'{first.path}' has no columns besides {listed([*first.columns])}. Add columns of features.")
+        names += target if self.kind == "regression" else []
+        flags = {name for name in names if all(name in one.columns and one.columns[name].type == "bool" for one in sources)}
+        fields = [Field(name, "boolean" if name in flags else "number") for name in names]
+        for name in target if self.kind == "classification" else []:
+            cells = [class_name(cell) for source in sources for cell in source.text(name).unique().to_pylist()]
+            known, where = self.classes or ordered_classes(cells), f"The column '{name}' of '{first.path}' has the"
+            if len(known) < 2:
+                raise DataError(
+                    f"{where} single class '{known[0]}', but classification needs two or more. Name all classes in "
+                    f"'{_PATH}classes', or set '{_PATH}target' to another column."
+                )
+            if not self.classes and (odd := alike(known)):
+                rank_zero_warn(
+                    f"{where} classes {', '.join(map(repr, odd))}, which differ only in capital letters or in how a number is "
+                    "written. If they are the same, write them alike in all files."
+                )
+            fields.append(Field(name, "string", enum=known))
+        return Schema(tuple(fields), self.target)
 
     def compare_with_schema(self) -> list[str]:
         """Return sentences about how the training files differ from the schema, for the eyes of those who own them.
@@ -241,19 +295,34 @@ class TableDataModule(InMemoryDataModule):
         Raises:
             DataError: if a file cannot be read at all.
         """
+        found: list[str] = []
         if self.schema is None or self._paths is None:
-            return []
-        return compare_files(self._paths, self.schema, self._exports, (self.client_column, self.person_column))
+            return found
+        for name, file in _table_files(self._paths, f"{_PATH}path"):
+            export = self._exports.get(name, self._exports[None])
+            source = read_source(file, export, self.schema)
+            further = source.further_columns((self.client_column, self.person_column))
+            said = [f"has {source.rows} rows."]
+            said += [f"lacks the column {text}" for text in source.missing_columns()]
+            said += [f"has '{field}' in '{one.column}'." for field, one in export.columns.items() if one.column != field]
+            said += [f"has further columns, which are ignored: {listed(further)}."] if further else []
+            problems = []
+            for field in self.schema.fields:
+                if export.source(field.name).column in source.columns:
+                    share = source.cells(field).null_count / source.rows
+                    said += [f"lacks {100 * share:.2g} % of the values of '{field.name}'."] if share else []
+                    problems += source.compared(field)[1]
+            found += [*(f"'{file}' {text}" for text in said), *problems]
+        return found
 
     @staticmethod
-    def _warn_of_odd_values(table: Table) -> None:
+    def _warn_of_odd_values(table: _Table) -> None:
         """Warn of numbers that seem to stand for missing values, and of clients whose features seem to have another unit."""
-        found = sentinels(table.names, table.features)
+        found = sentinels(table.schema.feature_names, table.features)
         if table.clients is not None:
             names = np.unique(table.clients)[:_COMPARED].tolist()
-            found += unlike_ranges(
-                table.names, {f"client {name}": ranges_of(table.features[table.clients == name]) for name in names}
-            )
+            ranges = {f"client {name}": ranges_of(table.features[table.clients == name]) for name in names}
+            found += unlike_ranges(table.schema.feature_names, ranges)
         for text in found[:_SHOWN]:
             rank_zero_warn(text)
 
@@ -267,41 +336,9 @@ class TableDataModule(InMemoryDataModule):
             raise DataError("'data.datamodule.path' is null, so there are no rows to train on. Set it to a table.")
         return super().train_dataloader()
 
-    def _targets(self, table: Table, classes: tuple[str, ...] = ()) -> tuple[Tensor | None, tuple[str, ...]]:
-        """Return targets as a tensor, and the names of their classes, given or found; without classes, an empty tuple."""
-        if table.target is None:
-            return None, ()
-        if self.kind == "regression":
-            return torch.from_numpy(table.target).float(), ()
-        if self.schema is not None:
-            return torch.from_numpy(table.target), self.schema.classes
-        names = [class_name(cell) for cell in table.target]
-        known = classes or ordered_classes(names)
-        if len(known) < 2:
-            raise DataError(
-                f"The column '{self.target}' of '{self.path or self.test_path}' has the single class '{known[0]}', but "
-                "classification needs two or more. Name all classes in 'data.datamodule.classes', or set "
-                "'data.datamodule.target' to another column."
-            )
-        if (odd := alike(known)) and not classes:
-            rank_zero_warn(
-                f"The column '{self.target}' has the classes {', '.join(map(repr, odd))}, which differ only in capital letters "
-                "or in how a number is written. If they are the same, write them alike in all files."
-            )
-        codes = {name: code for code, name in enumerate(known)}
-        for row, name in enumerate(names):
-            if name not in codes:
-                what = f"the column '{self.target}' has the class '{name}', but the classes are {listed(known)}."
-                fix = f"Correct the cell, or name all classes in '{_PATH}classes'."
-                raise DataError(f"{table.place(row)}: {what} {fix}")
-        return torch.tensor([codes[name] for name in names]), known
-
-    def _divided(
-        self, domains: Tensor | None, persons: Tensor | None, classes: Tensor | None, rows: int
-    ) -> tuple[Tensor, Tensor]:
+    def _divided(self, table: _Table, domains: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the training rows, and those of the server's set."""
-        if not self.test_share:
-            return torch.arange(rows), torch.zeros(0, dtype=torch.int64)
+        rows, (persons, _) = len(table.features), _coded(table.persons)
         owners = torch.zeros(rows, dtype=torch.int64) if domains is None else domains
         everyone = Partition.of_owners(owners, int(owners.max()) + 1)
         units = count_units(everyone, persons)
@@ -309,12 +346,10 @@ class TableDataModule(InMemoryDataModule):
         if not int(sizes.sum()):  # then the largest client gives one
             largest = units.argmax()
             sizes[largest] = (units[largest] - 1).clamp(max=1)
-        if not int(sizes.sum()):
-            what = "rows" if persons is None else "persons"
-            raise DataError(
-                f"'data.datamodule.test_share' is {self.test_share}, but it selects no {what}, because no client has more than "
-                "one. Set it to 0, or set 'test_path'."
-            )
+        what = "rows" if persons is None else "persons"
+        wanted = f"0 if no client has several {what}, or give way to a 'test_path'"
+        require(int(sizes.sum()) > 0, f"{_PATH}test_share", wanted, self.test_share)
+        classes = torch.from_numpy(table.target).long() if self.kind == "classification" else None
         rest, taken = hold_out(everyone, sizes, classes, generator(self.seed, "test share"), persons)
         return rest.order.sort().values, taken.order.sort().values
 
@@ -324,18 +359,56 @@ class TableDataModule(InMemoryDataModule):
         constant = (features.max(axis=0) == features.min(axis=0)) | (std == 0)  # mainly the first: std may be a rounding error
         self.std = torch.from_numpy(np.where(constant, 1.0, std))
 
-    def _dataset(
-        self, features: np.ndarray[Any, Any], target: Tensor | None, chosen: Tensor, named: dict[str, Any]
-    ) -> TensorDataset:
-        inputs = torch.from_numpy(features)[chosen]
+    def _dataset(self, table: _Table, chosen: Tensor, named: dict[str, Any]) -> TensorDataset:
+        tensors = [torch.from_numpy(table.features)[chosen]]
         if self.standardize:
-            inputs = (inputs - self.mean) / self.std
-        return named_dataset([inputs.float()] + ([] if target is None else [target[chosen]]), **named)
+            tensors = [(tensors[0] - self.mean) / self.std]
+        if table.target is not None:
+            target = torch.from_numpy(table.target)[chosen]
+            tensors.append(target.long() if self.kind == "classification" else target.float())
+        return named_dataset([tensors[0].float(), *tensors[1:]], **named)
 
 
-def coded(names: np.ndarray[Any, Any] | None) -> tuple[Tensor | None, tuple[str, ...]]:
+def _coded(names: np.ndarray[Any, Any] | None) -> tuple[Tensor | None, tuple[str, ...]]:
     """Return the number of each row's name among the sorted ones, int64, shape (n,), and the names; None without names."""
     if names is None:
         return None, ()
     known, codes = np.unique(names, return_inverse=True)
     return torch.from_numpy(codes), tuple(known.tolist())
+
+
+def _table_files(path: Path | Mapping[str, Path], setting: str) -> _Files:
+    """Return each file with its client, sorted by name: the tables of a folder, or of each client; None for a single file.
+
+    Raises:
+        DataError: if no table exists, or if two files of a folder have the same name.
+    """
+    if isinstance(path, Mapping):
+        return [(name, file) for name in sorted(path) for _, file in _table_files(path[name], setting)]
+    if path.is_file():
+        return [(None, path)]
+    files = sorted(path.iterdir()) if path.is_dir() else []
+    found = [file for file in files if file.suffix.lower() in _ENDINGS and file.name[0] != "." and file.is_file()]
+    if not found:
+        what = (
+            f"The folder '{path}' has no CSV file (*.csv) and no Parquet file" if path.is_dir() else f"'{path}' does not exist"
+        )
+        raise DataError(f"{what}. Set '{setting}' to a CSV or Parquet file, or to a folder with one per client.")
+    for twice in repeated(file.stem for file in found):
+        raise DataError(f"The folder '{path}' has several tables named '{twice}'. Give every client one file.")
+    return [(file.stem, file) for file in found]
+
+
+def _texts_of(sources: Sequence[SourceTable], name: str) -> np.ndarray[Any, Any]:
+    """Return a column of text, which must not have gaps.
+
+    Raises:
+        DataError: naming the first gap.
+    """
+    found = []
+    for source in sources:
+        cells = np.array(source.text(name).fill_null("").to_pylist())
+        if "" in cells:
+            raise DataError(source.problem(cells == "", name, "", "Fill it, or remove the row."))
+        found.append(cells)
+    return np.concatenate(found)

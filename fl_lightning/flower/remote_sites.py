@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.data.class_names import names_of
 from fl_lightning.data.held_out import chosen
+from fl_lightning.data.schema import schema_of
 from fl_lightning.errors import ClientError, ConfigurationError, WireError, require, require_texts
 from fl_lightning.flower import envelope
 from fl_lightning.flower.checks import (
@@ -29,7 +30,6 @@ from fl_lightning.flower.exchange import Exchange, keep_witness
 from fl_lightning.flower.remote_pool import RemotePool
 from fl_lightning.flower.renumbered import RenumberedTransport
 from fl_lightning.flower.replies import Needs, info_in
-from fl_lightning.flower.server_schema import offered
 from fl_lightning.flower.transport import Content, Transport
 from fl_lightning.flower.values import build_model, configuration, found_at_start
 from fl_lightning.messages import ClientInfo
@@ -134,10 +134,11 @@ class RemoteSites(ChecksTypes, RemoteClients):
         require_fitting_classes(trainer.lightning_module, classes)
         shows = any(getattr(callback, "reads_inputs", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         asks = shows or any(not part.is_measured for part in standardized_parts(trainer.lightning_module))
-        schema = offered(trainer.datamodule.datamodule)  # type: ignore[attr-defined]
+        own = schema_of(trainer.datamodule.datamodule)  # type: ignore[attr-defined]
         here = {"classes": classes, "features": features}
         summed = any(option.seals for option in settings.active_options)  # then the sums of inputs are asked for later
-        more = {"statistics": asks and not summed, "histograms": shows, "summed": asks and summed, "schema": schema}
+        more: dict[str, Any] = {"statistics": asks and not summed, "histograms": shows, "summed": asks and summed}
+        more["schema"] = own.text if own else ""
         told = self._described(names, absent, here, more)
         for client, cause in absent.items():
             rank_zero_warn(f"The fit starts without site {names[client]} (client {client}): {cause}.")

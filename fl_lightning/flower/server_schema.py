@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.data.schema import schema_of
-from fl_lightning.data.schema_file import BYTES, parse_schema, read_schema, schema_text
-from fl_lightning.errors import ConfigurationError, DataError, WireError
+from fl_lightning.data.schema_file import parse_schema, read_schema
+from fl_lightning.errors import DataError, WireError
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.utilities.atomic_file import write_whole
@@ -19,21 +18,6 @@ def kept_schema(folder: Path) -> Path | None:
     """Return the file of the schema that a server has offered to the site with this folder; None before that."""
     path = folder / _FILE
     return path if path.exists() else None
-
-
-def offered(datamodule: Any) -> str:
-    """Return the schema of the server's tables as the text that it offers to sites; empty without one.
-
-    Raises:
-        ConfigurationError: if it is too long for them.
-    """
-    schema = schema_of(datamodule)
-    text = "" if schema is None else schema_text(schema)
-    if len(text) > BYTES:
-        raise ConfigurationError(
-            f"The schema has {len(text)} characters as JSON, but sites read at most 1 MiB. Use a smaller one."
-        )
-    return text
 
 
 def keep_schema(folder: Path, policy: Policy, text: Any) -> Path | None:
@@ -65,5 +49,5 @@ def keep_schema(folder: Path, policy: Policy, text: Any) -> Path | None:
             f"one could read other columns. If the site's staff agree, they delete '{path}'."
         )
     if known is None or known.digest() != schema.digest():
-        write_whole(path, schema_text(schema).encode())
+        write_whole(path, schema.text.encode())
     return path

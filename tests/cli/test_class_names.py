@@ -203,9 +203,9 @@ def test_folders_of_classes_are_named_as_they_are_written():
 
 
 def test_classes_that_are_missing_or_wrong_are_named():
-    with pytest.raises(DataError, match=r"line 3: .* has the class 'x', but the classes are a, b\. "):
+    with pytest.raises(DataError, match=r"line 3: .* holds 'x', which is not a category of 'outcome' \(a, b\)\. "):
         table(write("own.csv", *"bxb"), classes=["a", "b"])
-    with pytest.raises(DataError, match=r"has the class 'a', but the classes are b, c\. Correct the cell, or name all"):
+    with pytest.raises(DataError, match=r"holds 'a', which is not a category of 'outcome' \(b, c\)\. Correct the cell, add"):
         table(write("own.csv", *"bcb"), test_path=write("test.csv", *"ab"))
     with pytest.raises(DataError, match=r"single class 'b', but classification needs two or more. Name all classes in"):
         table(write("own.csv", *"bbb"))

@@ -39,7 +39,7 @@ def test_three_unlike_exports_are_the_clean_table(schema):
     """Also where a site reads its own file alone: the same features, classes and rows."""
     frame = clean()
     paths = write_exports(Path("exports"), frame)
-    with pytest.warns(UserWarning, match=r"Columns that the schema does not name are ignored: 'exports/north.csv' has ward\."):
+    with pytest.warns(UserWarning, match=r"Further columns are ignored: 'exports/north.csv' has ward\."):
         data = set_up(paths, schema=schema, exports=SETTINGS)
     features, classes = expected(frame)
     assert data.feature_names == data.train_set.feature_names == tuple(features.columns)
@@ -204,15 +204,17 @@ def test_tables_of_parquet_without_a_schema():
 # ------------------------------------------------------------------ the comparison with the schema
 
 
-def test_another_unit_is_asked_about_without_a_factor():
-    """In mmol/l instead of mg/dl, a factor of 18.018, which no range tells; not if some values are in the range."""
-    schema = small("name: lab, type: number, unit: mg/dl, constraints: {minimum: 40, maximum: 600}")
-    write("x.csv", "lab", "4.1", "5.2", "9.8")
-    said = TableDataModule("x.csv", schema=schema).compare_with_schema()[-1]
-    count = "3 of 3 values are out of range (at least 40 mg/dl and at most 600 mg/dl)."
-    assert said == f"'x.csv': 'lab': {count} Is it another unit? Then set 'scale' of 'lab' to the factor from one to the other."
-    write("x.csv", "lab", "4.1", "40", "40")
-    assert "unit?" not in TableDataModule("x.csv", schema=schema).compare_with_schema()[-1]
+def test_values_out_of_range_are_counted_and_another_unit_is_asked_about():
+    """In mmol/l instead of mg/dl, a factor of 18.018, which no range tells."""
+    schema = small("name: lab, type: number, unit: mg/dl, constraints: {minimum: 40, maximum: 600}", "name: n, type: number")
+    write("x.csv", "lab,n", "4.1,1", "700,1", "50,x", "9.8,1")
+    size, low, high, text = TableDataModule("x.csv", schema=schema).compare_with_schema()
+    fix = "Correct the cell, or change the schema of all. Is it another unit? Then set its factor: 'data.datamodule.columns:"
+    assert size == "'x.csv' has 4 rows."
+    where = "x.csv, line 2: the column 'lab' holds '4.1' but 'lab' is at least 40 mg/dl in the schema, in 2 of 4 rows."
+    assert low == f"{where} {fix} {{lab: {{scale: ...}}}}'."
+    assert high.startswith("x.csv, line 3: the column 'lab' holds '700' but 'lab' is at most 600 mg/dl in the schema. Correct")
+    assert text.startswith("x.csv, line 4: the column 'n' holds 'x', which is not a number")
 
 
 @given(

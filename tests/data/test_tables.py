@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sklearn.preprocessing import LabelEncoder, StandardScaler
 from small_tables import lines, numbers, set_up, write
 
-from fl_lightning import DataError, DomainPartitioner, FederatedDataModule, IIDPartitioner, TableDataModule
+from fl_lightning import ConfigurationError, DataError, DomainPartitioner, FederatedDataModule, IIDPartitioner, TableDataModule
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_classes_are_coded_in_sorted_order(labels):
 @pytest.mark.parametrize("pair", [("BENIGN", "benign"), ("100", "1e2"), ("1.5", "1.50"), ("+1", "1")])
 def test_classes_that_may_be_the_same_are_named(pair):
     write("x.csv", "a,kind", f"1,{pair[1]}", f"2,{pair[0]}", "3,7")
-    said = f"'kind' has the classes '{pair[0]}', '{pair[1]}', which differ only in capital letters or in how a number is"
+    said = f"'kind' of 'x.csv' has the classes '{pair[0]}', '{pair[1]}', which differ only in capital letters or in how a num"
     with pytest.warns(UserWarning, match=re.escape(said)):
         set_up("x.csv", target="kind", kind="classification", test_share=0.0)
 
@@ -161,7 +161,7 @@ def test_the_test_share_is_each_clients(sizes, share, seed):
     data = TableDataModule(path, None, test_share=share, client_column="client", standardize=False, seed=seed)
     if max(sizes) == 1:
         with pytest.raises(
-            DataError, match=r"'data.datamodule.test_share' is .* selects no rows, .* more than one. Set it to 0"
+            ConfigurationError, match=r"'data.datamodule.test_share' must be 0 if no client has several rows, or give way"
         ):
             data.setup("fit")
         return

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from fl_lightning.cli.commands.schema_draft import propose
-from fl_lightning.data.schema_cells import csv_form
+from fl_lightning.data.table_export import Export, csv_form
 from fl_lightning.data.table_file import read_source
 from fl_lightning.errors import DataError, FederationError
 
@@ -52,7 +52,7 @@ def _proposed(given: argparse.Namespace) -> str:
         form = csv_form(yaml.safe_load(given.csv), "--csv")
     except yaml.YAMLError as error:
         raise DataError(f"'--csv' is not YAML ({' '.join(str(error).split())}). Put it in single quotes.") from error
-    return propose(read_source(path, form), given.target, given.without, given.ranges)
+    return propose(read_source(path, Export(form)), given.target, given.without, given.ranges)
 
 
 def _write(path: Path, text: str) -> None:

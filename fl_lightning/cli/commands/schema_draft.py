@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from fl_lightning.data.class_names import class_name, ordered_classes
-from fl_lightning.data.schema_file import boolean_of, parse_date, parse_schema, shown
-from fl_lightning.data.table_file import SourceTable, number_in
+from fl_lightning.data.schema import Field, day_of, shown
+from fl_lightning.data.schema_file import parse_schema
+from fl_lightning.data.table_file import SourceTable
 from fl_lightning.errors import DataError, did_you_mean
 
 _MARKERS = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", ".", "?")
@@ -35,7 +37,7 @@ def propose(source: SourceTable, target: str | None, without: Sequence[str] = ()
     Raises:
         DataError: if a column does not exist, or its name cannot be that of a field.
     """
-    header, targets = source.header, [] if target is None else [target]
+    header, targets = tuple(source.columns), [] if target is None else [target]
     for name in [*targets, *without]:
         if name not in header:
             raise DataError(f"'{source.path}' has no column '{name}'.{did_you_mean(name, header)} {source.in_words}")
@@ -69,7 +71,8 @@ class _Column:
     """Look at a column: its markers of missing values, and its other cells, each once."""
 
     def __init__(self, source: SourceTable, name: str, is_target: bool) -> None:
-        self.decimal, self.is_target = source.decimal, is_target
+        self.is_target = is_target
+        self._number, _ = Field(name, "number").coder(decimal=source.decimal)
         cells = source.text(name, days=not is_target).fill_null("").to_pylist()
         texts = [cell for cell in dict.fromkeys(cells) if cell not in _MARKERS]
         odd = [cell for cell in texts if self._number(cell) is None]  # one or two texts among numbers
@@ -78,22 +81,12 @@ class _Column:
         self.distinct = [cell for cell in texts if cell not in own]
         self.count = sum(cell not in own for cell in cells)
 
-    def _number(self, cell: str) -> float | None:
-        return number_in(cell, self.decimal)
-
     def _all(self, read: Callable[[str], Any]) -> bool:
         return all(read(cell) is not None for cell in self.distinct)
 
     def _date_form(self) -> str | None:
         """Return how dates are written; None if some cell is no date."""
-
-        def fits(form: str) -> bool:
-            try:
-                return self._all(lambda cell: parse_date(cell, form))
-            except ValueError:
-                return False
-
-        return next((form for form in _DATES if fits(form)), None)
+        return next((form for form in _DATES if self._all(partial(day_of, form=form))), None)
 
     def unusable(self) -> str:
         """Return why the column cannot be a field; empty if it can."""
@@ -117,7 +110,7 @@ class _Column:
 
     def _type(self, ranges: bool) -> list[str]:
         order = "the order of the classes"
-        if self._all(boolean_of) and len(self.distinct) == 2:
+        if self._all(Field("", "boolean").coder()[0]) and len(self.distinct) == 2:
             return ["type: boolean"]
         if self._all(self._number):
             values = [float(self._number(cell) or 0) for cell in self.distinct]
