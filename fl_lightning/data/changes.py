@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from fl_lightning.data.client_part import ClientPart
+from fl_lightning.data.client_part import ClientPart, read_examples
 from fl_lightning.errors import DataError
 from fl_lightning.functional.labels import repeats
 from fl_lightning.functional.seeding import generator
@@ -220,7 +220,7 @@ class _Changed(Dataset[Any]):
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """Return the examples of a batch, which the dataset may read at once."""
-        examples = self._examples.__getitems__(indices)
+        examples = read_examples(self._examples, indices)  # one by one, so that random transforms draw in turns
         return [self._changed(index, example) for index, example in zip(indices, examples, strict=True)]
 
     def _changed(self, index: int, example: Any) -> Any:

@@ -15,7 +15,7 @@ from fl_lightning.data.changes import NOTHING, Changes, ExampleChange, FeatureNo
 from fl_lightning.data.client_source import ClientSource
 from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.labels import read_labels, refuse_large_labels
-from fl_lightning.data.loaders import client_loader, evaluation_loader, indexes, poisson_loader, resident_loader
+from fl_lightning.data.loaders import client_loader, indexes, part_loader
 from fl_lightning.data.placement import free_memory, placed
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.data.readers import OneAfterAnother, Readers, reads_alike
@@ -190,31 +190,18 @@ class ClientDatasets(ClientSource):
         if self._rebalancing is not None:
             labels = self.all_labels()[indices] if changes.labels is None else changes.labels
             repeated = self._rebalancing.repeated(labels, self.label_counts(), seed)
-        dataset, resident, reader = None, None, self._readers.training(client, self.source)
+        dataset, reader = whole, self._readers.training(client, self.source)
         augmentation = None if self._rebalancing is None else self._rebalancing.augmentation
         changes = replace(changes, repeated=repeated, augmentation=augmentation, public=public)
         if changes.none:
             indices = torch.cat([indices, public]) if public.numel() else indices
-            resident, dataset = self._workers(reader), self._training_set
+            reader, dataset = self._workers(reader), whole if self._training_set is None else self._training_set
         else:
             dataset = changes(whole, indices)
             indices = torch.arange(len(dataset))  # type: ignore[arg-type]
-        size = indices.numel() if full_batch else None
         order = torch.Generator().manual_seed(seed)
         sampler = self._sampler(order, self.splits.training[client], public, poisson)
-        if poisson is not None:
-            return poisson_loader(reader, indices, order, whole if dataset is None else dataset, poisson)
-        return client_loader(
-            self.source,
-            indices,
-            order,
-            dataset=dataset,
-            batch_size=size,
-            drop_single=drop_single,
-            resident=resident,
-            sampler=sampler,
-            reader=reader,
-        )
+        return client_loader(self.source, dataset, indices, order, full_batch, drop_single, poisson or sampler, reader)
 
     def _sampler(
         self, order: torch.Generator, own: Tensor, public: Tensor, poisson: PoissonBatches | None
@@ -257,17 +244,17 @@ class ClientDatasets(ClientSource):
         of, there = self._placed
         return there if there is not None and of is self.source.dataset else None
 
-    def _workers(self, reader: DataLoader[Any]) -> ResidentLoader | None:
+    def _workers(self, reader: DataLoader[Any]) -> DataLoader[Any] | ResidentLoader:
         """Return the workers of the training set, which are started once and kept for all clients and rounds.
 
-        None if a client's or a part's examples are read in another way.
+        The reader itself if it has no workers, or reads a client's or a part's examples in another way.
         """
-        if not reads_alike(reader, self.source):
-            return None
+        if not reader.num_workers or not reads_alike(reader, self.source):
+            return reader
         if self._resident is None or self._resident.dataset is not self.source.dataset:
             if self._resident is not None:
                 self._resident.close()
-            self._resident = resident_loader(self.source)
+            self._resident = ResidentLoader(self.source)
         return self._resident
 
     def evaluation_loader(self, client: int, part: Part, batch_size: int) -> Any:
@@ -278,7 +265,7 @@ class ClientDatasets(ClientSource):
         if not changes.none:
             dataset = changes(dataset, indices)
             indices = torch.arange(len(indices))
-        return evaluation_loader(reader, dataset, indices, batch_size, self._workers(reader) if changes.none else None)
+        return part_loader(self._workers(reader) if changes.none else reader, dataset, indices, batch_size)
 
     def union(self, part: Part) -> tuple[Any, Tensor]:
         """Return a part of all clients' examples with their noise, as dataset and indices; training has the public share."""
@@ -298,7 +285,7 @@ class ClientDatasets(ClientSource):
         clients = len(self.splits.training)
         if self._readers.alike(part, clients, self.source):
             reader = self._readers.evaluation(0, part, self.source)
-            return evaluation_loader(reader, *self.union(part), batch_size)
+            return part_loader(reader, *self.union(part), batch_size)
         return OneAfterAnother([self.evaluation_loader(client, part, batch_size) for client in range(clients)])
 
 

@@ -16,6 +16,7 @@ from fl_lightning.data.changes import FeatureNoise, LabelAveraging
 from fl_lightning.data.class_names import require_alike
 from fl_lightning.data.client_datasets import ClientDatasets
 from fl_lightning.data.client_holder import ClientHolder
+from fl_lightning.data.client_part import ClientPart
 from fl_lightning.data.client_sets import ClientSets, OwnSets
 from fl_lightning.data.client_source import ClientSource
 from fl_lightning.data.client_sources import OTHER_PACKAGE
@@ -400,7 +401,9 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
         source = held.source
         own = is_plain(source.sampler) or self._rank[1] > 1  # on several ranks, Lightning wraps the sampler
         sampler = None if own else held.sampler_of(union, None)
-        return client_loader(source, union, None, self._rank[1] == 1, dataset, sampler=sampler)
+        if self._rank[1] > 1:  # a DataLoader, which Lightning divides
+            dataset, union = ClientPart(dataset, union.tolist()), torch.arange(len(union))
+        return client_loader(source, dataset, union, None, sampler=sampler)
 
     def val_dataloader(self) -> Any:
         """Return the server's validation set, split over the ranks without padding."""

@@ -62,6 +62,16 @@ def test_each_epoch_is_the_next_permutation_of_the_seed(path: str) -> None:
     close_all()
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_examples_of_all_clients_are_in_the_next_permutation_of_the_global_seed(drop_last: bool) -> None:
+    """As a baseline without a federation reads them."""
+    loader = ready(of_module(examples(), drop_last=drop_last)).train_dataloader()
+    torch.manual_seed(SEED)
+    expected = [torch.randperm(SIZE)[: SIZE - SIZE % BATCH * drop_last] for _ in range(3)]
+    torch.manual_seed(SEED)
+    assert all(torch.equal(torch.cat([numbers for numbers, _ in loader]), NUMBERS[order]) for order in expected)
+
+
 def test_a_site_over_bytes_reads_its_rows_in_that_order(monkeypatch: pytest.MonkeyPatch) -> None:
     read, asked = [], []
 
