@@ -130,12 +130,12 @@ def read_column(dataset: Any, name: str) -> tuple[Tensor, tuple[str, ...]]:
             f"{len(dataset)} examples. {files if name == 'domains' else 'Add it'}, or set 'data.partitioner' to another, such "
             "as IIDPartitioner."
         )
-    kind = values.ndim == 1
     try:
         found, codes = np.unique(values, return_inverse=True)
+        fits = values.ndim == 1 and not (found.dtype.kind == "f" and np.isnan(found).any())
     except TypeError:  # a mixture of numbers and texts, or None among them
-        kind = False
-    if not kind or (found.dtype.kind == "f" and np.isnan(found).any()):
+        fits = False
+    if not fits:
         raise DataError(
             f"The column '{name}' of {type(dataset).__name__} must have one value per example, all numbers or all texts, and "
             "no gaps. Fill the gaps, or set 'data.partitioner.column' to another column."

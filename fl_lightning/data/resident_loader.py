@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,13 +17,8 @@ from fl_lightning.data.client_part import ClientPart, read_examples
 from fl_lightning.errors import DataError
 from fl_lightning.functional.seeding import derive_seed
 
-
-@dataclass(frozen=True)
-class Request:
-    """Ask a worker for examples, with the seed of their random transforms."""
-
-    seed: int
-    indices: tuple[int, ...]
+Request = tuple[int, list[int]]
+"""The seed of the random transforms of a batch, and its examples."""
 
 
 class _Seeded(Dataset[Any]):
@@ -33,17 +27,12 @@ class _Seeded(Dataset[Any]):
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[index]
-
     def __getitems__(self, batch: Request) -> list[Any]:
-        torch.manual_seed(batch.seed)
-        random.seed(batch.seed)
-        np.random.seed(batch.seed % 2**32)
-        return list(read_examples(self.dataset, batch.indices))
+        seed, indices = batch
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        return list(read_examples(self.dataset, indices))
 
 
 _WORKERS = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor")
@@ -147,7 +136,7 @@ class ClientLoader:
         seed = derive_seed(0, 0) if self._generator is None else derive_seed(self._generator.initial_seed(), self._iterations)
         self._iterations += 1
         return [
-            Request(derive_seed(seed, number, "transforms"), tuple(batch.tolist()))
+            (derive_seed(seed, number, "transforms"), batch.tolist())
             for number, batch in enumerate(torch.split(order, self.batch_size)[: len(self)])
         ]
 
