@@ -190,7 +190,8 @@ class ClientDatasets(ClientSource):
         if self._rebalancing is not None:
             labels = self.all_labels()[indices] if changes.labels is None else changes.labels
             repeated = self._rebalancing.repeated(labels, self.label_counts(), seed)
-        dataset, reader = whole, self._readers.training(client, self.source)
+        dataset: Any = whole
+        reader: Any = self._readers.training(client, self.source)
         augmentation = None if self._rebalancing is None else self._rebalancing.augmentation
         changes = replace(changes, repeated=repeated, augmentation=augmentation, public=public)
         if changes.none:

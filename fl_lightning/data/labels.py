@@ -37,23 +37,19 @@ def read_labels(dataset: Any, owner_of: Callable[[int], str] | None = None) -> T
         DataError: if the examples do not have an integer label, or one is too large to be the number of a class.
     """
     found = values_of(dataset)
-    if found is None:
-        try:
+    try:
+        if found is None:
             size = len(dataset)
             positions = tqdm(range(size), "Reading labels", unit="example", disable=size < _LONG, leave=False)
             found = np.array([_label_of(dataset, index, owner_of) for index in positions], np.int64)
-        except (IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise DataError(
-                f"{type(dataset).__name__} has no integer label as the second part of an example ({error!r}). Give the "
-                "dataset an attribute 'targets', or use a partitioner that needs no labels, such as IIDPartitioner."
-            ) from error
-    if found.ndim != 1 or found.dtype.kind == "f":
+        elif found.ndim != 1 or found.dtype.kind == "f":
+            raise ValueError(f"they are {found.dtype} of shape {found.shape}")
+    except (IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"Labels must be one whole number per example, but {type(dataset).__name__} has {found.dtype} of shape "
-            f"{found.shape}. Features that depend on classes (some partitioners, a public share, wrong labels, "
-            "mediators) need such labels. Use data with classes, or a partitioner without labels: IIDPartitioner, or "
-            "QuantityPartitioner for clients of different sizes."
-        )
+            f"{type(dataset).__name__} has no whole number as the label of each example ({error!r}), which some partitioners, "
+            "a public share, wrong labels and mediators need. Return (input, label, ...), give the dataset an attribute "
+            "'targets', or use a partitioner without labels: IIDPartitioner, or QuantityPartitioner for unequal sizes."
+        ) from error
     labels = torch.from_numpy(found.astype(np.int64))
     refuse_large_labels(labels)
     return labels
@@ -183,11 +179,7 @@ def values_of(dataset: Any, name: str | None = None) -> Any:
 def _own_values(dataset: Any, name: str) -> Any:
     """Return the values that a dataset itself, without those inside, has in an attribute or column."""
     values = own_attribute(dataset, name)
-    if (
-        values is None
-        and not isinstance(dataset, Subset | ConcatDataset)
-        and name in (getattr(dataset, "column_names", 0) or ())
-    ):
+    if values is None and name in (own_attribute(dataset, "column_names") or ()):
         values = dataset[name][:]
     if not hasattr(values, "__len__"):
         return None

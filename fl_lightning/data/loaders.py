@@ -141,7 +141,7 @@ def part_loader(
     workers = None if generator is None else torch.Generator().manual_seed(generator.initial_seed())
     settings = {**reader_settings(reader), "generator": workers}
     if isinstance(sampler, PoissonBatches):
-        return DataLoader(part, batch_sampler=sampler, **settings)  # type: ignore[arg-type]
+        return DataLoader(part, batch_sampler=sampler, **settings)
     if sampler is None and shuffle:
         sampler = RandomSampler(part) if generator is None else Shuffled(len(part), generator)
     return DataLoader(part, batch_size, sampler=sampler, drop_last=drop_last, **settings)

@@ -135,7 +135,7 @@ REFUSALS = [
     Refusal(fitting(route=Mediators(2), strategy=Scaffold()), f"Scaffold {BY_ITSELF}"),
     Refusal(
         fitting(route=Mediators(2), data=UNLABELLED),
-        "Mediators groups clients by their label counts, which are not available. Labels must be one",
+        "Mediators groups clients by their label counts, which are not available ... no whole number as the label",
         DataError,
     ),
     # clients
