@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from fl_lightning.utilities.argument_types import checks_types
 NOTHING = torch.zeros(0, dtype=torch.int64)
 
 
-class ExampleChange(ABC):
+class ExampleChange(Protocol):
     """Change one client's examples in its training and validation parts, in the same way whenever they are read.
 
     Attributes:
@@ -31,7 +30,6 @@ class ExampleChange(ABC):
 
     setting: str
 
-    @abstractmethod
     def labels(self, labels: Tensor, part: Part, num_classes: int) -> Tensor:
         """Return the labels on which the client trains, int64, shape (n,).
 
@@ -44,11 +42,9 @@ class ExampleChange(ABC):
             ConfigurationError: if a setting does not fit the classes.
         """
 
-    @abstractmethod
     def chosen(self, count: int, part: Part) -> Tensor | None:
         """Choose which of ``count`` examples get other inputs, bool, shape (count,); None for no example."""
 
-    @abstractmethod
     def inputs(self, inputs: Any) -> Tensor:
         """Return the inputs that replace those of one or many chosen examples.
 

@@ -199,7 +199,7 @@ class ClientDatasets(ClientSource):
             reader, dataset = self._workers(reader), whole if self._training_set is None else self._training_set
         else:
             dataset = changes(whole, indices)
-            indices = torch.arange(len(dataset))  # type: ignore[arg-type]
+            indices = torch.arange(len(dataset))
         order = torch.Generator().manual_seed(seed)
         sampler = self._sampler(order, self.splits.training[client], public, poisson)
         return client_loader(self.source, dataset, indices, order, full_batch, drop_single, poisson or sampler, reader)
