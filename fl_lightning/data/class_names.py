@@ -76,7 +76,7 @@ def names_of(data: Any, kind: str) -> tuple[str, ...] | None:
 
 
 def require_alike(one: str, data: Any, other: str, others: Any) -> None:
-    """Refuse sets whose classes or features have different names; sets without names are not compared.
+    """Refuse sets whose classes or features have other names, or another order; sets without names are not compared.
 
     Args:
         one: the owner of the first set, for messages.
@@ -88,53 +88,18 @@ def require_alike(one: str, data: Any, other: str, others: Any) -> None:
         DataError: saying what differs.
     """
     parts = others if isinstance(others, list | tuple) else others.values() if isinstance(others, Mapping) else [others]
-    for part in parts:
-        require_same_classes(one, names_of(data, "classes"), other, names_of(part, "classes"))
-        require_same_features(one, names_of(data, "feature_names"), other, names_of(part, "feature_names"))
-
-
-def require_same_classes(one: str, classes: Sequence[str] | None, other: str, others: Sequence[str] | None) -> None:
-    """Refuse sets whose classes have other names, or another order: a number would mean different classes.
-
-    Args:
-        one: the owner of the first set, for messages.
-        classes: the names of its classes; None if it has none.
-        other: the owner of the other set.
-        others: the names of its classes; None if it has none.
-
-    Raises:
-        DataError: with both lists.
-    """
-    if classes is not None and others is not None and tuple(classes) != tuple(others):
-        raise DataError(
-            f"{one} numbers the classes as {_listed(classes)}, but {other} as {_listed(others)}, so the same number means "
-            "different classes. Number them alike: set 'classes' of both datamodules to the same list (a set may lack "
-            "examples of a class), or use the same folders of classes in both."
-        )
-
-
-def require_same_features(one: str, names: Sequence[str] | None, other: str, others: Sequence[str] | None) -> None:
-    """Refuse sets whose features have other names, or another order: a feature would be taken for another one.
-
-    Args:
-        one: the owner of the first set, for messages.
-        names: the names of its features; None if it has none.
-        other: the owner of the other set.
-        others: the names of its features; None if it has none.
-
-    Raises:
-        DataError: naming the first feature that differs.
-    """
-    if names is None or others is None or tuple(names) == tuple(others):
-        return
-    lacking = [name for name in names if name not in others]
-    more = [name for name in others if name not in names]
-    one = one[0].lower() + one[1:]  # not the beginning of a sentence
-    what = f"'{lacking[0]}' is only in {one}" if lacking else f"'{more[0]}' is only in {other}" if more else "the order differs"
-    raise DataError(
-        f"The features of {one} and of {other} differ ({what}), so a feature would be taken for another one. Give both the "
-        "same columns in the same order."
-    )
+    for kind, what in (("classes", "classes"), ("feature_names", "features")):
+        names = names_of(data, kind)
+        for theirs in (names_of(part, kind) for part in parts):
+            if names is None or theirs is None or names == theirs:
+                continue
+            odd = next((name for name in (*names, *theirs) if (name in names) != (name in theirs)), None)
+            differs = "the order differs" if odd is None else f"'{odd}' is only in one of them"
+            fix = ": set 'classes' of both datamodules to one list" if kind == "classes" else ""
+            raise DataError(
+                f"{one} has the {what} {_listed(names)}, but {other} has {_listed(theirs)} ({differs}), so one would be taken "
+                f"for another. Give both the same {what} in the same order{fix}."
+            )
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -11,17 +11,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler, TensorDataset
 
-from fl_lightning.data.changed_dataset import NOTHING, Changes, changed_dataset
+from fl_lightning.data.changes import NOTHING, Changes, ExampleChange, FeatureNoise, LabelAveraging
 from fl_lightning.data.client_source import ClientSource
 from fl_lightning.data.client_splits import ClientSplits
-from fl_lightning.data.example_change import ExampleChange
-from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.labels import read_labels, refuse_large_labels
-from fl_lightning.data.loaders import client_loader, evaluation_loader, indexes, poisson_loader, resident_loader
+from fl_lightning.data.loaders import client_loader, indexes, part_loader
 from fl_lightning.data.placement import free_memory, placed
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.data.readers import OneAfterAnother, Readers, reads_alike
-from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.resident_loader import ResidentLoader
 from fl_lightning.data.samplers import client_sampler, is_plain
 from fl_lightning.errors import ConfigurationError, DataError
@@ -158,8 +155,8 @@ class ClientDatasets(ClientSource):
     def change_examples(self, changes: Mapping[int, ExampleChange]) -> None:
         """Change clients' examples in training and validation parts from now on."""
         self._changed, self._label_counts = changes, None
-        for change in changes.values():
-            change.check(self.num_classes())
+        for client in changes:
+            self._believed(client, "training")  # refuses what does not fit the classes
 
     def _believed(self, client: int, part: Part) -> Tensor | None:
         """Return the labels on which the client trains; None if they are the true ones."""
@@ -171,10 +168,9 @@ class ClientDatasets(ClientSource):
 
     def _changes(self, client: int, part: Part) -> Changes:
         believed = self._believed(client, part)
-        true = None if believed is None else self.all_labels()[self.part(part)[client]]
         change = None if part == "test" else self._changed.get(client)
         chosen = None if change is None else change.chosen(self.part(part)[client].numel(), part)
-        return Changes(client, part, true, believed, change, chosen, **self._noise_of(client, part))
+        return Changes(client, part, believed, change, chosen, **self._noise_of(client, part))
 
     @cached_property
     def sharing(self) -> Sequence[tuple[int, ...]]:  # type: ignore[override]
@@ -194,30 +190,19 @@ class ClientDatasets(ClientSource):
         if self._rebalancing is not None:
             labels = self.all_labels()[indices] if changes.labels is None else changes.labels
             repeated = self._rebalancing.repeated(labels, self.label_counts(), seed)
-        dataset, resident, reader = None, None, self._readers.training(client, self.source)
-        changes = replace(changes, repeated=repeated, rebalancing=self._rebalancing, public=public)
+        dataset: Any = whole
+        reader: Any = self._readers.training(client, self.source)
+        augmentation = None if self._rebalancing is None else self._rebalancing.augmentation
+        changes = replace(changes, repeated=repeated, augmentation=augmentation, public=public)
         if changes.none:
             indices = torch.cat([indices, public]) if public.numel() else indices
-            resident, dataset = self._workers(reader), self._training_set
+            reader, dataset = self._workers(reader), whole if self._training_set is None else self._training_set
         else:
-            dataset = changed_dataset(whole, indices, changes)
-            indices = torch.arange(len(dataset))  # type: ignore[arg-type]
-        size = indices.numel() if full_batch else None
+            dataset = changes(whole, indices)
+            indices = torch.arange(len(dataset))
         order = torch.Generator().manual_seed(seed)
         sampler = self._sampler(order, self.splits.training[client], public, poisson)
-        if poisson is not None:
-            return poisson_loader(reader, indices, order, whole if dataset is None else dataset, poisson)
-        return client_loader(
-            self.source,
-            indices,
-            order,
-            dataset=dataset,
-            batch_size=size,
-            drop_single=drop_single,
-            resident=resident,
-            sampler=sampler,
-            reader=reader,
-        )
+        return client_loader(self.source, dataset, indices, order, full_batch, drop_single, poisson or sampler, reader)
 
     def _sampler(
         self, order: torch.Generator, own: Tensor, public: Tensor, poisson: PoissonBatches | None
@@ -260,17 +245,17 @@ class ClientDatasets(ClientSource):
         of, there = self._placed
         return there if there is not None and of is self.source.dataset else None
 
-    def _workers(self, reader: DataLoader[Any]) -> ResidentLoader | None:
+    def _workers(self, reader: DataLoader[Any]) -> DataLoader[Any] | ResidentLoader:
         """Return the workers of the training set, which are started once and kept for all clients and rounds.
 
-        None if a client's or a part's examples are read in another way.
+        The reader itself if it has no workers, or reads a client's or a part's examples in another way.
         """
-        if not reads_alike(reader, self.source):
-            return None
+        if not reader.num_workers or not reads_alike(reader, self.source):
+            return reader
         if self._resident is None or self._resident.dataset is not self.source.dataset:
             if self._resident is not None:
                 self._resident.close()
-            self._resident = resident_loader(self.source)
+            self._resident = ResidentLoader(self.source)
         return self._resident
 
     def evaluation_loader(self, client: int, part: Part, batch_size: int) -> Any:
@@ -279,9 +264,9 @@ class ClientDatasets(ClientSource):
         changes = self._changes(client, part)
         reader = self._readers.evaluation(client, part, self.source)
         if not changes.none:
-            dataset = changed_dataset(dataset, indices, changes)
+            dataset = changes(dataset, indices)
             indices = torch.arange(len(indices))
-        return evaluation_loader(reader, dataset, indices, batch_size, self._workers(reader) if changes.none else None)
+        return part_loader(self._workers(reader) if changes.none else reader, dataset, indices, batch_size)
 
     def union(self, part: Part) -> tuple[Any, Tensor]:
         """Return a part of all clients' examples with their noise, as dataset and indices; training has the public share."""
@@ -293,7 +278,7 @@ class ClientDatasets(ClientSource):
         for client, own in enumerate(partition):
             shared = public if client == 0 else NOTHING
             changes = Changes(client, part, public=shared, **self._noise_of(client, part))
-            parts.append(changed_dataset(dataset, own, changes))
+            parts.append(changes(dataset, own))
         return _joined(parts), torch.arange(partition.order.numel() + public.numel())
 
     def union_loader(self, part: Part, batch_size: int) -> Any:
@@ -301,7 +286,7 @@ class ClientDatasets(ClientSource):
         clients = len(self.splits.training)
         if self._readers.alike(part, clients, self.source):
             reader = self._readers.evaluation(0, part, self.source)
-            return evaluation_loader(reader, *self.union(part), batch_size)
+            return part_loader(reader, *self.union(part), batch_size)
         return OneAfterAnother([self.evaluation_loader(client, part, batch_size) for client in range(clients)])
 
 

@@ -9,9 +9,9 @@ from typing import Any, Literal
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
+from fl_lightning.data.changes import ExampleChange
 from fl_lightning.data.client_source import ClientSource
 from fl_lightning.data.client_splits import ClientSplits
-from fl_lightning.data.example_change import ExampleChange
 from fl_lightning.data.held_out import HeldOut
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.remote import RemoteDatasets

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, DataError
 
 _INSIDE = ("dataset", "indices", "datasets")
 """What torch's wrappers consist of, which is no column of the user's."""
@@ -84,10 +84,19 @@ def read_examples(dataset: Any, indices: Sequence[int]) -> Iterator[Any]:
 
 
 def returns_inside(dataset: Any) -> bool:
-    """Return whether a dataset returns the examples of those that it consists of unchanged: a Subset or ConcatDataset."""
+    """Return whether a dataset returns the examples of those that it consists of unchanged: a Subset or ConcatDataset.
+
+    Raises:
+        DataError: if it overrides how one example is read, but not how a batch is.
+    """
     if not isinstance(dataset, Subset | ConcatDataset):
         return False
     kind, bases = type(dataset), (Subset, ConcatDataset, ClientPart)
+    if kind.__getitem__ is not Subset.__getitem__ and getattr(kind, "__getitems__", None) is Subset.__getitems__:
+        raise DataError(  # as newer versions of torch do
+            f"{kind.__name__} overrides '__getitem__', but a DataLoader reads by '__getitems__'. Add to it: def "
+            "__getitems__(self, indices): return [self[index] for index in indices]."
+        )
     return all(
         any(getattr(kind, name, None) is getattr(base, name, None) for base in bases)
         for name in ("__getitem__", "__getitems__", "__len__")
@@ -105,7 +114,7 @@ def own_attribute(dataset: Any, name: str) -> Any:
 def _member(dataset: ConcatDataset[Any], indices: Sequence[int]) -> tuple[Any, Sequence[int]] | None:
     """Return the one of several datasets that has all examples, and their numbers there; None if several have some."""
     ends: list[int] = dataset.cumulative_sizes
-    if not len(indices):
+    if not len(indices) or min(indices) < 0:  # from the end of the whole
         return None
     member = bisect.bisect_right(ends, min(indices))
     begin = ends[member - 1] if member else 0

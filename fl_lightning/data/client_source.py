@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from fl_lightning.data.changes import ExampleChange
 from fl_lightning.data.client_splits import ClientSplits
-from fl_lightning.data.example_change import ExampleChange
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.resident_loader import close_all
 from fl_lightning.errors import ConfigurationError, DataError

@@ -76,11 +76,7 @@ def loader_content(loaders: Any) -> tuple[str, bool]:
     if isinstance(loaders, Mapping | list | tuple):
         each = [loader_content(loader) for loader in (loaders.values() if isinstance(loaders, Mapping) else loaders)]
         return ", ".join(text for text, _ in each), all(complete for _, complete in each)
-    if isinstance(loaders, TensorLoader):
-        collected = Digest()
-        collected.add([loaders.indices, *loaders.tensors])
-        return f"{loaders.num_examples} examples ({collected.text()})", True
-    if isinstance(loaders, DataLoader):
+    if isinstance(loaders, DataLoader | TensorLoader):
         return content(loaders.dataset)
     return type(loaders).__qualname__, False
 

@@ -12,14 +12,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fl_lightning.core.resume_rule import ResumeRule
+from fl_lightning.data.changes import FeatureNoise, LabelAveraging
 from fl_lightning.data.class_names import require_alike
 from fl_lightning.data.client_datasets import ClientDatasets
 from fl_lightning.data.client_holder import ClientHolder
+from fl_lightning.data.client_part import ClientPart
 from fl_lightning.data.client_sets import ClientSets, OwnSets
 from fl_lightning.data.client_source import ClientSource
 from fl_lightning.data.client_sources import OTHER_PACKAGE
 from fl_lightning.data.client_splits import check_shares, divide, splitter
-from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.given_data import data_and_partitioner, missing
 from fl_lightning.data.given_loaders import GivenLoaders
 from fl_lightning.data.held_out import HeldOut, check_held_out, chosen, held_out_last
@@ -28,7 +29,6 @@ from fl_lightning.data.lazy_clients import LazyClients, LazyDatasets, OpenedClie
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.data.readers import Readers
-from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.remote import clients_elsewhere
 from fl_lightning.data.rounds import RoundLoader, unless_round
 from fl_lightning.data.samplers import is_plain, yields
@@ -401,7 +401,9 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
         source = held.source
         own = is_plain(source.sampler) or self._rank[1] > 1  # on several ranks, Lightning wraps the sampler
         sampler = None if own else held.sampler_of(union, None)
-        return client_loader(source, union, None, self._rank[1] == 1, dataset, sampler=sampler)
+        if self._rank[1] > 1:  # a DataLoader, which Lightning divides
+            dataset, union = ClientPart(dataset, union.tolist()), torch.arange(len(union))
+        return client_loader(source, dataset, union, None, sampler=sampler)
 
     def val_dataloader(self) -> Any:
         """Return the server's validation set, split over the ranks without padding."""

@@ -10,7 +10,6 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fl_lightning.data.class_names import names_of
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.data.views import leave_out
 from fl_lightning.errors import DataError, require
@@ -87,8 +86,7 @@ class InMemoryDataModule(LoadsSafely, LightningDataModule):
 
     def _evaluation(self, dataset: Any) -> Any:
         if type(dataset) is TensorDataset:
-            names = {kind: found for kind in ("classes", "feature_names") if (found := names_of(dataset, kind))}
-            return TensorLoader(dataset.tensors, self.eval_batch_size, names=names)
+            return TensorLoader(dataset, self.eval_batch_size)
         return DataLoader(dataset, batch_size=self.eval_batch_size, num_workers=self._workers(dataset))
 
     def _workers(self, dataset: Any) -> int:

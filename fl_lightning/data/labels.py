@@ -1,30 +1,33 @@
-"""Read the labels and columns of a dataset once, in the cheapest way it offers."""
+"""Find one value of each example of a dataset: its label as clients read it, its person, its domain or another column."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from tqdm import tqdm  # tqdm.auto warns in a notebook without ipywidgets
 
-from fl_lightning.data.client_part import own_attribute, returns_inside
+from fl_lightning.data.client_part import own_attribute, read_examples, returns_inside
 from fl_lightning.errors import DataError, add_note
+from fl_lightning.functional.seeding import isolated_rng
 
 _MOST_CLASSES = 1_000_000
 _LONG = 10_000
 """The number of examples from which reading all of them shows its progress."""
+_COMPARED = 64
+"""The most examples that are read to see whether they have the labels that their dataset stores."""
 
 
 def read_labels(dataset: Any, owner_of: Callable[[int], str] | None = None) -> Tensor:
     """Return the class of each example, int64, shape (n,).
 
-    Use ``targets`` or ``labels`` if the dataset has them, or the second tensor of a TensorDataset, also inside a Subset or
-    ConcatDataset without them. Otherwise read every example as (input, label, ...), with a progress bar for large datasets:
-    also those of a subclass of Subset or ConcatDataset that overrides how examples are read, which may change their labels.
+    Use :func:`labels_at_hand` if possible; otherwise read every example as (input, label, ...), with a progress bar for large
+    datasets.
 
     Args:
         dataset: the dataset.
@@ -33,34 +36,38 @@ def read_labels(dataset: Any, owner_of: Callable[[int], str] | None = None) -> T
     Raises:
         DataError: if the examples do not have an integer label, or one is too large to be the number of a class.
     """
-    found = _without_reading(dataset)
-    if found is None:
-        try:
+    found = values_of(dataset)
+    try:
+        if found is None:
             size = len(dataset)
             positions = tqdm(range(size), "Reading labels", unit="example", disable=size < _LONG, leave=False)
-            found = torch.tensor([_label_of(dataset, index, owner_of) for index in positions])
-        except (IndexError, KeyError, TypeError, ValueError) as error:
-            raise DataError(
-                f"{type(dataset).__name__} has no integer label as the second part of an example ({error!r}). Give the "
-                "dataset an attribute 'targets', or use a partitioner that needs no labels, such as IIDPartitioner."
-            ) from error
-    if found.ndim != 1 or found.is_floating_point():
+            found = np.array([_label_of(dataset, index, owner_of) for index in positions], np.int64)
+        elif found.ndim != 1 or found.dtype.kind == "f":
+            raise ValueError(f"they are {found.dtype} of shape {found.shape}")
+    except (IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"Labels must be one whole number per example, but {type(dataset).__name__} has {found.dtype} of shape "
-            f"{tuple(found.shape)}. Features that depend on classes (some partitioners, a public share, wrong labels, "
-            "mediators) need such labels. Use data with classes, or a partitioner without labels: IIDPartitioner, or "
-            "QuantityPartitioner for clients of different sizes."
-        )
-    refuse_large_labels(found)
-    return found.long()
+            f"{type(dataset).__name__} has no whole number as the label of each example ({error!r}), which some partitioners, "
+            "a public share, wrong labels and mediators need. Return (input, label, ...), give the dataset an attribute "
+            "'targets', or use a partitioner without labels: IIDPartitioner, or QuantityPartitioner for unequal sizes."
+        ) from error
+    labels = torch.from_numpy(found.astype(np.int64))
+    refuse_large_labels(labels)
+    return labels
 
 
 def _label_of(dataset: Any, index: int, owner_of: Callable[[int], str] | None) -> int:
     try:
-        return int(dataset[index][1])
+        return _whole(next(read_examples(dataset, [index])))
     except OSError as error:
         add_note(error, f"In example {index}{'' if owner_of is None else owner_of(index)}, whose label is read.")
         raise
+
+
+def _whole(example: Any) -> int:
+    label = float(example[1])
+    if not label.is_integer():
+        raise ValueError(f"{label} is not a whole number")
+    return int(label)
 
 
 def refuse_large_labels(labels: Tensor) -> None:
@@ -78,9 +85,9 @@ def refuse_large_labels(labels: Tensor) -> None:
 
 
 def labels_at_hand(dataset: Any) -> Tensor | None:
-    """Return the class of each example, if the dataset provides whole numbers without reading examples."""
-    found = _without_reading(dataset)
-    return found.long() if found is not None and found.ndim == 1 and not found.is_floating_point() else None
+    """Return the class of each example, if the dataset provides whole numbers without reading all examples."""
+    found = values_of(dataset)
+    return None if found is None or found.ndim != 1 or found.dtype.kind == "f" else torch.from_numpy(found.astype(np.int64))
 
 
 def read_persons(*datasets: Any) -> Tensor | None:
@@ -89,7 +96,7 @@ def read_persons(*datasets: Any) -> Tensor | None:
     A dataset names them in an attribute ``persons`` with one number or text per example; without, each example is a person of
     its own. The same name in two datasets is the same person. Persons are numbered in the order of their names.
     """
-    columns = [_column(dataset, "persons") for dataset in datasets]
+    columns = [values_of(dataset, "persons") for dataset in datasets]
     named = [column for column in columns if column is not None]
     if not named:
         return None
@@ -101,78 +108,30 @@ def read_persons(*datasets: Any) -> Tensor | None:
     return torch.from_numpy(every)
 
 
-def _without_reading(dataset: Any) -> Tensor | None:
-    return _gather(dataset, _own_labels)
-
-
-def _columns_of_labels(dataset: Any) -> Iterator[Any]:
-    """Yield what a dataset itself, without those inside, has as labels."""
-    for name in ("targets", "labels"):
-        values = own_attribute(dataset, name)
-        try:
-            if values is not None and len(values) == len(dataset):
-                yield values
-        except TypeError:  # another attribute of that name
-            continue
-
-
-def has_own_labels(dataset: Any) -> bool:
-    """Return whether a dataset has labels of its own, which count instead of those of the datasets inside."""
-    return any(True for _ in _columns_of_labels(dataset))
-
-
-def _own_labels(dataset: Any) -> Tensor | None:
-    for values in _columns_of_labels(dataset):
-        try:
-            return torch.as_tensor(values).cpu()
-        except (TypeError, ValueError, RuntimeError):  # names or dictionaries
-            continue
-    if type(dataset) is TensorDataset and len(dataset.tensors) > 1:
-        return dataset.tensors[1].cpu()
-    return None
-
-
-def _gather(dataset: Any, own: Callable[[Any], Tensor | None]) -> Tensor | None:
-    """Return the result of ``own`` for a dataset, or for those that it consists of if it returns their examples unchanged."""
-    found = own(dataset)
-    if found is not None or not returns_inside(dataset):
-        return found
-    if isinstance(dataset, Subset):
-        inner = _gather(dataset.dataset, own)
-        return None if inner is None else inner[torch.as_tensor(dataset.indices)]
-    parts = [_gather(part, own) for part in dataset.datasets]
-    return None if any(part is None for part in parts) else torch.cat([p for p in parts if p is not None])
-
-
 def read_column(dataset: Any, name: str) -> tuple[Tensor, tuple[str, ...]]:
     """Return a column of a dataset, coded: the number of each example's value among the sorted ones, and the values.
 
-    The function looks for an attribute ``name`` with one value per example, then for a column of a Hugging Face dataset. For
-    a ConcatDataset, ``domains`` is the number of the part. Names for whole numbers are taken from ``<name>_names``.
+    The column is that of :func:`values_of`. For a ConcatDataset without it, ``domains`` is the number of the part.
 
     Raises:
         DataError: if the column does not exist.
     """
-    values = _column(dataset, name)
-    if values is None and name == "domains" and isinstance(dataset, ConcatDataset):
+    values = values_of(dataset, name)
+    if values is None and name == "domains" and isinstance(dataset, ConcatDataset) and returns_inside(dataset):
         values = np.repeat(np.arange(len(dataset.datasets)), [len(part) for part in dataset.datasets])  # type: ignore[arg-type]
-    if values is None and name == "domains":
-        raise DataError(
-            f"DomainPartitioner makes one client of each domain, but the {len(dataset)} training examples have no domains. Put "
-            "each client's files into a folder of its own (or name a column of clients in a table), or set 'data.partitioner' "
-            "to another, such as IIDPartitioner. A dataset of your own needs an attribute 'domains' with a value per example."
-        )
     if values is None:
+        files = "Put each client's files into a folder of its own, name a column of clients in a table, or add it"
         raise DataError(
             f"{type(dataset).__name__} has no column '{name}': an attribute of that name with one value for each of its "
-            f"{len(dataset)} examples. Add it, or set 'data.partitioner' to another, such as IIDPartitioner."
+            f"{len(dataset)} examples. {files if name == 'domains' else 'Add it'}, or set 'data.partitioner' to another, such "
+            "as IIDPartitioner."
         )
-    kind = getattr(values, "ndim", 0) == 1
     try:
         found, codes = np.unique(values, return_inverse=True)
+        fits = values.ndim == 1 and not (found.dtype.kind == "f" and np.isnan(found).any())
     except TypeError:  # a mixture of numbers and texts, or None among them
-        kind = False
-    if not kind or (found.dtype.kind == "f" and np.isnan(found).any()):
+        fits = False
+    if not fits:
         raise DataError(
             f"The column '{name}' of {type(dataset).__name__} must have one value per example, all numbers or all texts, and "
             "no gaps. Fill the gaps, or set 'data.partitioner.column' to another column."
@@ -180,36 +139,111 @@ def read_column(dataset: Any, name: str) -> tuple[Tensor, tuple[str, ...]]:
     return torch.from_numpy(codes), tuple(str(value) for value in found.tolist())
 
 
-def _column(dataset: Any, name: str) -> Any:
-    """Return a column as an array; look inside datasets that consist of others and lack it."""
-    values, consists = own_attribute(dataset, name), isinstance(dataset, Subset | ConcatDataset)
-    if values is None and not consists and name in (getattr(dataset, "column_names", None) or ()):
-        values = dataset[name][:]
-    if values is None or not hasattr(values, "__len__") or len(values) != len(dataset):
-        inner = _inner_column(dataset, name) if consists else None
-        if inner is not None and len(inner) == len(dataset):
-            return inner
-        if name == "persons" and (inner is not None or hasattr(values, "__len__")):
-            raise DataError(
-                f"{type(dataset).__name__} names persons, but not one for each of its {len(dataset)} examples. Give its "
-                "attribute 'persons' one value for each example."
-            )
+def values_of(dataset: Any, name: str | None = None) -> Any:
+    """Return one value of each example as an array, without reading all examples; None if the dataset does not have them.
+
+    They are the dataset's own (an attribute, or a column of a Hugging Face dataset), otherwise those of the datasets inside a
+    Subset or ConcatDataset that returns their examples unchanged.
+
+    Args:
+        dataset: the dataset.
+        name: the attribute: ``persons``, ``domains`` or any other, with the names of whole numbers in ``<name>_names``; None
+            for labels, which are in ``targets``, ``labels``, or the second tensor of a TensorDataset.
+
+    Raises:
+        DataError: if it is not known which example has which value.
+    """
+    found = _own_labels(dataset) if name is None else _own_values(dataset, name)
+    if found is not None or not isinstance(dataset, Subset | ConcatDataset):
+        return found
+    unchanged = returns_inside(dataset)
+    if name is None and not unchanged:
         return None
-    column = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    inside = [values_of(part, name) for part in ([dataset.dataset] if isinstance(dataset, Subset) else dataset.datasets)]
+    named = [values for values in inside if values is not None]
+    if named and not unchanged:
+        raise DataError(
+            f"{type(dataset).__name__} overrides how examples are read, so the '{name}' of the data inside may not be those of "
+            f"its {len(dataset)} examples. Give it an attribute '{name}' with one value for each of them."
+        )
+    if name == "persons" and 0 < len(named) < len(inside):
+        raise DataError(
+            f"ConcatDataset names 'persons' in {len(named)} of the {len(inside)} datasets that it joins. Name them in all, "
+            "with a name of its own for each example of a person who is not known."
+        )
+    if len(named) < len(inside):
+        return None
+    return named[0][np.asarray(dataset.indices, np.int64)] if isinstance(dataset, Subset) else np.concatenate(named)
+
+
+def _own_values(dataset: Any, name: str) -> Any:
+    """Return the values that a dataset itself, without those inside, has in an attribute or column."""
+    values = own_attribute(dataset, name)
+    if values is None and name in (own_attribute(dataset, "column_names") or ()):
+        values = dataset[name][:]
+    if not hasattr(values, "__len__"):
+        return None
+    if len(values) != len(dataset):
+        if name != "persons":
+            return None
+        raise DataError(
+            f"{type(dataset).__name__} names persons, but not one for each of its {len(dataset)} examples. Give its "
+            "attribute 'persons' one value for each example."
+        )
+    column = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     known = getattr(dataset, f"{name}_names", None)
     return np.asarray(known)[column] if known else column
 
 
-def _inner_column(dataset: Any, name: str) -> Any:
-    """Return a column of the datasets inside, whose rows a subclass keeps also if it changes what it returns of them."""
-    if isinstance(dataset, Subset):
-        inner = _column(dataset.dataset, name)
-        return None if inner is None else inner[np.asarray(dataset.indices)]
-    parts = [_column(part, name) for part in dataset.datasets]
-    named = [part for part in parts if part is not None]
-    if name == "persons" and 0 < len(named) < len(parts):
-        raise DataError(
-            f"ConcatDataset names 'persons' in {len(named)} of the {len(parts)} datasets that it joins. Name them in all, "
-            "with a name of its own for each example of a person who is not known."
-        )
-    return np.concatenate(named) if len(named) == len(parts) else None
+def has_own_labels(dataset: Any) -> bool:
+    """Return whether a dataset has labels of its own, which count instead of those of the datasets inside."""
+    return _own_labels(dataset) is not None
+
+
+def _own_labels(dataset: Any) -> Any:
+    """Return the labels that a dataset itself stores, as its examples have them; None if it stores none, or others."""
+    for name in ("targets", "labels"):
+        try:
+            stored = _own_values(dataset, name)
+        except (TypeError, ValueError):  # another attribute of that name
+            continue
+        if stored is None or stored.dtype.kind not in "biuf":  # names or dictionaries
+            continue
+        stored = _transformed(dataset, stored)
+        return stored if _is_read(dataset, stored) else None
+    if type(dataset) is TensorDataset and len(dataset.tensors) > 1:
+        return dataset.tensors[1].detach().cpu().numpy()
+    return None
+
+
+def _transformed(dataset: Any, stored: Any) -> Any:
+    """Return stored labels as torchvision's ``target_transform`` gives them out; stored ones if these are no numbers."""
+    transform = getattr(dataset, "target_transform", None)
+    if transform is None or stored.ndim != 1:
+        return stored
+    try:
+        changed = np.asarray([transform(label) for label in stored.tolist()])
+    except Exception:  # it takes them in another form: examples tell
+        return stored
+    return changed if changed.ndim == 1 and changed.dtype.kind in "biu" else stored
+
+
+def _is_read(dataset: Any, stored: Any) -> bool:
+    """Return whether examples have the labels that their dataset stores; read the first one of each class to see that."""
+    if stored.ndim != 1 or stored.dtype.kind == "f":
+        return True
+    positions = np.unique(stored, return_index=True)[1][:_COMPARED].tolist()
+    with isolated_rng(0, torch.device("cpu")):
+        try:
+            read = [_whole(example) for example in read_examples(dataset, positions)]
+        except Exception:  # no (input, label), or it cannot be read: the client will fail in the same way when it trains
+            return True
+    for position, label in zip(positions, read, strict=True):
+        if label != stored[position]:
+            rank_zero_warn(
+                f"{type(dataset).__name__} stores the label {stored[position]} of example {position}, but returns {label} as "
+                "its second part. Clients count with the labels that they read. Store those in 'targets', or return (input, "
+                "label, ...)."
+            )
+            return False
+    return True

@@ -16,7 +16,7 @@ from fl_lightning.data.client_sources import of_client
 from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.given_loaders import GivenLoaders
 from fl_lightning.data.labels import read_persons
-from fl_lightning.data.loaders import client_loader, evaluation_loader, poisson_loader
+from fl_lightning.data.loaders import client_loader, part_loader
 from fl_lightning.data.own_loaders import is_loader
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.data.readers import OneAfterAnother
@@ -164,12 +164,9 @@ class LazyDatasets(ClientSource):
         """Return a client's examples, opened now."""
         source, indices = self._open(client)
         order = torch.Generator().manual_seed(seed)
-        if poisson is not None:
-            if read_persons(source.dataset) is not None:  # epsilon of a person would need all clients that hold it
-                self.refuse(f"their persons are not known beforehand, which '{poisson.setting}' needs")
-            return poisson_loader(source, indices, order, source.dataset, poisson)
-        size = len(indices) if full_batch else None
-        return client_loader(source, indices, order, batch_size=size, drop_single=drop_single)
+        if poisson is not None and read_persons(source.dataset) is not None:  # epsilon would need all clients that hold one
+            self.refuse(f"their persons are not known beforehand, which '{poisson.setting}' needs")
+        return client_loader(source, source.dataset, indices, order, full_batch, drop_single, poisson)
 
     def persons_of(self, client: int, part: Part) -> Tensor | None:
         """Return the person of each of a client's examples, opened now; None if they name no persons."""
@@ -179,7 +176,7 @@ class LazyDatasets(ClientSource):
         """Return a client's training examples in order, each once, opened now."""
         self.part(part)
         source, indices = self._open(client)
-        return evaluation_loader(source, source.dataset, indices, batch_size)
+        return part_loader(source, source.dataset, indices, batch_size)
 
     def part(self, part: Part) -> Partition:
         """Return the sizes of the clients' training examples; clients have no other part."""

@@ -23,7 +23,7 @@ from torch.utils.data import (
 from fl_lightning.data.client_part import ClientPart
 from fl_lightning.data.labels import labels_at_hand
 from fl_lightning.data.poisson_loader import PoissonBatches, PoissonLoader
-from fl_lightning.data.resident_loader import ClientLoader, ResidentLoader
+from fl_lightning.data.resident_loader import ClientLoader, ResidentLoader, reader_settings
 from fl_lightning.data.samplers import Shuffled, check_sampler, is_plain
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.errors import DataError
@@ -61,100 +61,90 @@ def training_loader(datamodule: LightningDataModule) -> DataLoader[Any]:
     return loader
 
 
+def reads_tensors(dataset: Any, reader: Any) -> bool:
+    """Return whether a loader's batches of a dataset are whole rows of tensors, which can be indexed at once."""
+    return type(dataset) is TensorDataset and reader.collate_fn is default_collate
+
+
 def indexes(source: DataLoader[Any]) -> bool:
-    """Return whether such a loader indexes whole batches out of tensors at once."""
-    tensors = type(source.dataset) is TensorDataset and source.collate_fn is default_collate
-    return tensors and not source.drop_last and is_plain(source.sampler)
+    """Return whether clients index whole batches out of the tensors of a loader's dataset."""
+    return reads_tensors(source.dataset, source) and is_plain(source.sampler)
 
 
 def client_loader(
     source: DataLoader[Any],
+    dataset: Any,
     indices: Tensor,
     generator: torch.Generator | None,
-    in_memory: bool = True,
-    dataset: Any = None,
-    batch_size: int | None = None,
+    full_batch: bool = False,
     drop_single: bool = False,
-    resident: ResidentLoader | None = None,
-    sampler: Sampler[int] | None = None,
-    reader: DataLoader[Any] | None = None,
+    sampler: Sampler[int] | PoissonBatches | None = None,
+    reader: DataLoader[Any] | ResidentLoader | None = None,
 ) -> Any:
-    """Return a loader like ``source`` over some of its examples.
+    """Return a loader like ``source`` over a client's examples.
 
     Args:
-        source: provides dataset, batch size and shuffling.
+        source: provides batch size and shuffling.
+        dataset: the dataset that ``indices`` refer to.
         indices: the examples, int64, shape (m,).
-        generator: the generator for shuffling; None uses torch's global one.
-        in_memory: whether to index whole batches if the dataset is a TensorDataset with the default collation.
-        dataset: the dataset that ``indices`` refer to, if it is not that of ``source``.
-        batch_size: replaces the batch size of ``source``; no example is then dropped.
+        generator: shuffles, and seeds random transforms; None for torch's global one.
+        full_batch: whether all examples are one batch.
         drop_single: whether to leave out a last batch of a single example.
-        resident: workers that already read the dataset.
         sampler: draws positions in ``indices``; by default, each once, shuffled if those of ``source`` are.
-        reader: provides collation and workers; ``source`` by default.
+        reader: provides collation and workers, or is the workers that already read ``dataset``; ``source`` by default.
     """
-    dataset, reader = source.dataset if dataset is None else dataset, reader or source
-    shuffle = isinstance(source.sampler, RandomSampler)
-    size = source.batch_size if batch_size is None else batch_size
+    drawn = sampler is not None and not isinstance(sampler, PoissonBatches)
+    count = len(sampler) if drawn else indices.numel()  # type: ignore[arg-type]
+    size = indices.numel() if full_batch else source.batch_size
     assert size is not None
     # A client smaller than one batch must not lose all its examples.
-    count = indices.numel() if sampler is None else len(sampler)  # type: ignore[arg-type]
-    drop_last = source.drop_last and batch_size is None and count > size
+    whole = source.drop_last and not full_batch and count > size
     single = drop_single and count > size > 1 and count % size == 1
-    if (
-        sampler is None
-        and in_memory
-        and type(dataset) is TensorDataset
-        and reader.collate_fn is default_collate
-        and not source.drop_last
-    ):
-        if shuffle and generator is None:
-            generator = torch.default_generator
-        return TensorLoader(dataset.tensors, size, indices, generator if shuffle else None, drop_single=single)
+    shuffle = isinstance(source.sampler, RandomSampler)
+    return part_loader(reader or source, dataset, indices, size, generator, shuffle, sampler, whole or single)
+
+
+def part_loader(
+    reader: Any,
+    dataset: Any,
+    indices: Tensor,
+    batch_size: int,
+    generator: torch.Generator | None = None,
+    shuffle: bool = False,
+    sampler: Sampler[int] | PoissonBatches | None = None,
+    drop_last: bool = False,
+) -> Any:
+    """Return a loader of some examples, by default to evaluate: in order, each once.
+
+    Args:
+        reader: a loader that provides collation and workers, or workers that already read ``dataset``.
+        dataset: the dataset.
+        indices: the examples, int64, shape (m,).
+        batch_size: the examples per batch.
+        generator: shuffles, and seeds random transforms; None for torch's global one.
+        shuffle: whether to shuffle, anew in each iteration.
+        sampler: draws positions, or batches of them, in ``indices``.
+        drop_last: whether to leave out a last batch that is smaller.
+    """
+    assert not isinstance(sampler, PoissonBatches) or sampler.size == indices.numel()
+    resident, reader = (reader, reader.reader) if isinstance(reader, ResidentLoader) else (None, reader)
+    if reads_tensors(dataset, reader):
+        if isinstance(sampler, PoissonBatches):
+            return PoissonLoader(dataset.tensors, indices, sampler)
+        if sampler is None:
+            order = (generator or torch.default_generator) if shuffle else None
+            return TensorLoader(dataset, batch_size, indices, order, drop_last)
     if resident is not None and sampler is None:
-        return ClientLoader(resident, indices, size, generator, shuffle=shuffle, drop_last=drop_last or single)
+        return ClientLoader(resident, indices, batch_size, generator, shuffle, drop_last)
     part = ClientPart(dataset, indices.tolist())
     # A loader draws seeds for its workers from its own generator, which must not advance the sampler's.
+    workers = None if generator is None else torch.Generator().manual_seed(generator.initial_seed())
+    settings = {**reader_settings(reader), "generator": workers}
+    if isinstance(sampler, PoissonBatches):
+        return DataLoader(part, batch_sampler=sampler, **settings)
     if sampler is None and shuffle:
         sampler = RandomSampler(part) if generator is None else Shuffled(len(part), generator)
-    workers = None if generator is None else torch.Generator().manual_seed(generator.initial_seed())
-    return DataLoader(
-        part,
-        batch_size=size,
-        sampler=sampler,
-        generator=workers,
-        drop_last=drop_last or single,
-        **_worker_settings(reader),
-    )
-
-
-def poisson_loader(
-    reader: DataLoader[Any], indices: Tensor, order: torch.Generator, dataset: Any, batches: PoissonBatches
-) -> Any:
-    """Return a loader with the collation and workers of ``reader``, and Poisson-sampled batches."""
-    assert batches.size == indices.numel()
-    if type(dataset) is TensorDataset and reader.collate_fn is default_collate:
-        return PoissonLoader(dataset.tensors, indices, batches)
-    sampler: Any = batches
-    workers = torch.Generator().manual_seed(order.initial_seed())
-    part = ClientPart(dataset, indices.tolist())
-    return DataLoader(part, batch_sampler=sampler, generator=workers, **_worker_settings(reader))
-
-
-def resident_loader(source: DataLoader[Any]) -> ResidentLoader | None:
-    """Return workers for the dataset of a loader that uses workers; None if the main process reads."""
-    return ResidentLoader(source.dataset, _worker_settings(source)) if source.num_workers else None
-
-
-def evaluation_loader(
-    reader: DataLoader[Any], dataset: Any, indices: Tensor, batch_size: int, resident: ResidentLoader | None = None
-) -> Any:
-    """Return a loader with the collation and workers of ``reader`` over some examples in order, each once."""
-    if type(dataset) is TensorDataset and reader.collate_fn is default_collate:
-        return TensorLoader(dataset.tensors, batch_size, indices)
-    if resident is not None:
-        return ClientLoader(resident, indices, batch_size, torch.Generator().manual_seed(0), evaluates=True)
-    return DataLoader(ClientPart(dataset, indices.tolist()), batch_size=batch_size, **_worker_settings(reader))
+    return DataLoader(part, batch_size, sampler=sampler, drop_last=drop_last, **settings)
 
 
 def reduced(loaders: Any, examples: int | float, batch_size: int | None, seed: int) -> Any:
@@ -170,29 +160,26 @@ def reduced(loaders: Any, examples: int | float, batch_size: int | None, seed: i
     Raises:
         DataError: if the user has several loaders, or one that cannot be divided.
     """
+    in_memory = isinstance(loaders, TensorLoader)
     plain = type(loaders) is DataLoader and loaders.batch_size is not None and type(loaders.sampler) is SequentialSampler
-    plain = plain and not isinstance(loaders.dataset, IterableDataset)
+    plain = in_memory or (plain and not isinstance(loaders.dataset, IterableDataset))
     whole = examples == 1.0 and isinstance(examples, float)
-    if not plain and not isinstance(loaders, TensorLoader):
-        if whole and batch_size is None:
-            return loaders
+    if whole and batch_size is None and not (plain and loaders.num_workers and not loaders.drop_last):
+        return loaders
+    if not plain:
         raise DataError(
             f"'federation.server_evaluation' cannot divide a {type(loaders).__name__}. Let 'val_dataloader' return one "
             "DataLoader over a map-style dataset in order, or remove 'examples' and 'batch_size'."
         )
-    size = loaders.num_examples if isinstance(loaders, TensorLoader) else len(loaders.dataset)
-    chosen = torch.arange(size) if isinstance(loaders, DataLoader) or loaders.indices is None else loaders.indices
+    dataset = loaders.whole if in_memory else loaders.dataset
+    chosen = loaders.indices if in_memory and loaders.indices is not None else torch.arange(len(dataset))
     if not whole:
-        known = TensorDataset(*loaders.tensors) if isinstance(loaders, TensorLoader) else loaders.dataset
+        size = len(chosen)
         count = min(size, examples if isinstance(examples, int) else max(1, round(examples * size)))
         part, counts = Partition.of_parts([chosen]), torch.tensor([count])
-        chosen = hold_out(part, counts, labels_at_hand(known), generator(seed, "server evaluation"))[1][0]
-    own = batch_size or loaders.batch_size
-    if isinstance(loaders, TensorLoader):
-        return TensorLoader(loaders.tensors, own, None if whole and loaders.indices is None else chosen)
-    if whole and batch_size is None and (loaders.drop_last or not loaders.num_workers):
-        return loaders
-    return evaluation_loader(loaders, loaders.dataset, chosen, own, resident_loader(loaders))
+        chosen = hold_out(part, counts, labels_at_hand(dataset), generator(seed, "server evaluation"))[1][0]
+    reader = ResidentLoader(loaders) if loaders.num_workers else loaders
+    return part_loader(reader, dataset, chosen, batch_size or loaders.batch_size)
 
 
 def fewest_examples(loaders: Any) -> int | None:
@@ -201,8 +188,6 @@ def fewest_examples(loaders: Any) -> int | None:
         each = [fewest_examples(loader) for loader in (loaders.values() if isinstance(loaders, dict) else loaders)]
         return min((size for size in each if size is not None), default=None)
     dataset = getattr(loaders, "dataset", None)
-    if isinstance(loaders, TensorLoader):
-        return loaders.num_examples
     return None if dataset is None or isinstance(dataset, IterableDataset) else len(dataset)
 
 
@@ -220,7 +205,7 @@ def sharded(loaders: Any, rank: int, ranks: int) -> Any:
         return {name: sharded(loader, rank, ranks) for name, loader in loaders.items()}
     if isinstance(getattr(loaders, "dataset", None), IterableDataset):
         return loaders  # a custom loader may divide itself
-    size = loaders.num_examples if isinstance(loaders, TensorLoader) else len(getattr(loaders, "dataset", range(ranks)))
+    size = len(getattr(loaders, "dataset", range(ranks)))
     if size < ranks:
         raise DataError(
             f"An evaluation set of {size} examples cannot be split over {ranks} ranks. Lower 'trainer.devices' or add examples."
@@ -238,17 +223,5 @@ def sharded(loaders: Any, rank: int, ranks: int) -> Any:
         batch_size=loaders.batch_size,
         sampler=sampler,
         drop_last=loaders.drop_last,
-        **_worker_settings(loaders),
+        **reader_settings(loaders),
     )
-
-
-def _worker_settings(source: DataLoader[Any]) -> dict[str, Any]:
-    return {
-        "num_workers": source.num_workers,
-        "collate_fn": source.collate_fn,
-        "pin_memory": source.pin_memory,
-        "timeout": source.timeout,
-        "worker_init_fn": source.worker_init_fn,
-        "multiprocessing_context": source.multiprocessing_context,
-        "prefetch_factor": source.prefetch_factor,
-    }

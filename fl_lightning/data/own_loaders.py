@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from fl_lightning.data.client_source import ClientSource
 from fl_lightning.data.client_splits import ClientSplits
-from fl_lightning.data.loaders import evaluation_loader
+from fl_lightning.data.loaders import part_loader
 from fl_lightning.data.readers import OneAfterAnother
 from fl_lightning.data.samplers import is_plain, yields
 from fl_lightning.errors import DataError
@@ -174,7 +174,7 @@ class OwnLoaders(ClientSource):
 
     def evaluation_loader(self, client: int, part: Part, batch_size: int) -> Any:
         """Return a client's own validation or test set."""
-        return evaluation_loader(self.source, self.source.dataset, self.part(part)[client], batch_size)
+        return part_loader(self.source, self.source.dataset, self.part(part)[client], batch_size)
 
     def union_loader(self, part: Part, batch_size: int) -> Any:
         """Return the clients' loaders one after another."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -13,7 +14,11 @@ def placed(dataset: Any, device: torch.device, most: float) -> Any:
     if type(dataset) is not TensorDataset:
         return dataset
     size = sum(tensor.numel() * tensor.element_size() for tensor in dataset.tensors)
-    return TensorDataset(*(tensor.to(device) for tensor in dataset.tensors)) if size <= most else dataset
+    if size > most:
+        return dataset
+    moved = copy.copy(dataset)  # with its names of classes
+    moved.tensors = tuple(tensor.to(device) for tensor in dataset.tensors)
+    return moved
 
 
 def free_memory(device: torch.device) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,13 +17,8 @@ from fl_lightning.data.client_part import ClientPart, read_examples
 from fl_lightning.errors import DataError
 from fl_lightning.functional.seeding import derive_seed
 
-
-@dataclass(frozen=True)
-class Request:
-    """Ask a worker for examples, with the seed of their random transforms."""
-
-    seed: int | None
-    indices: tuple[int, ...]
+Request = tuple[int, list[int]]
+"""The seed of the random transforms of a batch, and its examples."""
 
 
 class _Seeded(Dataset[Any]):
@@ -33,31 +27,20 @@ class _Seeded(Dataset[Any]):
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[index]
-
     def __getitems__(self, batch: Request) -> list[Any]:
-        if batch.seed is not None:
-            torch.manual_seed(batch.seed)
-            random.seed(batch.seed)
-            np.random.seed(batch.seed % 2**32)
-        return list(read_examples(self.dataset, batch.indices))
+        seed, indices = batch
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        return list(read_examples(self.dataset, indices))
 
 
-class _Requests:
-    """Hold the batches of the next iteration."""
+_WORKERS = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor")
 
-    def __init__(self) -> None:
-        self.batches: list[Request] = []
 
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
+def reader_settings(reader: DataLoader[Any]) -> dict[str, Any]:
+    """Return how a loader reads examples: its collation, and the settings of its workers."""
+    return {name: getattr(reader, name) for name in ("collate_fn", *_WORKERS)}
 
 
 _OPEN: weakref.WeakSet[ResidentLoader] = weakref.WeakSet()
@@ -73,23 +56,20 @@ class ResidentLoader:
     """Keep the workers of one dataset.
 
     Args:
-        dataset: a map-style dataset.
-        settings: the settings of the DataLoader, including ``num_workers`` above 0.
+        reader: a loader with workers, over a map-style dataset.
     """
 
-    def __init__(self, dataset: Any, settings: dict[str, Any]) -> None:
-        self.dataset = dataset
-        self._requests = _Requests()
+    def __init__(self, reader: DataLoader[Any]) -> None:
+        self.reader, self.dataset = reader, reader.dataset
+        self._requests: Any = []  # the batches of the next iteration
         self._serial = 0
-        sampler: Any = self._requests
         self._loader: DataLoader[Any] = DataLoader(
-            _Seeded(dataset),
-            batch_sampler=sampler,
+            _Seeded(self.dataset),
+            batch_sampler=self._requests,
             persistent_workers=True,
             generator=torch.Generator(),  # otherwise it would draw from the first client's random numbers
-            **settings,
+            **reader_settings(reader),
         )
-
         _OPEN.add(self)
 
     def close(self) -> None:
@@ -107,7 +87,7 @@ class ResidentLoader:
         """
         self._serial += 1
         serial = self._serial
-        self._requests.batches = list(requests)
+        self._requests[:] = requests
         for batch in self._loader:
             yield batch
             if serial != self._serial:
@@ -124,10 +104,9 @@ class ClientLoader:
         resident: the workers.
         indices: the client's examples, int64, shape (m,).
         batch_size: the examples per batch.
-        generator: shuffles, and seeds random transforms; None uses torch's global one for both.
+        generator: shuffles, and seeds random transforms; None if these are the same in every iteration, to evaluate.
         shuffle: whether to shuffle, anew in each iteration.
         drop_last: whether to leave out a last batch that is smaller.
-        evaluates: whether random transforms are the same in every iteration.
     """
 
     def __init__(
@@ -136,15 +115,13 @@ class ClientLoader:
         indices: Tensor,
         batch_size: int,
         generator: torch.Generator | None,
-        *,
         shuffle: bool = False,
         drop_last: bool = False,
-        evaluates: bool = False,
     ) -> None:
         self.resident, self.batch_size = resident, batch_size
         self.dataset = ClientPart(resident.dataset, indices.tolist())
         self._indices, self._generator = indices, generator
-        self._shuffle, self._drop_last, self._evaluates = shuffle, drop_last, evaluates
+        self._shuffle, self._drop_last = shuffle, drop_last
         self._iterations = 0
 
     def __len__(self) -> int:
@@ -156,11 +133,10 @@ class ClientLoader:
         order = self._indices
         if self._shuffle:
             order = order[torch.randperm(len(order), generator=self._generator)]
-        iteration = 0 if self._evaluates else self._iterations
+        seed = derive_seed(0, 0) if self._generator is None else derive_seed(self._generator.initial_seed(), self._iterations)
         self._iterations += 1
-        seed = None if self._generator is None else derive_seed(self._generator.initial_seed(), iteration)
         return [
-            Request(None if seed is None else derive_seed(seed, number, "transforms"), tuple(batch.tolist()))
+            (derive_seed(seed, number, "transforms"), batch.tolist())
             for number, batch in enumerate(torch.split(order, self.batch_size)[: len(self)])
         ]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from fl_lightning.data.client_part import ClientPart
 
@@ -25,36 +25,38 @@ class TensorLoader:
     """Iterate over tensors of equal length in batches, with one indexing call per batch and tensor.
 
     Args:
-        tensors: tensors, each of shape (n, ...).
+        data: tensors, each of shape (n, ...), or a TensorDataset, which may have ``classes`` and ``feature_names``.
         batch_size: the examples per batch; the last batch may be smaller.
         indices: the examples to use, int64, shape (m,); all by default.
         generator: shuffles anew in each iteration; without it, examples are in the order of ``indices``.
-        drop_single: whether to leave out a last batch of a single example, on which BatchNorm cannot train.
-        names: the names of ``classes`` and ``feature_names``, if the examples have any.
+        drop_last: whether to leave out a last batch that is smaller.
     """
+
+    collate_fn = staticmethod(default_collate)  # batches are those of such a DataLoader without workers
+    num_workers = 0
 
     def __init__(
         self,
-        tensors: Sequence[Tensor],
+        data: TensorDataset | Sequence[Tensor],
         batch_size: int,
         indices: Tensor | None = None,
         generator: torch.Generator | None = None,
-        drop_single: bool = False,
-        names: Mapping[str, tuple[str, ...]] | None = None,
+        drop_last: bool = False,
     ) -> None:
-        self.tensors, self.names = tuple(tensors), names or {}
+        self.whole = data if isinstance(data, TensorDataset) else TensorDataset(*data)
+        self.tensors = self.whole.tensors
         self.batch_size = batch_size
         self.indices = indices
         self.generator = generator
-        self._dropped = int(drop_single and self.num_examples > batch_size > 1 and self.num_examples % batch_size == 1)
+        self.drop_last = drop_last
 
     @property
     def num_examples(self) -> int:
-        """Return the number of examples, including a single last one that ``drop_single`` leaves out."""
+        """Return the number of examples, including those that ``drop_last`` leaves out."""
         return len(self.tensors[0]) if self.indices is None else self.indices.numel()
 
     def __len__(self) -> int:
-        return -(-self.num_examples // self.batch_size) - self._dropped
+        return -(-self.num_served // self.batch_size)
 
     def __iter__(self) -> Iterator[list[Tensor]]:
         size, tensors, order = self.num_examples, self.tensors, self.order()
@@ -86,14 +88,12 @@ class TensorLoader:
     @property
     def dataset(self) -> Dataset[tuple[Tensor, ...]]:
         """Return the examples one by one, as the dataset of a DataLoader, of which modules read the length."""
-        dataset = TensorDataset(*self.tensors)
-        vars(dataset).update(self.names)
-        return dataset if self.indices is None else ClientPart(dataset, self.indices.tolist())
+        return self.whole if self.indices is None else ClientPart(self.whole, self.indices.tolist())
 
     @property
     def num_served(self) -> int:
         """Return how many examples one iteration yields."""
-        return self.num_examples - self._dropped
+        return self.num_examples - (self.num_examples % self.batch_size if self.drop_last else 0)
 
     def _row_bytes(self) -> int:
         return sum(tensor[:1].numel() * tensor.element_size() for tensor in self.tensors)
@@ -101,4 +101,4 @@ class TensorLoader:
     def shard(self, rank: int, ranks: int) -> TensorLoader:
         """Return every ``ranks``-th example from ``rank`` on, so that each example is on exactly one rank."""
         indices = torch.arange(self.num_examples) if self.indices is None else self.indices
-        return TensorLoader(self.tensors, self.batch_size, indices[rank::ranks], self.generator, names=self.names)
+        return TensorLoader(self.whole, self.batch_size, indices[rank::ranks], self.generator)

@@ -47,6 +47,11 @@ class _ClientView(_View):
         super().__init__(base)
         self._loader = loader
 
+    def teardown(self, stage: str) -> None:
+        """Restore the outer Trainer, and release the examples, which a cycle of objects would keep for a while."""
+        super().teardown(stage)
+        self._loader = None
+
 
 class TrainingView(_ClientView):
     """Serve one client's examples to train on."""

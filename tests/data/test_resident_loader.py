@@ -57,7 +57,7 @@ def workers_end_with_the_test():
 
 
 def test_the_same_processes_read_for_every_client():
-    resident = ResidentLoader(Readers(), {"num_workers": 2})
+    resident = ResidentLoader(DataLoader(Readers(), num_workers=2))
     pids: set[int] = set()
     for client, indices in enumerate(torch.arange(sum(SIZES)).split(list(SIZES))):
         loader = ClientLoader(resident, indices, 4, torch.Generator().manual_seed(client), shuffle=True)
@@ -71,7 +71,7 @@ def test_the_same_processes_read_for_every_client():
 
 
 def test_an_iteration_that_is_left_early_does_not_reach_the_next():
-    resident = ResidentLoader(Readers(), {"num_workers": 2})
+    resident = ResidentLoader(DataLoader(Readers(), num_workers=2))
     first = ClientLoader(resident, torch.arange(20), 2, None, shuffle=False)
     for batch in first:
         assert batch[0].tolist() == [0, 1]
@@ -82,7 +82,7 @@ def test_an_iteration_that_is_left_early_does_not_reach_the_next():
 
 def test_random_transforms_depend_on_seed_and_batch_alone():
     def read(workers: int, before: int) -> torch.Tensor:
-        resident = ResidentLoader(Lazy(noise=1.0), {"num_workers": workers})
+        resident = ResidentLoader(DataLoader(Lazy(noise=1.0), num_workers=workers))
         for _ in range(before):
             list(ClientLoader(resident, torch.arange(9), 3, torch.Generator().manual_seed(8), shuffle=True))
         loader = ClientLoader(resident, torch.arange(12), 3, torch.Generator().manual_seed(7), shuffle=True)
@@ -118,7 +118,7 @@ def test_stacked_clients_read_their_own_examples():
 
 
 def test_two_iterations_at_once_are_refused():
-    resident = ResidentLoader(Readers(), {"num_workers": 1})
+    resident = ResidentLoader(DataLoader(Readers(), num_workers=1))
     one, other = (iter(ClientLoader(resident, torch.arange(k, k + 6), 2, None)) for k in (0, 6))
     assert next(one)[0].tolist() == [0, 1]
     assert next(other)[0].tolist() == [6, 7]
@@ -127,8 +127,8 @@ def test_two_iterations_at_once_are_refused():
 
 
 def test_evaluation_reads_the_same_every_time():
-    resident = ResidentLoader(Lazy(noise=1.0), {"num_workers": 2})
-    loader = ClientLoader(resident, torch.arange(8), 3, torch.Generator().manual_seed(0), evaluates=True)
+    resident = ResidentLoader(DataLoader(Lazy(noise=1.0), num_workers=2))
+    loader = ClientLoader(resident, torch.arange(8), 3, None)
     first = torch.cat([x for x, _ in loader])
     list(ClientLoader(resident, torch.arange(9), 3, torch.Generator().manual_seed(8), shuffle=True))
     assert torch.equal(first, torch.cat([x for x, _ in loader]))

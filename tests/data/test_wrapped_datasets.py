@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,16 @@ import torch
 from federations import ready
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
-from fl_lightning import ClassesPartitioner, ColumnPartitioner, FederatedDataModule, PartitionReport
+from fl_lightning import (
+    ClassesPartitioner,
+    ColumnPartitioner,
+    DataError,
+    FederatedDataModule,
+    IIDPartitioner,
+    PartitionReport,
+)
 from fl_lightning.data.client_part import ClientPart
-from fl_lightning.data.labels import read_column, read_labels, read_persons
+from fl_lightning.data.labels import labels_at_hand, read_column, read_labels, read_persons
 
 ROWS = 40
 OWN = {
@@ -79,7 +87,6 @@ def halves() -> list[Subset[Any]]:
 WRAPPED: dict[str, Callable[[], Any]] = {
     "a subclass of Subset": lambda: described(Part(Digits(), range(ROWS))),
     "a subclass of ConcatDataset": lambda: described(Joined(halves())),
-    "a Subset with attributes": lambda: described(Subset(Digits(), range(ROWS))),
     "a Subset of a subclass": lambda: Subset(described(Part(Digits(), range(ROWS))), range(ROWS)),
     "a ConcatDataset of a subclass": lambda: ConcatDataset([described(Part(Digits(), range(ROWS)))]),
     "a part of a subclass": lambda: ClientPart(described(Joined(halves())), range(ROWS)),
@@ -132,13 +139,102 @@ def test_a_wrapper_that_shows_what_is_inside_has_its_own_examples():
     assert read_persons(found).tolist() == order
 
 
-def test_labels_that_change_on_reading_are_read():
-    """Without labels of its own; rows stay the same rows, so their persons are those inside."""
-    for wrapped in (Part(Digits(), range(ROWS)), Joined(halves()), Subset(Joined(halves()), range(ROWS))):
-        assert read_labels(wrapped).tolist() == OWN["targets"]
-        assert read_persons(wrapped).tolist() == list(range(ROWS))
-        data = divided(wrapped, ClassesPartitioner(2, 1))
-        assert PartitionReport().show(data, Path()).columns[-2:] == ["0", "1"]  # the names of ten digits do not fit
+class Told(Part):
+    @property
+    def targets(self) -> list[int]:
+        return [self.dataset.targets[index] for index in self.indices]
+
+
+class Halved(Digits):
+    def __getitem__(self, index: int) -> Any:
+        inputs, label = super().__getitem__(index)
+        return inputs, label // 5
+
+
+def transformed(transform: Any) -> Any:
+    dataset = Halved()
+    dataset.target_transform = transform
+    return dataset
+
+
+def labelled(dataset: Any, labels: Any) -> Any:
+    dataset.targets = labels
+    return dataset
+
+
+def of_tensors() -> TensorDataset:
+    return TensorDataset(torch.arange(2 * ROWS).reshape(ROWS, 2).float(), torch.arange(ROWS) % 10)
+
+
+LABELLED: dict[str, tuple[Callable[[], Any], bool]] = {
+    "a subclass of Subset": (lambda: Part(Digits(), range(ROWS)), False),
+    "a subclass of ConcatDataset": (lambda: Joined(halves()), False),
+    "nested": (lambda: ConcatDataset([Subset(Joined(halves()), range(30)), Part(Digits(), range(30, ROWS))]), False),
+    "a subclass that shows the labels inside": (lambda: Told(Digits(), range(ROWS)), True),
+    "a Subset with labels of its own": (lambda: labelled(Subset(of_tensors(), range(ROWS)), OWN["targets"]), True),
+    "tensors with labels of their own": (lambda: labelled(of_tensors(), OWN["targets"]), True),
+    "a subclass of a dataset with labels": (Halved, True),
+    "inside a Subset": (lambda: Subset(Halved(), range(ROWS)[::-1]), True),
+    "a target_transform": (lambda: transformed(lambda label: label // 5), False),
+}
+"""Datasets, and whether they store other labels than they return."""
+
+
+@pytest.mark.parametrize("kind", LABELLED)
+def test_labels_are_those_that_clients_read(kind):
+    make, differs = LABELLED[kind]
+    dataset = make()
+    dataset.persons = OWN["persons"]
+    expected = torch.tensor([int(dataset[index][1]) for index in range(ROWS)])
+    with (
+        pytest.warns(UserWarning, match="stores the label . of example") if differs else warnings.catch_warnings(action="error")
+    ):
+        assert torch.equal(read_labels(dataset), expected)
+    assert (found := labels_at_hand(dataset)) is None or torch.equal(found, expected)
+    data = ready(FederatedDataModule.from_loaders(DataLoader(dataset, 5), partitioner=IIDPartitioner(2)))
+    assert data.client_datasets.num_classes() == int(expected.max()) + 1
+    for client, counts in enumerate(data.label_counts()):
+        read = torch.cat([labels for _, labels in data.client(client, 0).train_dataloader()])
+        assert torch.equal(torch.bincount(read, minlength=len(counts)), counts)
+
+
+@pytest.mark.parametrize("name", ["persons", "domains", "city"])
+@pytest.mark.parametrize("kind", ["a subclass of Subset", "a subclass of ConcatDataset"])
+def test_persons_and_columns_inside_a_wrapper_that_reads_in_its_own_way_are_refused(kind, name):
+    """It may return the rows in another order, or some of them twice."""
+    inside = Plain(city=OWN["domains"])
+    dataset = Part(inside, range(ROWS)) if kind == "a subclass of Subset" else Joined([inside])
+    for wrapped in (dataset, Subset(dataset, range(ROWS)), ConcatDataset([dataset])):
+        with pytest.raises(DataError, match=f"overrides how examples are read, so the '{name}' of the data inside may not be"):
+            read_persons(wrapped) if name == "persons" else read_column(wrapped, name)
+    vars(dataset)[name] = OWN["domains"]
+    assert read_column(dataset, name)[1] == ("north", "south")
+
+
+class OneWay(Subset[Any]):
+    """As before torch 2.15, which refuses it on its own."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset, self.indices = dataset, range(len(dataset))
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.dataset[index][0], 0
+
+
+def test_a_subclass_of_subset_whose_batches_are_read_in_another_way_is_refused():
+    for read in (read_labels, lambda dataset: ready(FederatedDataModule.from_clients({"a": dataset})).client(0, 0)):
+        with pytest.raises(DataError, match=r"OneWay overrides '__getitem__', but a DataLoader reads by '__getitems__'\. Add"):
+            next(iter(read(OneWay(Digits())).train_dataloader()))
+
+
+def test_examples_counted_from_the_end_of_joined_datasets():
+    joined = ConcatDataset(
+        [TensorDataset(torch.arange(3), torch.arange(3)), TensorDataset(torch.arange(3, 8), torch.arange(3, 8))]
+    )
+    dataset = Subset(joined, [-1, -8])
+    assert [int(row) for row, _ in ClientPart(dataset, [0, 1]).__getitems__([0, 1])] == [7, 0]
+    assert [int(row) for row, _ in ClientPart(dataset, [0, 1]).__getitems__([0])] == [7]
+    assert read_labels(dataset).tolist() == [7, 0]
 
 
 @pytest.mark.parametrize("column", ["dataset", "indices"])

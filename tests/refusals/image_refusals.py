@@ -93,7 +93,7 @@ REFUSALS = [
     Refusal(folder(Path, root={}), "'data.datamodule.root' must be a folder, or a folder f"),
     told(
         lambda: FederatedDataModule(ImageFolderDataModule(by_class(Path("own"))), DomainPartitioner()).setup("fit"),
-        "examples have no domains. Put each client's files ... partitioner",
+        "has no column 'domains': ... Put each client's files ... partitioner",
     ),
     told(
         folder(lambda root: [paint(root / name, 1) for name in ("test/cat", "test/dog", "train/cat", "train/ant")], Path),

@@ -87,8 +87,11 @@ REFUSALS = [
         torch.tensor([0, 1, 2]),
         "labels from 0 to 2, but the partition table has columns for the classes 0 to 1",
     ),
-    told(lambda: read_labels(TensorDataset(torch.zeros(3, 2))), "has no integer label ... a partitioner that needs no labels"),
-    told(lambda: read_labels(TensorDataset(torch.zeros(3, 2), torch.zeros(3))), "one whole number per ... has torch.float32"),
+    told(
+        lambda: read_labels(TensorDataset(torch.zeros(3, 2))),
+        "has no whole number as ... a partitioner without labels",
+    ),
+    told(lambda: read_labels(TensorDataset(torch.zeros(3, 2), torch.zeros(3))), "has no whole number as ... they are float32"),
     # sizes
     dividing(
         TablePartitioner([[1], [1], [1]], scale_to_fit=True),

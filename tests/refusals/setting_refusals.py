@@ -95,9 +95,7 @@ REFUSALS = [
     ),
     data("Set 'data.partitioner.classes_per_client' to a number from 1 to 3", ClassesPartitioner(3, 4)),
     data("cannot be cut into ... shards", ShardPartitioner(40)),
-    data(
-        "DomainPartitioner makes one client of each domain, but the 40 training examples have no domains", DomainPartitioner()
-    ),
+    data("has no column 'domains': an attribute ... of its 40 examples", DomainPartitioner()),
     data("which leaves client ... no examples to train on", client_validation=0.999),
     data("examples of each class, but class", public_share=0.999),
     # what strategies need
@@ -137,7 +135,7 @@ REFUSALS = [
     Refusal(fitting(route=Mediators(2), strategy=Scaffold()), f"Scaffold {BY_ITSELF}"),
     Refusal(
         fitting(route=Mediators(2), data=UNLABELLED),
-        "Mediators groups clients by their label counts, which are not available. Labels must be one",
+        "Mediators groups clients by their label counts, which are not available ... no whole number as the label",
         DataError,
     ),
     # clients

@@ -198,7 +198,7 @@ FILES = [
     told(reading("person,a,target\np,1,2\n,3,4\n", person_column="person"), "line 3: the column 'person' is empty"),
     told(
         lambda: (reading(GOOD)(), FederatedDataModule(TableDataModule("x.csv"), DomainPartitioner()).setup("fit")),
-        "name a column of clients in a table), or set 'data.partitioner' to another",
+        "name a column of clients in a table, or add it, or set 'data.partitioner' to another",
     ),
     told(reading("a,target\n1,u\n2,\n", **CLASSES), "x.csv, line 3: the column 'target' is empty. Fill it"),
     told(reading("a,target\n1,u\n2,u\n", **CLASSES), "The column 'target' of 'x.csv' has the single ... 'data.datamodule.tar"),

@@ -78,6 +78,7 @@ class ClientFit:
         finally:
             del attributes["log"]
             data.teardown("fit")
+            self.run.note(train_dataloader=None)  # released now: cycles keep the run for a while
         self.run.end()
         return self.run.global_step, scalar_metrics(self.run.callback_metrics)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.attacks.labels import LabelAttack
-from fl_lightning.data.example_change import ExampleChange
+from fl_lightning.data.changes import ExampleChange
 from fl_lightning.functional.returned import require_vector
 from fl_lightning.functional.seeding import generator
 from fl_lightning.messages import Part
@@ -19,7 +19,7 @@ from fl_lightning.messages import Part
 
 @dataclass(frozen=True)
 class PoisonedExamples(ExampleChange):
-    """Falsify the labels of one client, then stamp its images; see :class:`~fl_lightning.data.example_change.ExampleChange`.
+    """Falsify the labels of one client, then stamp its images; see :class:`~fl_lightning.data.changes.ExampleChange`.
 
     Args:
         client: the client's id.
@@ -35,13 +35,10 @@ class PoisonedExamples(ExampleChange):
 
     setting = "federation.attackers"
 
-    def check(self, num_classes: int) -> None:
-        """Reject a target of the backdoor that is not one of the classes."""
-        if self.backdoor is not None:
-            self.backdoor.check(num_classes)
-
     def labels(self, labels: Tensor, part: Part, num_classes: int) -> Tensor:
         """Return the labels on which the client trains."""
+        if self.backdoor is not None:
+            self.backdoor.check(num_classes)
         believed = labels
         if self.attack is not None:
             draw = generator(self.seed, self.client, "wrong labels", part)
