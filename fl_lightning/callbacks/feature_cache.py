@@ -14,7 +14,7 @@ from fl_lightning.callbacks.transfer_learning import TransferLearning
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.in_memory import ImageDataModule
 from fl_lightning.errors import require
-from fl_lightning.models.frozen_backbone import FrozenBackbone
+from fl_lightning.models.pretrained import FrozenBackbone
 from fl_lightning.utilities.argument_types import ChecksTypes
 
 
