@@ -247,16 +247,18 @@ def read_images(reader: ImageReader, paths: Sequence[str], limit: float = math.i
     here = len(paths) * reader.channels * height * width <= limit
     images = torch.empty(len(paths) if here else 0, reader.channels, height, width, dtype=torch.uint8)
 
-    def read(path: str, place: Tensor) -> tuple[int, ...]:
-        """Read one image into its place, if it has the size of the others."""
+    def fits(path: str, place: int) -> bool:
+        """Read one image into its place, or its header alone, and return whether it has the size of the others."""
+        if not here:
+            return reader.header_size(path) == (height, width) or reader.size is not None
         image = reader.read(path)
-        if image.shape == place.shape:
-            place.copy_(image)
-        return image.shape[1:]
+        if image.shape != images.shape[1:]:
+            return False
+        images[place] = image
+        return True
 
-    sizes = _of_each(read, paths, "Reading images", images) if here else _of_each(reader.header_size, paths, "Checking images")
-    odd = [path for path, size in zip(paths, sizes, strict=True) if tuple(size) != (height, width)]
-    if odd and reader.size is None:
+    fitting = _of_each(fits, paths, "Reading images" if here else "Checking images", range(len(paths)))
+    if odd := [path for path, fit in zip(paths, fitting, strict=True) if not fit]:
         raise DataError(
             f"The images have different sizes: {len(odd)} of them, such as {min(odd)}, do not have the {width} x {height} "
             "pixels of the first image. Set 'data.datamodule.image_size' to resize all of them."
