@@ -16,6 +16,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonargparse import ArgumentParser
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from signatures import NOT_SETTINGS, RECIPES, Recipe
 
@@ -30,8 +32,10 @@ REMEDY = r"must be|It has|\b(Add|Change|Choose|Correct|Give|Install|List|Lower|N
 
 
 def settings(kind: Any) -> list[str]:
-    """The names of a class's settings."""
+    """The names of a class's settings, with those that a datamodule hands to its base as the command line finds them."""
     found = inspect.signature(kind).parameters.values()
+    if inspect.isclass(kind) and issubclass(kind, LightningDataModule):
+        return ArgumentParser().add_class_arguments(kind, fail_untyped=False)
     return [one.name for one in found if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
 
 
@@ -62,7 +66,8 @@ def complaint(recipe: Recipe, setting: str, value: Any) -> str:
         return "" if huge else f"{error}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    hint = get_type_hints(recipe.kind.__init__, include_extras=True).get(setting, Any)
+    hints = [get_type_hints(base.__init__, include_extras=True) for base in inspect.getmro(recipe.kind)[:-1]]
+    hint = next((own[setting] for own in hints if setting in own), Any)
     if not fits(plain, hint, strict=True) and setting not in getattr(recipe.kind, "may_be_infinite", ()):
         return f"it is taken, though it is no {hint}"
     module = getattr(run, "lightning_module", None)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fl_lightning.callbacks.transfer_learning import TransferLearning
 from fl_lightning.data.federated import FederatedDataModule
-from fl_lightning.data.images import ImageDataModule
+from fl_lightning.data.in_memory import ImageDataModule
 from fl_lightning.errors import require
-from fl_lightning.models.frozen_backbone import FrozenBackbone
+from fl_lightning.models.pretrained import FrozenBackbone
 from fl_lightning.utilities.argument_types import ChecksTypes
 
 
@@ -59,7 +59,7 @@ class FeatureCache(ChecksTypes, Callback):
         _reload(data)
 
     def _too_large(self, network: FrozenBackbone, images: ImageDataModule, device: torch.device) -> str:
-        one, examples = images.first_images(1), images.num_images
+        one, examples = images.sample()
         size = _computer(network, device)(one).numel() * examples * 4 / 2**30
         if size <= self.memory_limit:
             return ""

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,11 +17,9 @@ from torch.utils.data import TensorDataset
 
 from fl_lightning.cells.drawing import density_image, dot_centres
 from fl_lightning.core.resume_rule import ResumeRule
-from fl_lightning.data.image_files import UNREADABLE, WHITE, ImageReader, folders_in, read_images, split_folders
-from fl_lightning.data.images import ImageDataModule
-from fl_lightning.data.in_memory import held_share, named_dataset
+from fl_lightning.data.image_folders import UNREADABLE, WHITE, ImageReader, folders_in, read_images, split_folders
+from fl_lightning.data.in_memory import ImageDataModule, held_share, named_dataset, selected
 from fl_lightning.errors import DataError, require
-from fl_lightning.functional.seeding import generator
 
 _LOSSLESS = (".png", ".tif", ".tiff")
 _IMAGES = (*_LOSSLESS, ".jpg", ".jpeg")
@@ -97,8 +95,7 @@ class CellFolderDataModule(ImageDataModule):
         self._val, test = (None if path is None else self._set(find_cells(path))[0] for path in held)
         if held == [None, None] and self.test_share:
             owners = getattr(train, "domains", torch.zeros(len(train), dtype=torch.int64))
-            parts = held_share("test_share", self.test_share, owners, generator(0, "test share"))
-            train, test = (_part(train, part) for part in parts)
+            train, test = (selected(train, part) for part in held_share("test_share", self.test_share, owners))
         if not train.tensors[1].any():
             raise DataError(
                 f"The count is zero everywhere: no training image of '{folder}' has a dot, so there is nothing to learn. "
@@ -124,11 +121,6 @@ class CellFolderDataModule(ImageDataModule):
         owners = torch.arange(len(clients)).repeat_interleave(torch.tensor([len(own) for own in clients.values()]))
         columns = {"domains": owners, "domains_names": names} if names else {}
         return named_dataset([images, densities], **columns), names
-
-
-def _part(dataset: Any, kept: Tensor) -> TensorDataset:
-    columns = {"domains": dataset.domains[kept], "domains_names": dataset.domains_names} if hasattr(dataset, "domains") else {}
-    return named_dataset([tensor[kept] for tensor in dataset.tensors], **columns)
 
 
 def find_cells(root: Path) -> dict[str, Pairs]:

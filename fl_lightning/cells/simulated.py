@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from fl_lightning.cells.drawing import CellSite, annotate, density_image, draw_cells
-from fl_lightning.data.images import ImageDataModule
-from fl_lightning.data.in_memory import named_dataset
+from fl_lightning.data.in_memory import ImageDataModule, named_dataset
 from fl_lightning.errors import DataError, require
 from fl_lightning.functional.seeding import generator
 

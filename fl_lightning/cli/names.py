@@ -14,6 +14,7 @@ import fl_lightning
 from fl_lightning.config.files import Entry, read
 from fl_lightning.config.wrong_value import wrong_value
 from fl_lightning.errors import ConfigurationError, did_you_mean
+from fl_lightning.functional.description import constructor_arguments
 
 _ELSEWHERE = {
     "optimizer": ("torch.optim",),
@@ -81,7 +82,7 @@ def nearest_setting(name: str, class_path: str) -> str:
     """
     module, _, last = class_path.rpartition(".")
     try:
-        known = inspect.signature(getattr(import_module(module or "fl_lightning"), last)).parameters
+        known = constructor_arguments(getattr(import_module(module or "fl_lightning"), last))
     except Exception:
         return ""
     return did_you_mean(name, known)

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 from fl_lightning.data.class_names import names_of
-from fl_lightning.data.images import ImageDataModule
+from fl_lightning.data.in_memory import ImageDataModule
 from fl_lightning.data.schema import Schema
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.data.views import TRANSFER_HOOKS

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
-from collections.abc import Callable, Sequence
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from fl_lightning.errors import DataError, VersionError, did_you_mean, require
 from fl_lightning.utilities.atomic_file import write_whole
 
 _GROUP = "examples"
-_INDEX = ".index.npz"
+_INDEX = ".index.json"
 _NAME = "data.datamodule."
 _SHOWN = 8
 
@@ -32,7 +31,7 @@ class HDF5Clients(LazyClients):
     """Serve clients from an HDF5 file with a group for each client and a data set for each field: ``examples/f0000_14/pixels``.
 
     This is the layout of TensorFlow Federated's files, such as FedEMNIST, CIFAR-100, Shakespeare and Stack Overflow. To count a
-    client's examples, its group must be opened, so the numbers are kept in ``<path>.index.npz``, which is written once, and
+    client's examples, its group must be opened, so the numbers are kept in ``<path>.index.json``, which is written once, and
     again when the HDF5 file changes. Clients are numbered from 0 in the file's order. Floating-point numbers become float32,
     whole numbers int64, and text stays text.
 
@@ -43,10 +42,8 @@ class HDF5Clients(LazyClients):
         scales: a factor by which a field is multiplied, which then is float32, such as ``{image: 0.00392}`` for bytes.
         test_path: a file of the same form, whose clients together are the server's set; none by default.
         test_clients: how many clients of ``test_path`` are read, the first ones; None for all.
-        batch_size: the examples per training batch, >= 1.
         eval_batch_size: the examples per batch of the server's set, >= 1.
-        shuffle: whether clients shuffle their training examples.
-        collate_fn: the function that makes a batch of examples; torch's by default.
+        settings: those of the :class:`~fl_lightning.LazyClients`: batch_size, shuffle, collate_fn.
 
     Attributes:
         origin: the origin of the data, in words.
@@ -62,12 +59,10 @@ class HDF5Clients(LazyClients):
         scales: dict[str, float] | None = None,
         test_path: str | None = None,
         test_clients: int | None = None,
-        batch_size: int = 32,
         eval_batch_size: int = 1000,
-        shuffle: bool = True,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(batch_size, shuffle, collate_fn)
+        super().__init__(**settings)
         named = isinstance(fields, list) and bool(fields) and len({*fields}) == len(fields)
         require(named, _NAME + "fields", "a list of different names, at least one", fields)
         require(eval_batch_size >= 1, _NAME + "eval_batch_size", "1 or above", eval_batch_size)
@@ -79,25 +74,26 @@ class HDF5Clients(LazyClients):
         self.fields, self.shapes, self.scales = fields, shapes or {}, scales or {}
         self.eval_batch_size = eval_batch_size
         self.origin = "not loaded yet"
-        self._ids: Any = None
-        self._sizes: Any = None
+        self._sizes: dict[str, int] = {}
+        self._ids: Sequence[str] = ()
         self._test: Any = None
         if test_path is None:
             leave_out(self, "val_dataloader", "test_dataloader")
 
     def setup(self, stage: str) -> None:
         """Read the numbers of examples, and the server's set, once."""
-        if self._ids is not None:
+        if self._ids:
             return
-        self._ids, self._sizes = _clients(Path(self.path))
+        self._sizes = _sizes(Path(self.path))
+        self._ids = [*self._sizes]
         self._read(self.path, self._ids[:1])  # wrong settings are no failure of a client
-        self.origin = f"{self.path} ({len(self._ids):,} clients, {int(self._sizes.sum()):,} examples, read when drawn)"
+        self.origin = f"{self.path} ({len(self._ids):,} clients, {sum(self._sizes.values()):,} examples, read when drawn)"
         if self.test_path is not None:
-            self._test = self._read(self.test_path, _clients(Path(self.test_path))[0][: self.test_clients])
+            self._test = self._read(self.test_path, [*_sizes(Path(self.test_path))][: self.test_clients])
 
     def num_examples(self) -> Tensor:
         """Return the number of examples of each client."""
-        return torch.from_numpy(self._sizes)
+        return torch.tensor([*self._sizes.values()])
 
     def open(self, client: int) -> Dataset[Any]:
         """Read a client's examples.
@@ -119,9 +115,9 @@ class HDF5Clients(LazyClients):
     def _read(self, path: str, ids: Sequence[str]) -> Any:
         """Return the examples of clients."""
         parts: list[list[np.ndarray[Any, Any]]] = [[] for _ in self.fields]
-        with _opened(Path(path)) as file:
+        with _clients(Path(path)) as clients:
             for client in ids:
-                group = file[_GROUP][client]
+                group = clients[client]
                 for name, part in zip(self.fields, parts, strict=True):
                     if name not in group:
                         raise DataError(
@@ -152,80 +148,63 @@ class HDF5Clients(LazyClients):
         return tensor if scale is None else tensor * scale
 
 
-def _clients(path: Path) -> tuple[Any, Any]:
-    """Return the names of a file's clients and the numbers of their examples.
+def _sizes(path: Path) -> dict[str, int]:
+    """Return the number of each client's examples, from the index if it is that of this file.
 
     Raises:
-        DataError: if the file has none, or they do not have the form.
+        DataError: if the file has no clients, or they do not have the form.
     """
-    with _opened(path) as file:
+    index = Path(f"{path}{_INDEX}")
+    with _clients(path) as clients:
         status = path.stat()
-        version, index = np.array([status.st_size, status.st_mtime_ns]), Path(f"{path}{_INDEX}")
-        ids, sizes = _indexed(index, version) or _listed(file[_GROUP], path, index, version)
-    if not len(ids):
+        version = [status.st_size, status.st_mtime_ns]
+        with contextlib.suppress(OSError, ValueError, TypeError, LookupError):  # no index, or another file
+            held = json.loads(index.read_text(encoding="utf-8"))
+            if held["version"] == version:
+                return dict(held["sizes"])
+        sizes = {client: _size(path, client, group) for client, group in clients.items()}
+    if not sizes:
         raise DataError(f"'{path}' has no clients. Add at least one with an example.")
-    return ids, sizes
-
-
-def _listed(group: Any, path: Path, index: Path, version: Any) -> tuple[Any, Any]:
-    """Return the clients and the numbers of their examples, and keep them in the index."""
-    ids = list(group)
-    sizes = np.zeros(len(ids), np.int64)
-    for number, client in enumerate(ids):
-        lengths = {one.shape[0] if one.shape else 0 for one in group[client].values()}
-        if len(lengths) != 1:
-            found = ", ".join(f"'{name}' {[*one.shape]}" for name, one in group[client].items())
-            raise DataError(
-                f"'{path}': the fields of client '{client}' have {found or 'no values'}, but must have one value for each "
-                "example. Write the file again, or remove the client."
-            )
-        sizes[number] = lengths.pop()
-    buffer = io.BytesIO()
-    np.savez(buffer, version=version, ids=np.array(ids, np.str_), sizes=sizes)
     try:
-        write_whole(index, buffer.getbuffer())
+        write_whole(index, json.dumps({"version": version, "sizes": sizes}).encode())
     except OSError as error:
         rank_zero_warn(
             f"Cannot write '{index}' ({error.strerror}), so each run lists the clients again. Set 'data.datamodule.path' to a "
             "link to the file in a folder that can be written."
         )
-    return np.array(ids, np.str_), sizes
+    return sizes
 
 
-def _indexed(index: Path, version: Any) -> tuple[Any, Any] | None:
-    """Return the clients and numbers of the index; None if there is none, or one of another version of the file."""
-    try:
-        with np.load(index, allow_pickle=False) as held:
-            if np.array_equal(held["version"], version):
-                return held["ids"], held["sizes"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        pass
-    return None
+def _size(path: Path, client: str, group: Any) -> int:
+    lengths = {one.shape[0] if one.shape else 0 for one in group.values()}
+    if len(lengths) != 1:
+        found = ", ".join(f"'{name}' {[*one.shape]}" for name, one in group.items())
+        raise DataError(
+            f"'{path}': the fields of client '{client}' have {found or 'no values'}, but must have one value for each example. "
+            "Write the file again, or remove the client."
+        )
+    return int(lengths.pop())
 
 
-def _opened(path: Path) -> Any:
-    """Return a file that is open for reading, with a group of clients.
+@contextlib.contextmanager
+def _clients(path: Path) -> Iterator[Any]:
+    """Open a file, and return its group of clients.
 
     Raises:
         DataError: if it cannot be read as one.
+        VersionError: if h5py is not installed.
     """
     try:
-        file = _h5py().File(path, "r")
+        file = import_module("h5py").File(path, "r")
+    except ImportError as error:
+        raise VersionError(f"HDF5 files are read with h5py ({error}). Install it: pip install 'fl_lightning[hdf5]'") from error
     except OSError as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"Cannot read '{path}' as an HDF5 file ({reason}). Correct '{_NAME}path', or fix the file.") from error
-    if _GROUP not in file:
-        found = ", ".join(list(file)[:5]) or "nothing"
-        file.close()
-        raise DataError(
-            f"'{path}' has no group '{_GROUP}', but {found}. Write a group for each client, with a data set for each field: "
-            f"{_GROUP}/<client>/<field>."
-        )
-    return file
-
-
-def _h5py() -> ModuleType:
-    try:
-        return import_module("h5py")
-    except ImportError as error:
-        raise VersionError(f"HDF5 files are read with h5py ({error}). Install it: pip install 'fl_lightning[hdf5]'") from error
+    with file:
+        if _GROUP not in file:
+            raise DataError(
+                f"'{path}' has no group '{_GROUP}', but {', '.join(list(file)[:_SHOWN]) or 'nothing'}. Write a group for each "
+                f"client, with a data set for each field: {_GROUP}/<client>/<field>."
+            )
+        yield file[_GROUP]

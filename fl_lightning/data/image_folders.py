@@ -2,22 +2,311 @@
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from torch import nn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
 from torch.utils.data import Dataset
+from torchvision.datasets.folder import IMG_EXTENSIONS
+from tqdm import tqdm  # tqdm.auto warns in a notebook without ipywidgets
 
 from fl_lightning.core.resume_rule import ResumeRule
-from fl_lightning.data.class_names import given_classes
+from fl_lightning.data.class_names import given_classes, require_alike
 from fl_lightning.data.client_paths import client_paths
-from fl_lightning.data.image_files import WHITE, ImageFiles, ImageReader, LazyImages, find_images, read_images, split_folders
-from fl_lightning.data.images import ImageDataModule
-from fl_lightning.data.in_memory import held_share, named_dataset
+from fl_lightning.data.in_memory import ImageDataModule, held_share, named_dataset
 from fl_lightning.data.schema_file import read_schema
 from fl_lightning.errors import DataError, require
-from fl_lightning.functional.seeding import generator
+
+UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+"""Exceptions that Pillow raises for a file that is not a complete image."""
+
+WHITE = 2**16 - 1
+"""The largest value in 16 bits."""
+_SPLITS = (("train", "training"), ("val", "valid", "validation"), ("test", "testing"))
+_ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)
+"""The EXIF tag by which cameras say how an image is to be turned, and its values that exchange width and height."""
+_MANY, _SHOWN, _SAMPLE = 5_000, 20, 32
+"""The number of images from which reading shows its progress, of those that a message names, and of those whose brightest
+pixel is read again."""
+
+
+def folders_in(root: Path) -> list[Path]:
+    """Return the subfolders of a folder, sorted, without hidden ones; an empty list if the folder does not exist."""
+    return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")) if root.is_dir() else []
+
+
+def split_folders(root: Path) -> tuple[Path, Path | None, Path | None]:
+    """Return the folders of the training, validation and test images: subfolders with such names, otherwise ``root`` alone.
+
+    Raises:
+        DataError: if other folders stand beside them.
+    """
+    inside = {path.name.lower(): path for path in folders_in(root)}
+    train, val, test = (next((inside.pop(name) for name in names if name in inside), None) for names in _SPLITS)
+    if train is None or val is test is None:
+        return root, None, None
+    if inside:
+        others, held = ", ".join(sorted(path.name for path in inside.values())), test or val
+        raise DataError(
+            f"'{root}' contains {others} next to '{train.name}' and '{held.name if held else ''}', so it is unclear which "
+            f"folders are classes or domains. Set 'data.datamodule.root' to '{train}' and 'test_root' to '{held}', or move the "
+            "other folders elsewhere."
+        )
+    return train, val, test
+
+
+class ImageFiles(Dataset[Any]):
+    """List images in the order of domains, classes and names, and read one from disk on each access.
+
+    Args:
+        reader: the reader.
+        paths: the paths of the images.
+        targets: the class of each image, int64, shape (n,).
+        columns: what the dataset says besides: the names of the classes, and if there are domains, the domain of each image
+            and their names, sorted.
+    """
+
+    classes: tuple[str, ...]
+    domains: Tensor
+
+    def __init__(self, reader: ImageReader, paths: Sequence[str], targets: Tensor, columns: Mapping[str, Any]) -> None:
+        self.paths, self.targets = tuple(paths), targets
+        self._reader, self._columns = reader, columns
+        vars(self).update(columns)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """Return an image, uint8, shape (C, H, W), and its class."""
+        try:
+            return self._reader.read(self.paths[index]), int(self.targets[index])
+        except UNREADABLE as error:
+            raise DataError(f"Cannot read {self.paths[index]} ({error}). Fix it, or move it elsewhere.") from error
+
+    def select(self, kept: Tensor) -> ImageFiles:
+        """Return the images at the given positions."""
+        columns = {name: own[kept] if isinstance(own, Tensor) else own for name, own in self._columns.items()}
+        return ImageFiles(self._reader, [self.paths[k] for k in kept.tolist()], self.targets[kept], columns)
+
+    def in_memory(self, limit: float) -> Dataset[Any]:
+        """Return a dataset of the images in memory; above ``limit`` bytes these files, after a check of their headers.
+
+        Raises:
+            DataError: naming images that cannot be read, or of different sizes.
+        """
+        images = read_images(self._reader, self.paths, limit)
+        return self if images is None else named_dataset([images, self.targets], **self._columns)
+
+
+def find_images(root: Path | Mapping[str, Path], reader: ImageReader, classes: tuple[str, ...] = ()) -> ImageFiles:
+    """Find images in root/class/image or root/domain/class/image (or root/domain/images/class/image, as in Office-31).
+
+    Args:
+        root: the folder, or a folder of the form domain/class/image for each domain by name.
+        reader: reads them.
+        classes: the names of the classes in the order of their numbers, of which folders may lack some; if it is empty, those
+            that exist, sorted.
+
+    Raises:
+        DataError: if a domain, or without domains a class, has no images, if only one class exists, or for a folder that is
+            none of the given classes.
+    """
+    domains = _domains(root)
+    found = {name: {label.name: _images(label) for label in folders_in(folder)} for name, folder in domains.items()}
+    for name, labels in found.items():
+        none = [domains[name] / label for label, images in labels.items() if not images]
+        wrong = [folder for folder in none if not name or folders_in(folder)]  # a domain may lack classes
+        if wrong or len(none) == len(labels):
+            raise _misplaced((wrong or [domains[name]])[0], f"contains no images ({', '.join(IMG_EXTENSIONS)})")
+    there = sorted({label for labels in found.values() for label in labels})
+    names = classes or tuple(there)
+    if unknown := [label for label in there if label not in names]:
+        raise DataError(
+            f"'{root}' has a folder of the class '{unknown[0]}', which is not one of 'data.datamodule.classes' or of the "
+            f"schema's classes: {', '.join(names[:_SHOWN])}. Remove the folder, or add the class."
+        )
+    if len(names) < 2:
+        raise DataError(
+            f"'{root}' contains the single class '{names[0]}', but classification needs two or more. Add another class."
+        )
+    lacking = {name: [label for label in names if label not in labels] for name, labels in found.items()}
+    if any(lacking.values()) and not classes:
+        text = "; ".join(f"'{name}' has no folder {', '.join(labels)}" for name, labels in lacking.items() if labels)
+        rank_zero_warn(f"The domains have different classes: {text}. If a folder is misspelt, it counts as a class of its own.")
+    each = [
+        (path, target, owner)
+        for owner, own in enumerate(found.values())
+        for target, label in enumerate(names)
+        for path in own.get(label, ())
+    ]
+    paths, targets, owners = zip(*each, strict=True)
+    of_domains = {} if "" in domains else {"domains": torch.tensor(owners), "domains_names": tuple(domains)}
+    return ImageFiles(reader, paths, torch.tensor(targets), {"classes": names, **of_domains})
+
+
+def _domains(root: Path | Mapping[str, Path]) -> dict[str, Path]:
+    """Return the folder of each domain by name, sorted; that of all images under an empty name if there are no domains."""
+    given = {"": root} if isinstance(root, Path) else {name: root[name] for name in sorted(root)}
+    for folder in given.values():
+        if not folders_in(folder):
+            raise _misplaced(folder, "contains no folders" if folder.is_dir() else "is not a folder")
+    if isinstance(root, Path):
+        inside = folders_in(root)
+        if any(_images(folder) or not folders_in(folder) for folder in inside):
+            return given
+        given = {folder.name: folder for folder in inside}
+    return {
+        name: folder / "images" if [f.name for f in folders_in(folder)] == ["images"] else folder
+        for name, folder in given.items()
+    }
+
+
+def _misplaced(folder: Path, what: str) -> DataError:
+    return DataError(
+        f"'{folder}' {what}. Set 'data.datamodule.root' to a folder of the form root/class/image or root/domain/class/image, "
+        "or to a folder for each client by name, and remove empty folders from it."
+    )
+
+
+def _images(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        names = sorted(e.name for e in entries if e.name.lower().endswith(IMG_EXTENSIONS) and not e.name.startswith("."))
+    return [str(folder / name) for name in names]
+
+
+class ImageReader:
+    """Decode image files.
+
+    Args:
+        channels: 1 for grey, 3 for colour.
+        size: the height and width in pixels to which every image is resized; None keeps their sizes.
+        white: the value of white in images of 16 bits, such as 4095 if a camera uses 12 of them.
+    """
+
+    def __init__(self, channels: int, size: int | None, white: int = WHITE) -> None:
+        require(size is None or size >= 1, "data.datamodule.image_size", "1 or above, or null", size)
+        require(1 <= white <= WHITE, "data.datamodule.white", f"1 to {WHITE}", white)
+        self.channels, self.size, self.white = channels, size, white
+
+    def read(self, path: str) -> Tensor:
+        """Read one image as cameras say that it is to be shown, uint8, shape (C, H, W).
+
+        Raises:
+            OSError: if the file is not a complete image.
+        """
+        with Image.open(path) as file:
+            image = _in_bytes(ImageOps.exif_transpose(file), self.white).convert("L" if self.channels == 1 else "RGB")
+        if self.size is not None and image.size != (self.size, self.size):
+            image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
+        return torch.from_numpy(np.array(image)).view(image.height, image.width, -1).permute(2, 0, 1).contiguous()
+
+    @staticmethod
+    def header_size(path: str) -> tuple[int, int]:
+        """Return height and width of an image, reading only the header of its file.
+
+        Raises:
+            OSError: if the file is not an image.
+        """
+        with Image.open(path) as file:
+            lies = Image.Image.getexif(file).get(_ORIENTATION, 1) in _ON_ITS_SIDE
+            return (file.width, file.height) if lies else (file.height, file.width)
+
+
+def _in_bytes(file: Image.Image, white: int) -> Image.Image:
+    """Return an image of 8 bits; Pillow would clip the 16 bits of medical images at 255.
+
+    Raises:
+        ValueError: if pixels are floating-point, whose range is unknown, or have more than 16 bits.
+    """
+    if not file.mode.startswith(("I", "F")):
+        return file
+    values = np.asarray(file)
+    if file.mode == "F" or values.min() < 0 or values.max() > WHITE:
+        raise ValueError("its pixels are not whole numbers of 8 or 16 bits: convert it")
+    if values.max() > white:
+        raise ValueError(f"its brightest pixel is {values.max()}, but 'data.datamodule.white' is {white}")
+    return Image.fromarray((values.astype(np.uint32) * 255 // white).astype(np.uint8))
+
+
+def read_images(reader: ImageReader, paths: Sequence[str], limit: float = math.inf) -> Tensor | None:
+    """Return images, uint8, shape (n, C, H, W); None, after a check of their headers, if they take more than ``limit`` bytes.
+
+    Raises:
+        DataError: naming images that cannot be read, or of different sizes.
+    """
+    height, width = (reader.size, reader.size) if reader.size else _of_each(reader.header_size, paths[:1], "")[0]
+    here = len(paths) * reader.channels * height * width <= limit
+    images = torch.empty(len(paths) if here else 0, reader.channels, height, width, dtype=torch.uint8)
+
+    def fits(path: str, place: int) -> bool:
+        """Read one image into its place, or its header alone, and return whether it has the size of the others."""
+        if not here:
+            return reader.header_size(path) == (height, width) or reader.size is not None
+        image = reader.read(path)
+        if image.shape != images.shape[1:]:
+            return False
+        images[place] = image
+        return True
+
+    fitting = _of_each(fits, paths, "Reading images" if here else "Checking images", range(len(paths)))
+    if odd := [path for path, fit in zip(paths, fitting, strict=True) if not fit]:
+        raise DataError(
+            f"The images have different sizes: {len(odd)} of them, such as {min(odd)}, do not have the {width} x {height} "
+            "pixels of the first image. Set 'data.datamodule.image_size' to resize all of them."
+        )
+    _warn_of_depth(reader.white, paths[:: max(1, len(paths) // _SAMPLE)])
+    return images if here else None
+
+
+def _warn_of_depth(white: int, sample: Sequence[str]) -> None:
+    """Warn of images of 16 bits that use few of them, of which hardly any grey levels would be left."""
+
+    def brightest(path: str) -> int:
+        """Return the value of the brightest pixel of an image of 16 bits; that of white for another one."""
+        with Image.open(path) as file:
+            return int(np.asarray(file).max()) if file.mode.startswith("I") else white
+
+    value = max(_of_each(brightest, sample, ""))
+    if 0 < value <= white // 8:
+        bits = max(9, value.bit_length())
+        rank_zero_warn(
+            f"The images have 16 bits, but the brightest of a sample has the value {value}, so that {value * 255 // white + 1} "
+            f"of 256 grey levels are left. If the camera has {bits} bits, set 'data.datamodule.white' to {2**bits - 1}, for "
+            "all clients."
+        )
+
+
+def _of_each(work: Callable[..., Any], paths: Sequence[str], text: str, *beside: Iterable[Any]) -> list[Any]:
+    """Return what a function returns for each image and what belongs to it; it runs in threads, with a progress bar.
+
+    Raises:
+        DataError: naming images that cannot be read.
+    """
+    failed = []
+
+    def attempt(path: str, *own: Any) -> Any:
+        """Apply the function, and record a failure."""
+        try:
+            return work(path, *own)
+        except UNREADABLE as error:
+            failed.append(f"{path} ({'not an image' if isinstance(error, UnidentifiedImageError) else error})")
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        shown = {"unit": "image", "disable": len(paths) < _MANY, "leave": False}
+        results = list(tqdm(pool.map(attempt, paths, *beside), text, len(paths), **shown))
+    if failed:
+        named = ", ".join(sorted(failed)[:_SHOWN])
+        raise DataError(f"{len(failed)} of {len(paths)} images cannot be read: {named}. Fix them, or move them elsewhere.")
+    return results
 
 
 class ImageFolderDataModule(ImageDataModule):
@@ -35,18 +324,12 @@ class ImageFolderDataModule(ImageDataModule):
             classes, if no folder has one. With 0, no set is held out: see ``server_set`` of the FederatedDataModule.
         image_size: the height and width in pixels to which images are resized; None if all images have the same size.
         channels: 3 for colour, 1 for grey.
-        batch_size: the examples per training batch, B.
-        eval_batch_size: the examples per evaluation batch.
-        mean: the mean of each channel, for images in [0, 1]; None leaves them in [0, 1].
-        std: the standard deviation of each channel.
-        augmentation: a transform of training images in [0, 1], applied to each independently, from
-            ``torchvision.transforms.v2`` or any module.
         memory_limit: the GiB that the images of one set may take in memory.
-        num_workers: the number of processes that read images that are not in memory.
         classes: the names of the classes in the order of their numbers, of which folders may lack some; None for those that
             exist, sorted.
         white: the value of white in images of 16 bits: 4095 for a camera of 12 bits, 65535 for all 16.
         schema: the YAML or JSON file of a schema, whose target's classes replace ``classes``; its other fields do not matter.
+        settings: those of the :class:`~fl_lightning.ImageDataModule`: batch sizes, mean and std, augmentation, num_workers.
 
     Attributes:
         schema: the schema; None without one.
@@ -65,27 +348,22 @@ class ImageFolderDataModule(ImageDataModule):
         test_share: float = 0.0,
         image_size: int | None = None,
         channels: Literal[1, 3] = 3,
-        batch_size: int = 100,
-        eval_batch_size: int = 1000,
-        mean: list[float] | None = None,
-        std: list[float] | None = None,
-        augmentation: nn.Module | None = None,
         memory_limit: float = 4.0,
-        num_workers: int = 0,
         classes: list[str | int] | None = None,
         white: int = WHITE,
         schema: str | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(batch_size, eval_batch_size, mean, std, augmentation, num_workers)
+        super().__init__(**settings)
         require(0 <= test_share < 1, "data.datamodule.test_share", "at least 0 and below 1", test_share)
         require(memory_limit >= 0, "data.datamodule.memory_limit", "0 or above, in GiB", memory_limit)
-        fits = mean is None or len(mean) == channels
-        require(fits, "data.datamodule.mean", f"one number for each of {channels} channels", mean)
+        fits = self.mean is None or len(self.mean) == channels
+        require(fits, "data.datamodule.mean", f"one number for each of {channels} channels", self.mean)
         self.root, self.test_root, self.test_share = root, test_root, test_share
         self._root = client_paths("data.datamodule.root", root)
-        self.image_size = image_size
-        self.channels = channels
-        self.memory_limit, self._reader = memory_limit, ImageReader(channels, image_size, white)
+        require(bool(self._root), "data.datamodule.root", "a folder, or a folder for each client", root)
+        self.image_size, self.channels, self.memory_limit = image_size, channels, memory_limit
+        self._reader = ImageReader(channels, image_size, white)
         self.schema = None if schema is None else read_schema(schema)
         if self.schema is not None:
             require(classes is None, "data.datamodule.classes", "left out with a 'schema', which has them", classes)
@@ -96,11 +374,10 @@ class ImageFolderDataModule(ImageDataModule):
 
     def _folders(self) -> tuple[Path | dict[str, Path], Path | None, Path | None]:
         """Return the folders of training, validation and test images."""
-        test = Path(self.test_root) if self.test_root else None
         root = self._root
-        require(bool(root), "data.datamodule.root", "a folder, or a folder for each client", self.root)
-        if test is None:
+        if self.test_root is None:
             return split_folders(root) if isinstance(root, Path) else (root, None, None)
+        test = Path(self.test_root)
         if any(one == test or one in test.parents for one in (root.values() if isinstance(root, dict) else [root])):
             raise DataError(
                 f"'data.datamodule.test_root' is {test}, which is inside 'root' {root}, so the federation would train on its "
@@ -116,10 +393,10 @@ class ImageFolderDataModule(ImageDataModule):
         """
         if self.schema is None:
             return []
-        files = find_images(self._folders()[0], self.classes)
+        files = find_images(self._folders()[0], self._reader, self.classes)
         counts = torch.bincount(files.targets, minlength=len(files.classes)).tolist()
         pairs = [f"{count} of '{name}'" for name, count in zip(files.classes, counts, strict=True)]
-        return [f"'{self.root}' has {len(files.paths)} images: {', '.join(pairs)}."]
+        return [f"'{self.root}' has {len(files)} images: {', '.join(pairs)}."]
 
     def load(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
         """Find and read the images.
@@ -128,31 +405,18 @@ class ImageFolderDataModule(ImageDataModule):
             DataError: if folders do not have this form, or images cannot be read.
         """
         folder, *held = self._folders()
-        files = find_images(folder, self.classes)
-        others = [None if path is None else self._like(files, path) for path in held]
-        if others == [None, None] and self.test_share:
-            strata = files.domains * len(files.classes) + files.targets
-            draw = generator(0, "test share")
-            files, others[1] = map(files.select, held_share("test_share", self.test_share, strata, draw))
-        train = self._read(files)
-        self._val, test = (None if part is None else self._read(part) for part in others)
-        sizes = " + ".join(str(len(part)) for part in (train, self._val, test) if part is not None)  # type: ignore[arg-type]
-        lazy = ", from disk" if isinstance(train, LazyImages) else ""
-        domains = len(files.domains_names) or "no"
+        files = find_images(folder, self._reader, self.classes)
+        val, test = (None if path is None else find_images(path, self._reader, self.classes) for path in held)
+        for path, other in zip(held, (val, test), strict=True):
+            require_alike("The training set", files, f"'{path}'", other)
+        domains = len(getattr(files, "domains_names", ()))
+        if val is test is None and self.test_share:
+            strata = files.targets + (files.domains * len(files.classes) if domains else 0)
+            files, test = map(files.select, held_share("test_share", self.test_share, strata))
+        sets: list[Any] = [None if part is None else part.in_memory(self.memory_limit * 2**30) for part in (files, val, test)]
+        train, self._val, test = sets
+        sizes = " + ".join(str(len(part)) for part in sets if part is not None)
+        lazy = ", from disk" if isinstance(train, ImageFiles) else ""
         shown = folder if isinstance(folder, Path) else f"{len(folder)} folders"
-        self.origin = f"{shown} ({sizes} images, {len(files.classes)} classes, {domains} domains{lazy})"
+        self.origin = f"{shown} ({sizes} images, {len(files.classes)} classes, {domains or 'no'} domains{lazy})"
         return train, test
-
-    def _like(self, files: ImageFiles, other: Path) -> ImageFiles:
-        """Return the images of another folder, if it has the same classes."""
-        found = find_images(other, self.classes)
-        if found.classes != files.classes:
-            raise DataError(
-                f"'{other}' has the classes {', '.join(found.classes)}, but the training images have "
-                f"{', '.join(files.classes)}. Give both the same classes, or name all of them in 'data.datamodule.classes'."
-            )
-        return found
-
-    def _read(self, files: ImageFiles) -> Dataset[Any]:
-        images = read_images(self._reader, files.paths, self.memory_limit * 2**30)
-        return LazyImages(files, self._reader) if images is None else named_dataset([images, files.targets], **files.columns)

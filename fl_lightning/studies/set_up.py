@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.functional.showing import defaults_of
 from fl_lightning.reporting.run_facts import SELECTION, TEST_SET, read_run_facts
 from fl_lightning.studies.facts import codes, facts_of
 from fl_lightning.studies.grid import text_of
@@ -183,8 +184,10 @@ def _shortened(value: Any) -> Any:
 
 @functools.cache
 def _defaults(path: str) -> dict[str, Any]:
+    kind: Any = pydoc.locate(path)
     try:
-        arguments = inspect.signature(pydoc.locate(path)).parameters  # type: ignore[arg-type]  # None is a TypeError
+        arguments = inspect.signature(kind).parameters
     except (TypeError, ValueError):
         return {}
-    return {name: argument.default for name, argument in arguments.items() if argument.default is not argument.empty}
+    found = {name: argument.default for name, argument in arguments.items() if argument.default is not argument.empty}
+    return (defaults_of(kind) if isinstance(kind, type) else {}) | found

@@ -14,9 +14,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 
-from fl_lightning.errors import ConfigurationError, FederationError, require
+from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.losses.adaptive import PlainLoss
 from fl_lightning.losses.proximal import ProximalLoss
+from fl_lightning.metrics.update import comparing
 from fl_lightning.tasks.loss_adaptation import LossAdaptation
 from fl_lightning.utilities.checkpoint_file import LoadsSafely
 
@@ -155,19 +156,8 @@ class SupervisedTask(LoadsSafely, LightningModule):
 
     def _loss_of(self, compute: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, target: Tensor) -> Tensor:
         """Return a loss; if it rejects the outputs and targets, raise an error that names the settings to change."""
-        try:
-            loss = compute(outputs, target)
-        except (FederationError, torch.OutOfMemoryError):
-            raise
-        except (RuntimeError, ValueError, TypeError) as error:
-            if "CUDA" in str(error):
-                raise
-            raise ConfigurationError(
-                f"{type(self.loss).__name__} cannot compare outputs of shape {tuple(outputs.shape)} with targets of "
-                f"{target.dtype}, shape {tuple(target.shape)}: {str(error).splitlines()[0] if str(error) else error!r} Set "
-                f"'model.loss' to one for such data, or 'model' to another task."
-            ) from error
-        return loss
+        with comparing(self.loss, outputs, target, "Set 'model.loss' to one for such data, or 'model' to another task."):
+            return compute(outputs, target)
 
     def _outputs(self, inputs: Tensor) -> Tensor:
         """Return the network's outputs; if it rejects the data, raise an error that names the settings to change."""

@@ -18,8 +18,8 @@ from torchmetrics.classification import (
 )
 
 from fl_lightning.errors import ConfigurationError, DataError, require
-from fl_lightning.losses.cross_entropy import CrossEntropy
 from fl_lightning.losses.metric_weighted import MetricWeightedCrossEntropy
+from fl_lightning.losses.plain import CrossEntropy
 from fl_lightning.reporting.tables import log_matrix, write_matrix
 from fl_lightning.tasks.base import EQUAL, SupervisedTask
 
@@ -120,8 +120,9 @@ class ClassificationTask(SupervisedTask):
     def _loss_of(self, compute: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, target: Tensor) -> Tensor:
         try:
             return super()._loss_of(compute, outputs, target)
-        except IndexError:
-            self._refuse_labels(int(target.min()), int(target.max()))
+        except ConfigurationError as error:
+            if isinstance(error.__cause__, IndexError):
+                self._refuse_labels(int(target.min()), int(target.max()))
             raise
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:

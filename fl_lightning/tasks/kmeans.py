@@ -9,12 +9,13 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torchmetrics import Metric
 
 from fl_lightning.compat.lightning import validation_loaders
 from fl_lightning.errors import ClientError, ConfigurationError, DataError, require
 from fl_lightning.functional.kmeans import cluster_sums, kmeans_plus_plus, nearest_centroids
 from fl_lightning.functional.seeding import generator
-from fl_lightning.metrics.cluster_quality import ClusterQuality
 from fl_lightning.routes.server import ServerRoute
 from fl_lightning.strategies.kmeans import FederatedKMeans
 from fl_lightning.tasks.base import EQUAL
@@ -217,6 +218,37 @@ class KMeansTask(LoadsSafely, LightningModule):
         """Return the cluster of each example, int64, shape (N,)."""
         clusters: Tensor = self(_inputs(batch))
         return clusters
+
+
+class ClusterQuality(Metric):
+    """Compute ``loss``, ``distance`` and ``empty`` of centroids; see :class:`~fl_lightning.KMeansTask`."""
+
+    higher_is_better = False
+    full_state_update = False
+    squared: Tensor
+    distance: Tensor
+    members: Tensor
+
+    def __init__(self, num_clusters: int) -> None:
+        super().__init__()
+        self.add_state("squared", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("distance", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("members", torch.zeros(num_clusters, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, nearest: Tensor, distances: Tensor) -> None:
+        """Add a batch: clusters, int64, and distances, both of shape (N,)."""
+        self.squared = self.squared + distances.square().sum()
+        self.distance = self.distance + distances.sum()
+        self.members = self.members + F.one_hot(nearest, len(self.members)).sum(dim=0)
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return the figures, scalars."""
+        examples = self.members.sum()
+        return {
+            "loss": self.squared / examples,
+            "distance": self.distance / examples,
+            "empty": (self.members == 0).sum().float(),
+        }
 
 
 def _inputs(batch: Any) -> Tensor:

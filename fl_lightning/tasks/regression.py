@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanMetric, MetricCollection, R2Score
 
 from fl_lightning.errors import ConfigurationError, require
-from fl_lightning.losses.cross_entropy import CrossEntropy
-from fl_lightning.losses.hinge import Hinge
 from fl_lightning.losses.metric_weighted import MetricWeightedCrossEntropy
+from fl_lightning.losses.plain import CrossEntropy, Hinge
 from fl_lightning.metrics.percentage_error import PercentageError
 from fl_lightning.tasks.base import EQUAL, SupervisedTask
 

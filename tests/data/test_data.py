@@ -246,7 +246,7 @@ def test_a_federation_and_its_data_show_the_settings_that_were_given():
     data = FederatedDataModule(Blobs(), IIDPartitioner(4), client_test=0.2)
     assert repr(data) == "FederatedDataModule(datamodule=Blobs, partitioner=IIDPartitioner(num_clients=4), client_test=0.2)"
     data = FederatedDataModule(MNISTDataModule(source="embedded", batch_size=20), IIDPartitioner(4))
-    assert "datamodule=MNISTDataModule(batch_size=20, source='embedded')," in repr(data)
+    assert "datamodule=MNISTDataModule(source='embedded', batch_size=20)," in repr(data)
 
 
 def test_showing_data_reads_and_raises_nothing():

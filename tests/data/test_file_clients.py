@@ -84,11 +84,11 @@ def test_shapes_scales_types_and_text(tmp_path: Path) -> None:
 
 def test_hdf5_clients_are_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_hdf5(tmp_path / "clients.h5")
-    index = Path(f"{path}.index.npz")
+    index = Path(f"{path}.index.json")
     set_up(path)
     assert index.exists()
     with monkeypatch.context() as patched:
-        patched.setattr("fl_lightning.data.hdf5_clients._listed", lambda *_: pytest.fail("listed again"))
+        patched.setattr("fl_lightning.data.hdf5_clients._size", lambda *_: pytest.fail("listed again"))
         assert set_up(path).num_examples().tolist() == SIZES
     size = path.stat().st_size
     write_hdf5(path, EACH[::-1])
@@ -104,9 +104,9 @@ def test_hdf5_clients_are_listed_once(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_an_index_that_cannot_be_written_is_a_warning_and_a_link_helps(tmp_path: Path) -> None:
     path = write_hdf5(tmp_path / "clients.h5")
-    Path(f"{path}.index.npz").mkdir()
+    Path(f"{path}.index.json").mkdir()
     with pytest.warns(UserWarning, match=r"lists the clients again. Set 'data.datamodule.path' to a link"):
         assert set_up(path).num_examples().tolist() == SIZES
     (tmp_path / "link.h5").symlink_to(path)
     assert set_up(tmp_path / "link.h5").num_examples().tolist() == SIZES
-    assert (tmp_path / "link.h5.index.npz").exists()
+    assert (tmp_path / "link.h5.index.json").exists()

@@ -29,7 +29,7 @@ from fl_lightning import (
     RandomCropFlip,
     TorchvisionDataModule,
 )
-from fl_lightning.data.images import augment
+from fl_lightning.data.in_memory import augment
 
 
 @pytest.fixture
@@ -263,9 +263,9 @@ def test_a_set_that_cannot_be_had(tmp_path, monkeypatch):
 
 
 def test_svhn_without_scipy(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy.io", None)
+    monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(DataError, match=r"needs the package scipy: pip install 'fl_lightning\[svhn\]'"):
-        TorchvisionDataModule("SVHN", str(tmp_path)).setup("fit")
+        TorchvisionDataModule("SVHN", str(tmp_path))
 
 
 def test_a_former_name_says_what_to_write(fl):

@@ -84,7 +84,7 @@ def test_weights_by_name(monkeypatch):
         raise OSError("unreachable")
 
     monkeypatch.setattr(torchvision.models.ResNet18_Weights, "get_state_dict", no_network)
-    message = r"Cannot download the weights .* \(unreachable\). Set 'model.network.weights'"
+    message = r"Cannot load the weights .* \(OSError: unreachable\). Set 'model.network.weights'"
     with pytest.raises(ConfigurationError, match=message):
         ResNet18(weights="IMAGENET1K_V1")
 

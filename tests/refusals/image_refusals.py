@@ -97,7 +97,7 @@ REFUSALS = [
     ),
     told(
         folder(lambda root: [paint(root / name, 1) for name in ("test/cat", "test/dog", "train/cat", "train/ant")], Path),
-        "test' has the classes cat, dog, but the training images have ant, cat. Give",
+        "The training set numbers the classes as ant, cat, but 'own/test' as cat, dog, so ... Number them alike",
     ),
     told(
         folder(lambda root: [paint(root / part / name, 1) for part in ("a", "b") for name in "cd"], Path, test_root="own/b"),
@@ -114,10 +114,16 @@ REFUSALS = [
     told(folder(lambda root: (root / "ant").mkdir()), "ant' contains no images (.jpg"),
     told(
         folder(lambda root: Path("none/cat").mkdir(parents=True), root={"a": "none", "b": "own"}),
-        "none' contains no images (.jpg ... Add some, or remove the folder",
+        "none' contains no images (.jpg ... Set 'data.datamodule.root' ... remove empty folders from it",
     ),
-    told(folder(lambda root: (root / "webcam").mkdir(), by_domain), "is nested more deeply ... remove empty folders from it"),
-    told(painted("a/b/cat", "a/b/dog", "a/c/cat"), "is nested more deeply than root/domain/class/image: 'b' contains folders"),
+    told(
+        folder(lambda root: (root / "webcam").mkdir(), by_domain),
+        "own/amazon' contains no images ... remove empty folders from it",
+    ),
+    told(
+        painted("a/b/cat", "a/b/dog", "a/c/cat"),
+        "own/a/b' contains no images ... of the form root/class/image or root/domain/class/image",
+    ),
     told(painted("cat", "dog", count=1, test_share=0.99), "'data.datamodule.test_share' is 0.99, ... the 2 images to train on"),
     told(
         folder(lambda root: broken(root, "dog/0.png", "cat/0.png", "cat/1.png"), Path),

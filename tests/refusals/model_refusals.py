@@ -198,8 +198,8 @@ NETWORKS = [
     Refusal(lambda: VGG19(pooled=0), "'model.network.pooled' must be at least 1"),
     Refusal(lambda: FeatureCache(memory_limit=-1), "'feature_cache.memory_limit' must be 0 or above"),
     Refusal(resnet({"conv1.weight": torch.ones(1)}), "are not those of torchvision's resnet18: Missing key"),
-    Refusal(resnet([1, 2]), "contains a list, not a state dict"),
-    Refusal(resnet(), "is not a file of weights that torch can read"),
+    Refusal(resnet([1, 2]), "are not those of torchvision's resnet18: Expected state_dict to be dict-like, got <class 'list'>"),
+    Refusal(resnet(), "Cannot load the weights ... of resnet18 ( ... Set 'model.network.weights' to a file with a state dict"),
     Refusal(lambda: ResNet18(weights="IMAGENET9"), "neither a file nor one of torchvision's ... or to one of IMAGENET1K_V1"),
     Refusal(lambda: ResNet18(channels=1, weights="DEFAULT"), "must be null if 'channels' is not 3"),
 ]

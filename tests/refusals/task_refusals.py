@@ -74,7 +74,10 @@ TASKS = [
     Refusal(task(nn.Linear(5, 1)), "Linear cannot take inputs of shape"),
     Refusal(task(LINE, nn.CrossEntropyLoss()), "must be a loss of numbers, ... but is 'CrossEntropyLoss'"),
     Refusal(task(LINE, F1WeightedCrossEntropy(3)), "'model.loss' must be a loss of numbers"),
-    Refusal(classes(nn.Linear(4, 3), 3, nn.MSELoss()), "MSELoss cannot compare outputs of shape"),
+    Refusal(
+        classes(nn.Linear(4, 3), 3, nn.MSELoss()),
+        "MSELoss cannot compare predictions of ... Set 'model.loss' to one for such data",
+    ),
     Refusal(task(LINE, strategy=AdaFed(BinaryF1Score())), "BinaryF1Score cannot compare ... 'federation.strategy.metric'"),
     Refusal(task(LINE, data=Alone()), "RegressionTask learns from batches of (input, target), but the data return only inputs"),
     Refusal(classes(nn.Linear(4, 3), 3, CrossEntropy(), data=Several()), "ClassificationTask learns ... shape (5, 3) for 5 in"),

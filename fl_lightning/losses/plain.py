@@ -1,11 +1,31 @@
-"""Compute the hinge losses of support vector machines (survey, Table II)."""
+"""Compute losses that stay as they are: cross-entropy, hinge and half the squared error."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, require_same_shape
 from fl_lightning.utilities.argument_types import ChecksTypes
+
+
+class CrossEntropy(ChecksTypes, nn.Module):
+    """Compute the mean cross-entropy of unnormalised scores and class indices (AdaFed, eq. 1).
+
+    Args:
+        label_smoothing: the share of the target spread evenly over all classes, in [0, 1).
+
+    Shapes:
+        logits (M, C) or (M, C, ...), target (M,) or (M, ...); the output is a scalar.
+    """
+
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.label_smoothing = label_smoothing
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the mean loss of a batch."""
+        return F.cross_entropy(logits, target, label_smoothing=self.label_smoothing)
 
 
 class Hinge(ChecksTypes, nn.Module):
@@ -44,6 +64,25 @@ class Hinge(ChecksTypes, nn.Module):
                 f"Hinge needs outputs (M, C) and one class per example, but got {tuple(outputs.shape)} and targets of "
                 f"{target.dtype}, shape {tuple(target.shape)}. Use it with ClassificationTask and data with labels."
             )
-        sign = nn.functional.one_hot(target, outputs.shape[1]).to(outputs.dtype) * 2 - 1
+        sign = F.one_hot(target, outputs.shape[1]).to(outputs.dtype) * 2 - 1
         missing = (1 - sign * outputs).clamp(min=0)
         return (missing.square() if self.squared else missing).sum(dim=1).mean()
+
+
+class HalfSquaredError(nn.Module):
+    """Compute half the mean squared error, ``mean 1/2 (y - f(x))^2``, whose gradient is the residual itself.
+
+    Shapes:
+        outputs and target of one shape; the output is a scalar.
+    """
+
+    convex = True
+
+    def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """Return the mean loss of a batch.
+
+        Raises:
+            ConfigurationError: if outputs and target differ in shape, since they would be broadcast.
+        """
+        require_same_shape("HalfSquaredError", outputs.shape, target.shape)
+        return F.mse_loss(outputs, target) / 2

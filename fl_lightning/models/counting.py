@@ -1,11 +1,11 @@
-"""Build a small U-Net (Ronneberger et al. 2015) that maps images to images, such as to the density of cells."""
+"""Count by images: a small U-Net (Ronneberger et al. 2015) draws the density, whose sum is the count."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.errors import ConfigurationError, require_counts
+from fl_lightning.errors import ConfigurationError, require, require_counts
 from fl_lightning.utilities.argument_types import ChecksTypes
 
 
@@ -74,3 +74,23 @@ def _two(channels: int, width: int) -> nn.Sequential:
     """Return two convolutions of 3 x 3, each with ReLU."""
     first, second = nn.Conv2d(channels, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
     return nn.Sequential(first, nn.ReLU(), second, nn.ReLU())
+
+
+class DensityCount(ChecksTypes, nn.Module):
+    """Sum a density image over its pixels, and divide by the scale that multiplied its target.
+
+    The module has no trainable weights. It sums in float32, or in float64 for float64 images, whatever the run's precision.
+
+    Args:
+        scale: the datamodule's ``density_scale``, > 0.
+    """
+
+    def __init__(self, scale: float = 100.0) -> None:
+        super().__init__()
+        require(scale > 0, "model.readout.scale", "above 0, as 'data.datamodule.density_scale'", scale)
+        self.scale = scale
+
+    def forward(self, density: Tensor) -> Tensor:
+        """Return counts, shape (N,), of density images of shape (N, 1, H, W)."""
+        wide = density if density.dtype == torch.float64 else density.float()
+        return wide.sum(dim=(1, 2, 3)) / self.scale
