@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from fl_lightning.cells.drawing import density_image, dot_centres
-from fl_lightning.core.resume_rule import ResumeRule
+from fl_lightning.core.capabilities import ResumeRule
 from fl_lightning.data.image_files import UNREADABLE, WHITE, ImageReader, folders_in, read_images, split_folders
 from fl_lightning.data.images import ImageDataModule
 from fl_lightning.data.in_memory import held_share, named_dataset

@@ -20,19 +20,16 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.clients.answering import NO_OWN, SETTING, Questions, StoredPredictions, refuse_questions
-from fl_lightning.clients.client_data import ClientData
+from fl_lightning.clients.answering import NO_OWN, SETTING, Questions, StoredPredictions, numbers_to_add, refuse_questions
 from fl_lightning.clients.evaluate import STRATEGY_METRIC, ModelEvaluation
-from fl_lightning.clients.input_sums import numbers_to_add
 from fl_lightning.clients.judging import UpdateEditor, describe, is_clients_fault
 from fl_lightning.clients.memory import HELD, MODEL, RULES, TRAINING, ClientMemory
-from fl_lightning.clients.place import Place
 from fl_lightning.clients.progress import NAME, OWN
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import LocalResult, PreparedTask
 from fl_lightning.clients.trainer import Engine, TrainerEngine
 from fl_lightning.core.capabilities import Capability, need_of
-from fl_lightning.core.option import ClientContext, ClientHooks, by_name
+from fl_lightning.core.option import ClientContext, ClientData, ClientHooks, by_name
 from fl_lightning.errors import ClientError, DataError, add_note
 from fl_lightning.functional.blocks import blocks
 from fl_lightning.functional.compression import compress
@@ -51,7 +48,7 @@ from fl_lightning.messages import (
 )
 from fl_lightning.rules import ClientRule, ProximalRule, PullRule
 from fl_lightning.rules.base import LocalEnd
-from fl_lightning.settings.federation import FederationSettings
+from fl_lightning.settings.local_training import FederationSettings, Place
 from fl_lightning.transforms.base import Message, Sender, require_message
 from fl_lightning.types import ClientFailure, ClientUpdate, Pull, Snapshot
 from fl_lightning.utilities.collectives import Collectives

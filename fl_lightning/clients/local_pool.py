@@ -9,7 +9,7 @@ from typing import Any
 
 from fl_lightning.clients.client import Client
 from fl_lightning.clients.memory import MODEL
-from fl_lightning.clients.pool import Chain, ClientPool, PassesOn, RunningChains, Take, Tasks
+from fl_lightning.core.federation import Chain, ClientPool, PassesOn, RunningChains, Take, Tasks
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.scheduling import balanced_shares

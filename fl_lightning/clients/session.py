@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from fl_lightning.clients.module_state import ForeignTensors, set_switches, switches_of
-from fl_lightning.clients.place import Place
 from fl_lightning.clients.progress import TurnProgress, pack, unpack, what_trains
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.turn import TurnPlan
@@ -31,6 +30,7 @@ from fl_lightning.messages import ClientTask
 from fl_lightning.rules.base import ClientRule, LocalStart
 from fl_lightning.rules.passes import ListeningStep, LocalModel
 from fl_lightning.rules.sgd import StepTrace, describe, plain
+from fl_lightning.settings.local_training import Place
 from fl_lightning.types import ClientUpdate, Snapshot
 
 

@@ -24,7 +24,6 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.clients.outer_run import LastMetrics, silent_logger
-from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import ClientSession, LocalResult, PreparedTask
 from fl_lightning.clients.turn import TurnPlan, refuse_unlimited
@@ -35,6 +34,7 @@ from fl_lightning.compat.signals import ignore_signals
 from fl_lightning.compat.torch import buffers_of, parameters_of, parts_of, without_process_group
 from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.functional.seeding import isolated_rng
+from fl_lightning.settings.local_training import Place
 
 _CHANGEABLE = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "limit_train_batches")
 """The flags of a Trainer that a module may set in training, for this client."""

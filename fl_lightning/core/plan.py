@@ -12,7 +12,7 @@ from fl_lightning.functional.scheduling import draw_cohort
 if TYPE_CHECKING:
     from fl_lightning.functional.keyed_noise import SecretKey
     from fl_lightning.routes.base import Chains
-    from fl_lightning.settings.faults import Faults
+    from fl_lightning.settings.server import Faults
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from fl_lightning.core.resume_rule import ResumeRule
+from fl_lightning.core.capabilities import ResumeRule
 from fl_lightning.data.class_names import given_classes
 from fl_lightning.data.client_paths import client_paths
 from fl_lightning.data.image_files import WHITE, ImageFiles, ImageReader, LazyImages, find_images, read_images, split_folders

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from torchvision import datasets
 
-from fl_lightning.core.resume_rule import ResumeRule
+from fl_lightning.core.capabilities import ResumeRule
 from fl_lightning.data.images import ImageDataModule
 from fl_lightning.data.in_memory import held_share, named_dataset
 from fl_lightning.errors import DataError, require

@@ -10,9 +10,8 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from fl_lightning.core.capabilities import Capability, Need, Removal
+from fl_lightning.core.capabilities import Capability, Need, Removal, ResumeRule
 from fl_lightning.core.option import ServerHooks
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.adaptive_norm import AdaptiveNorm, noise_of_changes
 from fl_lightning.functional.keyed_noise import KeyedStream
@@ -30,8 +29,8 @@ from fl_lightning.transforms.base import Message, Sender, Transform
 from fl_lightning.transforms.clip_update import ClipUpdate
 
 if TYPE_CHECKING:
-    from fl_lightning.clients.client_data import ClientData
     from fl_lightning.core.federation import Federation, FederationSettings, LocalSettings, ServerContext
+    from fl_lightning.core.option import ClientData
     from fl_lightning.core.plan import RoundPlan
     from fl_lightning.data.federated import FederatedDataModule
 

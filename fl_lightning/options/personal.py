@@ -12,10 +12,9 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import nn
 
-from fl_lightning.core.capabilities import Capability, Need, Removal
+from fl_lightning.core.capabilities import Capability, Need, Removal, ResumeRule
 from fl_lightning.core.federation import Federation, ServerContext
 from fl_lightning.core.option import OptionSettings, ServerHooks
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.model_parts import client_state, server_buffers

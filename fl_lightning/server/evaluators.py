@@ -11,13 +11,13 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from torchmetrics import Metric
 
 from fl_lightning.clients.evaluate import STRATEGY_METRIC, ModelEvaluation
-from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
-from fl_lightning.core.client_metric import require_server_set
+from fl_lightning.core.option import require_server_set
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.messages import ServerModel
-from fl_lightning.settings.server_evaluation import ServerEvaluation
+from fl_lightning.settings.local_training import Place
+from fl_lightning.settings.server import ServerEvaluation
 from fl_lightning.types import Snapshot
 
 

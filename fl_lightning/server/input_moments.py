@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from fl_lightning.clients.input_sums import INPUTS, told_moments
+from fl_lightning.clients.answering import INPUTS, told_moments
 from fl_lightning.core.capabilities import Capability, Need, Part, check_need
 from fl_lightning.core.federation import Federation
 from fl_lightning.core.option import ServerHooks

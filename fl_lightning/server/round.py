@@ -15,8 +15,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.clients.judging import refuse_moved
-from fl_lightning.clients.pool import Chain
-from fl_lightning.core.federation import Federation
+from fl_lightning.core.federation import Chain, Federation
 from fl_lightning.core.option import Gathering, ServerHooks
 from fl_lightning.core.plan import RoundPlan
 from fl_lightning.errors import ClientError, FederationError, add_note

@@ -21,11 +21,10 @@ from fl_lightning.messages import ClientTask, Progress
 from fl_lightning.reporting.rounds import MOST_COLUMNS, client_metrics, movement, quantiles, round_metrics
 from fl_lightning.reporting.tables import write_matrix
 from fl_lightning.server.checks.ranks import agree_on_buffers
-from fl_lightning.server.client_files import sweep_client_files
 from fl_lightning.server.round import FederationRound, announce, tell_failures
-from fl_lightning.server.run_state import RunState
+from fl_lightning.server.run_state import RunState, sweep_client_files
 from fl_lightning.server.takeover import Termination, Untouched, outside_precision
-from fl_lightning.settings.federation import FederationSettings
+from fl_lightning.settings.local_training import FederationSettings
 from fl_lightning.strategies.base import JointStrategy
 from fl_lightning.types import ClientUpdate, RoundResult
 

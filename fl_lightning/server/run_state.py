@@ -1,26 +1,31 @@
-"""Save and restore the state of a federation in a checkpoint, as tensors and plain Python types."""
+"""Save and restore the state of a federation in a checkpoint, as plain Python types, and delete files that none needs."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.clients.client_files import References
+from fl_lightning.clients.memory import ClientMemory, references_of
 from fl_lightning.core.federation import Federation
 from fl_lightning.core.option import ServerHooks, guarantees
 from fl_lightning.data.content import client_contents
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.functional.model_parts import copy_of_tensors, restore_tensors
+from fl_lightning.plugins.checkpoint_io import checkpoint_folders
 from fl_lightning.reporting.rounds import Totals
-from fl_lightning.settings.federation import FederationSettings
+from fl_lightning.settings.local_training import FederationSettings
+from fl_lightning.utilities.collectives import Collectives
 
 FORMAT = 7
 
@@ -177,3 +182,34 @@ def _set_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])
+
+
+_SUFFIX = ".ckpt"
+
+
+def sweep_client_files(trainer: Trainer, memory: ClientMemory) -> None:
+    """Delete files, between rounds, to which neither the round nor a checkpoint in the Trainer's folders refers.
+
+    Rank 0 deletes while the others wait, because it would not know the files that they write in the next round. A checkpoint
+    that cannot be read may refer to any file, so then nothing is deleted.
+    """
+    if memory.files.used:
+        memory.files.sweep(Collectives(trainer), _checkpoints(trainer) if trainer.is_global_zero else None)
+
+
+def _checkpoints(trainer: Trainer) -> dict[Hashable, References] | None:
+    """Return the files to which each checkpoint refers; None if one cannot be read."""
+    try:
+        paths = [path for folder in checkpoint_folders(trainer) for path in folder.glob(f"*{_SUFFIX}")]
+        stats = [(path, path.stat()) for path in paths]
+        return {(key := (path, stat.st_mtime_ns, stat.st_size)): _references(*key) for path, stat in stats}
+    except Exception:
+        return None
+
+
+@lru_cache(maxsize=10_000)
+def _references(path: Path, time: int, size: int) -> References:
+    """Return the files to which a checkpoint refers, which is read once for each time and size."""
+    checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    states = [state for state in checkpoint.get("callbacks", {}).values() if isinstance(state, dict)]
+    return references_of(next((state["memory"] for state in states if "memory" in state), {}))

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim import Optimizer
 
 from fl_lightning.clients.attribute_values import PLAIN, equal, is_kept
-from fl_lightning.clients.idle_optimizers import IdleOptimizers
+from fl_lightning.clients.outer_run import IdleOptimizers
 from fl_lightning.compat.lightning import is_compiled
 from fl_lightning.compat.signals import note_sigterm, on_sigterm
 from fl_lightning.compat.torch import outside_autocast

@@ -1,18 +1,22 @@
-"""How a client trains between receiving the global model and sending its update."""
+"""How clients train between receiving the global model and sending their updates: the settings, and the place."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 
-from fl_lightning.core.resume_rule import ResumeRule
+from fl_lightning.core import federation
+from fl_lightning.core.capabilities import ResumeRule
+from fl_lightning.core.option import ClientHooks, OptionSettings, SitePlace
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.options.example_privacy import ExamplePrivacy
 from fl_lightning.options.partial_work import PartialWork
+from fl_lightning.rules.base import ClientRule
 from fl_lightning.utilities.argument_types import checks_types
 
 Engine = Literal["trainer", "fabric", "stacked", "auto"]
@@ -191,3 +195,51 @@ def resolve_precision(local: LocalTraining, outer: str, device: torch.device) ->
     if device.type != "cuda" or local.engine == "stacked":
         return "32-true"
     return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "16-mixed"
+
+
+class FederationSettings(federation.FederationSettings, Protocol):
+    """Name the settings of :class:`~fl_lightning.FederatedOrchestrator`, which documents them."""
+
+    local: LocalTraining
+
+    @property
+    def active_options(self) -> tuple[OptionSettings, ...]:
+        """Return the options in use, in the order of their hooks."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Describe where and how the clients of a process train.
+
+    Attributes:
+        local: the settings of the local training.
+        precision: the precision, as accepted by Lightning's Trainer.
+        device: the device to train on.
+        rules: the rules that change the clients' training, in order.
+        hooks: the clients' hooks of the options in use, in order.
+        deadline: the time limit of a client's training in seconds, checked between steps; None for no limit.
+        logger: whether the module finds a (silent) logger.
+        outer: the user's Trainer, of which a module may read some attributes; None at a site.
+        inference_mode: whether validation runs in inference mode, without autograd.
+        fast_dev_run: whether each client trains on a single batch.
+        detect_anomaly: like ``local.detect_anomaly``, but set by the outer Trainer.
+        cohort: the largest number of clients in a round; None if it is unknown.
+        site: the site, if the clients are not simulated.
+        compresses: whether updates are sent over a network, in a compressed form if a transform makes them smaller.
+    """
+
+    local: LocalTraining
+    precision: str = "32-true"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    rules: Sequence[ClientRule] = ()
+    hooks: Sequence[ClientHooks] = ()
+    deadline: float | None = None
+    logger: bool = False
+    outer: Trainer | None = None
+    inference_mode: bool = True
+    fast_dev_run: bool = False
+    detect_anomaly: bool = False
+    cohort: int | None = None
+    site: SitePlace | None = None
+    compresses: bool = False

@@ -11,12 +11,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from fl_lightning.clients.fabric.fit import ClientFit
-from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import LocalResult, PreparedTask
 from fl_lightning.clients.trainer import TrainerEngine, inner_trainer
 from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.errors import EngineError
+from fl_lightning.settings.local_training import Place
 
 _NOT_HERE = ("backward", "configure_gradient_clipping", "clip_gradients", "log", "log_dict")
 """The hooks that a Trainer calls and this loop does not."""

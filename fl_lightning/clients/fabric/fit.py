@@ -17,13 +17,13 @@ from fl_lightning.clients.fabric.client_run import ClientRun
 from fl_lightning.clients.fabric.log_recorder import LogRecorder
 from fl_lightning.clients.fabric.optimizer import ClientHooks, ClientOptimizer, length_of
 from fl_lightning.clients.outer_run import LastMetrics
-from fl_lightning.clients.place import Place
 from fl_lightning.clients.trainer import is_on, scalar_metrics, transfer_hooks
 from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.compat.lightning import seed_workers, set_sampler_epoch
 from fl_lightning.compat.torch import parameters_of
 from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.settings.local_training import Place
 
 
 class ClientFit:

@@ -13,7 +13,6 @@ from torch import nn
 
 from fl_lightning.clients.fabric.engine import precision_of, refuse_module
 from fl_lightning.clients.fabric.optimizer import HOOKS, length_of
-from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import LocalResult, PreparedTask, keep_metrics_to_this_process
 from fl_lightning.clients.stacked.effects import REMEDY
@@ -25,7 +24,7 @@ from fl_lightning.errors import EngineError
 from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.messages import ModelLayout
 from fl_lightning.rules import ClientRule, PullRule
-from fl_lightning.settings.local_training import LocalTraining
+from fl_lightning.settings.local_training import LocalTraining, Place
 
 _REFUSED_HOOKS = (
     "optimizer_step",

@@ -17,7 +17,6 @@ from torchmetrics import Metric
 
 from fl_lightning.clients.fabric.client_run import ClientRun, varying
 from fl_lightning.clients.fabric.log_recorder import LogRecorder
-from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import LocalResult, PreparedTask
 from fl_lightning.clients.stacked.batches import ClientRandom, GatheredBatches, Groups, StackedBatches, can_gather
@@ -31,6 +30,7 @@ from fl_lightning.compat.torch import parameters_of
 from fl_lightning.errors import EngineError
 from fl_lightning.functional.description import is_users
 from fl_lightning.rules.base import ClientRule, LocalStart
+from fl_lightning.settings.local_training import Place
 from fl_lightning.types import ClientUpdate
 
 

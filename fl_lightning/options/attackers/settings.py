@@ -14,9 +14,8 @@ from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.attacks.labels import LabelAttack, RandomLabels
 from fl_lightning.attacks.models import Crowd, ModelAttack
 from fl_lightning.core.capabilities import Capability, Need
-from fl_lightning.core.client_metric import require_server_set
 from fl_lightning.core.federation import Federation, ServerContext
-from fl_lightning.core.option import ClientContext, ClientHooks, OptionSettings, ServerHooks
+from fl_lightning.core.option import ClientContext, ClientHooks, OptionSettings, ServerHooks, require_server_set
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.returned import require_vector
 from fl_lightning.functional.seeding import generator

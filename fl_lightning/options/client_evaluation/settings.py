@@ -13,11 +13,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.core.capabilities import Capability, Need
-from fl_lightning.core.client_metric import ClientMetric
+from fl_lightning.core.capabilities import Capability, Need, ResumeRule
 from fl_lightning.core.federation import Federation, ServerContext
-from fl_lightning.core.option import OptionSettings, ServerHooks
-from fl_lightning.core.resume_rule import ResumeRule
+from fl_lightning.core.option import ClientMetric, OptionSettings, ServerHooks
 from fl_lightning.errors import CheckpointError, ConfigurationError, require
 from fl_lightning.functional.metric_mode import higher_is_better
 from fl_lightning.messages import ClientTask, EvalOrder, Progress

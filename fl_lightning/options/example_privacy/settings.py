@@ -11,9 +11,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from fl_lightning.compat.torch import is_batch_norm
-from fl_lightning.core.capabilities import Capability, Need, Removal
+from fl_lightning.core.capabilities import Capability, Need, Removal, ResumeRule
 from fl_lightning.core.option import ClientContext, ClientHooks, ServerHooks
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.privacy import require_package
 from fl_lightning.functional.releases import Case, Release
@@ -26,8 +25,8 @@ from fl_lightning.options.privacy_account.settings import PrivateOption
 from fl_lightning.utilities.argument_types import checks_types
 
 if TYPE_CHECKING:
-    from fl_lightning.clients.client_data import ClientData
     from fl_lightning.core.federation import Federation, FederationSettings, LocalSettings, ServerContext
+    from fl_lightning.core.option import ClientData
     from fl_lightning.core.plan import RoundPlan
     from fl_lightning.data.federated import FederatedDataModule
 
