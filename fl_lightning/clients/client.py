@@ -23,7 +23,7 @@ from torchmetrics import Metric
 from fl_lightning.clients.answering import NO_OWN, SETTING, Questions, StoredPredictions, numbers_to_add, refuse_questions
 from fl_lightning.clients.evaluate import STRATEGY_METRIC, ModelEvaluation
 from fl_lightning.clients.judging import UpdateEditor, describe, is_clients_fault
-from fl_lightning.clients.memory import HELD, MODEL, RULES, TRAINING, ClientMemory
+from fl_lightning.clients.memory import HELD, MODEL, MOVED, RULES, TRAINING, ClientMemory
 from fl_lightning.clients.progress import NAME, OWN
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import LocalResult, PreparedTask
@@ -35,17 +35,7 @@ from fl_lightning.functional.blocks import blocks
 from fl_lightning.functional.compression import compress
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.seeding import derive_seed, generator
-from fl_lightning.messages import (
-    ClientTask,
-    EvalOrder,
-    EvalReport,
-    MetricRole,
-    ModelLayout,
-    Note,
-    OwnModel,
-    Part,
-    ServerModel,
-)
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, MetricRole, ModelLayout, Note, OwnModel, Part, ServerModel
 from fl_lightning.rules import ClientRule, ProximalRule, PullRule
 from fl_lightning.rules.base import LocalEnd
 from fl_lightning.settings.local_training import FederationSettings, Place
@@ -357,10 +347,7 @@ class Client:
         (own,) = self.engine.fit([self._prepared(pulled, "own ")])
         seconds = result.update.seconds + own.update.seconds
         return replace(
-            result,
-            update=replace(result.update, seconds=seconds),
-            own_training=own.training,
-            own_model=own.update.snapshot,
+            result, update=replace(result.update, seconds=seconds), own_training=own.training, own_model=own.update.snapshot
         )
 
     def _of_the_end(self, result: LocalResult) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -403,14 +390,17 @@ class Client:
 
     def _keep(self, result: LocalResult, update: ClientUpdate) -> None:
         memory, client = self.memory, update.client
-        training = {NAME: result.training, OWN: result.own_training}
-        memory.put(client, HELD, result.held)
-        memory.put(client, TRAINING, {name: packed for name, packed in training.items() if packed is not None})
-        memory.put(client, RULES, result.kept)
+        packed = {NAME: result.training, OWN: result.own_training}
+        training = {name: state for name, state in packed.items() if state is not None}
+        kept: dict[str, Mapping[str, Tensor]] = {HELD: result.held, TRAINING: training, RULES: result.kept}
         own = update.snapshot if result.prepared.task.own_model else result.own_model
         if own is not None:
-            server = self.resident.server
-            memory.keep_model(client, own, {name: server.tensors[name] for name in server.layout.moving})
+            # Of the frozen tensors that any client has changed, this one has the global model's unless it changed them.
+            moving = {name: self.resident.server.tensors[name] for name in self.resident.server.layout.moving}
+            kept |= {MODEL: {"vector": own.vector, "counters": own.counters}, MOVED: moving | dict(own.moved)}
+        for owner, tensors in kept.items():
+            if tensors:
+                memory.put(client, owner, tensors)
         for rule in self._ending:
             rule.keep(memory.drawer(client, RULES), update.extras, in_place=not memory.undoable)
 

@@ -30,14 +30,7 @@ class LocalPool(ClientPool):
 
     simulated = True
 
-    def __init__(
-        self,
-        *,
-        comm: Collectives,
-        client: Client,
-        data: FederatedDataModule,
-        max_epochs: int = 1,
-    ) -> None:
+    def __init__(self, *, comm: Collectives, client: Client, data: FederatedDataModule, max_epochs: int = 1) -> None:
         self.comm, self.client, self._data = comm, client, data
         self._max_epochs = max_epochs
         client.memory.join(comm)

@@ -1,10 +1,9 @@
-"""Let a client's module find what it would in a run of its own: the logger's names and folders, metrics, optimizers."""
+"""Let a client's module find what it would in a run of its own: the logger's names and folders, its own optimizers."""
 
 from __future__ import annotations
 
-import copy
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -12,7 +11,6 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from torch import Tensor
 
 from fl_lightning.compat.lightning import configured
 
@@ -98,31 +96,6 @@ class SilentLogger(DummyLogger):
         """Return the folder of this version; for loggers that have none, that in which they save."""
         found: str | None = getattr(self._outer, "log_dir", None)
         return self.save_dir if found is None else found
-
-
-class LastMetrics(dict[str, Tensor]):
-    """Hold the metrics of a client's fit; ``metrics["name"]`` also finds those of the last validation of the run around it.
-
-    ``get``, ``in`` and iteration see the client's own alone, so that a schedule that follows a metric is not stepped with them.
-
-    Args:
-        own: the client's metrics.
-        outer: the user's Trainer.
-    """
-
-    def __init__(self, own: Mapping[str, Tensor], outer: Trainer | None) -> None:
-        super().__init__(own)
-        self._outer = outer
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> LastMetrics:
-        """Return a copy of the client's metrics, for the same Trainer, which is not copied."""
-        return LastMetrics(copy.deepcopy(dict(self), memo), self._outer)
-
-    def __missing__(self, name: str) -> Tensor:
-        """Return a metric of the run around the client."""
-        if self._outer is None:
-            raise KeyError(name)
-        return self._outer.callback_metrics[name]
 
 
 def silent_logger(wanted: bool, outer: Trainer | None) -> SilentLogger | None:

@@ -145,7 +145,7 @@ def _clients(
 ) -> Iterator[ClientPool]:
     """Connect to the clients, which know the federation by the id that its checkpoint has, and end the connection."""
     run = RunState(settings)
-    run.federation = state["federation"]
+    run.run_id = state["federation"]
     module.load_state_dict(checkpoint["state_dict"])
     pool: ClientPool | None = None
     cleanup = ExitStack()

@@ -100,10 +100,7 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
         super().__init__(max_norm)
         require(noise in ("central", "local"), _NAME + "noise", "central or local", noise)
         require_package("dp_accounting", "dp-accounting", "federation.transforms: ClientPrivacy")
-        self.noise_multiplier = noise_multiplier
-        self.noise = noise
-        self.delta = delta
-        self.noise_seed = noise_seed
+        self.noise_multiplier, self.noise, self.delta, self.noise_seed = noise_multiplier, noise, delta, noise_seed
         self.target_epsilon, self.extend = target_epsilon, extend
         self.target_quantile, self.norm_rate, self.count_noise = target_quantile, norm_rate, count_noise
         self._check_noise("federation.transforms")

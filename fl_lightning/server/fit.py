@@ -164,7 +164,7 @@ class FederatedFit:
             add_up_inputs(federation, hooks, inputs)
         self.rounds = Rounds(
             settings=settings,
-            run=run,
+            run_state=run,
             federation=federation,
             sampler=assembly.sampler(),
             termination=Termination(self._trainer, self._cleanup),
@@ -267,15 +267,10 @@ class Assembly:
     def pool(self) -> ClientPool:
         """Return the pool of clients: at sites, or simulated on the ranks of the Trainer."""
         if self._settings.pool is not None:
-            found: ClientPool = self._settings.pool.pool(self, lambda: self._run.federation)
+            found: ClientPool = self._settings.pool.pool(self, lambda: self._run.run_id)
             return found
         local = self._settings.local
-        return LocalPool(
-            comm=self._comm,
-            client=self.clients,
-            data=self._context.data,
-            max_epochs=max(1, local.max_epochs),
-        )
+        return LocalPool(comm=self._comm, client=self.clients, data=self._context.data, max_epochs=max(1, local.max_epochs))
 
     def rest(self) -> None:
         """Free the memory of the copy of the module, which no client here trains, until a model is evaluated in it."""
@@ -296,9 +291,7 @@ class Assembly:
             option.check_sent(server)
         context: dict[str, Any] = vars(self._context)
         limit = self._context.trainer.limit_val_batches
-        evaluators = Evaluators(
-            resident, context["data"], settings.server_evaluation, self.place, limit_batches=limit, seed=settings.seed
-        )
+        evaluators = Evaluators(resident, context["data"], settings.server_evaluation, self.place, limit, settings.seed)
         return Federation(**context, server=server, pool=pool, evaluators=evaluators, secret=self._secret)
 
     def sampler(self) -> ClientSampler:

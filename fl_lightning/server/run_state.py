@@ -54,9 +54,9 @@ class RunState:
         """The hooks of the options in use, by name."""
         self.moving: tuple[str, ...] = ()
         self.unsent: tuple[str, ...] | None = None
-        self.rounds: int | None = None
-        self.rounds_are_known = False
-        self.federation = uuid4().hex
+        self.rounds: list[int | None] = []
+        """The number of rounds for which the run was started, None if unlimited; empty before that is known."""
+        self.run_id = uuid4().hex
         self.settings: dict[str, Any] = {}
         """Every setting that can change the result, by section; empty until the fit starts."""
         self._random_state: dict[str, Any] | None = None
@@ -84,7 +84,7 @@ class RunState:
             "sites": [list(site) for site in zip(self.client_names, sizes, strict=True)] if data.is_remote else [],
             "contents": {data.client_name(k): f"{sizes[k]} examples ({text})" for k, text in enumerate(digests) if text},
         }
-        self.federation = uuid4().hex  # a resumed fit takes the checkpoint's
+        self.run_id = uuid4().hex  # a resumed fit takes the checkpoint's
 
     def use(self, hooks: Mapping[str, ServerHooks]) -> None:
         """Take the hooks of the options in use; a fit that continues the previous one has their state, too."""
@@ -97,17 +97,12 @@ class RunState:
         self.memory.forget()
         self.totals.reset()
         self.last_scores, self.saved_round, self.finished_round = {}, -1, -1
-        self.moving = ()
-        self.rounds, self.rounds_are_known = None, False
+        self.moving, self.rounds = (), []
 
     @property
     def schedules(self) -> bool:
         """Return whether the module configures learning-rate schedules, as far as is known."""
         return bool(self.settings.get("model.lr_scheduler"))
-
-    def note_rounds(self, rounds: int | None) -> None:
-        """Store the number of rounds for which the run was started, which a resumed run keeps; None if it is unlimited."""
-        self.rounds, self.rounds_are_known = rounds, True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
@@ -125,8 +120,8 @@ class RunState:
             "moving": list(self.moving),
             "held": [] if live is None else list(live.server.held_tensors()),
             "unsent": [] if live is None else [list(live.server.apart["unsent"])],
-            "rounds": [self.rounds] if self.rounds_are_known else [],
-            "federation": self.federation,
+            "rounds": list(self.rounds),
+            "federation": self.run_id,
             "client_names": list(self.client_names),
             "tensor_names": [] if live is None else [list(names) for names in live.server.names()[:3]],
             "threads": torch.get_num_threads(),
@@ -148,10 +143,7 @@ class RunState:
             self.hooks[name].load_state_dict(state["options"][name])
         self.moving = tuple(state["moving"])
         self.unsent = next((tuple(names) for names in state["unsent"]), None)
-        self.rounds, self.rounds_are_known = None, False
-        for rounds in state["rounds"]:
-            self.note_rounds(rounds)
-        self.federation = state["federation"]
+        self.rounds, self.run_id = list(state["rounds"]), state["federation"]
         self._random_state = state["random_state"]
 
     def hold_weights(self, module: LightningModule) -> None:
@@ -193,8 +185,7 @@ def sweep_client_files(trainer: Trainer, memory: ClientMemory) -> None:
     Rank 0 deletes while the others wait, because it would not know the files that they write in the next round. A checkpoint
     that cannot be read may refer to any file, so then nothing is deleted.
     """
-    if memory.files.used:
-        memory.files.sweep(Collectives(trainer), _checkpoints(trainer) if trainer.is_global_zero else None)
+    memory.files.sweep(Collectives(trainer), _checkpoints(trainer) if trainer.is_global_zero else None)
 
 
 def _checkpoints(trainer: Trainer) -> dict[Hashable, References] | None:

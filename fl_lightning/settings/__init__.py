@@ -3,10 +3,4 @@
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.settings.server import Checkpoints, Faults, ServerEvaluation, Storage
 
-__all__ = [
-    "Checkpoints",
-    "Faults",
-    "LocalTraining",
-    "ServerEvaluation",
-    "Storage",
-]
+__all__ = ["Checkpoints", "Faults", "LocalTraining", "ServerEvaluation", "Storage"]

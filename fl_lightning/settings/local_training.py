@@ -17,6 +17,7 @@ from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.options.example_privacy import ExamplePrivacy
 from fl_lightning.options.partial_work import PartialWork
 from fl_lightning.rules.base import ClientRule
+from fl_lightning.settings.server import require_number_or_share
 from fl_lightning.utilities.argument_types import checks_types
 
 Engine = Literal["trainer", "fabric", "stacked", "auto"]
@@ -106,26 +107,21 @@ class LocalTraining:
     on_resume = ResumeRule(stays="privacy", free="threads detect_anomaly")
 
     def __post_init__(self) -> None:
-        name = "federation.local."
-        unlimited = self.max_epochs == -1 and self.max_steps > 0
-        require(self.stack_size >= 1, name + "stack_size", "1 or above", self.stack_size)
-        compiles = not self.compile or self.engine == "stacked"
-        require(compiles, name + "compile", f"false with the engine '{self.engine}'", self.compile, "Only 'stacked' compiles.")
-        epochs_ok = self.max_epochs >= 1 or unlimited
-        require(epochs_ok, name + "max_epochs", "1 or above (-1 only with max_steps)", self.max_epochs)
-        steps_ok = self.max_steps >= 1 or self.max_steps == -1
-        require(steps_ok, name + "max_steps", "1 or above, or -1 for no limit", self.max_steps)
-        clip = self.gradient_clip_val
-        require(clip is None or clip > 0, name + "gradient_clip_val", "above 0, or null", clip)
-        batches = self.accumulate_grad_batches
-        require(batches >= 1, name + "accumulate_grad_batches", "1 or above", batches)
-        limit = self.limit_train_batches
-        limit_ok = limit >= 1 if isinstance(limit, int) else 0 < limit <= 1
-        require(limit_ok, name + "limit_train_batches", "a number of 1 or above, or a share in (0, 1]", limit)
-        require(0 < self.lr_decay <= 1, name + "lr_decay", "above 0 and at most 1", self.lr_decay)
-        require(self.proximal_mu >= 0, name + "proximal_mu", "0 or above", self.proximal_mu)
-        threads = self.threads
-        require(threads is None or threads >= 1, name + "threads", "1 or above, or null", threads)
+        epochs, steps, clip = self.max_epochs, self.max_steps, self.gradient_clip_val
+        stacked = self.engine == "stacked"
+        for setting, fits, wanted in (
+            ("stack_size", self.stack_size >= 1, "1 or above"),
+            ("compile", not self.compile or stacked, f"false with the engine '{self.engine}', as only 'stacked' compiles"),
+            ("max_epochs", epochs >= 1 or (epochs == -1 and steps > 0), "1 or above (-1 only with max_steps)"),
+            ("max_steps", steps >= 1 or steps == -1, "1 or above, or -1 for no limit"),
+            ("gradient_clip_val", clip is None or clip > 0, "above 0, or null"),
+            ("accumulate_grad_batches", self.accumulate_grad_batches >= 1, "1 or above"),
+            ("lr_decay", 0 < self.lr_decay <= 1, "above 0 and at most 1"),
+            ("proximal_mu", self.proximal_mu >= 0, "0 or above"),
+            ("threads", self.threads is None or self.threads >= 1, "1 or above, or null"),
+        ):
+            require(fits, f"federation.local.{setting}", wanted, getattr(self, setting))
+        require_number_or_share("federation.local.limit_train_batches", self.limit_train_batches)
 
     @property
     def side_by_side(self) -> bool:

@@ -17,6 +17,16 @@ from fl_lightning.utilities.argument_types import checks_types
 from fl_lightning.utilities.checkpoint_file import require_trusted
 
 
+def require_number_or_share(setting: str, value: int | float) -> None:
+    """Refuse what is neither a number of 1 or above nor a share.
+
+    Raises:
+        ConfigurationError: naming the setting.
+    """
+    fits = value >= 1 if isinstance(value, int) else 0 < value <= 1
+    require(fits, setting, "a number of 1 or above, or a share in (0, 1]", value)
+
+
 @checks_types
 @dataclass(frozen=True)
 class Faults:
@@ -46,9 +56,7 @@ class Faults:
 
     def __post_init__(self) -> None:
         require(self.retries >= 0, "federation.faults.retries", "a whole number of 0 or above", self.retries)
-        least = self.min_updates
-        fits = least >= 1 if isinstance(least, int) else 0 < least <= 1
-        require(fits, "federation.faults.min_updates", "a number of 1 or above, or a share in (0, 1]", least)
+        require_number_or_share("federation.faults.min_updates", self.min_updates)
         require(
             self.deadline is None or self.deadline > 0, "federation.faults.deadline", "above 0 seconds, or null", self.deadline
         )
@@ -101,15 +109,9 @@ class ServerEvaluation:
 
     def __post_init__(self) -> None:
         require(self.every_n_rounds >= 1, "federation.server_evaluation.every_n_rounds", "1 or above", self.every_n_rounds)
-        whole = isinstance(self.examples, int)
-        fits = self.examples >= 1 if whole else 0 < self.examples <= 1
-        require(fits, "federation.server_evaluation.examples", "a number of 1 or above, or a share in (0, 1]", self.examples)
+        require_number_or_share("federation.server_evaluation.examples", self.examples)
         size = self.batch_size
         require(size is None or size >= 1, "federation.server_evaluation.batch_size", "1 or above", size)
-
-    def due(self, round_idx: int) -> bool:
-        """Return whether clients' models are measured in this round."""
-        return round_idx % self.every_n_rounds == 0
 
 
 @checks_types

@@ -70,10 +70,8 @@ class StackedFit:
         self._local, self._device, self._server = place.local, place.device, resident.server
         self._tasks, self._data, self._size, self._precision = tasks, data, len(tasks), precision
         self._begun = time.perf_counter()
-        self._runs = [
-            ClientRun("stacked", place.local, own, (), precision, place.device, place.logger, place.outer) for own in data
-        ]
-        self._shared = SharedRun("stacked", place.local, data[0], (), precision, place.device, place.logger, place.outer)
+        self._runs = [ClientRun("stacked", place, own, (), precision) for own in data]
+        self._shared = SharedRun("stacked", place, data[0], (), precision)
         self._shared.forget("datamodule", "callback_metrics")  # the step answers only what is the same for all clients
         self._every = [*self._runs, self._shared]
         for run in self._every:

@@ -56,52 +56,6 @@ class Trial:
     depends_on_time: bool
 
 
-def attempt(
-    module: LightningModule,
-    call: Call,
-    notes: Notes,
-    traces: Traces,
-    parameters: Tensors,
-    buffers: Tensors,
-    batch: StackedBatch,
-    batch_idx: int,
-) -> Trial:
-    """Run the step for one client as it is and for all clients with vmap, without training or drawing random numbers.
-
-    Raises:
-        EngineError: if the step cannot be stacked, or if stacking would change a client's result.
-    """
-    before, watch = traces.now(), InPlace(module, parameters, batch.leaves)
-    run: Any = module.trainer
-    run.note(_time_was_read=False)
-    try:
-        with notes:
-            alone, masks, unused = _first_client(call, parameters, buffers, batch, batch_idx)
-            later = _first_client(call, parameters, buffers, batch, batch_idx + 1)
-            own = {key: tensor.clone() for key, tensor in buffers.items()}
-
-            def forward(mine: Tensors, theirs: Tensors, leaves: list[Tensor]) -> Tensor:
-                return call(mine, theirs, batch.rebuild(leaves), batch_idx, StackedDropout(None))[0]
-
-            with torch.no_grad():
-                together = vmap(forward)(parameters, own, batch.leaves)[0]
-    except FederationError:
-        raise
-    except Exception as error:
-        raise cannot_stack(module, error) from error
-    watch.refuse()
-    traces.refuse(before, "The training_step")
-    name, tolerance = type(module).__name__, torch.finfo(alone.dtype).eps ** 0.5
-    if not torch.allclose(alone, together, tolerance, tolerance, equal_nan=True):
-        raise EngineError(
-            f"The training_step of {name} returns another loss when it runs again ({float(alone):.6g}, then "
-            f"{float(together):.6g}), so it depends on something that stacked clients would share, such as the time. {REMEDY}"
-        )
-    if [spec.key for spec in masks] != [spec.key for spec in later[1]] or unused != later[2]:
-        raise EngineError(f"The training_step of {name} depends on batch_idx, which stacked clients do not support. {REMEDY}")
-    return Trial(masks, unused, bool(run._time_was_read))
-
-
 def cannot_stack(module: LightningModule, error: Exception) -> EngineError:
     """Return an error that says why a step cannot be stacked, given torch's."""
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
@@ -179,7 +133,7 @@ class StackedStep:
         key = _shapes(parameters), batch.key
         known = self._trials.get(key)
         if known is None or known.depends_on_time:
-            known = attempt(self._module, self._call, self._notes, self.traces, parameters, buffers, batch, batch_idx)
+            known = self._attempt(parameters, buffers, batch, batch_idx)
             self._trials[key] = known
         if self._compiled and known.depends_on_time:
             raise EngineError(
@@ -187,6 +141,46 @@ class StackedStep:
                 "optimizer, which would be compiled as constants. Set 'federation.local.compile' to false."
             )
         return known
+
+    def _attempt(self, parameters: Tensors, buffers: Tensors, batch: StackedBatch, batch_idx: int) -> Trial:
+        """Run the step for one client as it is and for all clients with vmap, without training or drawing random numbers.
+
+        Raises:
+            EngineError: if the step cannot be stacked, or if stacking would change a client's result.
+        """
+        module, call = self._module, self._call
+        before, watch = self.traces.now(), InPlace(module, parameters, batch.leaves)
+        run: Any = module.trainer
+        run.note(_time_was_read=False)
+        try:
+            with self._notes:
+                alone, masks, unused = _first_client(call, parameters, buffers, batch, batch_idx)
+                later = _first_client(call, parameters, buffers, batch, batch_idx + 1)
+                own = {key: tensor.clone() for key, tensor in buffers.items()}
+
+                def forward(mine: Tensors, theirs: Tensors, leaves: list[Tensor]) -> Tensor:
+                    return call(mine, theirs, batch.rebuild(leaves), batch_idx, StackedDropout(None))[0]
+
+                with torch.no_grad():
+                    together = vmap(forward)(parameters, own, batch.leaves)[0]
+        except FederationError:
+            raise
+        except Exception as error:
+            raise cannot_stack(module, error) from error
+        watch.refuse()
+        self.traces.refuse(before, "The training_step")
+        name, tolerance = type(module).__name__, torch.finfo(alone.dtype).eps ** 0.5
+        if not torch.allclose(alone, together, tolerance, tolerance, equal_nan=True):
+            raise EngineError(
+                f"The training_step of {name} returns another loss when it runs again ({float(alone):.6g}, then "
+                f"{float(together):.6g}), so it depends on something that stacked clients would share, such as the time. "
+                f"{REMEDY}"
+            )
+        if [spec.key for spec in masks] != [spec.key for spec in later[1]] or unused != later[2]:
+            raise EngineError(
+                f"The training_step of {name} depends on batch_idx, which stacked clients do not support. {REMEDY}"
+            )
+        return Trial(masks, unused, bool(run._time_was_read))
 
     def _call(
         self, parameters: Tensors, buffers: Tensors, batch: Any, batch_idx: int, mode: StackedDropout
@@ -241,23 +235,9 @@ class StackedStep:
         """
         clients = len(batch.leaves[0])
         rows = padded_size(clients, self._largest) if self._compiled else clients
-        if rows == clients:
-            return self._gradients(parameters, buffers, batch, batch_idx, masks, trial, scale)
-        parameters, buffers, masks = padded((parameters, buffers, masks), rows)
-        found = self._gradients(parameters, buffers, batch.padded(rows), batch_idx, masks, trial, scale)
-        gradients, losses, after = tree_map(lambda tensor: tensor[:clients], found[:3])
-        return gradients, losses, after, found[3]
-
-    def _gradients(
-        self,
-        parameters: Tensors,
-        buffers: Tensors,
-        batch: StackedBatch,
-        batch_idx: int,
-        masks: list[Tensor],
-        trial: Trial,
-        scale: float,
-    ) -> tuple[Tensors, Tensor, Tensors, list[Any]]:
+        if rows != clients:
+            parameters, buffers, masks = padded((parameters, buffers, masks), rows)
+            batch = batch.padded(rows)
         kept: list[Any] = []
 
         def objective(
@@ -280,8 +260,10 @@ class StackedStep:
             else:
                 gradients, (_, (losses, after, tensors)) = self._stacked(objective, arguments)
         watch.refuse()
-        reached = {name: gradient for name, gradient in gradients.items() if name not in trial.unused}
-        return reached, losses, after, [kept, tensors]
+        found = {name: gradient for name, gradient in gradients.items() if name not in trial.unused}, losses, after
+        if rows != clients:
+            found = tree_map(lambda tensor: tensor[:clients], found)
+        return *found, [kept, tensors]
 
     def _stacked(self, objective: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """Compute a step; torch finds some of what it cannot differentiate under vmap only here, or only in a later batch."""

@@ -79,14 +79,12 @@ class Budget:
             assert option.target_epsilon is not None
             within = spent <= option.target_epsilon * (1 + 1e-6)  # otherwise a resumed run has longer turns
             self._covered[option.unit] = whole if within else Spending()
+            since = f"after round {self._first - 1} of " if self._first else "for "
             rank_zero_info(
-                f"{option.title}: noise multiplier {option.multiplier:.6g} {self._span()}, which cost at most epsilon "
-                f"{spent:.4g} of {option.unit} ('target_epsilon' {option.target_epsilon:g}, delta {option.delta:g})."
+                f"{option.title}: noise multiplier {option.multiplier:.6g} {since}{self._rounds} rounds, which cost at "
+                f"most epsilon {spent:.4g} of {option.unit} ('target_epsilon' {option.target_epsilon:g}, delta "
+                f"{option.delta:g})."
             )
-
-    def _span(self) -> str:
-        after = f"after round {self._first - 1} of " if self._first else "for "
-        return f"{after}{self._rounds} rounds"
 
     @property
     def noise(self) -> Noise:
