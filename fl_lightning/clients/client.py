@@ -35,7 +35,7 @@ from fl_lightning.functional.blocks import blocks
 from fl_lightning.functional.compression import compress
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.seeding import derive_seed, generator
-from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, MetricRole, ModelLayout, Note, OwnModel, Part, ServerModel
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, MetricRole, ModelLayout, Note, OwnModel, Part
 from fl_lightning.rules import ClientRule, ProximalRule, PullRule
 from fl_lightning.rules.base import LocalEnd
 from fl_lightning.settings.local_training import FederationSettings, Place
@@ -86,11 +86,11 @@ class Client:
         self._options: Mapping[str, ClientHooks] = {
             name: option.at_clients(self._context(name, place)) for name, option in by_name(settings.active_options).items()
         }
-        self._hooks = (*self._options.values(),)
+        self.hooks = (*self._options.values(),)
         mu, own = settings.local.proximal_mu, settings.strategy.client_rule()
         self._rules = (*([ProximalRule(mu)] if mu else ()), PullRule(), *(() if own is None else (own,)))
         self._ending = [r for r in self._rules if any(getattr(type(r), n) is not getattr(ClientRule, n) for n in _OF_THE_END)]
-        self._place = replace(place, rules=self._rules, hooks=self._hooks, deadline=settings.faults.deadline)
+        self._place = replace(place, rules=self._rules, hooks=self.hooks, deadline=settings.faults.deadline)
         self.engine = engine_of(self.resident, self._place)
         if self.engine.reason:
             rank_zero_info(f"Local training uses the engine '{self.engine.name}': {self.engine.reason}")
@@ -124,11 +124,6 @@ class Client:
         )
 
     # ---------------------------------------------------------------- orders
-
-    def publish(self, model: ServerModel) -> None:
-        """Take a new global model."""
-        self.resident.publish(model)
-        self._editor = None
 
     def train(self, tasks: deque[ClientTask]) -> Iterator[ClientUpdate | ClientFailure]:
         """Take tasks from a queue, and yield the result of each as soon as it is known; meanwhile others may be put there.
@@ -170,7 +165,7 @@ class Client:
             ClientError: if it cannot be aggregated and the policy is ``fatal``.
         """
         try:
-            for hook in self._hooks:
+            for hook in self.hooks:
                 changed = hook.send(update)
                 if changed is None:
                     return None
@@ -181,7 +176,7 @@ class Client:
                 with self._in_evaluation(update.client, "validation"):
                     score = self._score(update.snapshot, "sent", update.client, "validation")
                 update = replace(update, local_score=score)
-            for hook in self._hooks:
+            for hook in self.hooks:
                 update = hook.seal(task, update)
             return update
         except ClientError as error:
@@ -190,8 +185,8 @@ class Client:
     def drained(self, comm: Collectives, waiting: int) -> None:
         """Tell the hooks that all updates that do not wait are delivered, if some may wait, on any rank."""
         self._begun()  # this rank may have had no client
-        if any(hook.waits for hook in self._hooks):
-            for hook in self._hooks:
+        if any(hook.waits for hook in self.hooks):
+            for hook in self.hooks:
                 hook.drained(comm, waiting)
 
     def evaluate(self, order: EvalOrder) -> EvalReport:
@@ -224,7 +219,7 @@ class Client:
         """Return what the hooks have counted since the last call, and the number of each client's transformed messages."""
         found = {"sent": dict(self._sent)}
         self._sent.clear()
-        for hook in self._hooks:
+        for hook in self.hooks:
             found |= hook.counts()
         return found
 
@@ -238,10 +233,10 @@ class Client:
 
     def _begun(self) -> UpdateEditor:
         """Return what judges the updates of the published model, for which the hooks are prepared once."""
-        if self._editor is None:
-            server = self.resident.server
+        server = self.resident.server
+        if self._editor is None or self._editor.model is not server:
             self._editor = UpdateEditor(self.resident.view(), server, self._name_of, self._fixed)
-            for hook in self._hooks:
+            for hook in self.hooks:
                 hook.begin(server.round_idx, self._editor)
         return self._editor
 
@@ -304,7 +299,7 @@ class Client:
 
         def open_data() -> LightningDataModule:
             full = self._settings.local.full_batch
-            drawn = (hook.batches(task, self._data, full) for hook in self._hooks)
+            drawn = (hook.batches(task, self._data, full) for hook in self.hooks)
             batches = next((found for found in drawn if found is not None), None)
             return self._data.client(client, derive_seed(*key, purpose + "shuffle"), full, self._drop_single, batches)
 
@@ -479,7 +474,7 @@ class Client:
         if epochs not in self._alone:
             place = replace(self._place, local=self._settings.local.alone(epochs), rules=(), hooks=(), deadline=None)
             self._alone[epochs] = alone = copy(self)
-            alone.engine, alone._rules, alone._ending, alone._hooks = engine_of(self.resident, place), (), [], ()
+            alone.engine, alone._rules, alone._ending, alone.hooks = engine_of(self.resident, place), (), [], ()
         alone = self._alone[epochs]
         alone.memory = ClientMemory()
         if order.model is None:  # fine-tuning continues from what the client holds

@@ -47,7 +47,7 @@ class LocalPool(ClientPool):
 
     def publish(self, model: ServerModel) -> None:
         """See :meth:`ClientPool.publish`."""
-        self.client.publish(model)
+        self.client.resident.publish(model)
         state = self.client.resident.view()
         for owner, length in self.client.memory.lengths():
             if length != (state.size if owner == MODEL else state.num_parameters):
@@ -85,7 +85,7 @@ class LocalPool(ClientPool):
                 pass  # and 'map' keeps no model while the next client trains
         except Exception as error:
             failure = error
-        if any(tasks[-1].delivers for tasks in chains):  # also after an error: ranks may exchange data
+        if self.client.hooks and any(tasks[-1].delivers for tasks in chains):  # also after an error: ranks may exchange data
             self.client.drained(self.comm, len(waiting))
         if failure is not None:
             raise failure

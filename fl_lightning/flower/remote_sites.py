@@ -196,7 +196,7 @@ class RemoteSites(ChecksTypes, RemoteClients):
             raise ConfigurationError("Some sites cannot take part. " + " ".join(sorted(problems)))
         return found
 
-    def pool(self, assembly: Any, federation: Callable[[], str]) -> RemotePool:
+    def build_pool(self, assembly: Any, federation: Callable[[], str]) -> RemotePool:
         """See :class:`RemoteClients`."""
         assert self._transport is not None
         settings, trainer, place = self._settings, self._trainer, assembly.place

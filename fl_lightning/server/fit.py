@@ -267,7 +267,7 @@ class Assembly:
     def pool(self) -> ClientPool:
         """Return the pool of clients: at sites, or simulated on the ranks of the Trainer."""
         if self._settings.pool is not None:
-            found: ClientPool = self._settings.pool.pool(self, lambda: self._run.run_id)
+            found: ClientPool = self._settings.pool.build_pool(self, lambda: self._run.run_id)
             return found
         local = self._settings.local
         return LocalPool(comm=self._comm, client=self.clients, data=self._context.data, max_epochs=max(1, local.max_epochs))

@@ -23,11 +23,12 @@ from fl_lightning.reporting.rounds import MOST_COLUMNS, client_metrics, movement
 from fl_lightning.reporting.tables import write_matrix
 from fl_lightning.server.checks.ranks import agree_on_buffers
 from fl_lightning.server.round import FederationRound, announce, tell_failures
-from fl_lightning.server.run_state import RunState, sweep_client_files
+from fl_lightning.server.run_state import RunState, checkpoint_references
 from fl_lightning.server.takeover import Termination, Untouched, outside_precision
 from fl_lightning.settings.local_training import FederationSettings
 from fl_lightning.strategies.base import JointStrategy
 from fl_lightning.types import ClientUpdate, RoundResult
+from fl_lightning.utilities.collectives import Collectives
 
 
 @dataclass(kw_only=True, eq=False)
@@ -135,7 +136,9 @@ class Rounds:
         for hook in self._hooks:
             hook.begin_round(round_idx)
         if self.run_state.memory.files.used:
-            sweep_client_files(federation.trainer, self.run_state.memory)
+            # Rank 0 deletes while the others wait, because it would not know the files that they write in the next round.
+            needed = checkpoint_references(federation.trainer) if federation.trainer.is_global_zero else None
+            self.run_state.memory.files.sweep(Collectives(federation.trainer), needed)
         return self.sampler.round(round_idx)
 
     def _progress(self, round_idx: int) -> Progress | None:

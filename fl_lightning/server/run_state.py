@@ -1,15 +1,13 @@
-"""Save and restore the state of a federation in a checkpoint, as plain Python types, and delete files that none needs."""
+"""Save and restore the state of a federation in a checkpoint, as plain Python types, and find the files that one needs."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Hashable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -22,10 +20,10 @@ from fl_lightning.core.option import ServerHooks, guarantees
 from fl_lightning.data.content import client_contents
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.functional.model_parts import copy_of_tensors, restore_tensors
+from fl_lightning.functional.seeding import RandomNumbers
 from fl_lightning.plugins.checkpoint_io import checkpoint_folders
 from fl_lightning.reporting.rounds import Totals
 from fl_lightning.settings.local_training import FederationSettings
-from fl_lightning.utilities.collectives import Collectives
 
 FORMAT = 7
 
@@ -154,44 +152,24 @@ class RunState:
     def continue_from(self, module: LightningModule) -> None:
         """Restore the global random state of the checkpoint, and its weights if the module may have loaded others, once."""
         if self._random_state is not None:
-            _set_random_state(self._random_state)
-            self._random_state = None
+            state, self._random_state = self._random_state, None
+            cuda = state["cuda"] if torch.cuda.is_available() else None
+            RandomNumbers(state["torch"], cuda, state["numpy"], state["python"], torch.device("cuda")).restore()
         if self._weights is not None:
             restore_tensors(module, self._weights)
             self._weights = None
 
 
 def _random_state() -> dict[str, Any]:
-    numpy: Any = np.random.get_state()
-    name, keys, *rest = numpy
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-    return {"torch": torch.get_rng_state(), "cuda": cuda, "numpy": (name, keys.tolist(), *rest), "python": random.getstate()}
+    now = RandomNumbers.now(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    name, keys, *rest = now.numpy
+    return {"torch": now.cpu, "cuda": now.cuda, "numpy": (name, keys.tolist(), *rest), "python": now.python}
 
 
-def _set_random_state(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-    np.random.set_state(state["numpy"])
-    random.setstate(state["python"])
-
-
-_SUFFIX = ".ckpt"
-
-
-def sweep_client_files(trainer: Trainer, memory: ClientMemory) -> None:
-    """Delete files, between rounds, to which neither the round nor a checkpoint in the Trainer's folders refers.
-
-    Rank 0 deletes while the others wait, because it would not know the files that they write in the next round. A checkpoint
-    that cannot be read may refer to any file, so then nothing is deleted.
-    """
-    memory.files.sweep(Collectives(trainer), _checkpoints(trainer) if trainer.is_global_zero else None)
-
-
-def _checkpoints(trainer: Trainer) -> dict[Hashable, References] | None:
-    """Return the files to which each checkpoint refers; None if one cannot be read."""
+def checkpoint_references(trainer: Trainer) -> dict[Hashable, References] | None:
+    """Return the files of client state to which each checkpoint in the Trainer's folders refers; None if one cannot be read."""
     try:
-        paths = [path for folder in checkpoint_folders(trainer) for path in folder.glob(f"*{_SUFFIX}")]
+        paths = [path for folder in checkpoint_folders(trainer) for path in folder.glob("*.ckpt")]
         stats = [(path, path.stat()) for path in paths]
         return {(key := (path, stat.st_mtime_ns, stat.st_size)): _references(*key) for path, stat in stats}
     except Exception:

@@ -182,7 +182,7 @@ class RemoteClients(Unassuming, ABC):
         """
 
     @abstractmethod
-    def pool(self, assembly: Any, federation: Callable[[], str]) -> Any:
+    def build_pool(self, assembly: Any, federation: Callable[[], str]) -> Any:
         """Return the pool of clients.
 
         Args:

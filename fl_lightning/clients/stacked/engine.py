@@ -90,7 +90,8 @@ class StackedEngine:
         module.to(device)
         keep_metrics_to_this_process(module)
         largest = min(local.stack_size, place.cohort or local.stack_size)
-        return StackedStep(module, self._precision.forward_context, largest, local.compile)
+        context, scale = self._precision.forward_context, 1 / local.accumulate_grad_batches
+        return StackedStep(module, context, largest, local.compile, scale)
 
     def recover(self) -> None:
         """Clean up after a client's error, but keep the compiled graphs."""

@@ -224,7 +224,6 @@ class StackedFit:
 
     def _gradients(self, groups: Groups, batch_idx: int, notes: list[list[Any]]) -> Tensors:
         """Return the gradients of all clients, whose batches come in groups of equal shape."""
-        scale = 1 / self._local.accumulate_grad_batches
         losses = torch.zeros(self._size, device=self._device, dtype=torch.float64)
         found: Tensors = {}
         stand_in: Any = self._shared
@@ -236,7 +235,7 @@ class StackedFit:
             trial = self._step.trial(parameters, buffers, batch, batch_idx)
             drawn = [[spec.draw(self._random[position].masks) for spec in trial.masks] for position in positions]
             masks = [torch.stack(column) for column in zip(*drawn, strict=True)]
-            gradients, means, after, noted = self._step.gradients(parameters, buffers, batch, batch_idx, masks, trial, scale)
+            gradients, means, after, noted = self._step.gradients(parameters, buffers, batch, batch_idx, masks, trial)
             for row, position in enumerate(positions):
                 notes[position].append(((noted, row), batch.size))
             if chosen is None:

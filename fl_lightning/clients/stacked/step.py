@@ -107,10 +107,13 @@ class StackedStep:
         largest: the largest number of clients in a stack.
         compiled: whether to compile the step, once for each batch shape and padded stack size; ``reduce-overhead`` also
             records CUDA graphs.
+        scale: the factor on the loss.
     """
 
-    def __init__(self, module: LightningModule, context: Callable[[], Any], largest: int, compiled: bool | str = False) -> None:
-        self._module = module
+    def __init__(
+        self, module: LightningModule, context: Callable[[], Any], largest: int, compiled: bool | str = False, scale: float = 1
+    ) -> None:
+        self._module, self._scale = module, scale
         self._step = _Step(module, context)
         self._compiled, self._largest = bool(compiled), largest
         self._mode = compiled if isinstance(compiled, str) else None
@@ -209,14 +212,7 @@ class StackedStep:
                     )
 
     def gradients(
-        self,
-        parameters: Tensors,
-        buffers: Tensors,
-        batch: StackedBatch,
-        batch_idx: int,
-        masks: list[Tensor],
-        trial: Trial,
-        scale: float,
+        self, parameters: Tensors, buffers: Tensors, batch: StackedBatch, batch_idx: int, masks: list[Tensor], trial: Trial
     ) -> tuple[Tensors, Tensor, Tensors, list[Any]]:
         """Compute the gradients of one step of K clients; groups of similar size share a compiled graph.
 
@@ -227,7 +223,6 @@ class StackedStep:
             batch_idx: the index of the batch, from 0.
             masks: the masks for dropout, each of shape (K, ...).
             trial: the result of the trial for this shape.
-            scale: the factor on the loss.
 
         Returns:
             The gradients, each of shape (K, ...), without parameters that the loss does not depend on; the unscaled losses,
@@ -246,13 +241,13 @@ class StackedStep:
             self._notes.calls = []
             loss, after = self._call(mine, own, batch.rebuild(leaves), index, StackedDropout(drawn, trial.masks))
             tensors, kept[:] = tensors_of(self._notes.calls)
-            return loss * scale if scale != 1 else loss, (loss.detach(), after, tensors)
+            return loss * self._scale if self._scale != 1 else loss, (loss.detach(), after, tensors)
 
         arguments = (parameters, buffers, batch.leaves, masks)
         watch = InPlace(self._module, parameters, batch.leaves)
         with self._notes:
             if self._compiled:
-                key = _shapes(parameters), batch.key, scale, tuple(spec.key for spec in trial.masks)
+                key = _shapes(parameters), batch.key, tuple(spec.key for spec in trial.masks)
                 if key not in self._graphs:
                     self._graphs[key] = self._compile(objective, arguments, batch_idx), kept
                 graph, kept = self._graphs[key]

@@ -63,13 +63,8 @@ class Budget:
         """
         if not self._options:
             return
-        found, failure = None, None
-        if self._context.trainer.is_global_zero:
-            try:
-                found = self._noise(spending)
-            except FederationError as error:
-                failure = error
-        noise, self._rounds, self._first = Collectives(self._context.trainer).gather_or_raise(found, failure)[0]
+        solved = Collectives(self._context.trainer).spread(1, lambda _: self._noise(spending))  # on the first rank alone
+        ((noise, self._rounds, self._first),) = solved
         for option in self._options:
             option.use_noise(noise[option.unit])
         for option in self._options:
