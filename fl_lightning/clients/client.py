@@ -472,7 +472,7 @@ class Client:
         """Train outside of the federation, where nothing is kept or sent; return the last model and what the client holds."""
         client, epochs = order.client, order.epochs
         if epochs not in self._alone:
-            place = replace(self._place, local=self._settings.local.alone(epochs), rules=(), hooks=(), deadline=None)
+            place = replace(self._place, local=self._place.local.alone(epochs), rules=(), hooks=(), deadline=None)
             self._alone[epochs] = alone = copy(self)
             alone.engine, alone._rules, alone._ending, alone.hooks = engine_of(self.resident, place), (), [], ()
         alone = self._alone[epochs]

@@ -141,7 +141,7 @@ class TrainerEngine:
             accumulate_grad_batches=local.accumulate_grad_batches,
             limit_train_batches=1 if place.fast_dev_run else local.limit_train_batches,
             limit_val_batches=0,
-            detect_anomaly=local.detect_anomaly or place.detect_anomaly,
+            detect_anomaly=local.detect_anomaly,
             deterministic=local.deterministic,
         )
 

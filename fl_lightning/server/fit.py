@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -242,14 +243,13 @@ class Assembly:
         key = next(filter(None, given), None) or SecretKey.draw()
         self._secret = SecretKey(self._comm.gather(key.reveal())[0])
         self.place = Place(
-            local=settings.local,
+            local=replace(settings.local, detect_anomaly=settings.local.detect_anomaly or detects_anomalies(trainer)),
             precision=resolve_precision(settings.local, trainer.precision, device),
             device=device,
             logger=bool(trainer.loggers),
             outer=trainer,
             inference_mode=trainer.validate_loop.inference_mode,
             fast_dev_run=bool(trainer.fast_dev_run),  # type: ignore[attr-defined]
-            detect_anomaly=detects_anomalies(trainer),
             cohort=self._context.cohort,
         )
         self.clients = Client(

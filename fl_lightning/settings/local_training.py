@@ -219,7 +219,6 @@ class Place:
         outer: the user's Trainer, of which a module may read some attributes; None at a site.
         inference_mode: whether validation runs in inference mode, without autograd.
         fast_dev_run: whether each client trains on a single batch.
-        detect_anomaly: like ``local.detect_anomaly``, but set by the outer Trainer.
         cohort: the largest number of clients in a round; None if it is unknown.
         site: the site, if the clients are not simulated.
         compresses: whether updates are sent over a network, in a compressed form if a transform makes them smaller.
@@ -235,7 +234,6 @@ class Place:
     outer: Trainer | None = None
     inference_mode: bool = True
     fast_dev_run: bool = False
-    detect_anomaly: bool = False
     cohort: int | None = None
     site: SitePlace | None = None
     compresses: bool = False

@@ -80,7 +80,7 @@ class StackedEngine:
                 "share. Build them in '__init__', or set 'federation.local.engine' to 'fabric' or 'trainer'."
             )
         refuse_module(module, "stacked", _REFUSED_HOOKS)
-        _refuse(module, local, place.precision, place.detect_anomaly)
+        _refuse(module, local, place.precision)
         _refuse_rules(place.rules)
         _refuse_callbacks(place.hooks)
         self._precision: Any = precision_of(place)
@@ -144,7 +144,7 @@ def _refuse_rules(rules: Sequence[ClientRule]) -> None:
             raise EngineError(f"{name}, a part of the strategy, has 'own_model', which stacked clients ignore. {REMEDY}")
 
 
-def _refuse(module: LightningModule, local: LocalTraining, precision: str, detect_anomaly: bool) -> None:
+def _refuse(module: LightningModule, local: LocalTraining, precision: str) -> None:
     allowed = getattr(module, "stacked_hooks", ())
     name = type(module).__name__
     for hook in HOOKS:
@@ -168,7 +168,7 @@ def _refuse(module: LightningModule, local: LocalTraining, precision: str, detec
     settings = {
         "callbacks": ", ".join(type(callback).__name__ for callback in local.callbacks or ()),
         "optimizer_state": local.optimizer_state if local.optimizer_state == "kept" else "",
-        "detect_anomaly": local.detect_anomaly or detect_anomaly,
+        "detect_anomaly": local.detect_anomaly,
         "precision": precision if precision.endswith("mixed") else "",  # autocast has no effect inside vmap
     }
     for setting, value in settings.items():
