@@ -70,15 +70,6 @@ class Faults:
         """Return how many good updates a round of ``drawn`` clients needs."""
         return self.min_updates if isinstance(self.min_updates, int) else math.ceil(self.min_updates * drawn - 1e-9)
 
-    def check(self, drawn: int) -> None:
-        """Reject a minimum of good updates that exceeds the clients of a round.
-
-        Raises:
-            ConfigurationError: naming the setting.
-        """
-        wanted = f"at most the {drawn} clients of a round"
-        require(self.needed(drawn) <= drawn, "federation.faults.min_updates", wanted, self.min_updates)
-
 
 @checks_types
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
@@ -166,12 +167,8 @@ def can_gather(loaders: Sequence[Any], hooks: Sequence[Any]) -> bool:
     if any(hooks) or not all(isinstance(loader, TensorLoader) for loader in loaders):
         return False
     tensors = loaders[0].tensors
-    same = all(len(o.tensors) == len(tensors) and all(map(_is, o.tensors, tensors)) for o in loaders)
+    same = all(len(o.tensors) == len(tensors) and all(map(operator.is_, o.tensors, tensors)) for o in loaders)
     return same and len({tensor.device for tensor in tensors}) == 1
-
-
-def _is(one: Tensor, other: Tensor) -> bool:
-    return one is other
 
 
 class GatheredBatches:
