@@ -19,7 +19,6 @@ from fl_lightning.clients.stacked.effects import REMEDY
 from fl_lightning.clients.stacked.fit import StackedFit
 from fl_lightning.clients.stacked.step import StackedStep
 from fl_lightning.clients.turn import ScheduleMover, TurnPlan
-from fl_lightning.core.option import ClientHooks
 from fl_lightning.errors import EngineError
 from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.messages import ModelLayout
@@ -82,7 +81,8 @@ class StackedEngine:
         refuse_module(module, "stacked", _REFUSED_HOOKS)
         _refuse(module, local, place.precision)
         _refuse_rules(place.rules)
-        _refuse_callbacks(place.hooks)
+        for callback in (callback for hook in place.hooks for callback in hook.callbacks):
+            raise EngineError(f"Stacked clients do not support {type(callback).__name__}, a callback of an option. {REMEDY}")
         self._precision: Any = precision_of(place)
         if local.deterministic is not None:
             torch.use_deterministic_algorithms(local.deterministic)
@@ -121,11 +121,6 @@ class StackedEngine:
                 self._resident.python.restore()  # an evaluation may have changed attributes
                 fit = StackedFit(self._resident, self._step, stacked, data_of, self._place, self._precision)
                 yield from fit.run(loaders, count, plan, self._mover)
-
-
-def _refuse_callbacks(hooks: Sequence[ClientHooks]) -> None:
-    for callback in (callback for hook in hooks for callback in hook.callbacks):
-        raise EngineError(f"Stacked clients do not support {type(callback).__name__}, a callback of an option. {REMEDY}")
 
 
 def _refuse_rules(rules: Sequence[ClientRule]) -> None:
