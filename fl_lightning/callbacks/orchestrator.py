@@ -14,9 +14,9 @@ from fl_lightning.callbacks.client_table import ClientTable
 from fl_lightning.callbacks.exchange import adapt_losses, show_rounds
 from fl_lightning.callbacks.metric_names import monitors_of, names_of, refuse_unknown_metrics
 from fl_lightning.callbacks.stopping import requeue_whole_rounds, tell_how_to_resume
+from fl_lightning.core.capabilities import ResumeRule
 from fl_lightning.core.federation import parts_of
 from fl_lightning.core.option import Option, OptionSettings, options_in
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.functional.model_parts import give_own_memory
 from fl_lightning.functional.showing import settings_table, short_repr
@@ -31,7 +31,7 @@ from fl_lightning.reporting.run_facts import choices_of
 from fl_lightning.reporting.wandb import plot_over_rounds, tag_run
 from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
-from fl_lightning.server.checks.federation import warn_unprotected
+from fl_lightning.server.checks.compatibility import warn_unprotected
 from fl_lightning.server.checks.incomplete import refuse_incomplete, warn_incomplete
 from fl_lightning.server.checks.tools import refuse_other_package, refuse_second
 from fl_lightning.server.fit import FederatedFit, check_fit
@@ -39,11 +39,8 @@ from fl_lightning.server.input_moments import measure_inputs, unmeasured
 from fl_lightning.server.resume import refuse_federations
 from fl_lightning.server.round import announce
 from fl_lightning.server.run_state import RunState
-from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
-from fl_lightning.settings.pool import RemoteClients
-from fl_lightning.settings.server_evaluation import ServerEvaluation
-from fl_lightning.settings.storage import Checkpoints, Storage
+from fl_lightning.settings.server import Checkpoints, Faults, RemoteClients, ServerEvaluation, Storage
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.strategies.fedavg import FedAvg
 from fl_lightning.transforms.base import Transform

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from fl_lightning.cells.drawing import density_image, dot_centres
-from fl_lightning.core.resume_rule import ResumeRule
+from fl_lightning.core.capabilities import ResumeRule
 from fl_lightning.data.image_folders import UNREADABLE, WHITE, ImageReader, folders_in, read_images, split_folders
 from fl_lightning.data.in_memory import ImageDataModule, held_share, named_dataset, selected
 from fl_lightning.errors import DataError, require

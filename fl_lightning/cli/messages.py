@@ -22,7 +22,7 @@ from fl_lightning.options.example_privacy import ExamplePrivacy
 from fl_lightning.options.secure_aggregation import SecureAggregation
 from fl_lightning.partitioners.base import Partitioner
 from fl_lightning.routes.base import Route
-from fl_lightning.settings.pool import RemoteClients
+from fl_lightning.settings.server import RemoteClients
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.transforms.base import Transform
 

@@ -14,8 +14,8 @@ from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.noise_search import least_noise
 from fl_lightning.options.privacy_account.settings import PrivateOption
-from fl_lightning.server.checks.federation import round_size
-from fl_lightning.settings.federation import FederationSettings
+from fl_lightning.server.checks.compatibility import round_size
+from fl_lightning.settings.local_training import FederationSettings
 
 COLUMNS = ["privacy of", "what varies", "rounds", "clients per round", "noise multiplier", "epsilon"]
 TARGETS = (0.5, 1.0, 2.0, 4.0, 8.0)

@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.loaders import fewest_examples
-from fl_lightning.server.checks.federation import round_size
+from fl_lightning.server.checks.compatibility import round_size
 from fl_lightning.strategies.base import JointStrategy
 from fl_lightning.utilities.machine import available_memory, cores, own_memory
 

@@ -1,27 +1,41 @@
-"""Answer a question about a model from its predictions on one client's examples: a metric, with an interval and its sums."""
+"""Answer what a server asks a client besides training: the sums of its inputs, and questions about a model.
+
+A question is answered from predictions on the client's examples: by a metric, with an interval and its sums.
+"""
 
 from __future__ import annotations
 
 import math
+import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.compat.torchmetrics import state_names, summed_states
-from fl_lightning.errors import ClientError, ConfigurationError, VersionError
+from fl_lightning.data.schema import categories_of
+from fl_lightning.errors import ClientError, ConfigurationError, VersionError, add_note
 from fl_lightning.functional.bootstrap import percentile_interval, resamples
 from fl_lightning.functional.digest import digest
+from fl_lightning.functional.exact_moments import Moments
+from fl_lightning.functional.seeding import derive_seed
 from fl_lightning.functional.small_cells import curves_among, few, few_predicted, told_states
+from fl_lightning.functional.small_counts import without_small
 from fl_lightning.messages import EvalReport, Question
 from fl_lightning.metrics.probabilities import as_probabilities
 from fl_lightning.metrics.update import update_metric
+from fl_lightning.models.standardized import Standardized, standardized_parts
+
+if TYPE_CHECKING:
+    from fl_lightning.core.option import SitePlace
+    from fl_lightning.data.federated import FederatedDataModule
 
 SETTING = "metrics"
 """The setting that names the metrics, for messages."""
@@ -252,3 +266,47 @@ def refuse_questions(values: Mapping[str, Any]) -> Metric:
         ConfigurationError: always.
     """
     raise ConfigurationError("No metric may be asked for here by its class.")
+
+
+INPUTS = "sums of the inputs"
+"""The name of the counts, the totals and the totals of the squares of all channels, one after the other."""
+
+
+def told_moments(data: FederatedDataModule, client: int, part: Standardized, seed: int) -> Moments:
+    """Return the sums that a client of a simulation tells: with noise, or without those over few rows.
+
+    Args:
+        data: the data of all clients.
+        client: the client.
+        part: the part of the module whose inputs are measured.
+        seed: the seed of the noise.
+    """
+    try:
+        if part.epsilon is not None:
+            draw = random.Random(derive_seed(seed, client, "noise of sums"))
+            return data.noisy_moments(client, part.epsilon, draw.randrange)
+        own = data.input_moments(client)
+        return without_small(own, categories_of(data.datamodule, len(own.counts)), part.min_count)
+    except Exception as error:
+        add_note(error, f"In the statistics of client {data.client_name(client)}.")
+        raise
+
+
+def numbers_to_add(
+    what: str, client: int, module: LightningModule, data: Any, seed: int, site: SitePlace | None
+) -> tuple[int, ...]:
+    """Return the whole numbers of a client that hooks add up; see ``ServerHooks.add_up``.
+
+    Raises:
+        ClientError: if there are none of this name.
+        DataError: if a simulated client has another number of channels than the module.
+    """
+    if what != INPUTS:
+        raise ClientError("The server adds up numbers that clients do not have.")
+    if site is None:
+        part = standardized_parts(module)[0]
+        found = told_moments(data, client, part, seed)
+        part.require_channels(found)
+    else:
+        found = site.moments()
+    return (*found.counts, *found.totals, *found.squares)

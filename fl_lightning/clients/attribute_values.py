@@ -1,4 +1,4 @@
-"""Compare and copy the values of a module's attributes: numbers, texts, tensors, arrays, and containers of them."""
+"""Compare and copy values of attributes: of a client's module, and of classes and objects that all clients share."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import copy
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from enum import Enum
+from itertools import islice
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor, nn
 
+from fl_lightning.compat.torch import parameters_of, parts_of
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.functional.description import is_users
 from fl_lightning.functional.seeding import GENERATORS
 
 BUILTIN = (bool, int, float, complex, str, bytes, type(None))
@@ -21,6 +25,11 @@ PLAIN = (*BUILTIN, np.generic, Enum)
 _CONTAINERS = (list, dict, tuple, set, frozenset, deque, defaultdict, OrderedDict)
 HOLDERS = (Tensor, *_CONTAINERS)
 """Values that may be, or hold, one of the module's own tensors."""
+_LARGEST = 2**28
+"""The bytes up to which a value is compared; what is larger is data rather than state."""
+_MOST = 1000
+"""The items of a list or dictionary that are looked at; a longer one is data."""
+_ABSENT = object()
 
 
 def is_copied(value: Any) -> bool:
@@ -126,3 +135,52 @@ def stored(name: str, value: Any) -> Any:
 
 def _items(value: Any) -> Any:
     return [*value.keys(), *value.values()] if isinstance(value, dict) else value
+
+
+def shared_values(module: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return copies of the values of a module's classes, and of objects and networks in its attributes, by their owners."""
+    own = {id(tensor) for tensor in (*parameters_of(module).values(), *module.buffers())}
+    return {name: {key: copied(v) for key, v in _values(owner, own)} for name, owner in _owners(module)}
+
+
+def warn_of_changes(module: nn.Module, before: dict[str, dict[str, Any]]) -> None:
+    """Warn of the values that are other than before a turn; objects that did not exist then are left out."""
+    after = shared_values(module)
+    changed = [
+        f"{owner}.{name}"
+        for owner in before.keys() & after.keys()
+        for name, value in after[owner].items()
+        if not equal(value, before[owner].get(name, _ABSENT))
+    ]
+    if changed:
+        names = ", ".join(map(repr, sorted(changed)))
+        rank_zero_warn(
+            f"Training changed {names} of {type(module).__name__}, which all clients of a process share, because it belongs to "
+            "a class, or to an object that is no part of the module. If it is more than a log or a cache, a client's result "
+            "depends on who trained before it, and a resumed run and several ranks give other results. Keep such state in the "
+            "module itself: numbers, tensors, lists and dictionaries in attributes (self.name = ...), networks in parts."
+        )
+
+
+def _owners(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    parts = parts_of(module)
+    known = {id(part) for part in parts.values()}
+    for path, part in parts.items():
+        objects = [(f"{path}.{name}".lstrip("."), value) for name, value in vars(part).items()]
+        for name, value in [(path, part), *objects]:
+            within = value.items() if type(value) is dict else enumerate(value) if type(value) in (list, tuple) else ()
+            for one, held in [(name, value), *((f"{name}.{key}", item) for key, item in islice(within, _MOST))]:
+                yield from ((kind.__name__, kind) for kind in type(held).__mro__ if is_users(kind))
+                if id(held) not in known and (is_users(type(held)) or isinstance(held, nn.Module)):
+                    yield one, held
+
+
+def _values(owner: Any, own: set[int]) -> Iterator[tuple[str, Any]]:
+    if isinstance(owner, nn.Module):
+        yield "parameters", {name: p.detach() for name, p in parameters_of(owner).items() if id(p) not in own}
+        return
+    for name, value in list(getattr(owner, "__dict__", {}).items()):
+        if not name.startswith("__") and (isinstance(value, PLAIN) or (is_copied(value) and not holds(value, own))):
+            size = sum(tensor.nbytes for tensor in tensors_in(value)) + (value.nbytes if isinstance(value, np.ndarray) else 0)
+            if size <= _LARGEST:
+                yield name, value

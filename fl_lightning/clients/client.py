@@ -20,38 +20,25 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.clients.answering import NO_OWN, SETTING, Questions, StoredPredictions, refuse_questions
-from fl_lightning.clients.client_data import ClientData
+from fl_lightning.clients.answering import NO_OWN, SETTING, Questions, StoredPredictions, numbers_to_add, refuse_questions
 from fl_lightning.clients.evaluate import STRATEGY_METRIC, ModelEvaluation
-from fl_lightning.clients.input_sums import numbers_to_add
 from fl_lightning.clients.judging import UpdateEditor, describe, is_clients_fault
-from fl_lightning.clients.memory import HELD, MODEL, RULES, TRAINING, ClientMemory
-from fl_lightning.clients.place import Place
+from fl_lightning.clients.memory import HELD, MODEL, MOVED, RULES, TRAINING, ClientMemory
 from fl_lightning.clients.progress import NAME, OWN
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import LocalResult, PreparedTask
 from fl_lightning.clients.trainer import Engine, TrainerEngine
 from fl_lightning.core.capabilities import Capability, need_of
-from fl_lightning.core.option import ClientContext, ClientHooks, by_name
+from fl_lightning.core.option import ClientContext, ClientData, ClientHooks, by_name
 from fl_lightning.errors import ClientError, DataError, add_note
 from fl_lightning.functional.blocks import blocks
 from fl_lightning.functional.compression import compress
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.seeding import derive_seed, generator
-from fl_lightning.messages import (
-    ClientTask,
-    EvalOrder,
-    EvalReport,
-    MetricRole,
-    ModelLayout,
-    Note,
-    OwnModel,
-    Part,
-    ServerModel,
-)
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, MetricRole, ModelLayout, Note, OwnModel, Part
 from fl_lightning.rules import ClientRule, ProximalRule, PullRule
 from fl_lightning.rules.base import LocalEnd
-from fl_lightning.settings.federation import FederationSettings
+from fl_lightning.settings.local_training import FederationSettings, Place
 from fl_lightning.transforms.base import Message, Sender, require_message
 from fl_lightning.types import ClientFailure, ClientUpdate, Pull, Snapshot
 from fl_lightning.utilities.collectives import Collectives
@@ -99,11 +86,11 @@ class Client:
         self._options: Mapping[str, ClientHooks] = {
             name: option.at_clients(self._context(name, place)) for name, option in by_name(settings.active_options).items()
         }
-        self._hooks = (*self._options.values(),)
+        self.hooks = (*self._options.values(),)
         mu, own = settings.local.proximal_mu, settings.strategy.client_rule()
         self._rules = (*([ProximalRule(mu)] if mu else ()), PullRule(), *(() if own is None else (own,)))
         self._ending = [r for r in self._rules if any(getattr(type(r), n) is not getattr(ClientRule, n) for n in _OF_THE_END)]
-        self._place = replace(place, rules=self._rules, hooks=self._hooks, deadline=settings.faults.deadline)
+        self._place = replace(place, rules=self._rules, hooks=self.hooks, deadline=settings.faults.deadline)
         self.engine = engine_of(self.resident, self._place)
         if self.engine.reason:
             rank_zero_info(f"Local training uses the engine '{self.engine.name}': {self.engine.reason}")
@@ -137,11 +124,6 @@ class Client:
         )
 
     # ---------------------------------------------------------------- orders
-
-    def publish(self, model: ServerModel) -> None:
-        """Take a new global model."""
-        self.resident.publish(model)
-        self._editor = None
 
     def train(self, tasks: deque[ClientTask]) -> Iterator[ClientUpdate | ClientFailure]:
         """Take tasks from a queue, and yield the result of each as soon as it is known; meanwhile others may be put there.
@@ -183,7 +165,7 @@ class Client:
             ClientError: if it cannot be aggregated and the policy is ``fatal``.
         """
         try:
-            for hook in self._hooks:
+            for hook in self.hooks:
                 changed = hook.send(update)
                 if changed is None:
                     return None
@@ -194,7 +176,7 @@ class Client:
                 with self._in_evaluation(update.client, "validation"):
                     score = self._score(update.snapshot, "sent", update.client, "validation")
                 update = replace(update, local_score=score)
-            for hook in self._hooks:
+            for hook in self.hooks:
                 update = hook.seal(task, update)
             return update
         except ClientError as error:
@@ -203,8 +185,8 @@ class Client:
     def drained(self, comm: Collectives, waiting: int) -> None:
         """Tell the hooks that all updates that do not wait are delivered, if some may wait, on any rank."""
         self._begun()  # this rank may have had no client
-        if any(hook.waits for hook in self._hooks):
-            for hook in self._hooks:
+        if any(hook.waits for hook in self.hooks):
+            for hook in self.hooks:
                 hook.drained(comm, waiting)
 
     def evaluate(self, order: EvalOrder) -> EvalReport:
@@ -237,7 +219,7 @@ class Client:
         """Return what the hooks have counted since the last call, and the number of each client's transformed messages."""
         found = {"sent": dict(self._sent)}
         self._sent.clear()
-        for hook in self._hooks:
+        for hook in self.hooks:
             found |= hook.counts()
         return found
 
@@ -251,10 +233,10 @@ class Client:
 
     def _begun(self) -> UpdateEditor:
         """Return what judges the updates of the published model, for which the hooks are prepared once."""
-        if self._editor is None:
-            server = self.resident.server
+        server = self.resident.server
+        if self._editor is None or self._editor.model is not server:
             self._editor = UpdateEditor(self.resident.view(), server, self._name_of, self._fixed)
-            for hook in self._hooks:
+            for hook in self.hooks:
                 hook.begin(server.round_idx, self._editor)
         return self._editor
 
@@ -317,7 +299,7 @@ class Client:
 
         def open_data() -> LightningDataModule:
             full = self._settings.local.full_batch
-            drawn = (hook.batches(task, self._data, full) for hook in self._hooks)
+            drawn = (hook.batches(task, self._data, full) for hook in self.hooks)
             batches = next((found for found in drawn if found is not None), None)
             return self._data.client(client, derive_seed(*key, purpose + "shuffle"), full, self._drop_single, batches)
 
@@ -360,10 +342,7 @@ class Client:
         (own,) = self.engine.fit([self._prepared(pulled, "own ")])
         seconds = result.update.seconds + own.update.seconds
         return replace(
-            result,
-            update=replace(result.update, seconds=seconds),
-            own_training=own.training,
-            own_model=own.update.snapshot,
+            result, update=replace(result.update, seconds=seconds), own_training=own.training, own_model=own.update.snapshot
         )
 
     def _of_the_end(self, result: LocalResult) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -406,14 +385,17 @@ class Client:
 
     def _keep(self, result: LocalResult, update: ClientUpdate) -> None:
         memory, client = self.memory, update.client
-        training = {NAME: result.training, OWN: result.own_training}
-        memory.put(client, HELD, result.held)
-        memory.put(client, TRAINING, {name: packed for name, packed in training.items() if packed is not None})
-        memory.put(client, RULES, result.kept)
+        packed = {NAME: result.training, OWN: result.own_training}
+        training = {name: state for name, state in packed.items() if state is not None}
+        kept: dict[str, Mapping[str, Tensor]] = {HELD: result.held, TRAINING: training, RULES: result.kept}
         own = update.snapshot if result.prepared.task.own_model else result.own_model
         if own is not None:
-            server = self.resident.server
-            memory.keep_model(client, own, {name: server.tensors[name] for name in server.layout.moving})
+            # Of the frozen tensors that any client has changed, this one has the global model's unless it changed them.
+            moving = {name: self.resident.server.tensors[name] for name in self.resident.server.layout.moving}
+            kept |= {MODEL: {"vector": own.vector, "counters": own.counters}, MOVED: moving | dict(own.moved)}
+        for owner, tensors in kept.items():
+            if tensors:
+                memory.put(client, owner, tensors)
         for rule in self._ending:
             rule.keep(memory.drawer(client, RULES), update.extras, in_place=not memory.undoable)
 
@@ -490,9 +472,9 @@ class Client:
         """Train outside of the federation, where nothing is kept or sent; return the last model and what the client holds."""
         client, epochs = order.client, order.epochs
         if epochs not in self._alone:
-            place = replace(self._place, local=self._settings.local.alone(epochs), rules=(), hooks=(), deadline=None)
+            place = replace(self._place, local=self._place.local.alone(epochs), rules=(), hooks=(), deadline=None)
             self._alone[epochs] = alone = copy(self)
-            alone.engine, alone._rules, alone._ending, alone._hooks = engine_of(self.resident, place), (), [], ()
+            alone.engine, alone._rules, alone._ending, alone.hooks = engine_of(self.resident, place), (), [], ()
         alone = self._alone[epochs]
         alone.memory = ClientMemory()
         if order.model is None:  # fine-tuning continues from what the client holds

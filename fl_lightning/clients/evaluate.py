@@ -11,16 +11,17 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.clients.idle_optimizers import IdleOptimizers
-from fl_lightning.clients.place import Place
+from fl_lightning.clients.outer_run import IdleOptimizers
 from fl_lightning.clients.session import keep_metrics_to_this_process
 from fl_lightning.clients.trainer import inner_trainer, quiet, scalar_metrics
 from fl_lightning.compat.lightning_hooks import lean_hooks
 from fl_lightning.compat.torch import without_process_group
+from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.functional.model_parts import copy_of_tensors, restore_tensors
 from fl_lightning.metrics.probabilities import as_probabilities
 from fl_lightning.metrics.update import update_metric
+from fl_lightning.settings.local_training import Place
 
 STRATEGY_METRIC = "federation.strategy.metric"
 """The setting of a strategy's metric, for messages."""
@@ -111,7 +112,7 @@ class _Scorer(LightningModule):
         self.module = module
         self.metric = metric
         self._setting = setting
-        for hook in ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"):
+        for hook in TRANSFER_HOOKS:
             if is_overridden(hook, module):
                 vars(self)[hook] = getattr(module, hook)
 

@@ -71,16 +71,14 @@ class UpdateEditor:
         self, state: ModelState, model: ServerModel, name_of: Callable[[int], str] = str, fixed: Need | None = None
     ) -> None:
         self.model, self._name_of, self._fixed = model, name_of, fixed
-        self._names, self._extremes = state.names(), state.extremes()
-        self.size, self._length = state.num_parameters, state.size
-
-    def _tensors(self, kind: int) -> list[Tensor]:
-        return [self.model.tensors[name].detach() for name in self._names[kind]]
+        self._extremes, self.size, self._length = state.extremes(), state.num_parameters, state.size
+        kinds = state.names()[:3]
+        self._parameters, self._buffers, self._counters = ([model.tensors[n].detach() for n in names] for names in kinds)
 
     @cached_property
     def _compared(self) -> tuple[list[Tensor], float]:
         """Return the parameters of the published model, and their largest absolute value."""
-        found = self._tensors(0)
+        found = self._parameters
         if self.size <= _SMALL and len({tensor.dtype for tensor in found}) == 1:
             found = [torch.cat([tensor.reshape(-1) for tensor in found])]  # one operation per client instead of one per tensor
         return found, max(magnitudes(found), default=0.0)
@@ -88,12 +86,12 @@ class UpdateEditor:
     @property
     def state(self) -> Tensor:
         """Return the model's parameters and averaged buffers as one vector, shape (d,)."""
-        return torch.cat([tensor.reshape(-1) for tensor in (*self._tensors(0), *self._tensors(1))])
+        return torch.cat([tensor.reshape(-1) for tensor in (*self._parameters, *self._buffers)])
 
     @property
     def counters(self) -> Tensor:
         """Return the model's integer and boolean buffers, int64, shape (c,)."""
-        found = [tensor.reshape(-1).long() for tensor in self._tensors(2)]
+        found = [tensor.reshape(-1).long() for tensor in self._counters]
         return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
 
     @cached_property
@@ -103,7 +101,7 @@ class UpdateEditor:
 
     def grid(self, largest: float | None) -> Grid | None:
         """Return the grid on which such models are summed; see :meth:`ModelState.grid`."""
-        return grid_of_model(self._tensors(0), self._length, largest)
+        return grid_of_model(self._parameters, self._length, largest)
 
     def change(self, update: ClientUpdate) -> Tensor:
         """Return the change of the parameters, float64, shape (p,)."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from fl_lightning.clients.client import Client
 from fl_lightning.clients.memory import MODEL
-from fl_lightning.clients.pool import Chain, ClientPool, PassesOn, RunningChains, Take, Tasks
+from fl_lightning.core.federation import Chain, ClientPool, PassesOn, RunningChains, Take, Tasks
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.scheduling import balanced_shares
@@ -30,14 +30,7 @@ class LocalPool(ClientPool):
 
     simulated = True
 
-    def __init__(
-        self,
-        *,
-        comm: Collectives,
-        client: Client,
-        data: FederatedDataModule,
-        max_epochs: int = 1,
-    ) -> None:
+    def __init__(self, *, comm: Collectives, client: Client, data: FederatedDataModule, max_epochs: int = 1) -> None:
         self.comm, self.client, self._data = comm, client, data
         self._max_epochs = max_epochs
         client.memory.join(comm)
@@ -54,7 +47,7 @@ class LocalPool(ClientPool):
 
     def publish(self, model: ServerModel) -> None:
         """See :meth:`ClientPool.publish`."""
-        self.client.publish(model)
+        self.client.resident.publish(model)
         state = self.client.resident.view()
         for owner, length in self.client.memory.lengths():
             if length != (state.size if owner == MODEL else state.num_parameters):
@@ -92,7 +85,7 @@ class LocalPool(ClientPool):
                 pass  # and 'map' keeps no model while the next client trains
         except Exception as error:
             failure = error
-        if any(tasks[-1].delivers for tasks in chains):  # also after an error: ranks may exchange data
+        if self.client.hooks and any(tasks[-1].delivers for tasks in chains):  # also after an error: ranks may exchange data
             self.client.drained(self.comm, len(waiting))
         if failure is not None:
             raise failure

@@ -62,17 +62,6 @@ class ClientMemory:
         model = kept.get(MODEL)
         return Snapshot(model["vector"], model["counters"], kept.get(MOVED, {})) if model else None
 
-    def keep_model(self, client: int, model: Snapshot, moving: Mapping[str, Tensor]) -> None:
-        """Store the model that a client trained.
-
-        Args:
-            client: the client.
-            model: the model, with the frozen tensors that differ from the global model's.
-            moving: those of the global model that any client has changed, which this one has unless they differ.
-        """
-        self.put(client, MODEL, {"vector": model.vector, "counters": model.counters})
-        self.put(client, MOVED, {**moving, **model.moved})
-
     def held(self, client: int) -> dict[str, Tensor]:
         """Return the parameters and buffers that a client holds, by name; empty before its first training."""
         return dict(self.kept(client).get(HELD, {}))
@@ -105,8 +94,6 @@ class ClientMemory:
 
     def put(self, client: int, owner: str, tensors: Mapping[str, Tensor]) -> None:
         """Store an owner's tensors by name, besides those that it has stored under other names."""
-        if not tensors:
-            return
         if self.undoable:
             self._before.setdefault(client, self._kept.get(client))
         kept = self.kept(client)

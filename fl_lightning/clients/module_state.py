@@ -21,8 +21,18 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.clients import attribute_values as values
-from fl_lightning.clients.attribute_values import BUILTIN, HOLDERS, PLAIN, builtin, copied, equal, holds, is_copied
-from fl_lightning.clients.shared_values import shared_values, warn_of_changes
+from fl_lightning.clients.attribute_values import (
+    BUILTIN,
+    HOLDERS,
+    PLAIN,
+    builtin,
+    copied,
+    equal,
+    holds,
+    is_copied,
+    shared_values,
+    warn_of_changes,
+)
 from fl_lightning.compat.torch import Hooks, children_of, hooks_of, parameters_of, parts_of, times_changed
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_parts import declared_names, is_computed

@@ -105,8 +105,9 @@ class ResidentModel:
             own: the tensors that a client holds; see :meth:`load`.
         """
         self._content = None
-        if self._resting:
-            self._wake()
+        for storage, size in self._resting:
+            storage.resize_(size)
+        self._resting = []
         state.copy_from(self.server.tensors, self.server.layout)
         if model is not None:
             state.load(model)
@@ -122,11 +123,6 @@ class ResidentModel:
         self._content = None
         self._resting = emptied(self.module.parameters())
         return sum(size for _, size in self._resting)
-
-    def _wake(self) -> None:
-        for storage, size in self._resting:
-            storage.resize_(size)
-        self._resting = []
 
     def preload(self, model: Snapshot | None, own: Mapping[str, Tensor] | None) -> None:
         """Copy a model into the module before a fit, as :meth:`fill` does, if the module has all of its tensors already.

@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from fl_lightning.clients.module_state import ForeignTensors, set_switches, switches_of
-from fl_lightning.clients.place import Place
 from fl_lightning.clients.progress import TurnProgress, pack, unpack, what_trains
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.turn import TurnPlan
@@ -31,7 +30,14 @@ from fl_lightning.messages import ClientTask
 from fl_lightning.rules.base import ClientRule, LocalStart
 from fl_lightning.rules.passes import ListeningStep, LocalModel
 from fl_lightning.rules.sgd import StepTrace, describe, plain
+from fl_lightning.settings.local_training import Place
 from fl_lightning.types import ClientUpdate, Snapshot
+
+TRAINING_HOOKS = (
+    *("on_train_start", "on_train_epoch_start", "on_train_batch_start", "on_before_zero_grad", "on_before_backward"),
+    *("on_after_backward", "on_before_optimizer_step", "on_train_batch_end", "on_train_epoch_end", "on_train_end"),
+)
+"""The hooks of a module and of callbacks that follow its steps."""
 
 
 @dataclass(frozen=True)
@@ -187,8 +193,9 @@ class ClientSession(Callback):
         prepared, resident = self._prepared, self._resident
         self._client = resident.view()
         resident.complete(self._client, prepared.task.start, prepared.held)
-        set_switches(resident.module, self._before.get("switches", {}))
-        resident.python.load_buffers(self._before.get("attributes", {}))
+        if self._before:
+            set_switches(resident.module, self._before.get("switches", {}))
+            resident.python.load_buffers(self._before.get("attributes", {}))
         parameters = self._client.parameters() if self._rules else []
         if parameters:
             model = LocalModel(pl_module, self._client)

@@ -120,7 +120,7 @@ class Site:
         if model.session and model.session != self._session:  # a model to evaluate belongs to no session
             self._resume(model.round_idx)
             self._session = model.session
-        self._client.publish(model)
+        self._client.resident.publish(model)
 
     def _resume(self, round_idx: int) -> None:
         """Restore the state that the client had before a round."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import warnings
@@ -11,6 +12,7 @@ from itertools import chain
 from typing import Any, ClassVar, Protocol
 
 import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins import MixedPrecision
@@ -23,8 +25,7 @@ from lightning.pytorch.utilities.warnings import PossibleUserWarning
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.clients.outer_run import LastMetrics, silent_logger
-from fl_lightning.clients.place import Place
+from fl_lightning.clients.outer_run import silent_logger
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import ClientSession, LocalResult, PreparedTask
 from fl_lightning.clients.turn import TurnPlan, refuse_unlimited
@@ -35,6 +36,7 @@ from fl_lightning.compat.signals import ignore_signals
 from fl_lightning.compat.torch import buffers_of, parameters_of, parts_of, without_process_group
 from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.functional.seeding import isolated_rng
+from fl_lightning.settings.local_training import Place
 
 _CHANGEABLE = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "limit_train_batches")
 """The flags of a Trainer that a module may set in training, for this client."""
@@ -139,7 +141,7 @@ class TrainerEngine:
             accumulate_grad_batches=local.accumulate_grad_batches,
             limit_train_batches=1 if place.fast_dev_run else local.limit_train_batches,
             limit_val_batches=0,
-            detect_anomaly=local.detect_anomaly or place.detect_anomaly,
+            detect_anomaly=local.detect_anomaly,
             deterministic=local.deterministic,
         )
 
@@ -219,6 +221,17 @@ def transfer_hooks(module: LightningModule, data: LightningDataModule | None) ->
     return found
 
 
+def transferred(batch: Any, hooks: Mapping[str, Callable[..., Any]], device: torch.device) -> Any:
+    """Return a batch on a device, after a module's :func:`transfer_hooks`."""
+    before, move, after = (hooks.get(name) for name in TRANSFER_HOOKS)
+    batch = before(batch, 0) if before else batch
+    if move:
+        batch = move(batch, device, 0)
+    elif not is_on(batch, device):
+        batch = move_data_to_device(batch, device)
+    return after(batch, 0) if after else batch
+
+
 def is_on(batch: Any, device: torch.device) -> bool:
     """Return whether a batch is a tensor or a list of tensors on a device: Lightning's own search takes a tenth of a step."""
     parts = batch if type(batch) in (list, tuple) else (batch,)
@@ -228,6 +241,31 @@ def is_on(batch: Any, device: torch.device) -> bool:
 def moves_batches(module: LightningModule, data: LightningDataModule) -> bool:
     """Return whether module or datamodule override a hook that runs before or during a batch's transfer."""
     return bool(transfer_hooks(module, data).keys() & {"on_before_batch_transfer", "transfer_batch_to_device"})
+
+
+class LastMetrics(dict[str, Tensor]):
+    """Hold the metrics of a client's fit; ``metrics["name"]`` also finds those of the last validation of the run around it.
+
+    ``get``, ``in`` and iteration see the client's own alone, so that a schedule that follows a metric is not stepped with them.
+
+    Args:
+        own: the client's metrics.
+        outer: the user's Trainer.
+    """
+
+    def __init__(self, own: Mapping[str, Tensor], outer: Trainer | None) -> None:
+        super().__init__(own)
+        self._outer = outer
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LastMetrics:
+        """Return a copy of the client's metrics, for the same Trainer, which is not copied."""
+        return LastMetrics(copy.deepcopy(dict(self), memo), self._outer)
+
+    def __missing__(self, name: str) -> Tensor:
+        """Return a metric of the run around the client."""
+        if self._outer is None:
+            raise KeyError(name)
+        return self._outer.callback_metrics[name]
 
 
 class ClientTrainer(Trainer):

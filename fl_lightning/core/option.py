@@ -1,7 +1,8 @@
 """Define options: parts of a federation that are not there unless a setting asks for them.
 
 An option is a class of settings. If it is in use, it builds two halves: hooks that run at the server and hooks that run where
-clients train. The federation calls the hooks of all options in one order, and knows nothing else of them.
+clients train. The federation calls the hooks of all options in one order, and knows nothing else of them. What hooks read of
+a client, its data, its place and its metrics, is declared here, too.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, get_type_hints
 
 import torch
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
+from torchmetrics import Metric
 
-from fl_lightning.core.capabilities import Capability, Need, Removal
-from fl_lightning.core.client_metric import ClientMetric
+from fl_lightning.core.capabilities import Capability, Need, Removal, ResumeRule
 from fl_lightning.core.federation import Federation, FederationSettings, LocalSettings, ServerContext
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ClientError, ConfigurationError
-from fl_lightning.messages import ClientTask
+from fl_lightning.messages import ClientTask, Part
 from fl_lightning.types import ClientUpdate, RoundResult
 from fl_lightning.utilities.argument_types import ChecksTypes
 
 if TYPE_CHECKING:
-    from fl_lightning.clients.client_data import ClientData
     from fl_lightning.clients.judging import UpdateEditor
     from fl_lightning.core.plan import ClientSampler, RoundPlan
-    from fl_lightning.data.poisson_loader import PoissonBatches
+    from fl_lightning.data.federated import FederatedDataModule
+    from fl_lightning.data.poisson_loader import Coins, PoissonBatches
     from fl_lightning.functional.exact_moments import Moments
     from fl_lightning.functional.keyed_noise import SecretKey
     from fl_lightning.functional.model_state import ModelState
@@ -42,6 +43,32 @@ if TYPE_CHECKING:
 
 USUAL_TICKS = 1000
 """How long a client trains in simulated time, unless an option says otherwise."""
+
+
+class ClientData(Protocol):
+    """Provide the examples of all clients of a simulation, or of the client of a site."""
+
+    def num_examples(self, client: int) -> int:
+        """Return the client's number of training examples."""
+        ...
+
+    def client(
+        self, client: int, seed: int, full_batch: bool = False, drop_single: bool = False, poisson: PoissonBatches | None = None
+    ) -> LightningDataModule:
+        """Return the client's training examples; see :meth:`FederatedDataModule.client`."""
+        ...
+
+    def client_evaluation_view(self, client: int, part: Part) -> LightningDataModule:
+        """Return a part of the client's examples as a validation set."""
+        ...
+
+    def evaluated_persons(self, client: int, part: Part) -> Tensor | None:
+        """Return the person of each example of a part, in order, int64; None if the data name no persons."""
+        ...
+
+    def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
+        """Return the client's batches, drawn by Poisson sampling."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +127,46 @@ class ClientContext:
     strategy: Strategy
     place: SitePlace | None = None
     numbers: Callable[[int, str], Sequence[int]] = lambda client, what: ()
+
+
+@dataclass(frozen=True)
+class ClientMetric:
+    """Describe a metric that clients compute whenever the server orders it by its role.
+
+    Attributes:
+        role: its name in orders, which no other part of the federation uses.
+        metric: the name of a metric that the module logs in validation, or a torchmetrics metric.
+        part: the part of each client's examples on which models are evaluated.
+    """
+
+    role: str
+    metric: str | Metric
+    part: Part
+
+
+def require_server_set(
+    metric: str | Metric,
+    data: FederatedDataModule,
+    limit_batches: int | float,
+    setting: str = "federation.strategy.metric",
+    module: LightningModule | None = None,
+) -> None:
+    """Refuse a metric on the server's validation set if the server does not have one, or the module does not log any.
+
+    Raises:
+        ConfigurationError: if the server has no validation set, or the module no ``validation_step`` to log the metric in.
+    """
+    if module is not None and isinstance(metric, str) and not is_overridden("validation_step", module):
+        raise ConfigurationError(
+            f"'{setting}' needs {metric}, but {type(module).__name__} has no 'validation_step' to log it in. Define one, set "
+            f"'{setting}' to a torchmetrics metric, or use a strategy that needs no validation, such as FedAvg."
+        )
+    if limit_batches == 0 or not data.has_validation_set:
+        raise ConfigurationError(
+            f"'{setting}' needs {metric if isinstance(metric, str) else type(metric).__name__} on the server's validation set, "
+            "but the server has none. Add a 'val_dataloader' to your datamodule and keep 'trainer.limit_val_batches' above 0, "
+            "or use a strategy that needs no validation set, such as FedAvg."
+        )
 
 
 Aggregate = tuple[Tensor, list[ClientUpdate], Mapping[str, Tensor]]
@@ -298,7 +365,7 @@ class ClientHooks:
     def answer(self, client: int, content: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the answer to a message of the option's hooks at the server.
 
-        It comes by :meth:`~fl_lightning.clients.pool.ClientPool.ask`.
+        It comes by :meth:`~fl_lightning.core.federation.ClientPool.ask`.
 
         Args:
             client: the client that is asked.

@@ -12,7 +12,7 @@ from fl_lightning.functional.scheduling import draw_cohort
 if TYPE_CHECKING:
     from fl_lightning.functional.keyed_noise import SecretKey
     from fl_lightning.routes.base import Chains
-    from fl_lightning.settings.faults import Faults
+    from fl_lightning.settings.server import Faults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +84,10 @@ class ClientSampler:
         Raises:
             ClientError: if fewer clients remain than the round needs.
         """
-        clients, seed = self.candidates(round_idx), self.seed
+        clients, seed, order = self.candidates(round_idx), self.seed, None
         if self.secret is not None:
-            seed = self.secret.stream("cohort's seed", round_idx).integer()
-        cohort = draw_cohort(self.num_clients, self.clients_per_round, seed, round_idx, clients, self.order(round_idx))
+            seed, order = self.secret.stream("cohort's seed", round_idx).integer(), self.order(self.secret, round_idx)
+        cohort = draw_cohort(self.num_clients, self.clients_per_round, seed, round_idx, clients, order)
         plan = self.followed(RoundPlan(round_idx=round_idx, seed=seed, cohort=cohort, clients=cohort))
         needed = max(1, self.faults.needed(len(plan.cohort)))
         if len(plan.clients) < needed:
@@ -104,9 +104,9 @@ class ClientSampler:
             clients = hook.candidates(round_idx, clients)
         return clients
 
-    def order(self, round_idx: int) -> Sequence[int] | None:
-        """Return all clients in a secret order in which a round prefers them; None if the seed decides."""
-        return None if self.secret is None else self.secret.stream("cohort", round_idx).permutation(self.num_clients)
+    def order(self, secret: SecretKey, round_idx: int) -> Sequence[int]:
+        """Return all clients in a secret order in which a round prefers them."""
+        return secret.stream("cohort", round_idx).permutation(self.num_clients)
 
     def followed(self, plan: RoundPlan) -> RoundPlan:
         """Return a plan after what happens to its cohort."""

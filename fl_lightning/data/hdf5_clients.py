@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fl_lightning.core.resume_rule import ResumeRule
+from fl_lightning.core.capabilities import ResumeRule
 from fl_lightning.data.lazy_clients import LazyClients
 from fl_lightning.data.views import leave_out
 from fl_lightning.errors import DataError, VersionError, did_you_mean, require

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning.core.resume_rule import ResumeRule
+from fl_lightning.core.capabilities import ResumeRule
 from fl_lightning.data.class_names import alike, class_name, given_classes, ordered_classes
 from fl_lightning.data.client_paths import client_paths
 from fl_lightning.data.in_memory import InMemoryDataModule, named_dataset

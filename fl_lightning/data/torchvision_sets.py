@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from torchvision import datasets
 
-from fl_lightning.core.resume_rule import ResumeRule
+from fl_lightning.core.capabilities import ResumeRule
 from fl_lightning.data.in_memory import ImageDataModule, held_share, named_dataset, selected
 from fl_lightning.errors import DataError, require
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.clients.answering import points_of, value_of_sums
-from fl_lightning.clients.pool import ClientPool
+from fl_lightning.core.federation import ClientPool
 from fl_lightning.errors import ClientError
 from fl_lightning.evaluation.models import STAYS, Model
 from fl_lightning.messages import EvalOrder, EvalReport, Part, Question

@@ -16,9 +16,8 @@ from torchmetrics import Metric
 
 from fl_lightning.clients.answering import Questions
 from fl_lightning.clients.module_copy import client_copy
-from fl_lightning.clients.pool import ClientPool
 from fl_lightning.core.capabilities import Capability, Need, check_need
-from fl_lightning.core.federation import parts_of
+from fl_lightning.core.federation import ClientPool, parts_of
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.evaluation.client_models import state_of_federation
@@ -26,7 +25,7 @@ from fl_lightning.evaluation.matrix import Asking, Cell
 from fl_lightning.evaluation.models import Model, models_at_sites, models_of, models_of_others
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import Part, Question, ServerModel
-from fl_lightning.server.assembly import Assembly
+from fl_lightning.server.fit import Assembly
 from fl_lightning.server.run_state import RunState
 from fl_lightning.server.takeover import set_threads
 from fl_lightning.utilities.checkpoint_file import read_checkpoint
@@ -146,7 +145,7 @@ def _clients(
 ) -> Iterator[ClientPool]:
     """Connect to the clients, which know the federation by the id that its checkpoint has, and end the connection."""
     run = RunState(settings)
-    run.federation = state["federation"]
+    run.run_id = state["federation"]
     module.load_state_dict(checkpoint["state_dict"])
     pool: ClientPool | None = None
     cleanup = ExitStack()

@@ -13,7 +13,6 @@ from lightning.pytorch import LightningModule
 from fl_lightning.clients.client import Client
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.module_copy import client_copy
-from fl_lightning.clients.place import Place
 from fl_lightning.core.option import SitePlace, options_in
 from fl_lightning.data.batch_norm import check_batch_norm
 from fl_lightning.flower.accepted_classes import OPTIONS
@@ -27,9 +26,8 @@ from fl_lightning.flower.site_questions import questions_at_site
 from fl_lightning.functional.keyed_noise import OneTimeKey
 from fl_lightning.functional.recycling import emptied
 from fl_lightning.routes.base import Route
-from fl_lightning.settings.faults import Faults
-from fl_lightning.settings.federation import FederationSettings
-from fl_lightning.settings.local_training import LocalTraining, resolve_precision
+from fl_lightning.settings.local_training import FederationSettings, LocalTraining, Place, resolve_precision
+from fl_lightning.settings.server import Faults
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.transforms.base import Transform
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from fl_lightning.clients.answering import NO_OWN
 from fl_lightning.clients.judging import UpdateEditor
-from fl_lightning.clients.pool import Chain, PassesOn, RunningChains, Take, Tasks
+from fl_lightning.core.federation import Chain, PassesOn, RunningChains, Take, Tasks
 from fl_lightning.errors import ClientError, FederationError
 from fl_lightning.flower.exchange import Exchange, SiteError
 from fl_lightning.flower.replies import Needs, TensorCheck, evaluations_in, note_in, own_model_in, update_in
 from fl_lightning.flower.transport import Answer
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, OwnModelOrder, ServerModel
-from fl_lightning.settings.faults import Faults
+from fl_lightning.settings.server import Faults
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 from fl_lightning.utilities.collectives import Collectives
 
@@ -30,7 +30,7 @@ _REMEDY = (
 
 
 class RemotePool:
-    """Send orders to sites; see :class:`~fl_lightning.clients.pool.LastingPool`.
+    """Send orders to sites; see :class:`~fl_lightning.core.federation.LastingPool`.
 
     Args:
         exchange: sends requests to the sites.

@@ -35,7 +35,7 @@ from fl_lightning.flower.values import build_model, configuration, found_at_star
 from fl_lightning.messages import ClientInfo
 from fl_lightning.models.standardized import standardized_parts
 from fl_lightning.routes.server import ServerRoute
-from fl_lightning.settings.pool import RemoteClients
+from fl_lightning.settings.server import RemoteClients
 from fl_lightning.utilities.argument_types import ChecksTypes
 from fl_lightning.utilities.collectives import Collectives
 
@@ -201,7 +201,7 @@ class RemoteSites(ChecksTypes, RemoteClients):
             raise ConfigurationError("Some sites cannot take part. " + " ".join(sorted(problems)))
         return found
 
-    def pool(self, assembly: Any, federation: Callable[[], str]) -> RemotePool:
+    def build_pool(self, assembly: Any, federation: Callable[[], str]) -> RemotePool:
         """See :class:`RemoteClients`."""
         assert self._transport is not None
         settings, trainer, place = self._settings, self._trainer, assembly.place

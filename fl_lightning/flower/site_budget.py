@@ -16,7 +16,7 @@ from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.flower.site_data import SiteData
 from fl_lightning.functional.releases import Protected, Release, epsilon_of_releases
 from fl_lightning.messages import ClientTask
-from fl_lightning.settings.federation import FederationSettings
+from fl_lightning.settings.local_training import FederationSettings
 from fl_lightning.utilities.atomic_file import sync_folder
 from fl_lightning.utilities.folder_lock import waiting_for
 

@@ -82,7 +82,7 @@ def _rows_of(batch: Any) -> list[str]:
 
 
 class SiteData:
-    """Serve the examples of one site; see :class:`~fl_lightning.clients.client_data.ClientData`.
+    """Serve the examples of one site; see :class:`~fl_lightning.core.option.ClientData`.
 
     Args:
         settings: the contents of data.yaml.

@@ -20,7 +20,7 @@ from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.flower.site_questions import check_question
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ClientTask, EvalOrder, Part, ServerModel
-from fl_lightning.settings.federation import FederationSettings
+from fl_lightning.settings.local_training import FederationSettings
 from fl_lightning.types import ClientUpdate
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from fl_lightning.core.capabilities import Capability, Need, Removal
+from fl_lightning.core.capabilities import Capability, Need, Removal, ResumeRule
 from fl_lightning.core.option import ServerHooks
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.adaptive_norm import AdaptiveNorm, noise_of_changes
 from fl_lightning.functional.keyed_noise import KeyedStream
@@ -30,8 +29,8 @@ from fl_lightning.transforms.base import Message, Sender, Transform
 from fl_lightning.transforms.clip_update import ClipUpdate
 
 if TYPE_CHECKING:
-    from fl_lightning.clients.client_data import ClientData
     from fl_lightning.core.federation import Federation, FederationSettings, LocalSettings, ServerContext
+    from fl_lightning.core.option import ClientData
     from fl_lightning.core.plan import RoundPlan
     from fl_lightning.data.federated import FederatedDataModule
 
@@ -101,10 +100,7 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
         super().__init__(max_norm)
         require(noise in ("central", "local"), _NAME + "noise", "central or local", noise)
         require_package("dp_accounting", "dp-accounting", "federation.transforms: ClientPrivacy")
-        self.noise_multiplier = noise_multiplier
-        self.noise = noise
-        self.delta = delta
-        self.noise_seed = noise_seed
+        self.noise_multiplier, self.noise, self.delta, self.noise_seed = noise_multiplier, noise, delta, noise_seed
         self.target_epsilon, self.extend = target_epsilon, extend
         self.target_quantile, self.norm_rate, self.count_noise = target_quantile, norm_rate, count_noise
         self._check_noise("federation.transforms")

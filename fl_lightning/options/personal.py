@@ -12,10 +12,9 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import nn
 
-from fl_lightning.core.capabilities import Capability, Need, Removal
+from fl_lightning.core.capabilities import Capability, Need, Removal, ResumeRule
 from fl_lightning.core.federation import Federation, ServerContext
 from fl_lightning.core.option import OptionSettings, ServerHooks
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.model_parts import client_state, server_buffers
@@ -141,12 +140,12 @@ def personal_names(module: nn.Module, parts: Sequence[PersonalPart]) -> tuple[st
     tensors = dict(module.named_parameters(remove_duplicate=False))
     tied = {id(tensors[name]) for name in chosen if name in tensors}
     chosen |= {name for name, tensor in tensors.items() if id(tensor) in tied}
-    owned = {f"{prefix}.{name}".lstrip(".") for prefix, part in module.named_modules() for name in _owned(part)}
+    owned = {
+        f"{prefix}.{name}".lstrip(".")
+        for prefix, part in module.named_modules()
+        for name in (*server_buffers(part), *client_state(part))
+    }
     return tuple(name for name in _tensors(module) if name in chosen - owned)
-
-
-def _owned(part: nn.Module) -> tuple[str, ...]:
-    return (*server_buffers(part), *client_state(part))
 
 
 def _tensors(module: nn.Module) -> list[str]:
@@ -187,16 +186,12 @@ def _no_match(part: PersonalPart, module: nn.Module) -> str:
             f"'{_NAME}' has the names '{part.names}', which match no parameter or buffer of {type(module).__name__}.{near} It "
             f"has: {shown}."
         )
-    kinds = {f"{type(one).__module__}.{type(one).__qualname__}" for one in module.modules() if _holds_tensors(one)}
-    short = {_public(kind) for kind in kinds}
+    holders = [one for one in module.modules() if [*one.parameters(recurse=False), *one.buffers(recurse=False)]]
+    short = {_public(f"{type(one).__module__}.{type(one).__qualname__}") for one in holders}
     return (
         f"'{_NAME}' has the modules {part.modules}, but {type(module).__name__} contains no such layer with parameters or "
         f"buffers.{did_you_mean(str(part.modules), short)} It has: {', '.join(sorted(short))}."
     )
-
-
-def _holds_tensors(part: nn.Module) -> bool:
-    return any(True for _ in (*part.parameters(recurse=False), *part.buffers(recurse=False)))
 
 
 def _public(path: str) -> str:

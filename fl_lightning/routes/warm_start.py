@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fl_lightning.core.resume_rule import ResumeRule
+from fl_lightning.core.capabilities import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.routes.base import Cohort, Route
 from fl_lightning.routes.fedcyclic import FedCyclic

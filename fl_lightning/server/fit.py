@@ -1,9 +1,11 @@
-"""One fit of a federation: what happens between the start of its setup and its first round, in order."""
+"""One fit of a federation: what is built between the start of its setup and its first round, in order."""
 
 from __future__ import annotations
 
+import gc
 import math
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,29 +14,43 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 
+from fl_lightning.clients.client import Client
+from fl_lightning.clients.local_pool import LocalPool
 from fl_lightning.clients.module_copy import client_copy
 from fl_lightning.clients.module_state import PythonState
-from fl_lightning.clients.trainer import without_advice
-from fl_lightning.compat.lightning import continue_global_step
+from fl_lightning.clients.trainer import moves_batches, without_advice
+from fl_lightning.compat.lightning import continue_global_step, detects_anomalies
 from fl_lightning.compat.torch import parameters_of
-from fl_lightning.core.federation import parts_of
+from fl_lightning.core.capabilities import Capability, removals_of, removed_by
+from fl_lightning.core.federation import ClientPool, Federation, ServerContext, parts_of
 from fl_lightning.core.option import by_name, refuse_rivals
+from fl_lightning.core.plan import ClientSampler
+from fl_lightning.data.batch_norm import check_batch_norm
+from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.functional.keyed_noise import SecretKey
+from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.recycling import release_unused_memory
 from fl_lightning.models.standardized import Standardized
-from fl_lightning.server.assembly import Assembly, context_of
-from fl_lightning.server.checks.compatibility import federated_data, refuse_late_parts
-from fl_lightning.server.checks.federation import check_federation
+from fl_lightning.server.checks.compatibility import (
+    check_convex,
+    check_federation,
+    federated_data,
+    refuse_late_parts,
+    round_size,
+)
 from fl_lightning.server.checks.incomplete import without_validation
 from fl_lightning.server.checks.ranks import require_same_partition
 from fl_lightning.server.checks.tools import refuse_client_callbacks, refuse_tools, warn_of_resting_parts
+from fl_lightning.server.evaluators import Evaluators
 from fl_lightning.server.input_moments import add_up_inputs, refuse_reading, unmeasured
 from fl_lightning.server.resume import fingerprint, in_words, refuse_changes, renew
+from fl_lightning.server.round import announce
 from fl_lightning.server.rounds import Rounds
 from fl_lightning.server.run_state import RunState
 from fl_lightning.server.takeover import Takeover, Termination, Untouched, prepare_trainer, set_threads
-from fl_lightning.settings.federation import FederationSettings
+from fl_lightning.settings.local_training import FederationSettings, Place, resolve_precision
 from fl_lightning.strategies.base import JointStrategy
-from fl_lightning.utilities.collectives import leave_at_exit
+from fl_lightning.utilities.collectives import Collectives, leave_at_exit
 
 
 class FederatedFit:
@@ -149,7 +165,7 @@ class FederatedFit:
             add_up_inputs(federation, hooks, inputs)
         self.rounds = Rounds(
             settings=settings,
-            run=run,
+            run_state=run,
             federation=federation,
             sampler=assembly.sampler(),
             termination=Termination(self._trainer, self._cleanup),
@@ -188,3 +204,108 @@ def check_fit(settings: FederationSettings, trainer: Trainer, module: LightningM
         data.register_clients(settings.pool.open(trainer, settings))
     require_same_partition(trainer, data)
     check_federation(settings, trainer, data)
+
+
+WORTH_A_COLLECTION = 2**20
+"""The size of a model in bytes from which it is worth a third of a second to look for copies that nobody uses."""
+
+
+def context_of(settings: FederationSettings, run: RunState, trainer: Trainer, data: FederatedDataModule) -> ServerContext:
+    """Return what is known of a federation before its parts are built."""
+    cohort, removed = round_size(settings, data.num_clients), removed_by(parts_of(settings))
+    return ServerContext(trainer=trainer, data=data, settings=settings, cohort=cohort, removed=removed, held=run.memory.held)
+
+
+class Assembly:
+    """Build the parts of a federation on every rank, after a checkpoint has been read.
+
+    Args:
+        settings: the settings of the federation.
+        run: the state of the run so far.
+        trainer: the user's Trainer.
+        module: the user's module.
+        client: the clients' copy of the module.
+
+    Raises:
+        ConfigurationError: if these settings cannot train the module.
+    """
+
+    def __init__(
+        self, settings: FederationSettings, run: RunState, trainer: Trainer, module: LightningModule, client: LightningModule
+    ) -> None:
+        self._settings, self._run, self._module = settings, run, module
+        data, device = federated_data(trainer), trainer.strategy.root_device
+        self._context = context_of(settings, run, trainer, data)
+        if not moves_batches(module, data):  # transfer hooks expect batches on the device that loaded them
+            data.place(device)
+        self._comm = Collectives(trainer)
+        given = (option.key(settings.seed) for option in settings.active_options)
+        key = next(filter(None, given), None) or SecretKey.draw()
+        self._secret = SecretKey(self._comm.gather(key.reveal())[0])
+        self.place = Place(
+            local=replace(settings.local, detect_anomaly=settings.local.detect_anomaly or detects_anomalies(trainer)),
+            precision=resolve_precision(settings.local, trainer.precision, device),
+            device=device,
+            logger=bool(trainer.loggers),
+            outer=trainer,
+            inference_mode=trainer.validate_loop.inference_mode,
+            fast_dev_run=bool(trainer.fast_dev_run),  # type: ignore[attr-defined]
+            cohort=self._context.cohort,
+        )
+        self.clients = Client(
+            module=client,
+            data=data,
+            settings=settings,
+            num_clients=data.num_clients,
+            place=self.place,
+            memory=run.memory,
+            secret=self._secret,
+            drop_single=check_batch_norm(module, data),
+            starts=lambda task: announce(trainer, "on_client_start", task.round_idx, task.client),
+        )
+
+    def pool(self) -> ClientPool:
+        """Return the pool of clients: at sites, or simulated on the ranks of the Trainer."""
+        if self._settings.pool is not None:
+            found: ClientPool = self._settings.pool.build_pool(self, lambda: self._run.run_id)
+            return found
+        local = self._settings.local
+        return LocalPool(comm=self._comm, client=self.clients, data=self._context.data, max_epochs=max(1, local.max_epochs))
+
+    def rest(self) -> None:
+        """Free the memory of the copy of the module, which no client here trains, until a model is evaluated in it."""
+        if self.clients.resident.rest() >= WORTH_A_COLLECTION:
+            gc.collect()  # other copies, which checks have made, refer to themselves
+
+    def federation(self, pool: ClientPool) -> Federation:
+        """Return the parts that stay the same from round to round.
+
+        Args:
+            pool: the pool of clients.
+        """
+        settings, server, resident, run = self._settings, ModelState(self._module), self.clients.resident, self._run
+        server.set_apart(run.moving, [name for hook in run.hooks.values() for name in hook.held(self._module)], run.unsent)
+        check_convex(settings.route, self._module, settings.local)
+        for option in settings.active_options:
+            option.check_module(self.place.precision, resident.module)
+            option.check_sent(server)
+        context: dict[str, Any] = vars(self._context)
+        limit = self._context.trainer.limit_val_batches
+        evaluators = Evaluators(resident, context["data"], settings.server_evaluation, self.place, limit, settings.seed)
+        return Federation(**context, server=server, pool=pool, evaluators=evaluators, secret=self._secret)
+
+    def sampler(self) -> ClientSampler:
+        """Return the sampler that draws the rounds."""
+        settings, hooks = self._settings, [*self._run.hooks.values()]
+        sampler = ClientSampler(
+            num_clients=self._context.data.num_clients,
+            clients_per_round=settings.clients_per_round,
+            faults=settings.faults,
+            seed=settings.seed,
+            secret=self._secret if any(option.secret_cohorts for option in settings.active_options) else None,
+            hooks=hooks,
+            remedies=[loss.remedy for loss in removals_of(settings.active_options, Capability.EVERY_CLIENT)],
+        )
+        for hook in hooks:
+            sampler = hook.sampler(sampler)
+        return sampler

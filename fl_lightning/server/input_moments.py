@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from fl_lightning.clients.input_sums import INPUTS, told_moments
+from fl_lightning.clients.answering import INPUTS, told_moments
 from fl_lightning.core.capabilities import Capability, Need, Part, check_need
 from fl_lightning.core.federation import Federation
 from fl_lightning.core.option import ServerHooks
@@ -86,17 +86,11 @@ def measure_inputs(trainer: Trainer, data: FederatedDataModule, part: Standardiz
         ConfigurationError: if a client outside this process does not tell its sums.
         DataError: if inputs cannot be measured, which names the client, or have different numbers of channels.
     """
-    comm = Collectives(trainer)
-    mine: list[Moments] = []
-    failure: Exception | None = None
-    for client in range(data.num_clients)[comm.rank :: comm.size]:
-        try:
-            mine.append(data.input_moments(client) if data.is_remote else told_moments(data, client, part, seed))
-        except Exception as error:
-            failure = error
-            break
-    everyone = [moments for theirs in comm.gather_or_raise(mine, failure) for moments in theirs]
-    _set(part, together(everyone), data)
+
+    def moments(client: int) -> Moments:
+        return data.input_moments(client) if data.is_remote else told_moments(data, client, part, seed)
+
+    _set(part, together(Collectives(trainer).spread(data.num_clients, moments)), data)
 
 
 def add_up_inputs(federation: Federation, hooks: Iterable[ServerHooks], part: Standardized) -> None:

@@ -20,8 +20,8 @@ from fl_lightning.clients.module_copy import client_copy
 from fl_lightning.clients.trainer import inner_trainer
 from fl_lightning.compat.lightning import configured_parts
 from fl_lightning.compat.torch import chained_schedules
+from fl_lightning.core.capabilities import rule_of
 from fl_lightning.core.option import OptionSettings
-from fl_lightning.core.resume_rule import rule_of
 from fl_lightning.data.content import content, loader_content
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.samplers import is_plain
@@ -30,8 +30,7 @@ from fl_lightning.functional.description import BASE, CLASS, Describer, qualifie
 from fl_lightning.functional.digest import digest
 from fl_lightning.functional.seeding import isolated_rng
 from fl_lightning.server.run_state import FORMAT, RunState
-from fl_lightning.settings.federation import FederationSettings
-from fl_lightning.settings.local_training import LocalTraining, resolve_precision
+from fl_lightning.settings.local_training import FederationSettings, LocalTraining, resolve_precision
 
 _SERVER, _ON_PURPOSE = "federation.server_optimizer", "federation.checkpoints.resume_changed"
 _EQUAL = "trainer or fabric"

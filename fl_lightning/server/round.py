@@ -15,8 +15,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.clients.judging import refuse_moved
-from fl_lightning.clients.pool import Chain
-from fl_lightning.core.federation import Federation
+from fl_lightning.core.federation import Chain, Federation
 from fl_lightning.core.option import Gathering, ServerHooks
 from fl_lightning.core.plan import RoundPlan
 from fl_lightning.errors import ClientError, FederationError, add_note
@@ -63,7 +62,8 @@ class FederationRound(Cohort):
             self.federation.settings.strategy,
         )
         self._comm = self._pool.comm
-        self._due = self.federation.settings.server_evaluation.due(self.round_idx)  # otherwise the last scores are used
+        every = self.federation.settings.server_evaluation.every_n_rounds
+        self._due = self.round_idx % every == 0  # otherwise the last scores are used
         self._tell_end = partial(announce, self.federation.trainer, "on_client_end")
         self._counters = no_counters(self._server.counters())
         self._updates: list[ClientUpdate] = []  # of this rank, without states

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,51 +22,48 @@ from fl_lightning.messages import ClientTask, Progress
 from fl_lightning.reporting.rounds import MOST_COLUMNS, client_metrics, movement, quantiles, round_metrics
 from fl_lightning.reporting.tables import write_matrix
 from fl_lightning.server.checks.ranks import agree_on_buffers
-from fl_lightning.server.client_files import sweep_client_files
 from fl_lightning.server.round import FederationRound, announce, tell_failures
-from fl_lightning.server.run_state import RunState
+from fl_lightning.server.run_state import RunState, checkpoint_references
 from fl_lightning.server.takeover import Termination, Untouched, outside_precision
-from fl_lightning.settings.federation import FederationSettings
+from fl_lightning.settings.local_training import FederationSettings
 from fl_lightning.strategies.base import JointStrategy
 from fl_lightning.types import ClientUpdate, RoundResult
+from fl_lightning.utilities.collectives import Collectives
 
 
+@dataclass(kw_only=True, eq=False)
 class Rounds:
     """Run one round for each epoch of the user's Trainer.
 
     Args:
         settings: the settings of the federation.
-        run: the state of the run.
+        run_state: the state of the run.
         federation: the parts of the federation.
         sampler: the sampler that draws the rounds.
         termination: tells all ranks when one is told to end.
         untouched: refuses changes of the server's optimizer by anything but its own step.
+        rounds: the number of rounds that have been run in this fit.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: FederationSettings,
-        run: RunState,
-        federation: Federation,
-        sampler: ClientSampler,
-        termination: Termination,
-        untouched: Untouched,
-    ) -> None:
-        self._settings, self._run, self._federation, self._sampler = settings, run, federation, sampler
-        self._hooks: list[ServerHooks] = [*run.hooks.values()]
-        self._termination, self._untouched = termination, untouched
+    settings: FederationSettings
+    run_state: RunState
+    federation: Federation
+    sampler: ClientSampler
+    termination: Termination
+    untouched: Untouched
+    rounds: int = 0
+
+    def __post_init__(self) -> None:
+        self._hooks: list[ServerHooks] = [*self.run_state.hooks.values()]
         self._default_dtype = torch.get_default_dtype()
-        self.rounds = 0
-        """The number of rounds that have been run in this fit."""
         self._warned_of_extension = False
 
     def run(self, module: LightningModule) -> None:
         """Run a round, after which the module contains the new global model."""
-        federation, trainer = self._federation, self._federation.trainer
+        federation, trainer = self.federation, self.federation.trainer
         self.rounds += 1
-        self._untouched.check(trainer)
-        self._termination.agree(federation.pool.comm, raises=True)
+        self.untouched.check(trainer)
+        self.termination.agree(federation.pool.comm, raises=True)
         with outside_precision(trainer, self._default_dtype):
             tasks = self._round(module, trainer.current_epoch)
             if not federation.pool.simulated:
@@ -75,11 +73,11 @@ class Rounds:
                 figures |= hook.end_round(trainer.current_epoch, tasks)
         if figures:
             module.log_dict(figures, on_step=False, on_epoch=True, batch_size=1)
-        self._termination.agree(federation.pool.comm, raises=False)
+        self.termination.agree(federation.pool.comm, raises=False)
 
     def conclude(self) -> None:
         """Let the options in use act after the last round, and warn of a resumed fit that had no round left to run."""
-        trainer = self._federation.trainer
+        trainer = self.federation.trainer
         with outside_precision(trainer, self._default_dtype):
             for hook in self._hooks:
                 hook.conclude(trainer.current_epoch)
@@ -92,7 +90,7 @@ class Rounds:
     def _round(self, module: LightningModule, round_idx: int) -> list[ClientTask]:
         """Run a round, log it, and return the turns of the clients."""
         begun = time.perf_counter()
-        federation, run, settings, trainer = self._federation, self._run, self._settings, self._federation.trainer
+        federation, run, settings, trainer = self.federation, self.run_state, self.settings, self.federation.trainer
         plan = self._begin(round_idx)
         announce(trainer, "on_round_start", round_idx, plan.clients)
         progress = self._progress(round_idx)
@@ -127,51 +125,55 @@ class Rounds:
 
     def _begin(self, round_idx: int) -> RoundPlan:
         """Prepare a round, and return its plan."""
-        federation = self._federation
+        federation = self.federation
         if round_idx == 0:
-            self._run.reset()
-            self._settings.strategy.reset()
-            self._settings.route.reset()
+            self.run_state.reset()
+            self.settings.strategy.reset()
+            self.settings.route.reset()
         federation.refresh_frozen()
         if federation.pool.comm.size > 1:
             agree_on_buffers(federation.pool.comm, federation.server, type(federation.trainer.lightning_module).__name__)
         for hook in self._hooks:
             hook.begin_round(round_idx)
-        sweep_client_files(federation.trainer, self._run.memory)
-        return self._sampler.round(round_idx)
+        if self.run_state.memory.files.used:
+            # Rank 0 deletes while the others wait, because it would not know the files that they write in the next round.
+            needed = checkpoint_references(federation.trainer) if federation.trainer.is_global_zero else None
+            self.run_state.memory.files.sweep(Collectives(federation.trainer), needed)
+        return self.sampler.round(round_idx)
 
     def _progress(self, round_idx: int) -> Progress | None:
         """Return the place of the round's first turn in the whole training; None if each round begins again."""
-        if self._settings.local.progress == "round":
+        if self.settings.local.progress == "round":
             return None
-        run, route = self._run, self._settings.route
-        if round_idx == 0 or not run.rounds_are_known:
-            run.note_rounds(self._federation.planned_rounds)
-        if run.rounds is not None and round_idx >= run.rounds and run.schedules and not self._warned_of_extension:
+        run, route = self.run_state, self.settings.route
+        if round_idx == 0 or not run.rounds:
+            run.rounds = [self.federation.planned_rounds]
+        (planned,) = run.rounds
+        if planned is not None and round_idx >= planned and run.schedules and not self._warned_of_extension:
             self._warned_of_extension = True
             rank_zero_warn(
-                f"Round {round_idx} goes beyond the {run.rounds} rounds for which this run was first started. Learning-rate "
+                f"Round {round_idx} goes beyond the {planned} rounds for which this run was first started. Learning-rate "
                 "schedules were planned for these rounds and continue past their end, as in Lightning; one with an end, like "
                 "OneCycleLR, raises an error. To plan for more rounds, start a new run with a larger 'max_epochs'."
             )
-        return Progress(route.turns_before(round_idx), None if run.rounds is None else route.turns_before(run.rounds))
+        return Progress(route.turns_before(round_idx), None if planned is None else route.turns_before(planned))
 
     def _step_server(self, module: LightningModule, result: RoundResult) -> float:
         """Step the server's optimizer, and return the norm of the pseudo-gradient."""
-        server, trainer = self._federation.server, self._federation.trainer
+        server, trainer = self.federation.server, self.federation.trainer
         for hook in self._hooks:
             hook.before_step(result)
         release_unused_memory()  # the clients' free memory: with the gradient, this is where a round needs most
         step = set_pseudo_gradient(server.parameters(), result.aggregate)
-        self._untouched.check(trainer)  # and again after Lightning's hooks within the step
+        self.untouched.check(trainer)  # and again after Lightning's hooks within the step
         optimizer: Any = module.optimizers()
-        optimizer.step(lambda: self._untouched.note(trainer.optimizers[0]))  # what it sets itself
+        optimizer.step(lambda: self.untouched.note(trainer.optimizers[0]))  # what it sets itself
         optimizer.zero_grad()
-        self._untouched.note(trainer.optimizers[0])
+        self.untouched.note(trainer.optimizers[0])
         server.set_buffers(result.aggregate, result.counters)
         if result.moved:
             server.set_moved(result.moved)
-            self._run.moving = server.apart["moving"]
+            self.run_state.moving = server.apart["moving"]
         return step
 
     def _log(self, updates: Sequence[ClientUpdate], own: dict[str, float]) -> None:
@@ -181,7 +183,7 @@ class Rounds:
             updates: the updates of the round.
             own: metrics, logged as ``federation/<name>``; named ``<name>/<client>`` if they belong to a client.
         """
-        trainer, data = self._federation.trainer, self._federation.data
+        trainer, data = self.federation.trainer, self.federation.data
         more, columns = {f"federation/{name}": float(x) for name, x in own.items()}, client_metrics(updates, data.client_name)
         if data.num_clients > MOST_COLUMNS:
             more, columns = quantiles(more), quantiles(columns)
@@ -192,5 +194,5 @@ class Rounds:
             known.update({name: torch.tensor(value) for name, value in figures.items()})
         for logger in trainer.loggers:
             logger.log_metrics(columns | figures | {"epoch": float(trainer.current_epoch)}, step=trainer.global_step - 1)
-        for name, matrix in self._settings.route.matrices().items():
+        for name, matrix in self.settings.route.matrices().items():
             write_matrix(trainer, name, matrix, [data.client_name(client) for client in range(data.num_clients)])

@@ -1,26 +1,29 @@
-"""Save and restore the state of a federation in a checkpoint, as tensors and plain Python types."""
+"""Save and restore the state of a federation in a checkpoint, as plain Python types, and find the files that one needs."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.clients.client_files import References
+from fl_lightning.clients.memory import ClientMemory, references_of
 from fl_lightning.core.federation import Federation
 from fl_lightning.core.option import ServerHooks, guarantees
 from fl_lightning.data.content import client_contents
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.functional.model_parts import copy_of_tensors, restore_tensors
+from fl_lightning.functional.seeding import RandomNumbers
+from fl_lightning.plugins.checkpoint_io import checkpoint_folders
 from fl_lightning.reporting.rounds import Totals
-from fl_lightning.settings.federation import FederationSettings
+from fl_lightning.settings.local_training import FederationSettings
 
 FORMAT = 7
 
@@ -49,9 +52,9 @@ class RunState:
         """The hooks of the options in use, by name."""
         self.moving: tuple[str, ...] = ()
         self.unsent: tuple[str, ...] | None = None
-        self.rounds: int | None = None
-        self.rounds_are_known = False
-        self.federation = uuid4().hex
+        self.rounds: list[int | None] = []
+        """The number of rounds for which the run was started, None if unlimited; empty before that is known."""
+        self.run_id = uuid4().hex
         self.settings: dict[str, Any] = {}
         """Every setting that can change the result, by section; empty until the fit starts."""
         self._random_state: dict[str, Any] | None = None
@@ -79,7 +82,7 @@ class RunState:
             "sites": [list(site) for site in zip(self.client_names, sizes, strict=True)] if data.is_remote else [],
             "contents": {data.client_name(k): f"{sizes[k]} examples ({text})" for k, text in enumerate(digests) if text},
         }
-        self.federation = uuid4().hex  # a resumed fit takes the checkpoint's
+        self.run_id = uuid4().hex  # a resumed fit takes the checkpoint's
 
     def use(self, hooks: Mapping[str, ServerHooks]) -> None:
         """Take the hooks of the options in use; a fit that continues the previous one has their state, too."""
@@ -92,17 +95,12 @@ class RunState:
         self.memory.forget()
         self.totals.reset()
         self.last_scores, self.saved_round, self.finished_round = {}, -1, -1
-        self.moving = ()
-        self.rounds, self.rounds_are_known = None, False
+        self.moving, self.rounds = (), []
 
     @property
     def schedules(self) -> bool:
         """Return whether the module configures learning-rate schedules, as far as is known."""
         return bool(self.settings.get("model.lr_scheduler"))
-
-    def note_rounds(self, rounds: int | None) -> None:
-        """Store the number of rounds for which the run was started, which a resumed run keeps; None if it is unlimited."""
-        self.rounds, self.rounds_are_known = rounds, True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
@@ -120,8 +118,8 @@ class RunState:
             "moving": list(self.moving),
             "held": [] if live is None else list(live.server.held_tensors()),
             "unsent": [] if live is None else [list(live.server.apart["unsent"])],
-            "rounds": [self.rounds] if self.rounds_are_known else [],
-            "federation": self.federation,
+            "rounds": list(self.rounds),
+            "federation": self.run_id,
             "client_names": list(self.client_names),
             "tensor_names": [] if live is None else [list(names) for names in live.server.names()[:3]],
             "threads": torch.get_num_threads(),
@@ -143,10 +141,7 @@ class RunState:
             self.hooks[name].load_state_dict(state["options"][name])
         self.moving = tuple(state["moving"])
         self.unsent = next((tuple(names) for names in state["unsent"]), None)
-        self.rounds, self.rounds_are_known = None, False
-        for rounds in state["rounds"]:
-            self.note_rounds(rounds)
-        self.federation = state["federation"]
+        self.rounds, self.run_id = list(state["rounds"]), state["federation"]
         self._random_state = state["random_state"]
 
     def hold_weights(self, module: LightningModule) -> None:
@@ -157,23 +152,33 @@ class RunState:
     def continue_from(self, module: LightningModule) -> None:
         """Restore the global random state of the checkpoint, and its weights if the module may have loaded others, once."""
         if self._random_state is not None:
-            _set_random_state(self._random_state)
-            self._random_state = None
+            state, self._random_state = self._random_state, None
+            cuda = state["cuda"] if torch.cuda.is_available() else None
+            RandomNumbers(state["torch"], cuda, state["numpy"], state["python"], torch.device("cuda")).restore()
         if self._weights is not None:
             restore_tensors(module, self._weights)
             self._weights = None
 
 
 def _random_state() -> dict[str, Any]:
-    numpy: Any = np.random.get_state()
-    name, keys, *rest = numpy
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-    return {"torch": torch.get_rng_state(), "cuda": cuda, "numpy": (name, keys.tolist(), *rest), "python": random.getstate()}
+    now = RandomNumbers.now(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    name, keys, *rest = now.numpy
+    return {"torch": now.cpu, "cuda": now.cuda, "numpy": (name, keys.tolist(), *rest), "python": now.python}
 
 
-def _set_random_state(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-    np.random.set_state(state["numpy"])
-    random.setstate(state["python"])
+def checkpoint_references(trainer: Trainer) -> dict[Hashable, References] | None:
+    """Return the files of client state to which each checkpoint in the Trainer's folders refers; None if one cannot be read."""
+    try:
+        paths = [path for folder in checkpoint_folders(trainer) for path in folder.glob("*.ckpt")]
+        stats = [(path, path.stat()) for path in paths]
+        return {(key := (path, stat.st_mtime_ns, stat.st_size)): _references(*key) for path, stat in stats}
+    except Exception:
+        return None
+
+
+@lru_cache(maxsize=10_000)
+def _references(path: Path, time: int, size: int) -> References:
+    """Return the files to which a checkpoint refers, which is read once for each time and size."""
+    checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    states = [state for state in checkpoint.get("callbacks", {}).values() if isinstance(state, dict)]
+    return references_of(next((state["memory"] for state in states if "memory" in state), {}))

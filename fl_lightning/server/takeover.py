@@ -16,29 +16,16 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim import Optimizer
 
-from fl_lightning.clients.attribute_values import PLAIN, equal, is_kept
-from fl_lightning.clients.idle_optimizers import IdleOptimizers
+from fl_lightning.clients.attribute_values import PLAIN, equal, is_copied
+from fl_lightning.clients.outer_run import IdleOptimizers
+from fl_lightning.clients.session import TRAINING_HOOKS
 from fl_lightning.compat.lightning import is_compiled
 from fl_lightning.compat.signals import note_sigterm, on_sigterm
 from fl_lightning.compat.torch import outside_autocast
 from fl_lightning.data.rounds import unless_round
+from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.utilities.collectives import Collectives
-
-# Training hooks belong to the clients' copies, because the server's module never sees a batch.
-_TRAINING_HOOKS = (
-    "on_train_start",
-    "on_train_end",
-    "on_train_epoch_start",
-    "on_train_epoch_end",
-    "on_train_batch_start",
-    "on_train_batch_end",
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-)
-_TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 class Takeover:
@@ -80,8 +67,9 @@ class Takeover:
                 before_load(checkpoint)
             own_load(checkpoint)
 
-        replaced: dict[str, Any] = {name: _do_nothing for name in _TRAINING_HOOKS if is_overridden(name, module)}
-        for name in _TRANSFER_HOOKS:
+        # They belong to the clients' copies, because the server's module never sees a batch.
+        replaced: dict[str, Any] = {name: _do_nothing for name in TRAINING_HOOKS if is_overridden(name, module)}
+        for name in TRANSFER_HOOKS:
             if is_overridden(name, module):
                 replaced[name] = unless_round(getattr(module, name))
         replaced |= {"training_step": training_step, "configure_optimizers": server_optimizer}
@@ -151,7 +139,11 @@ class Untouched:
         self._optimizer = optimizer
         given = optimizer.param_groups if groups is None else groups
         self._groups: list[dict[str, Any]] = [
-            {k: v if isinstance(v, PLAIN) else copy.deepcopy(v) for k, v in group.items() if k != "params" and is_kept(v)}
+            {
+                name: value if isinstance(value, PLAIN) else copy.deepcopy(value)
+                for name, value in group.items()
+                if name != "params" and (isinstance(value, PLAIN) or is_copied(value))
+            }
             for group in given
         ]
 

@@ -1,18 +1,23 @@
-"""How a client trains between receiving the global model and sending its update."""
+"""How clients train between receiving the global model and sending their updates: the settings, and the place."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 
-from fl_lightning.core.resume_rule import ResumeRule
+from fl_lightning.core import federation
+from fl_lightning.core.capabilities import ResumeRule
+from fl_lightning.core.option import ClientHooks, OptionSettings, SitePlace
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.options.example_privacy import ExamplePrivacy
 from fl_lightning.options.partial_work import PartialWork
+from fl_lightning.rules.base import ClientRule
+from fl_lightning.settings.server import require_number_or_share
 from fl_lightning.utilities.argument_types import checks_types
 
 Engine = Literal["trainer", "fabric", "stacked", "auto"]
@@ -102,26 +107,21 @@ class LocalTraining:
     on_resume = ResumeRule(stays="privacy", free="threads detect_anomaly")
 
     def __post_init__(self) -> None:
-        name = "federation.local."
-        unlimited = self.max_epochs == -1 and self.max_steps > 0
-        require(self.stack_size >= 1, name + "stack_size", "1 or above", self.stack_size)
-        compiles = not self.compile or self.engine == "stacked"
-        require(compiles, name + "compile", f"false with the engine '{self.engine}'", self.compile, "Only 'stacked' compiles.")
-        epochs_ok = self.max_epochs >= 1 or unlimited
-        require(epochs_ok, name + "max_epochs", "1 or above (-1 only with max_steps)", self.max_epochs)
-        steps_ok = self.max_steps >= 1 or self.max_steps == -1
-        require(steps_ok, name + "max_steps", "1 or above, or -1 for no limit", self.max_steps)
-        clip = self.gradient_clip_val
-        require(clip is None or clip > 0, name + "gradient_clip_val", "above 0, or null", clip)
-        batches = self.accumulate_grad_batches
-        require(batches >= 1, name + "accumulate_grad_batches", "1 or above", batches)
-        limit = self.limit_train_batches
-        limit_ok = limit >= 1 if isinstance(limit, int) else 0 < limit <= 1
-        require(limit_ok, name + "limit_train_batches", "a number of 1 or above, or a share in (0, 1]", limit)
-        require(0 < self.lr_decay <= 1, name + "lr_decay", "above 0 and at most 1", self.lr_decay)
-        require(self.proximal_mu >= 0, name + "proximal_mu", "0 or above", self.proximal_mu)
-        threads = self.threads
-        require(threads is None or threads >= 1, name + "threads", "1 or above, or null", threads)
+        epochs, steps, clip = self.max_epochs, self.max_steps, self.gradient_clip_val
+        stacked = self.engine == "stacked"
+        for setting, fits, wanted in (
+            ("stack_size", self.stack_size >= 1, "1 or above"),
+            ("compile", not self.compile or stacked, f"false with the engine '{self.engine}', as only 'stacked' compiles"),
+            ("max_epochs", epochs >= 1 or (epochs == -1 and steps > 0), "1 or above (-1 only with max_steps)"),
+            ("max_steps", steps >= 1 or steps == -1, "1 or above, or -1 for no limit"),
+            ("gradient_clip_val", clip is None or clip > 0, "above 0, or null"),
+            ("accumulate_grad_batches", self.accumulate_grad_batches >= 1, "1 or above"),
+            ("lr_decay", 0 < self.lr_decay <= 1, "above 0 and at most 1"),
+            ("proximal_mu", self.proximal_mu >= 0, "0 or above"),
+            ("threads", self.threads is None or self.threads >= 1, "1 or above, or null"),
+        ):
+            require(fits, f"federation.local.{setting}", wanted, getattr(self, setting))
+        require_number_or_share("federation.local.limit_train_batches", self.limit_train_batches)
 
     @property
     def side_by_side(self) -> bool:
@@ -191,3 +191,49 @@ def resolve_precision(local: LocalTraining, outer: str, device: torch.device) ->
     if device.type != "cuda" or local.engine == "stacked":
         return "32-true"
     return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "16-mixed"
+
+
+class FederationSettings(federation.FederationSettings, Protocol):
+    """Name the settings of :class:`~fl_lightning.FederatedOrchestrator`, which documents them."""
+
+    local: LocalTraining
+
+    @property
+    def active_options(self) -> tuple[OptionSettings, ...]:
+        """Return the options in use, in the order of their hooks."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Describe where and how the clients of a process train.
+
+    Attributes:
+        local: the settings of the local training.
+        precision: the precision, as accepted by Lightning's Trainer.
+        device: the device to train on.
+        rules: the rules that change the clients' training, in order.
+        hooks: the clients' hooks of the options in use, in order.
+        deadline: the time limit of a client's training in seconds, checked between steps; None for no limit.
+        logger: whether the module finds a (silent) logger.
+        outer: the user's Trainer, of which a module may read some attributes; None at a site.
+        inference_mode: whether validation runs in inference mode, without autograd.
+        fast_dev_run: whether each client trains on a single batch.
+        cohort: the largest number of clients in a round; None if it is unknown.
+        site: the site, if the clients are not simulated.
+        compresses: whether updates are sent over a network, in a compressed form if a transform makes them smaller.
+    """
+
+    local: LocalTraining
+    precision: str = "32-true"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    rules: Sequence[ClientRule] = ()
+    hooks: Sequence[ClientHooks] = ()
+    deadline: float | None = None
+    logger: bool = False
+    outer: Trainer | None = None
+    inference_mode: bool = True
+    fast_dev_run: bool = False
+    cohort: int | None = None
+    site: SitePlace | None = None
+    compresses: bool = False

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.core.resume_rule import ResumeRule
+from fl_lightning.core.capabilities import ResumeRule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.seeding import generator

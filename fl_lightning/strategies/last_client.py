@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from fl_lightning.core.capabilities import Capability, Need
-from fl_lightning.core.resume_rule import ResumeRule
+from fl_lightning.core.capabilities import Capability, Need, ResumeRule
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.seeding import derive_seed
 from fl_lightning.functional.sums import Sums

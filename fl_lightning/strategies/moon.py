@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fl_lightning.core.resume_rule import ResumeRule
+from fl_lightning.core.capabilities import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.rules.base import ClientRule
 from fl_lightning.rules.contrast import ModelContrast

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.core.resume_rule import ResumeRule
+from fl_lightning.core.capabilities import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.metric_mode import higher_is_better
 from fl_lightning.functional.seeding import generator

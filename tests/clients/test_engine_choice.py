@@ -14,10 +14,10 @@ from torch import Tensor
 import fl_lightning
 from fl_lightning import FederatedOrchestrator, LocalTraining
 from fl_lightning.clients.fabric.engine import FabricEngine
-from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ServerModel
+from fl_lightning.settings.local_training import Place
 
 
 class Manual(Plain):

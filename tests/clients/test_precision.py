@@ -16,14 +16,13 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
 from fl_lightning import AdaFed, ConfigurationError, LocalTraining
-from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import ClientSession, PreparedTask
 from fl_lightning.clients.trainer import ClientTrainer
 from fl_lightning.functional import ModelState
 from fl_lightning.messages import ClientTask, ServerModel
 from fl_lightning.rules import ClientRule, ControlVariates, ProximalRule
-from fl_lightning.settings.local_training import resolve_precision
+from fl_lightning.settings.local_training import Place, resolve_precision
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -15,7 +15,7 @@ from federations import Consecutive, Plain, federate
 from torch import Tensor, nn
 
 from fl_lightning import LocalTraining
-from fl_lightning.clients import shared_values
+from fl_lightning.clients import attribute_values
 
 
 class Augmentation:
@@ -149,5 +149,5 @@ def test_nothing_is_said_of_what_stays_and_of_generators(make, change):
 
 
 def test_what_is_large_counts_as_data(monkeypatch):
-    monkeypatch.setattr(shared_values, "_LARGEST", 10)
+    monkeypatch.setattr(attribute_values, "_LARGEST", 10)
     assert not told(Holder(lambda m: Average(m.net), lambda m: m.helper()))

@@ -31,7 +31,7 @@ from fl_lightning import (
     TopK,
 )
 from fl_lightning.core.capabilities import Capability
-from fl_lightning.core.client_metric import ClientMetric
+from fl_lightning.core.option import ClientMetric
 from fl_lightning.messages import EvalOrder
 
 ROOT = Path(fl_lightning.__file__).parent
@@ -79,7 +79,7 @@ OTHER_MEANINGS = {
     "server/checks/incomplete.py": "set 'federation.client_evaluation' to",  # the advice of a message
     **dict.fromkeys(  # a part of a client's examples, which metrics of strategies and routes read as well
         (
-            *("clients/client_data.py", "clients/client.py", "data/client_holder.py"),
+            *("core/option.py", "clients/client.py", "data/client_holder.py"),
             *("data/federated.py", "flower/site_data.py"),
         ),
         "client_evaluation_view",

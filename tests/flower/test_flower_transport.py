@@ -14,7 +14,7 @@ from fl_lightning.flower.pool import FlowerPool, FlowerTransport
 from fl_lightning.flower.server_folder import ServerFolder
 from fl_lightning.flower.silence import SilenceWatch
 from fl_lightning.flower.transport import Answer
-from fl_lightning.settings.faults import Faults
+from fl_lightning.settings.server import Faults
 
 
 def test_the_transport_names_sites_that_are_offline_or_revoked():

@@ -19,7 +19,7 @@ from fl_lightning.flower.serve import main as serve
 from fl_lightning.flower.server_folder import ServerFolder, refuse_answer
 from fl_lightning.flower.site import main as site
 from fl_lightning.flower.site_state import SiteStore
-from fl_lightning.settings.faults import Faults
+from fl_lightning.settings.server import Faults
 from fl_lightning.utilities.folder_lock import lock_folder
 
 RSA = "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAAAgQDBYO8TUv1fXcPbFUs5NV9GSSYwQpzvaKhc4v3DfUlXfQ=="

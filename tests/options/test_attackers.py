@@ -41,7 +41,7 @@ from fl_lightning import (
     SignFlip,
 )
 from fl_lightning.attacks import Crowd
-from fl_lightning.options.attackers.detection import detection
+from fl_lightning.options.attackers.measures import detection
 
 FIVE = (7, 9, 8, 12, 4)
 HOSTILE = [1, 3]

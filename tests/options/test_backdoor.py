@@ -21,7 +21,7 @@ from fl_lightning import (
     PermutedLabels,
     ScaledUpdate,
 )
-from fl_lightning.options.attackers.triggered_images import TriggeredImages
+from fl_lightning.options.attackers.measures import TriggeredImages
 
 FIVE = (30, 41, 52, 27, 50)
 

@@ -31,7 +31,6 @@ from fl_lightning.core import ClientContext
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.options.example_privacy.clients import PrivateSteps
-from fl_lightning.options.example_privacy.settings import check_module
 
 
 def coins(seed):
@@ -75,7 +74,7 @@ def test_a_mean_over_examples_is_a_loss():
     """Others are refused before the first round."""
     module = Plain()
     module.loss = nn.CrossEntropyLoss()
-    check_module("32-true", module)
+    ExamplePrivacy(1.0, 1.0).check_module("32-true", module)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])

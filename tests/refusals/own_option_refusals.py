@@ -20,7 +20,7 @@ from fl_lightning import (
     SecureAggregation,
     WarmStart,
 )
-from fl_lightning.core.client_metric import ClientMetric
+from fl_lightning.core.option import ClientMetric
 from fl_lightning.functional.keyed_noise import SecretKey
 
 

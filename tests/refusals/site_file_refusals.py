@@ -24,7 +24,7 @@ from fl_lightning.flower.serve import _listen as listen
 from fl_lightning.flower.server_folder import ServerFolder
 from fl_lightning.flower.site_data import SiteData
 from fl_lightning.flower.site_settings import read_settings
-from fl_lightning.settings.faults import Faults
+from fl_lightning.settings.server import Faults
 
 EMBEDDED = "datamodule: {class_path: fl_lightning.MNISTDataModule, init_args: {source: embedded}}\n"
 TABLE = "datamodule: {{class_path: TableDataModule, init_args: {{path: own.csv, kind: classification, test_share: 0{}}}}}\n"

@@ -20,7 +20,7 @@ from fl_lightning import (
     ShapleyValues,
 )
 from fl_lightning.cells import CellSite
-from fl_lightning.core.resume_rule import rule_of
+from fl_lightning.core.capabilities import rule_of
 from fl_lightning.data import TensorLoader
 from fl_lightning.data.content import content, loader_content
 from fl_lightning.data.torchvision_sets import TorchvisionDataModule

@@ -18,11 +18,11 @@ from fl_lightning import (
     LocalTraining,
     ServerEvaluation,
 )
-from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.data import TensorLoader
 from fl_lightning.data.loaders import reduced
 from fl_lightning.server.evaluators import Evaluators
+from fl_lightning.settings.local_training import Place
 
 
 class Scores(FederationCallback):

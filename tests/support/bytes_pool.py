@@ -18,13 +18,13 @@ from fl_lightning import FederatedDataModule, FederatedOrchestrator, Partitioner
 from fl_lightning.clients.client import Client
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.module_copy import client_copy
-from fl_lightning.clients.place import Place
-from fl_lightning.clients.pool import PassesOn, RunningChains, Take, Tasks
 from fl_lightning.clients.site import Site
+from fl_lightning.core.federation import PassesOn, RunningChains, Take, Tasks
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, RoundCommit, ServerModel
-from fl_lightning.server.assembly import Assembly
+from fl_lightning.server.fit import Assembly
+from fl_lightning.settings.local_training import Place
 from fl_lightning.types import Snapshot
 from fl_lightning.utilities.collectives import Collectives
 from fl_lightning.wire import from_bytes, to_bytes

@@ -6,51 +6,32 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch.optim import Optimizer
 
-from fl_lightning.clients.outer_run import LastMetrics, silent_logger
+from fl_lightning.clients.outer_run import silent_logger
+from fl_lightning.clients.trainer import LastMetrics
 from fl_lightning.clients.turn import refuse_unlimited
 from fl_lightning.compat.lightning import OffersOptimizers
 from fl_lightning.errors import EngineError
-from fl_lightning.settings.local_training import LocalTraining
+from fl_lightning.settings.local_training import Place
 
 _SETTABLE = ("should_stop",)
 """The attributes of a running fit that a callback may change."""
 
 _AS_IN_A_TRAINER: dict[str, Any] = {
     "_asking": "The module",
-    "num_training_batches": float("inf"),
-    "_epoch": 0,
-    "_steps": 0,
-    "_time_was_read": False,
-    "_count_batches": None,
-    "_refused": None,
-    "should_stop": False,
-    "last_epoch": float("inf"),
-    "last_step": float("inf"),
-    "training": True,
-    "validating": False,
-    "testing": False,
-    "predicting": False,
-    "sanity_checking": False,
-    "evaluating": False,
-    "fast_dev_run": False,
-    "barebones": False,
-    "enable_validation": False,
     "num_val_batches": [],
-    "world_size": 1,
-    "num_devices": 1,
-    "num_nodes": 1,
-    "global_rank": 0,
-    "local_rank": 0,
-    "node_rank": 0,
-    "is_global_zero": True,
-    "is_last_batch": False,
+    **dict.fromkeys(("training", "is_global_zero"), True),
+    **dict.fromkeys(("validating", "testing", "predicting", "sanity_checking", "evaluating", "enable_validation"), False),
+    **dict.fromkeys(("fast_dev_run", "barebones", "should_stop", "is_last_batch", "_time_was_read"), False),
+    **dict.fromkeys(("_count_batches", "_refused")),
+    **dict.fromkeys(("_epoch", "_steps", "global_rank", "local_rank", "node_rank"), 0),
+    **dict.fromkeys(("world_size", "num_devices", "num_nodes"), 1),
+    **dict.fromkeys(("num_training_batches", "last_epoch", "last_step"), math.inf),
 }
 """The attributes that are the same in every client's fit, or have their initial values."""
 
@@ -76,29 +57,18 @@ class ClientRun:
 
     Args:
         engine: the name of the engine, for messages.
-        local: the settings of the local training.
+        place: where and how the client trains.
         data: the client's examples.
         callbacks: the callbacks of this fit.
         precision: the plugin that converts inputs and scales the loss.
-        device: the device to train on.
-        logger: whether the module finds a (silent) logger.
-        outer: the user's Trainer, of which the module may read some attributes; None at a site.
     """
 
     _engine = ""
 
     def __init__(
-        self,
-        engine: str,
-        local: LocalTraining,
-        data: LightningDataModule,
-        callbacks: Sequence[Callback],
-        precision: Any,
-        device: torch.device,
-        logger: bool = False,
-        outer: Trainer | None = None,
+        self, engine: str, place: Place, data: LightningDataModule, callbacks: Sequence[Callback], precision: Any
     ) -> None:
-        found = silent_logger(logger, outer)
+        local, outer, found = place.local, place.outer, silent_logger(place.logger, place.outer)
         loggers = [] if found is None else [found]
         optimizers: list[Optimizer] = []
         metrics = LastMetrics({}, outer)
@@ -113,7 +83,7 @@ class ClientRun:
                 "callbacks": list(callbacks),
                 "precision_plugin": _Part(self, "precision_plugin", shared),
                 "precision": precision.precision,
-                "strategy": _Strategy(self, "strategy", {"root_device": device}),
+                "strategy": _Strategy(self, "strategy", {"root_device": place.device}),
                 "optimizers": optimizers,
                 "lr_scheduler_configs": [],
                 "callback_metrics": metrics,

@@ -11,12 +11,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from fl_lightning.clients.fabric.fit import ClientFit
-from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import LocalResult, PreparedTask
 from fl_lightning.clients.trainer import TrainerEngine, inner_trainer
 from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.errors import EngineError
+from fl_lightning.settings.local_training import Place
 
 _NOT_HERE = ("backward", "configure_gradient_clipping", "clip_gradients", "log", "log_dict")
 """The hooks that a Trainer calls and this loop does not."""
@@ -56,7 +56,6 @@ class FabricEngine(TrainerEngine):
     _loop: ClientFit | None
 
     def __init__(self, resident: ResidentModel, place: Place) -> None:
-        self._anomalies = place.local.detect_anomaly or place.detect_anomaly
         self.name, self._falls_back = "fabric", place.local.engine == "auto"
         if self._falls_back:
             self.reason = "it gives the same weights as a Trainer, to the last bit, in less time"
@@ -94,7 +93,7 @@ class FabricEngine(TrainerEngine):
             self._precision.scaler = torch.amp.GradScaler(self.place.device.type)
         if self._loop is None or self.place.local.callbacks:  # a user's callbacks are copied for each client
             self._loop = ClientFit(self.resident.module, self.session.callbacks(), self._precision, self.place)
-        with torch.autograd.set_detect_anomaly(self._anomalies):
+        with torch.autograd.set_detect_anomaly(self.place.local.detect_anomaly):
             return self._loop.fit(data, plan)
 
     def recover(self) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -16,14 +15,12 @@ from torch.utils.data import DataLoader
 from fl_lightning.clients.fabric.client_run import ClientRun
 from fl_lightning.clients.fabric.log_recorder import LogRecorder
 from fl_lightning.clients.fabric.optimizer import ClientHooks, ClientOptimizer, length_of
-from fl_lightning.clients.outer_run import LastMetrics
-from fl_lightning.clients.place import Place
-from fl_lightning.clients.trainer import is_on, scalar_metrics, transfer_hooks
+from fl_lightning.clients.trainer import scalar_metrics, transfer_hooks, transferred
 from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.compat.lightning import seed_workers, set_sampler_epoch
 from fl_lightning.compat.torch import parameters_of
-from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.settings.local_training import Place
 
 
 class ClientFit:
@@ -38,8 +35,7 @@ class ClientFit:
 
     def __init__(self, module: LightningModule, callbacks: Sequence[Callback], precision: Any, place: Place) -> None:
         self.module, self._callbacks, self._precision = module, list(callbacks), precision
-        self._local, self._device = place.local, place.device
-        self._fast, self._logger, self._outer = place.fast_dev_run, place.logger, place.outer
+        self._place, self._local, self._device = place, place.local, place.device
         self._hooks = ClientHooks(module, callbacks)
         self._optimizer = ClientOptimizer(module, self._local, precision, self._hooks)
         self._takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
@@ -57,13 +53,10 @@ class ClientFit:
             The last ``global_step`` and the metrics that the module logged.
         """
         module, attributes = self.module, vars(self.module)
-        self.run = ClientRun(
-            "fabric", self._local, data, self._callbacks, self._precision, self._device, self._logger, self._outer
-        )
-        self.recorder = LogRecorder(self._device, LastMetrics({}, self._outer))
+        self.run = ClientRun("fabric", self._place, data, self._callbacks, self._precision)
+        self.recorder = LogRecorder(self._device, self.run.callback_metrics)
         epochs, steps = plan.limits
-        self.run.note(max_epochs=epochs, max_steps=steps, callback_metrics=self.recorder.metrics)
-        self.run.note(_count_batches=self._count_batches)
+        self.run.note(max_epochs=epochs, max_steps=steps, _count_batches=self._count_batches)
         self._data = data
         self._hooks.begin(self.run, self.recorder)
         stand_in: Any = self.run
@@ -112,7 +105,7 @@ class ClientFit:
         self._hooks.tear_down()
 
     def _count_batches(self) -> int:
-        return self._local.batches(length_of(self._data.train_dataloader(), "fabric"), self._fast)
+        return self._local.batches(length_of(self._data.train_dataloader(), "fabric"), self._place.fast_dev_run)
 
     def _stops(self) -> bool:
         return bool(self.run.should_stop) or self.run.global_step >= self.run.last_step
@@ -155,14 +148,7 @@ class ClientFit:
     def _transferred(self, batch: Any) -> Any:
         if self._in_place:
             return batch
-        batch = self._precision.convert_input(batch)
-        before, move, after = (self._transfers.get(name) for name in TRANSFER_HOOKS)
-        batch = before(batch, 0) if before else batch
-        if move:
-            batch = move(batch, self._device, 0)
-        elif not is_on(batch, self._device):
-            batch = move_data_to_device(batch, self._device)
-        return after(batch, 0) if after else batch
+        return transferred(self._precision.convert_input(batch), self._transfers, self._device)
 
     def _batch(self, batch: Any, batch_idx: int, steps: bool) -> dict[str, Any]:
         """Train on a batch, and return the outputs for ``on_train_batch_end``."""

@@ -15,20 +15,13 @@ from fl_lightning.compat.lightning import logging_levels
 from fl_lightning.compat.torchmetrics import latest_value
 from fl_lightning.errors import ConfigurationError, EngineError
 
-_REDUCTIONS: dict[Any, str] = {
-    "mean": "mean",
-    "avg": "mean",
-    torch.mean: "mean",
-    "max": "max",
-    torch.max: "max",
-    max: "max",
-    "min": "min",
-    torch.min: "min",
-    min: "min",
-    "sum": "sum",
-    torch.sum: "sum",
-    sum: "sum",
+_ALSO: dict[str, tuple[Any, ...]] = {
+    "mean": ("avg", torch.mean),
+    "max": (torch.max, max),
+    "min": (torch.min, min),
+    "sum": (torch.sum, sum),
 }
+_REDUCTIONS: dict[Any, str] = {key: name for name, keys in _ALSO.items() for key in (name, *keys)}
 
 _PAIRWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"max": torch.maximum, "min": torch.minimum, "sum": torch.add}
 

@@ -14,26 +14,14 @@ from torch.optim import Optimizer
 
 from fl_lightning.clients.fabric.client_run import ClientRun
 from fl_lightning.clients.fabric.log_recorder import LogRecorder
+from fl_lightning.clients.session import TRAINING_HOOKS
 from fl_lightning.compat.light_steps import backward_lightly, step_lightly
 from fl_lightning.compat.lightning import configured, stepping_through
 from fl_lightning.compat.torch import unscales_in_step
 from fl_lightning.errors import ConfigurationError, EngineError
 from fl_lightning.settings.local_training import LocalTraining
 
-HOOKS = (
-    "on_fit_start",
-    "on_train_start",
-    "on_train_epoch_start",
-    "on_train_batch_start",
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "on_train_batch_end",
-    "on_train_epoch_end",
-    "on_train_end",
-    "on_fit_end",
-)
+HOOKS = ("on_fit_start", *TRAINING_HOOKS, "on_fit_end")
 Method = tuple[Any, str, Callable[..., Any]]
 """A callback or a module, the name of its class, and its method."""
 

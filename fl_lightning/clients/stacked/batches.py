@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
@@ -11,11 +12,10 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor
 
-from fl_lightning.clients.trainer import transfer_hooks
+from fl_lightning.clients.trainer import transfer_hooks, transferred
 from fl_lightning.compat.torch import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from fl_lightning.data.resident_loader import ClientLoader, in_turn
 from fl_lightning.data.tensor_loader import TensorLoader, beside
-from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.errors import EngineError
 from fl_lightning.functional.seeding import RandomNumbers, isolated_rng
 
@@ -151,11 +151,7 @@ class StackedBatches:
             return move_data_to_device(self._convert(next(self._iterators[position])), self._device)
         self._module.trainer = self._data[position].trainer
         with self._rngs[position].in_place():
-            batch = self._convert(next(self._iterators[position]))
-            before, move, after = (self._hooks[position].get(name) for name in TRANSFER_HOOKS)
-            batch = before(batch, 0) if before else batch
-            batch = move(batch, self._device, 0) if move else move_data_to_device(batch, self._device)
-            return after(batch, 0) if after else batch
+            return transferred(self._convert(next(self._iterators[position])), self._hooks[position], self._device)
 
     def _stack(self, flat: Sequence[tuple[list[Any], TreeSpec]]) -> StackedBatch:
         first, spec = flat[0]
@@ -171,12 +167,8 @@ def can_gather(loaders: Sequence[Any], hooks: Sequence[Any]) -> bool:
     if any(hooks) or not all(isinstance(loader, TensorLoader) for loader in loaders):
         return False
     tensors = loaders[0].tensors
-    same = all(len(o.tensors) == len(tensors) and all(map(_is, o.tensors, tensors)) for o in loaders)
+    same = all(len(o.tensors) == len(tensors) and all(map(operator.is_, o.tensors, tensors)) for o in loaders)
     return same and len({tensor.device for tensor in tensors}) == 1
-
-
-def _is(one: Tensor, other: Tensor) -> bool:
-    return one is other
 
 
 class GatheredBatches:

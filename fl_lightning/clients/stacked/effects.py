@@ -222,7 +222,7 @@ class Traces:
 
     This covers the attributes of the module and its parts, those of its classes, and the data in them: numbers, texts, tensors,
     arrays, containers, generators of random numbers, and objects of the user's classes. What a function holds is not covered,
-    such as closures, globals and caches: of these, :func:`.attempt` sees what changes the loss at once.
+    such as closures, globals and caches: of these, :class:`.StackedStep` sees what changes the loss at once.
 
     Args:
         module: the clients' module.

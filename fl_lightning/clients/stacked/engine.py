@@ -13,19 +13,17 @@ from torch import nn
 
 from fl_lightning.clients.fabric.engine import precision_of, refuse_module
 from fl_lightning.clients.fabric.optimizer import HOOKS, length_of
-from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import LocalResult, PreparedTask, keep_metrics_to_this_process
 from fl_lightning.clients.stacked.effects import REMEDY
 from fl_lightning.clients.stacked.fit import StackedFit
 from fl_lightning.clients.stacked.step import StackedStep
 from fl_lightning.clients.turn import ScheduleMover, TurnPlan
-from fl_lightning.core.option import ClientHooks
 from fl_lightning.errors import EngineError
 from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.messages import ModelLayout
 from fl_lightning.rules import ClientRule, PullRule
-from fl_lightning.settings.local_training import LocalTraining
+from fl_lightning.settings.local_training import LocalTraining, Place
 
 _REFUSED_HOOKS = (
     "optimizer_step",
@@ -81,9 +79,10 @@ class StackedEngine:
                 "share. Build them in '__init__', or set 'federation.local.engine' to 'fabric' or 'trainer'."
             )
         refuse_module(module, "stacked", _REFUSED_HOOKS)
-        _refuse(module, local, place.precision, place.detect_anomaly)
+        _refuse(module, local, place.precision)
         _refuse_rules(place.rules)
-        _refuse_callbacks(place.hooks)
+        for callback in (callback for hook in place.hooks for callback in hook.callbacks):
+            raise EngineError(f"Stacked clients do not support {type(callback).__name__}, a callback of an option. {REMEDY}")
         self._precision: Any = precision_of(place)
         if local.deterministic is not None:
             torch.use_deterministic_algorithms(local.deterministic)
@@ -91,7 +90,8 @@ class StackedEngine:
         module.to(device)
         keep_metrics_to_this_process(module)
         largest = min(local.stack_size, place.cohort or local.stack_size)
-        return StackedStep(module, self._precision.forward_context, largest, local.compile)
+        context, scale = self._precision.forward_context, 1 / local.accumulate_grad_batches
+        return StackedStep(module, context, largest, local.compile, scale)
 
     def recover(self) -> None:
         """Clean up after a client's error, but keep the compiled graphs."""
@@ -123,11 +123,6 @@ class StackedEngine:
                 yield from fit.run(loaders, count, plan, self._mover)
 
 
-def _refuse_callbacks(hooks: Sequence[ClientHooks]) -> None:
-    for callback in (callback for hook in hooks for callback in hook.callbacks):
-        raise EngineError(f"Stacked clients do not support {type(callback).__name__}, a callback of an option. {REMEDY}")
-
-
 def _refuse_rules(rules: Sequence[ClientRule]) -> None:
     for rule in rules:
         name = type(rule).__name__
@@ -144,7 +139,7 @@ def _refuse_rules(rules: Sequence[ClientRule]) -> None:
             raise EngineError(f"{name}, a part of the strategy, has 'own_model', which stacked clients ignore. {REMEDY}")
 
 
-def _refuse(module: LightningModule, local: LocalTraining, precision: str, detect_anomaly: bool) -> None:
+def _refuse(module: LightningModule, local: LocalTraining, precision: str) -> None:
     allowed = getattr(module, "stacked_hooks", ())
     name = type(module).__name__
     for hook in HOOKS:
@@ -168,7 +163,7 @@ def _refuse(module: LightningModule, local: LocalTraining, precision: str, detec
     settings = {
         "callbacks": ", ".join(type(callback).__name__ for callback in local.callbacks or ()),
         "optimizer_state": local.optimizer_state if local.optimizer_state == "kept" else "",
-        "detect_anomaly": local.detect_anomaly or detect_anomaly,
+        "detect_anomaly": local.detect_anomaly,
         "precision": precision if precision.endswith("mixed") else "",  # autocast has no effect inside vmap
     }
     for setting, value in settings.items():

@@ -17,7 +17,6 @@ from torchmetrics import Metric
 
 from fl_lightning.clients.fabric.client_run import ClientRun, varying
 from fl_lightning.clients.fabric.log_recorder import LogRecorder
-from fl_lightning.clients.place import Place
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import LocalResult, PreparedTask
 from fl_lightning.clients.stacked.batches import ClientRandom, GatheredBatches, Groups, StackedBatches, can_gather
@@ -31,6 +30,7 @@ from fl_lightning.compat.torch import parameters_of
 from fl_lightning.errors import EngineError
 from fl_lightning.functional.description import is_users
 from fl_lightning.rules.base import ClientRule, LocalStart
+from fl_lightning.settings.local_training import Place
 from fl_lightning.types import ClientUpdate
 
 
@@ -70,10 +70,8 @@ class StackedFit:
         self._local, self._device, self._server = place.local, place.device, resident.server
         self._tasks, self._data, self._size, self._precision = tasks, data, len(tasks), precision
         self._begun = time.perf_counter()
-        self._runs = [
-            ClientRun("stacked", place.local, own, (), precision, place.device, place.logger, place.outer) for own in data
-        ]
-        self._shared = SharedRun("stacked", place.local, data[0], (), precision, place.device, place.logger, place.outer)
+        self._runs = [ClientRun("stacked", place, own, (), precision) for own in data]
+        self._shared = SharedRun("stacked", place, data[0], (), precision)
         self._shared.forget("datamodule", "callback_metrics")  # the step answers only what is the same for all clients
         self._every = [*self._runs, self._shared]
         for run in self._every:
@@ -226,7 +224,6 @@ class StackedFit:
 
     def _gradients(self, groups: Groups, batch_idx: int, notes: list[list[Any]]) -> Tensors:
         """Return the gradients of all clients, whose batches come in groups of equal shape."""
-        scale = 1 / self._local.accumulate_grad_batches
         losses = torch.zeros(self._size, device=self._device, dtype=torch.float64)
         found: Tensors = {}
         stand_in: Any = self._shared
@@ -238,7 +235,7 @@ class StackedFit:
             trial = self._step.trial(parameters, buffers, batch, batch_idx)
             drawn = [[spec.draw(self._random[position].masks) for spec in trial.masks] for position in positions]
             masks = [torch.stack(column) for column in zip(*drawn, strict=True)]
-            gradients, means, after, noted = self._step.gradients(parameters, buffers, batch, batch_idx, masks, trial, scale)
+            gradients, means, after, noted = self._step.gradients(parameters, buffers, batch, batch_idx, masks, trial)
             for row, position in enumerate(positions):
                 notes[position].append(((noted, row), batch.size))
             if chosen is None:

@@ -56,52 +56,6 @@ class Trial:
     depends_on_time: bool
 
 
-def attempt(
-    module: LightningModule,
-    call: Call,
-    notes: Notes,
-    traces: Traces,
-    parameters: Tensors,
-    buffers: Tensors,
-    batch: StackedBatch,
-    batch_idx: int,
-) -> Trial:
-    """Run the step for one client as it is and for all clients with vmap, without training or drawing random numbers.
-
-    Raises:
-        EngineError: if the step cannot be stacked, or if stacking would change a client's result.
-    """
-    before, watch = traces.now(), InPlace(module, parameters, batch.leaves)
-    run: Any = module.trainer
-    run.note(_time_was_read=False)
-    try:
-        with notes:
-            alone, masks, unused = _first_client(call, parameters, buffers, batch, batch_idx)
-            later = _first_client(call, parameters, buffers, batch, batch_idx + 1)
-            own = {key: tensor.clone() for key, tensor in buffers.items()}
-
-            def forward(mine: Tensors, theirs: Tensors, leaves: list[Tensor]) -> Tensor:
-                return call(mine, theirs, batch.rebuild(leaves), batch_idx, StackedDropout(None))[0]
-
-            with torch.no_grad():
-                together = vmap(forward)(parameters, own, batch.leaves)[0]
-    except FederationError:
-        raise
-    except Exception as error:
-        raise cannot_stack(module, error) from error
-    watch.refuse()
-    traces.refuse(before, "The training_step")
-    name, tolerance = type(module).__name__, torch.finfo(alone.dtype).eps ** 0.5
-    if not torch.allclose(alone, together, tolerance, tolerance, equal_nan=True):
-        raise EngineError(
-            f"The training_step of {name} returns another loss when it runs again ({float(alone):.6g}, then "
-            f"{float(together):.6g}), so it depends on something that stacked clients would share, such as the time. {REMEDY}"
-        )
-    if [spec.key for spec in masks] != [spec.key for spec in later[1]] or unused != later[2]:
-        raise EngineError(f"The training_step of {name} depends on batch_idx, which stacked clients do not support. {REMEDY}")
-    return Trial(masks, unused, bool(run._time_was_read))
-
-
 def cannot_stack(module: LightningModule, error: Exception) -> EngineError:
     """Return an error that says why a step cannot be stacked, given torch's."""
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
@@ -153,10 +107,13 @@ class StackedStep:
         largest: the largest number of clients in a stack.
         compiled: whether to compile the step, once for each batch shape and padded stack size; ``reduce-overhead`` also
             records CUDA graphs.
+        scale: the factor on the loss.
     """
 
-    def __init__(self, module: LightningModule, context: Callable[[], Any], largest: int, compiled: bool | str = False) -> None:
-        self._module = module
+    def __init__(
+        self, module: LightningModule, context: Callable[[], Any], largest: int, compiled: bool | str = False, scale: float = 1
+    ) -> None:
+        self._module, self._scale = module, scale
         self._step = _Step(module, context)
         self._compiled, self._largest = bool(compiled), largest
         self._mode = compiled if isinstance(compiled, str) else None
@@ -179,7 +136,7 @@ class StackedStep:
         key = _shapes(parameters), batch.key
         known = self._trials.get(key)
         if known is None or known.depends_on_time:
-            known = attempt(self._module, self._call, self._notes, self.traces, parameters, buffers, batch, batch_idx)
+            known = self._attempt(parameters, buffers, batch, batch_idx)
             self._trials[key] = known
         if self._compiled and known.depends_on_time:
             raise EngineError(
@@ -187,6 +144,46 @@ class StackedStep:
                 "optimizer, which would be compiled as constants. Set 'federation.local.compile' to false."
             )
         return known
+
+    def _attempt(self, parameters: Tensors, buffers: Tensors, batch: StackedBatch, batch_idx: int) -> Trial:
+        """Run the step for one client as it is and for all clients with vmap, without training or drawing random numbers.
+
+        Raises:
+            EngineError: if the step cannot be stacked, or if stacking would change a client's result.
+        """
+        module, call = self._module, self._call
+        before, watch = self.traces.now(), InPlace(module, parameters, batch.leaves)
+        run: Any = module.trainer
+        run.note(_time_was_read=False)
+        try:
+            with self._notes:
+                alone, masks, unused = _first_client(call, parameters, buffers, batch, batch_idx)
+                later = _first_client(call, parameters, buffers, batch, batch_idx + 1)
+                own = {key: tensor.clone() for key, tensor in buffers.items()}
+
+                def forward(mine: Tensors, theirs: Tensors, leaves: list[Tensor]) -> Tensor:
+                    return call(mine, theirs, batch.rebuild(leaves), batch_idx, StackedDropout(None))[0]
+
+                with torch.no_grad():
+                    together = vmap(forward)(parameters, own, batch.leaves)[0]
+        except FederationError:
+            raise
+        except Exception as error:
+            raise cannot_stack(module, error) from error
+        watch.refuse()
+        self.traces.refuse(before, "The training_step")
+        name, tolerance = type(module).__name__, torch.finfo(alone.dtype).eps ** 0.5
+        if not torch.allclose(alone, together, tolerance, tolerance, equal_nan=True):
+            raise EngineError(
+                f"The training_step of {name} returns another loss when it runs again ({float(alone):.6g}, then "
+                f"{float(together):.6g}), so it depends on something that stacked clients would share, such as the time. "
+                f"{REMEDY}"
+            )
+        if [spec.key for spec in masks] != [spec.key for spec in later[1]] or unused != later[2]:
+            raise EngineError(
+                f"The training_step of {name} depends on batch_idx, which stacked clients do not support. {REMEDY}"
+            )
+        return Trial(masks, unused, bool(run._time_was_read))
 
     def _call(
         self, parameters: Tensors, buffers: Tensors, batch: Any, batch_idx: int, mode: StackedDropout
@@ -215,14 +212,7 @@ class StackedStep:
                     )
 
     def gradients(
-        self,
-        parameters: Tensors,
-        buffers: Tensors,
-        batch: StackedBatch,
-        batch_idx: int,
-        masks: list[Tensor],
-        trial: Trial,
-        scale: float,
+        self, parameters: Tensors, buffers: Tensors, batch: StackedBatch, batch_idx: int, masks: list[Tensor], trial: Trial
     ) -> tuple[Tensors, Tensor, Tensors, list[Any]]:
         """Compute the gradients of one step of K clients; groups of similar size share a compiled graph.
 
@@ -233,7 +223,6 @@ class StackedStep:
             batch_idx: the index of the batch, from 0.
             masks: the masks for dropout, each of shape (K, ...).
             trial: the result of the trial for this shape.
-            scale: the factor on the loss.
 
         Returns:
             The gradients, each of shape (K, ...), without parameters that the loss does not depend on; the unscaled losses,
@@ -241,23 +230,9 @@ class StackedStep:
         """
         clients = len(batch.leaves[0])
         rows = padded_size(clients, self._largest) if self._compiled else clients
-        if rows == clients:
-            return self._gradients(parameters, buffers, batch, batch_idx, masks, trial, scale)
-        parameters, buffers, masks = padded((parameters, buffers, masks), rows)
-        found = self._gradients(parameters, buffers, batch.padded(rows), batch_idx, masks, trial, scale)
-        gradients, losses, after = tree_map(lambda tensor: tensor[:clients], found[:3])
-        return gradients, losses, after, found[3]
-
-    def _gradients(
-        self,
-        parameters: Tensors,
-        buffers: Tensors,
-        batch: StackedBatch,
-        batch_idx: int,
-        masks: list[Tensor],
-        trial: Trial,
-        scale: float,
-    ) -> tuple[Tensors, Tensor, Tensors, list[Any]]:
+        if rows != clients:
+            parameters, buffers, masks = padded((parameters, buffers, masks), rows)
+            batch = batch.padded(rows)
         kept: list[Any] = []
 
         def objective(
@@ -266,13 +241,13 @@ class StackedStep:
             self._notes.calls = []
             loss, after = self._call(mine, own, batch.rebuild(leaves), index, StackedDropout(drawn, trial.masks))
             tensors, kept[:] = tensors_of(self._notes.calls)
-            return loss * scale if scale != 1 else loss, (loss.detach(), after, tensors)
+            return loss * self._scale if self._scale != 1 else loss, (loss.detach(), after, tensors)
 
         arguments = (parameters, buffers, batch.leaves, masks)
         watch = InPlace(self._module, parameters, batch.leaves)
         with self._notes:
             if self._compiled:
-                key = _shapes(parameters), batch.key, scale, tuple(spec.key for spec in trial.masks)
+                key = _shapes(parameters), batch.key, tuple(spec.key for spec in trial.masks)
                 if key not in self._graphs:
                     self._graphs[key] = self._compile(objective, arguments, batch_idx), kept
                 graph, kept = self._graphs[key]
@@ -280,8 +255,10 @@ class StackedStep:
             else:
                 gradients, (_, (losses, after, tensors)) = self._stacked(objective, arguments)
         watch.refuse()
-        reached = {name: gradient for name, gradient in gradients.items() if name not in trial.unused}
-        return reached, losses, after, [kept, tensors]
+        found = {name: gradient for name, gradient in gradients.items() if name not in trial.unused}, losses, after
+        if rows != clients:
+            found = tree_map(lambda tensor: tensor[:clients], found)
+        return *found, [kept, tensors]
 
     def _stacked(self, objective: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """Compute a step; torch finds some of what it cannot differentiate under vmap only here, or only in a later batch."""

@@ -53,7 +53,7 @@ class ArrivalFile:
 
     def begin(self, first: int) -> None:
         """Remove the rounds from ``first`` on: a resumed run repeats them."""
-        kept = [one for one in read_arrivals(self._path) if one.round_idx < first] if first and self._path.exists() else []
+        kept = [one for one in _read(self._path)[1] if one.round_idx < first] if first and self._path.exists() else []
         self._order = 1 + max((one.order for one in kept), default=-1)
         head = {"clients": list(self._names), "seed": self._seed}
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,16 +78,12 @@ def _line(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content).encode() + b"\n"
 
 
-def read_arrivals(path: Path) -> list[Arrival]:
-    """Return the ends of tasks in a file, in order; a killed server may leave half a line.
+def _read(path: Path) -> tuple[Mapping[str, Any], list[Arrival]]:
+    """Return the first line of a file, and the ends of tasks in order; a killed server may leave half a line.
 
     Raises:
         ConfigurationError: if a line cannot be read.
     """
-    return _read(path)[1]
-
-
-def _read(path: Path) -> tuple[Mapping[str, Any], list[Arrival]]:
     content = path.read_bytes()
     lines = content[: content.rfind(b"\n") + 1].splitlines()
     try:

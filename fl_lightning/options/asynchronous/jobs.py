@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.clients.pool import Chain
-from fl_lightning.core.federation import Federation
+from fl_lightning.core.federation import Chain, Federation
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.event_queue import EventQueue, Flight
 from fl_lightning.functional.exact_sum import to_float64

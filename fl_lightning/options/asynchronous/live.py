@@ -8,7 +8,7 @@ from typing import cast
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from fl_lightning.clients.pool import Chain, LastingPool
+from fl_lightning.core.federation import Chain, LastingPool
 from fl_lightning.functional.event_queue import EventQueue, Flight
 from fl_lightning.messages import ServerModel
 from fl_lightning.options.asynchronous.jobs import pass_on, start_vector

@@ -99,7 +99,8 @@ class AsynchronousSampler(ClientSampler):
         """Return the clients, at most as many as are free to begin, that begin a task of those that can."""
         if not clients or free < 1:
             return ()
-        return draw_cohort(self.num_clients, free, self.seed, round_idx, clients, self.order(round_idx))
+        order = None if self.secret is None else self.order(self.secret, round_idx)
+        return draw_cohort(self.num_clients, free, self.seed, round_idx, clients, order)
 
     def _ticks(self, client: int, round_idx: int) -> int:
         ticks = float(USUAL_TICKS)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fl_lightning.core.federation import Federation, ServerContext
-from fl_lightning.core.option import OptionSettings, ServerHooks, options_of
+from fl_lightning.core.option import ServerHooks, options_of
 from fl_lightning.core.plan import ClientSampler
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.options.asynchronous.arrivals import ArrivalFile, Recording
@@ -52,7 +51,12 @@ class AsynchronousAtServer(ServerHooks):
             )
         self._file: ArrivalFile | None = None
         if context.settings.pool is not None:
-            refuse_evaluations(options_of(context))
+            for option in options_of(context):
+                if any(option.measures()):
+                    raise ConfigurationError(
+                        f"{option.title} evaluates models at the clients between rounds, but with 'federation.asynchronous' "
+                        f"sites train at that time. Remove {option.title}."
+                    )
             names = [context.data.client_name(client) for client in range(context.data.num_clients)]
             self._file = ArrivalFile(Path(context.trainer.default_root_dir), names, context.seed)
         self._recording = None if replay is None else recording_of(replay, buffer, context)
@@ -104,20 +108,6 @@ class AsynchronousAtServer(ServerHooks):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the jobs in progress."""
         self._in_progress.load_state_dict(state)
-
-
-def refuse_evaluations(options: Iterable[OptionSettings]) -> None:
-    """Refuse options that evaluate models at sites, which train between rounds.
-
-    Raises:
-        ConfigurationError: naming the option.
-    """
-    for option in options:
-        if any(option.measures()):
-            raise ConfigurationError(
-                f"{option.title} evaluates models at the clients between rounds, but with 'federation.asynchronous' sites "
-                f"train at that time. Remove {option.title}."
-            )
 
 
 def recording_of(replay: str, buffer: int, context: ServerContext) -> Recording:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,17 +14,15 @@ from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.attacks.labels import LabelAttack, RandomLabels
 from fl_lightning.attacks.models import Crowd, ModelAttack
 from fl_lightning.core.capabilities import Capability, Need
-from fl_lightning.core.client_metric import require_server_set
 from fl_lightning.core.federation import Federation, ServerContext
-from fl_lightning.core.option import ClientContext, ClientHooks, OptionSettings, ServerHooks
+from fl_lightning.core.option import ClientContext, ClientHooks, OptionSettings, ServerHooks, require_server_set
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.returned import require_vector
 from fl_lightning.functional.seeding import generator
 from fl_lightning.functional.sums import Sums
 from fl_lightning.messages import ClientTask
-from fl_lightning.options.attackers.detection import detection
-from fl_lightning.options.attackers.examples import poisoned
-from fl_lightning.options.attackers.triggered_images import Agreement, TriggeredImages
+from fl_lightning.options.attackers.examples import PoisonedExamples, poisoned
+from fl_lightning.options.attackers.measures import Agreement, TriggeredImages, detection
 from fl_lightning.types import ClientUpdate, RoundResult
 from fl_lightning.utilities.argument_types import checks_types
 
@@ -96,11 +94,8 @@ class Attackers(OptionSettings):
         """
         known = f"clients from 0 to {num_clients - 1}"
         listed = self.clients if isinstance(self.clients, list) else []
-        for setting, clients in (
-            ("wrong_labels", self.wrong_labels),
-            ("discard_global", self.discard_global),
-            ("clients", listed),
-        ):
+        named = {"wrong_labels": self.wrong_labels, "discard_global": self.discard_global, "clients": listed}
+        for setting, clients in named.items():
             strangers = [client for client in clients if not 0 <= client < num_clients]
             require(not strangers, _NAME + setting, known, strangers)
 
@@ -150,16 +145,14 @@ class Attackers(OptionSettings):
         """Return the hooks where clients train."""
         return AttackersAtClients(self, context)
 
-    def label_attacks(self, num_clients: int, seed: int) -> Mapping[int, LabelAttack]:
-        """Return the attacks by client."""
-        found: dict[int, LabelAttack] = {client: RandomLabels(share) for client, share in self.wrong_labels.items()}
+    def poisoned(self, num_clients: int, seed: int) -> dict[int, PoisonedExamples]:
+        """Return the changes of attackers' examples, by client."""
+        labels: dict[int, LabelAttack] = {client: RandomLabels(share) for client, share in self.wrong_labels.items()}
+        members = self.members(num_clients, seed)
         if self.labels is not None:
-            found |= dict.fromkeys(self.members(num_clients, seed), self.labels)
-        return found
-
-    def backdoors(self, num_clients: int, seed: int) -> Mapping[int, Backdoor]:
-        """Return the backdoors by client."""
-        return {} if self.backdoor is None else dict.fromkeys(self.members(num_clients, seed), self.backdoor)
+            labels |= dict.fromkeys(members, self.labels)
+        backdoors = {} if self.backdoor is None else dict.fromkeys(members, self.backdoor)
+        return poisoned(labels, backdoors, seed)
 
 
 class AttackersAtServer(ServerHooks):
@@ -184,10 +177,9 @@ class AttackersAtServer(ServerHooks):
 
     def begin_round(self, round_idx: int) -> None:
         """Let attackers change their data, if they have begun."""
-        attackers, who, active = self._attackers, (self._data.num_clients, self._seed), self._attackers.active_in(round_idx)
+        active = self._attackers.active_in(round_idx)
         if active != self._active:
-            labels, backdoors = (attackers.label_attacks(*who), attackers.backdoors(*who)) if active else ({}, {})
-            self._data.change_examples(poisoned(labels, backdoors, self._seed))
+            self._data.change_examples(self._attackers.poisoned(self._data.num_clients, self._seed) if active else {})
             self._active = active
 
     def task(self, task: ClientTask) -> ClientTask:

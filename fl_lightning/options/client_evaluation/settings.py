@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,11 +12,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.core.capabilities import Capability, Need
-from fl_lightning.core.client_metric import ClientMetric
+from fl_lightning.core.capabilities import Capability, Need, ResumeRule
 from fl_lightning.core.federation import Federation, ServerContext
-from fl_lightning.core.option import OptionSettings, ServerHooks
-from fl_lightning.core.resume_rule import ResumeRule
+from fl_lightning.core.option import ClientMetric, OptionSettings, ServerHooks
 from fl_lightning.errors import CheckpointError, ConfigurationError, require
 from fl_lightning.functional.metric_mode import higher_is_better
 from fl_lightning.messages import ClientTask, EvalOrder, Progress
@@ -157,10 +155,7 @@ class EvaluationAtServer(ServerHooks):
     def state_dict(self) -> dict[str, Any]:
         """Return the scores so far, the turns of all clients, and the initial model."""
         start = None if self._start is None else [self._start.vector, self._start.counters, dict(self._start.moved)]
-        turns = [
-            [task.client, task.round_idx, task.period, -1 if task.epochs is None else task.epochs, *_place(task)]
-            for task in self._tasks
-        ]
+        turns = [[t.client, t.round_idx, t.period, -1 if t.epochs is None else t.epochs, *_place(t)] for t in self._tasks]
         return {"rounds": dict(self.scores), "unseen": dict(self.unseen), "turns": turns, "start": start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -224,9 +219,7 @@ class EvaluationAtServer(ServerHooks):
             server cannot measure it, because its model is incomplete.
         """
         if self._settings.compare_alone:
-            alone = [
-                ClientTask(task.client, task.round_idx, task.period, task.epochs, progress=task.progress) for task in tasks
-            ]
+            alone = [ClientTask(t.client, t.round_idx, t.period, t.epochs, progress=t.progress) for t in tasks]
             self._tasks += sorted(alone, key=lambda task: (task.client, task.period))
         every = self._settings.every_n_rounds
         if not every or (round_idx + 1) % every:
@@ -316,8 +309,7 @@ class EvaluationAtServer(ServerHooks):
         """Write and print the scores of the held-out clients."""
         data, trainer, values = self._parts.data, self._parts.trainer, self.unseen[rounds - 1]
         names = [data.client_name(len(data.indices) + k) for k in range(len(values))]
-        table = [[name, *(float(v[k]) for v in self.unseen.values())] for k, name in enumerate(names)]
-        self._write(rounds - 1, "unseen_clients", ["client", *(f"round {r}" for r in self.unseen)], table)
+        self._write_scores(rounds - 1, "unseen_clients", names, self.unseen)
         if trainer.is_global_zero:
             counted = self._counted(values, first=len(data.indices))
             header, rows = comparison_table(names, self._unseen_sizes, {"global": values}, True, counted)
@@ -338,9 +330,8 @@ class EvaluationAtServer(ServerHooks):
         header, rows = comparison_table(
             names, self._sizes, columns, self._settings.higher_is_better, self._counted(*columns.values())
         )
-        table = [[names[k], *(float(v[k]) for v in self.scores.values())] for k in range(len(names))]
         trainer = self._parts.trainer
-        self._write(rounds - 1, "client_evaluation", ["client", *(f"round {r}" for r in self.scores)], table)
+        self._write_scores(rounds - 1, "client_evaluation", names, self.scores)
         if self._settings.compares:
             self._write(rounds - 1, "client_comparison", header, rows)
         if trainer.is_global_zero:
@@ -350,6 +341,10 @@ class EvaluationAtServer(ServerHooks):
                 before = "local only" if "local only" in columns else self._column
                 after = "personalised" if "personalised" in columns else self._column
                 print(f"gain: {after} over {before}, above 0 if better")
+
+    def _write_scores(self, last: int, name: str, names: Sequence[str], scores: Mapping[int, Tensor]) -> None:
+        table = [[client, *(float(values[k]) for values in scores.values())] for k, client in enumerate(names)]
+        self._write(last, name, ["client", *(f"round {round_idx}" for round_idx in scores)], table)
 
     def _write(self, round_idx: int, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         trainer = self._parts.trainer
@@ -361,22 +356,14 @@ class EvaluationAtServer(ServerHooks):
     def _personal(self, rounds: int) -> Tensor:
         """Evaluate every client's own model, fine-tuned from the global one."""
         epochs = self._settings.personal_epochs
-
-        def order(client: int, version: int) -> EvalOrder:
-            return EvalOrder(version, client, "test", ROLE, tasks=(ClientTask(client, rounds),), epochs=epochs)
-
-        return self._each(order)
+        return self._each(lambda k, v: EvalOrder(v, k, "test", ROLE, tasks=(ClientTask(k, rounds),), epochs=epochs))
 
     def _alone(self) -> Tensor:
         """Evaluate every client's model, trained alone from the initial model with the same turns as in the federation."""
         tasks: dict[int, list[ClientTask]] = {}
         for task in self._tasks:
             tasks.setdefault(task.client, []).append(task)
-
-        def order(client: int, version: int) -> EvalOrder:
-            return EvalOrder(version, client, "test", ROLE, self._start, tasks=tuple(tasks.get(client, ())))
-
-        return self._each(order)
+        return self._each(lambda k, v: EvalOrder(v, k, "test", ROLE, self._start, tasks=tuple(tasks.get(k, ()))))
 
 
 def _place(task: ClientTask) -> tuple[int | None, ...]:

@@ -33,11 +33,7 @@ def spread_of_clients(values: Tensor, sizes: Tensor, higher_is_better: bool, who
 
 
 def comparison_table(
-    names: Sequence[str],
-    sizes: Tensor,
-    columns: Mapping[str, Tensor],
-    higher_is_better: bool,
-    counted: Tensor | None = None,
+    names: Sequence[str], sizes: Tensor, columns: Mapping[str, Tensor], higher_is_better: bool, counted: Tensor | None = None
 ) -> tuple[list[str], list[list[Any]]]:
     """Tabulate each client's test examples and scores, with a last row of means (Fed-Star thesis, Table 5.8).
 

@@ -11,9 +11,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.optim import Optimizer
 
-from fl_lightning.clients.client_data import ClientData
 from fl_lightning.compat.opacus import LAYER_ATTRIBUTES, forget_samples
-from fl_lightning.core.option import ClientContext, ClientHooks
+from fl_lightning.core.option import ClientContext, ClientData, ClientHooks
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.keyed_noise import KeyedStream

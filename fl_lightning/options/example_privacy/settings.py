@@ -11,9 +11,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from fl_lightning.compat.torch import is_batch_norm
-from fl_lightning.core.capabilities import Capability, Need, Removal
+from fl_lightning.core.capabilities import Capability, Need, Removal, ResumeRule
 from fl_lightning.core.option import ClientContext, ClientHooks, ServerHooks
-from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.privacy import require_package
 from fl_lightning.functional.releases import Case, Release
@@ -26,8 +25,8 @@ from fl_lightning.options.privacy_account.settings import PrivateOption
 from fl_lightning.utilities.argument_types import checks_types
 
 if TYPE_CHECKING:
-    from fl_lightning.clients.client_data import ClientData
     from fl_lightning.core.federation import Federation, FederationSettings, LocalSettings, ServerContext
+    from fl_lightning.core.option import ClientData
     from fl_lightning.core.plan import RoundPlan
     from fl_lightning.data.federated import FederatedDataModule
 
@@ -117,7 +116,24 @@ class ExamplePrivacy(PrivateOption):
 
     def check_module(self, precision: str, module: LightningModule) -> None:
         """Refuse a precision or a module with which examples' gradients are not separate, or clipping is not exact."""
-        check_module(precision, module)
+        from opacus.validators import ModuleValidator
+
+        allowed, parts = ("32-true", "64-true", "bf16-mixed"), [*module.named_modules()]
+        require(precision in allowed, "federation.local.precision", f"one of {', '.join(allowed)} with {_WHAT}", precision)
+        # BatchNorm, recurrent layers, which Opacus replaces, and a term whose gradient it would drop.
+        mixing = [(n, p) for n, p in parts if (is_batch_norm(p) and p.training) or isinstance(p, nn.RNNBase | ProximalLoss)]
+        found = [f"{name or type(part).__name__} ({type(part).__name__})" for name, part in mixing]
+        found += [str(error) for error in ModuleValidator.validate(module) if not found and module.training]
+        if not module.automatic_optimization:
+            found.append(f"{type(module).__name__} optimizes manually")
+        whys = [(name or "the loss", type(part).__name__, _no_mean(part)) for name, part in parts]
+        found += [f"{name} ({kind}: {why})" for name, kind, why in whys if why]
+        if found:
+            raise ConfigurationError(
+                f"{_WHAT} cannot separate an example's gradient from the others: {'; '.join(found[:3])}. Use GroupNorm instead "
+                "of BatchNorm, layers that Opacus supports (its DPLSTM for LSTM), 'federation.local.proximal_mu' instead of "
+                f"ProximalLoss, and automatic optimization, or remove {_WHAT}."
+            )
 
     def clients_noise(self, delivered: bool) -> float:
         """Return the multiplier of the noise in every step, which covers all models."""
@@ -201,33 +217,6 @@ def _never(batch: int, count: int) -> Tensor:
     raise AssertionError("These batches are counted, not drawn.")
 
 
-def check_module(precision: str, module: LightningModule) -> None:
-    """Refuse a precision with which clipping is not exact, and a module in which examples' gradients are not separate.
-
-    Raises:
-        ConfigurationError: naming the precision or such layers, or if the module optimizes manually.
-    """
-    from opacus.validators import ModuleValidator
-
-    allowed = ("32-true", "64-true", "bf16-mixed")
-    require(precision in allowed, "federation.local.precision", f"one of {', '.join(allowed)} with {_WHAT}", precision)
-    found = [f"{name or type(part).__name__} ({type(part).__name__})" for name, part in module.named_modules() if _mixes(part)]
-    found += [str(error) for error in ModuleValidator.validate(module) if not found and module.training]
-    if not module.automatic_optimization:
-        found.append(f"{type(module).__name__} optimizes manually")
-    found += [
-        f"{name or 'the loss'} ({type(part).__name__}: {why})"
-        for name, part in module.named_modules()
-        if (why := _no_mean(part))
-    ]
-    if found:
-        raise ConfigurationError(
-            f"{_WHAT} cannot separate an example's gradient from the others: {'; '.join(found[:3])}. Use "
-            "GroupNorm instead of BatchNorm, layers that Opacus supports (its DPLSTM for LSTM), 'federation.local.proximal_mu' "
-            f"instead of ProximalLoss, and automatic optimization, or remove {_WHAT}."
-        )
-
-
 def _no_mean(part: nn.Module) -> str:
     """Return why a loss is no mean over examples, in which one example would change the shares of the others."""
     reduction = getattr(part, "reduction", None)
@@ -238,8 +227,3 @@ def _no_mean(part: nn.Module) -> str:
     if getattr(part, "weight", None) is not None:
         return "class weights, by whose sum the loss is divided"
     return "'ignore_index', which changes the number of examples" if getattr(part, "ignore_index", -1) >= 0 else ""
-
-
-def _mixes(part: nn.Module) -> bool:
-    """Return whether a layer is BatchNorm, a recurrent layer that Opacus replaces, or a term whose gradient it would drop."""
-    return (is_batch_norm(part) and part.training) or isinstance(part, nn.RNNBase | ProximalLoss)

@@ -63,13 +63,8 @@ class Budget:
         """
         if not self._options:
             return
-        found, failure = None, None
-        if self._context.trainer.is_global_zero:
-            try:
-                found = self._noise(spending)
-            except FederationError as error:
-                failure = error
-        noise, self._rounds, self._first = Collectives(self._context.trainer).gather_or_raise(found, failure)[0]
+        solved = Collectives(self._context.trainer).spread(1, lambda _: self._noise(spending))  # on the first rank alone
+        ((noise, self._rounds, self._first),) = solved
         for option in self._options:
             option.use_noise(noise[option.unit])
         for option in self._options:
@@ -79,14 +74,12 @@ class Budget:
             assert option.target_epsilon is not None
             within = spent <= option.target_epsilon * (1 + 1e-6)  # otherwise a resumed run has longer turns
             self._covered[option.unit] = whole if within else Spending()
+            since = f"after round {self._first - 1} of " if self._first else "for "
             rank_zero_info(
-                f"{option.title}: noise multiplier {option.multiplier:.6g} {self._span()}, which cost at most epsilon "
-                f"{spent:.4g} of {option.unit} ('target_epsilon' {option.target_epsilon:g}, delta {option.delta:g})."
+                f"{option.title}: noise multiplier {option.multiplier:.6g} {since}{self._rounds} rounds, which cost at "
+                f"most epsilon {spent:.4g} of {option.unit} ('target_epsilon' {option.target_epsilon:g}, delta "
+                f"{option.delta:g})."
             )
-
-    def _span(self) -> str:
-        after = f"after round {self._first - 1} of " if self._first else "for "
-        return f"{after}{self._rounds} rounds"
 
     @property
     def noise(self) -> Noise:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.model_state import ModelState
 from fl_lightning.strategies.base import Strategy
 
 ELSEWHERE = "Use a strategy that reads only the clients' models, such as FedAvg or AdaFed."
@@ -36,16 +35,6 @@ def check_own_metrics(strategy: Strategy, what: str) -> None:
         raise ConfigurationError(
             f"{type(strategy).__name__} reads metrics that clients compute on their own data, which {what} does not cover. "
             + ELSEWHERE
-        )
-
-
-def check_sent_buffers(sent: ModelState) -> None:
-    """Refuse a module that sends unprotected buffers."""
-    _, floats, counters, _ = sent.names()
-    if floats or counters:
-        raise ConfigurationError(
-            f"The clients send the buffers {', '.join([*floats, *counters][:3])} with the parameters, but privacy covers only "
-            "the parameters. Use a network without BatchNorm (GroupNorm has no such buffers)."
         )
 
 

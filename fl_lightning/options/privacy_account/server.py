@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from fl_lightning.core.federation import Federation, ServerContext
 from fl_lightning.core.option import ServerHooks, guarantees, options_of
 from fl_lightning.core.plan import RoundPlan
-from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError
+from fl_lightning.errors import CheckpointError, ConfigurationError
 from fl_lightning.functional.spending import Entry, Spendings
 from fl_lightning.messages import ClientTask
 from fl_lightning.options.privacy_account.budget import Budget
@@ -51,12 +51,13 @@ class PrivacyAccount(ServerHooks):
         spending: the releases of the run so far.
     """
 
+    _ledger: PrivacyLedger  # on the first rank
+
     def __init__(self, private: Sequence[PrivateOption], context: ServerContext) -> None:
         self._private, self._trainer = private, context.trainer
         self._noise_seed = private[0].noise_seed
         # On every rank: whether the first rank has a ledger.
         self._written = self._noise_seed is None and not context.trainer.fast_dev_run  # type: ignore[attr-defined]
-        self._ledger: PrivacyLedger | None = None  # on the first rank
         self.spending = Spendings()
         self._budget = Budget(private, context)
         self._run, self._lines = "", 0
@@ -75,13 +76,8 @@ class PrivacyAccount(ServerHooks):
             CheckpointError: if the ledger of the resumed run is missing or incomplete.
             ConfigurationError: if the run's folder cannot hold a ledger.
         """
-        opened, failure = None, None
-        if self._trainer.is_global_zero:
-            try:
-                opened = self._open(self._loaded)
-            except FederationError as error:
-                failure = error
-        self._run, spending, self._lines = Collectives(self._trainer).gather_or_raise(opened, failure)[0]
+        opened = Collectives(self._trainer).spread(1, lambda _: self._open(self._loaded))  # on the first rank alone
+        ((self._run, spending, self._lines),) = opened
         self.spending.load_state_dict(spending)
         self._budget.solve(self.spending)
         for option in self._private:
@@ -184,13 +180,8 @@ class PrivacyAccount(ServerHooks):
             CheckpointError: if the ledger cannot be written; other ranks raise ClientError.
         """
         if self._written:
-            failure = None
-            try:
-                if self._ledger is not None:
-                    self._ledger.append({**entry, "noise": self._budget.noise})
-            except FederationError as error:
-                failure = error
-            Collectives(self._trainer).gather_or_raise(None, failure)
+            line: Entry = {**entry, "noise": self._budget.noise}
+            Collectives(self._trainer).spread(1, lambda _: self._ledger.append(line))
         self._lines += 1
         self.spending.of(self._budget.noise).add(entry)
 

@@ -13,7 +13,6 @@ from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.releases import Case, Protected, Release, epsilon_of_releases
 from fl_lightning.functional.spending import Entry, Spending, Spendings
 from fl_lightning.messages import ClientTask
-from fl_lightning.options.privacy_account.checks import check_sent_buffers
 
 if TYPE_CHECKING:
     from fl_lightning.core.federation import Federation, ServerContext
@@ -145,7 +144,12 @@ class PrivateOption(OptionSettings):
 
     def check_sent(self, sent: ModelState) -> None:
         """Refuse a module that sends unprotected buffers."""
-        check_sent_buffers(sent)
+        _, floats, counters, _ = sent.names()
+        if floats or counters:
+            raise ConfigurationError(
+                f"The clients send the buffers {', '.join([*floats, *counters][:3])} with the parameters, but privacy covers "
+                "only the parameters. Use a network without BatchNorm (GroupNorm has no such buffers)."
+            )
 
     def not_at_sites(self) -> Iterable[str]:
         """Return a number that would let the server subtract the noise."""

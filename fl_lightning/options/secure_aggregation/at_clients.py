@@ -21,6 +21,7 @@ from fl_lightning.functional.sums import Sums
 from fl_lightning.functional.whole_numbers import whole_to_words
 from fl_lightning.functional.words import to_words
 from fl_lightning.messages import ClientTask
+from fl_lightning.options.secure_aggregation import messages
 from fl_lightning.options.secure_aggregation.checks import require_grids, require_round, require_same
 from fl_lightning.options.secure_aggregation.client import MaskingClient
 from fl_lightning.options.secure_aggregation.description import (
@@ -31,18 +32,6 @@ from fl_lightning.options.secure_aggregation.description import (
     digest_of_task,
 )
 from fl_lightning.options.secure_aggregation.keys import KeyRing, key_from, openssh
-from fl_lightning.options.secure_aggregation.messages import (
-    KEYS,
-    LIST,
-    OPEN,
-    SHARES,
-    UPDATE,
-    WORDS,
-    announcement_in,
-    packed,
-    packed_announcement,
-    unpacked,
-)
 from fl_lightning.options.secure_aggregation.record import SignedLists
 from fl_lightning.strategies.base import RunningStrategy
 from fl_lightning.types import ClientUpdate, RoundStart, Snapshot
@@ -60,6 +49,8 @@ class MasksAtClients(ClientHooks):
         context: the place where the clients train.
     """
 
+    _editor: UpdateEditor
+
     def __init__(self, context: ClientContext) -> None:
         self._context, self._place = context, context.place
         self._lists: dict[bool, SignedLists] = {}  # by whether they are of whole numbers before round 0
@@ -70,7 +61,6 @@ class MasksAtClients(ClientHooks):
         self._announced: dict[int, MaskingClient] = {}  # those that have announced keys, and no shares
         self._known: dict[Callable[[Any], Any], tuple[Any, Any]] = {}  # what was read last, by its reader
         self._identity: KeyRing | None = None
-        self._editor: UpdateEditor | None = None
         self._strategy: RunningStrategy | None = None
 
     def begin(self, round_idx: int, editor: UpdateEditor) -> None:
@@ -86,23 +76,27 @@ class MasksAtClients(ClientHooks):
             ProtocolError: if this client does not take the step.
         """
         step = content.get("step")
-        if step == KEYS:
+        if step == messages.KEYS:
             return {"keys": self._keys(client, self._checked(client, self._read(RoundTerms.read_terms, content.get("terms"))))}
-        if step == SHARES:
+        if step == messages.SHARES:
             return {"sealed": self._shares(client, content.get("announced"))}
         masking = _of(client, self._clients)
-        if step == UPDATE:
+        if step == messages.UPDATE:
             description = self._read(RoundDescription.read, content.get("description"))
             self._checked(client, description)
-            masking.receive(description, unpacked(content.get("sealed")))
-            return {WORDS: self._summand(masking)} if description.is_before else {}
-        if step == LIST:
+            masking.receive(description, messages.unpacked(content.get("sealed")))
+            return {messages.WORDS: self._summand(masking)} if description.is_before else {}
+        if step == messages.LIST:
             signature = self._signed(masking, content.get("delivered")).hex()
             ahead = {"keys": self._keys(client, masking.description.following)} if content.get("ahead") is True else {}
             return {"signature": signature, **ahead}
-        if step == OPEN:
-            seeds, keys = masking.open(unpacked(content.get("signatures")))
-            return {"seeds": packed(seeds), "secrets": packed(keys), **self._shares_ahead(client, content.get("announced"))}
+        if step == messages.OPEN:
+            seeds, keys = masking.open(messages.unpacked(content.get("signatures")))
+            return {
+                "seeds": messages.packed(seeds),
+                "secrets": messages.packed(keys),
+                **self._shares_ahead(client, content.get("announced")),
+            }
         raise ProtocolError("A round under masks has no such step.")
 
     def _read(self, read: Callable[[Any], _Known], values: Any) -> _Known:
@@ -126,15 +120,15 @@ class MasksAtClients(ClientHooks):
         assert self._identity is not None
         draw = functools.partial(self._drawn, terms.terms, client)
         self._announced[client] = MaskingClient(client, terms, self._identity, draw)
-        return packed_announcement(self._announced[client].announce())
+        return messages.packed_announcement(self._announced[client].announce())
 
     def _shares(self, client: int, announced: Any) -> dict[str, str]:
         """Return the shares of a client that has announced its keys."""
         masking = _of(client, self._announced)
-        peers = {other: announcement_in(one) for other, one in unpacked(announced).items()}
+        peers = {other: messages.announcement_in(one) for other, one in messages.unpacked(announced).items()}
         sealed = masking.share(peers)
         self._clients[client] = self._announced.pop(client)
-        return packed(sealed)
+        return messages.packed(sealed)
 
     def _shares_ahead(self, client: int, announced: Any) -> dict[str, Any]:
         """Return a client's shares for the next round; none if a peer's keys are wrong, which must not harm this round."""
@@ -223,7 +217,6 @@ class MasksAtClients(ClientHooks):
         words = masking.mask(to_words(own, description.layout, len(description.cohort)))
         sizes, counters = (update.num_examples, update.num_steps), update.snapshot.counters
         if place is not None and place.hides_sizes:
-            assert self._editor is not None
             sizes, counters = (1, 0), self._editor.counters
         snapshot = Snapshot(update.snapshot.vector[:0], counters)
         return ClientUpdate(
@@ -233,12 +226,11 @@ class MasksAtClients(ClientHooks):
             bytes_down=update.bytes_down,
             bytes_up=8 * len(words),
             model=snapshot,
-            extras={WORDS: words},
+            extras={messages.WORDS: words},
         )
 
     def _require_order(self, task: ClientTask, description: RoundDescription) -> None:
         """Refuse to send an update of another order or model than the one that the round describes."""
-        assert self._editor is not None
         model = self._editor.model
         require_same("session", model.session, description.session)
         require_same("model", digest_of_model(model), description.model)
@@ -247,7 +239,6 @@ class MasksAtClients(ClientHooks):
 
     def _require_sums(self, description: RoundDescription, strategy: RunningStrategy, examples: int, own: Sums) -> None:
         """Refuse other sums than the strategy's, and grids on which sites' numbers could vanish."""
-        assert self._editor is not None
         sizes = strategy.sum_sizes(self._editor.state.numel(), self._editor.size) or {}
         require_same("list of sums", {**sizes, LOSS: 1, EXAMPLES: 1}, description.sizes)
         require_grids(description.grids, strategy.grids([examples], self._editor.grid), own)
@@ -255,7 +246,6 @@ class MasksAtClients(ClientHooks):
     def _prepared_strategy(self, description: RoundDescription) -> RunningStrategy:
         """Return a copy of the strategy that knows the round, and of which a server in this process knows nothing."""
         if self._strategy is None:
-            assert self._editor is not None
             found = copy.copy(self._context.strategy)
             if not isinstance(found, RunningStrategy):
                 raise ConfigurationError(f"{type(found).__name__} needs every client's model, so no sum is enough for it.")

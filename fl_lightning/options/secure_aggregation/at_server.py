@@ -18,6 +18,7 @@ from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.functional.sums import Sums
 from fl_lightning.functional.words import add_words, from_words
 from fl_lightning.messages import ClientTask, Note
+from fl_lightning.options.secure_aggregation import messages
 from fl_lightning.options.secure_aggregation.at_clients import EXAMPLES, LOSS
 from fl_lightning.options.secure_aggregation.description import (
     BEFORE,
@@ -26,11 +27,10 @@ from fl_lightning.options.secure_aggregation.description import (
     digest_of_sums,
     digest_of_task,
 )
-from fl_lightning.options.secure_aggregation.messages import WORDS
-from fl_lightning.options.secure_aggregation.opened import OpenedSums
+from fl_lightning.options.secure_aggregation.record import OpenedSums
 from fl_lightning.options.secure_aggregation.server import Ask, MaskedRound, SharesAhead
 from fl_lightning.server.aggregate import RoundSums
-from fl_lightning.strategies.base import ModelScorer, RunningStrategy
+from fl_lightning.strategies.base import ModelScorer
 from fl_lightning.types import ClientUpdate, RoundResult
 
 _MANY = 2**20
@@ -142,7 +142,11 @@ class MaskedSums(RoundSums):
         federation, strategy = self._federation, self._strategy
         sizes = strategy.sum_sizes(self._server.size, self._server.num_parameters)
         if sizes is None:
-            raise ConfigurationError(_no_sizes(strategy))
+            name = type(strategy).__name__
+            raise ConfigurationError(
+                f"{name} does not say which sums it adds up, so clients cannot mask them. Use FedAvg, FedAvgM, FedNova, "
+                f"Scaffold, QFedAvg or FedLoss, or let {name} return the length of each sum from 'sum_sizes'."
+            )
         found = strategy.grids(self._examples, self._server.grid)
         work = {digest_of_task(task) for task in tasks}
         return RoundDescription(
@@ -165,7 +169,7 @@ class MaskedSums(RoundSums):
                 "so its update is left out. To have it take part again, begin a new fit, to which the other sites' staff agree."
             )
             return update
-        words, layout = update.extras.get(WORDS), self._round.description.layout
+        words, layout = update.extras.get(messages.WORDS), self._round.description.layout
         if words is None or words.dtype != torch.int64 or words.shape != self._words.shape:
             came = "no masked words" if words is None else f"masked words of {words.dtype} and shape {tuple(words.shape)}"
             raise ClientError(
@@ -235,11 +239,3 @@ def asking(federation: Federation, setting: str) -> Ask:
         return {client: note.content for client, note in answers.items()}
 
     return ask
-
-
-def _no_sizes(strategy: RunningStrategy) -> str:
-    name = type(strategy).__name__
-    return (
-        f"{name} does not say which sums it adds up, so clients cannot mask them. Use FedAvg, FedAvgM, FedNova, Scaffold, "
-        f"QFedAvg or FedLoss, or let {name} return the length of each sum from 'sum_sizes'."
-    )

@@ -11,15 +11,7 @@ from torch import Tensor
 from fl_lightning.errors import ProtocolError
 from fl_lightning.functional.secret_sharing import PRIME, SHARE_BYTES, split_secret
 from fl_lightning.options.secure_aggregation.description import RoundDescription, RoundTerms
-from fl_lightning.options.secure_aggregation.keys import (
-    Identity,
-    SecretKey,
-    add_mask,
-    commitment,
-    derived,
-    seal,
-    unseal,
-)
+from fl_lightning.options.secure_aggregation.keys import Identity, SecretKey, add_mask, commitment, derived, seal, unseal
 
 
 @dataclass(frozen=True)

@@ -14,22 +14,10 @@ from fl_lightning.errors import ClientError, ProtocolError
 from fl_lightning.functional.secret_sharing import PRIME, join_shares
 from fl_lightning.functional.whole_numbers import words_to_whole
 from fl_lightning.functional.words import add_words
+from fl_lightning.options.secure_aggregation import messages
 from fl_lightning.options.secure_aggregation.client import Announcement, common_mask, own_mask
 from fl_lightning.options.secure_aggregation.description import RoundDescription
 from fl_lightning.options.secure_aggregation.keys import SecretKey, add_mask, commitment
-from fl_lightning.options.secure_aggregation.messages import (
-    KEYS,
-    LIST,
-    OPEN,
-    SHARES,
-    UPDATE,
-    WORDS,
-    announcement_in,
-    packed,
-    packed_announcement,
-    unpacked,
-    words_in,
-)
 
 Ask = Callable[[Mapping[int, Mapping[str, Any]]], Mapping[int, Mapping[str, Any]]]
 """Sends each client a request, and returns the answers of those that gave one."""
@@ -85,17 +73,17 @@ class MaskedRound:
             self._announced, self._sealed = self._given.announced, self._given.sealed
             return
         terms = self.description.plain_terms()
-        replies = self._asked({client: {"step": KEYS, "terms": terms} for client in self.description.clients})
+        replies = self._asked({client: {"step": messages.KEYS, "terms": terms} for client in self.description.clients})
         self._announced = _read_keys(replies)
         self._require(self._announced, "have announced keys")
         announced = self._to_each(self._announced)
-        sent = self._asked({client: {"step": SHARES, "announced": found} for client, found in announced.items()})
+        sent = self._asked({client: {"step": messages.SHARES, "announced": found} for client, found in announced.items()})
         self._sealed = self._whole_shares(sent, self._announced)
         self._require(self._sealed, "have sent shares")
 
     def _to_each(self, announced: Mapping[int, Announcement]) -> dict[int, dict[str, str]]:
         """Return what each client that has announced keys is told of those of its neighbours."""
-        texts = {client: packed_announcement(one) for client, one in announced.items()}
+        texts = {client: messages.packed_announcement(one) for client, one in announced.items()}
         around = self.description.neighbours
         return {client: {str(peer): texts[peer] for peer in around(client) if peer in texts} for client in texts}
 
@@ -104,7 +92,7 @@ class MaskedRound:
 
         The neighbours that one leaves out would not sign a list of survivors with its name.
         """
-        found = _read(replies, lambda reply: unpacked(reply["sealed"]))
+        found = _read(replies, lambda reply: messages.unpacked(reply["sealed"]))
         around = {client: set(self.description.neighbours(client)) & set(announced) for client in found}
         return {client: shares for client, shares in found.items() if shares.keys() >= around[client]}
 
@@ -115,7 +103,7 @@ class MaskedRound:
             senders = [other for other in self.description.neighbours(client) if other in self._sealed]
             shares = {other: self._sealed[other][client] for other in senders if client in self._sealed[other]}
             self.bytes_down[client] += sum(map(len, shares.values()))
-            found[client] = {"step": UPDATE, "description": plain, "sealed": packed(shares)}
+            found[client] = {"step": messages.UPDATE, "description": plain, "sealed": messages.packed(shares)}
         return found
 
     # ---------------------------------------------------------------- after the training
@@ -128,7 +116,7 @@ class MaskedRound:
         """
         self.begin()
         layout = self.description.layout
-        sent = _read(self._asked(self.notes()), lambda found: words_in(found[WORDS], layout.words))
+        sent = _read(self._asked(self.notes()), lambda found: messages.words_in(found[messages.WORDS], layout.words))
         total = layout.zeros()
         for words in sent.values():
             add_words(total, words, layout)
@@ -149,20 +137,23 @@ class MaskedRound:
         self._require(delivered, "delivered")
         named = sorted(delivered)
         ahead = self._looks_ahead
-        replies = self._asked({client: {"step": LIST, "delivered": named, "ahead": ahead} for client in named})
+        replies = self._asked({client: {"step": messages.LIST, "delivered": named, "ahead": ahead} for client in named})
         signatures = _read(replies, lambda found: bytes.fromhex(found["signature"]))
         self._require(signatures, "have signed the list of survivors")
         requests, keys = {}, _read_keys(replies)
         told = self._to_each(keys) if keys.keys() == set(self.description.clients) else {}
         for client in signatures:
             own = {other: signatures[other] for other in self.description.neighbours(client) if other in signatures}
-            requests[client] = {"step": OPEN, "signatures": packed(own), "announced": told.get(client)}
+            requests[client] = {"step": messages.OPEN, "signatures": messages.packed(own), "announced": told.get(client)}
         helped = self._asked(requests)
         sealed = self._whole_shares(helped, keys)
         if told and sealed.keys() == keys.keys():  # otherwise all announce new keys, also those who were away
             self.ahead = SharesAhead(self.description.following.terms, keys, sealed)
-        seeds, secrets = (_by_owner(_read(helped, lambda found, w=what: unpacked(found[w]))) for what in ("seeds", "secrets"))  # type: ignore[misc]
-        self._remove(words, mine, seeds, secrets, set(delivered))
+
+        def of(what: str) -> dict[int, dict[int, bytes]]:
+            return _by_owner(_read(helped, lambda found: messages.unpacked(found[what])))
+
+        self._remove(words, mine, of("seeds"), of("secrets"), set(delivered))
 
     def _remove(
         self,
@@ -246,7 +237,7 @@ def _read(answers: Mapping[int, Mapping[str, Any]], read: Callable[[Any], _Read]
 
 
 def _read_keys(answers: Mapping[int, Mapping[str, Any]]) -> dict[int, Announcement]:
-    return _read(answers, lambda found: announcement_in(bytes.fromhex(found["keys"])))
+    return _read(answers, lambda found: messages.announcement_in(bytes.fromhex(found["keys"])))
 
 
 def _by_owner(helped: Mapping[int, Mapping[int, bytes]]) -> dict[int, dict[int, bytes]]:

@@ -1,22 +1,28 @@
-"""Refuse parts of a federation that do not work together, before training starts."""
+"""Refuse parts of a federation that do not work together, with the Trainer, or with the data, before training starts."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
 from fl_lightning.compat.torch import parameters_of
-from fl_lightning.core.client_metric import require_server_set
+from fl_lightning.core.capabilities import Capability, Need, Removal, Unassuming, check_parts
+from fl_lightning.core.federation import parts_of
+from fl_lightning.core.option import own_cohort, require_server_set
 from fl_lightning.data.federated import FederatedDataModule
-from fl_lightning.errors import ConfigurationError, DataError
+from fl_lightning.errors import ConfigurationError, DataError, require
+from fl_lightning.functional.scheduling import cohort_size
 from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
 from fl_lightning.rules.base import ClientRule
-from fl_lightning.settings.faults import Faults
-from fl_lightning.settings.local_training import LocalTraining
+from fl_lightning.server.checks.incomplete import check_incomplete
+from fl_lightning.settings.local_training import FederationSettings, LocalTraining
+from fl_lightning.settings.server import Faults
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy, Strategy
 
 
@@ -38,19 +44,32 @@ def federated_data(trainer: Trainer) -> FederatedDataModule:
     return data
 
 
-def check_state(part: Strategy | Route) -> None:
-    """Refuse a strategy or route that saves a state without restoring it, which a resumed run would lose.
+def check_part(part: Strategy | Route, faults: Faults, size: int, num_clients: int) -> None:
+    """Refuse a strategy or route that saves a state without restoring it, or that needs clients which a round may lack.
 
     Raises:
-        ConfigurationError: naming the missing method.
+        ConfigurationError: naming the missing method, or the setting by which a round lacks clients.
     """
-    base = Strategy if isinstance(part, Strategy) else Route
+    base, other = (
+        (Strategy, "strategy, such as FedAvg") if isinstance(part, Strategy) else (Route, "route, such as ServerRoute")
+    )
     saves, loads = (getattr(type(part), name) is not getattr(base, name) for name in ("state_dict", "load_state_dict"))
     if saves != loads:
         own, missing = ("state_dict", "load_state_dict") if saves else ("load_state_dict", "state_dict")
         raise ConfigurationError(
             f"{type(part).__name__} defines '{own}' but not '{missing}', so a resumed run would lose its state. Define both: "
             "'load_state_dict(state)' restores the attributes that 'state_dict()' returns."
+        )
+    needs = f"{type(part).__name__} needs every client in every round, but"
+    if part.needs_all_clients and size < num_clients:
+        raise ConfigurationError(
+            f"{needs} this federation has a cohort of {size} out of {num_clients}. Set 'federation.clients_per_round' to 1.0, "
+            f"or use another {other}."
+        )
+    if part.needs_all_clients and faults.skips:
+        raise ConfigurationError(
+            f"{needs} 'federation.faults.policy' skip may lose some. Use the policy fatal (with 'federation.faults.retries'), "
+            f"or use another {other}."
         )
 
 
@@ -81,7 +100,14 @@ def check_strategy(strategy: Strategy, local: LocalTraining, data: FederatedData
             f"{type(strategy).__name__} has no rule for momentum from earlier rounds, but 'federation.local.optimizer_state' "
             "is 'kept'. Set it to 'fresh', or use another strategy, such as FedAvg."
         )
-    _check_rule(strategy, local)
+    rule = strategy.client_rule()
+    joins = rule is not None and rule.reads_batches and type(rule).join_optimizers is not ClientRule.join_optimizers
+    if joins and local.gradient_clip_val and local.gradient_clip_algorithm != "value":
+        raise ConfigurationError(
+            f"{type(strategy).__name__} trains two models with the clients' optimizer, so 'federation.local.gradient_clip_val' "
+            f"({local.gradient_clip_val}) would clip the norm of both gradients together. Set "
+            "'federation.local.gradient_clip_algorithm' to value, or remove the clipping."
+        )
     worth = strategy.worth_metric if isinstance(strategy, JointStrategy) else None
     for metric in (strategy.metric, worth):
         if metric is not None:
@@ -90,20 +116,6 @@ def check_strategy(strategy: Strategy, local: LocalTraining, data: FederatedData
         raise ConfigurationError(
             f"{type(strategy).__name__} evaluates each client's model on the client's own validation part, but clients have "
             "none. Set 'data.client_validation' to the share of examples that each client holds back, e.g. 0.1."
-        )
-
-
-def _check_rule(strategy: Strategy, local: LocalTraining) -> None:
-    """Refuse settings of the local training that do not work with a rule that reads batches."""
-    rule, name = strategy.client_rule(), type(strategy).__name__
-    if rule is None or not rule.reads_batches:
-        return
-    joins = type(rule).join_optimizers is not ClientRule.join_optimizers
-    if joins and local.gradient_clip_val and local.gradient_clip_algorithm != "value":
-        raise ConfigurationError(
-            f"{name} trains two models with the clients' optimizer, so 'federation.local.gradient_clip_val' "
-            f"({local.gradient_clip_val}) would clip the norm of both gradients together. Set "
-            "'federation.local.gradient_clip_algorithm' to value, or remove the clipping."
         )
 
 
@@ -143,39 +155,6 @@ def check_route(route: Route, strategy: Strategy, data: FederatedDataModule, tra
             "ranks works and the others wait. Set 'trainer.devices' to 1.",
             stacklevel=2,
         )
-
-
-def check_cohort(route: Route | Strategy, size: int, num_clients: int) -> None:
-    """Refuse a cohort that is only a sample if the route needs every client.
-
-    Raises:
-        ConfigurationError: if the cohort does not fit; it names the setting.
-    """
-    if route.needs_all_clients and size < num_clients:
-        raise ConfigurationError(
-            f"{type(route).__name__} needs every client in every round, but this federation has a cohort of {size} out of "
-            f"{num_clients}. Set 'federation.clients_per_round' to 1.0, or use {_instead(route)}."
-        )
-
-
-def check_faults(faults: Faults, route: Route | Strategy, local: LocalTraining, size: int) -> None:
-    """Refuse to lose clients if the route needs all of them, and refuse limits that the engine does not support.
-
-    Raises:
-        ConfigurationError: if the settings do not work together; it names them.
-    """
-    faults.check(size)
-    if route.needs_all_clients and faults.skips:
-        raise ConfigurationError(
-            f"{type(route).__name__} needs every client in every round, but 'federation.faults.policy' skip may lose some. Use "
-            f"the policy fatal (with 'federation.faults.retries'), or use {_instead(route)}."
-        )
-    if faults.deadline is not None:
-        local.require_steps("federation.faults.deadline")
-
-
-def _instead(part: Route | Strategy) -> str:
-    return "another route, such as ServerRoute" if isinstance(part, Route) else "another strategy, such as FedAvg"
 
 
 def check_server_optimizer(strategy: Strategy, route: Route, chosen: object) -> None:
@@ -243,4 +222,71 @@ def refuse_late_parts(module: LightningModule, before: Collection[str]) -> None:
             f"{type(module).__name__} builds '{late[0]}' in 'on_fit_start', after Lightning has called 'configure_optimizers', "
             "so without a federation it would not train either, and clients would each begin with another. Build it in "
             "'__init__', 'setup' or 'configure_model'."
+        )
+
+
+@dataclass(frozen=True)
+class Cohorts(Unassuming):
+    """State what rounds need that draw a cohort, and that they wait for it.
+
+    Args:
+        per_round: the size of a cohort, a number or a fraction of all clients.
+        drawn: whether rounds draw cohorts.
+    """
+
+    per_round: int | float
+    drawn: bool
+
+    def needs(self) -> Iterator[Need]:
+        """Return what a size of cohorts needs."""
+        if self.per_round != 1.0:
+            what = f"'federation.clients_per_round' ({self.per_round}) is the size of the cohort that each round draws"
+            yield Need(Capability.COHORTS, what, "Remove it")
+
+    def removes(self) -> Iterator[Removal]:
+        """Return what rounds do not do that wait."""
+        if self.drawn:
+            yield Removal(Capability.OWN_PACE, "each round waits for all clients of its cohort", "use FedAvg")
+
+
+def round_size(settings: FederationSettings, num_clients: int) -> int:
+    """Return the number of clients in a round: of the cohort, or as an option plans it.
+
+    Raises:
+        ConfigurationError: if it exceeds the number of clients.
+    """
+    own = own_cohort(settings.active_options, num_clients)
+    return cohort_size(num_clients, settings.clients_per_round) if own is None else own
+
+
+def check_federation(settings: FederationSettings, trainer: Trainer, data: FederatedDataModule) -> None:
+    """Refuse settings that do not fit each other, the Trainer or the data.
+
+    Raises:
+        ConfigurationError: with the settings that do not fit, and what to change.
+    """
+    drawn = own_cohort(settings.active_options, data.num_clients) is None
+    check_parts([*parts_of(settings), Cohorts(settings.clients_per_round, drawn)])
+    check_incomplete(settings, trainer)
+    size, faults = round_size(settings, data.num_clients), settings.faults
+    wanted = f"at most the {size} clients of a round"
+    require(faults.needed(size) <= size, "federation.faults.min_updates", wanted, faults.min_updates)
+    if faults.deadline is not None:
+        settings.local.require_steps("federation.faults.deadline")
+    for part in (settings.route, settings.strategy):
+        check_part(part, faults, size, data.num_clients)
+    check_strategy(settings.strategy, settings.local, data, trainer)
+    for option in settings.active_options:
+        option.check_settings(settings)
+    check_route(settings.route, settings.strategy, data, trainer)
+    check_server_optimizer(settings.strategy, settings.route, settings.server_optimizer)
+
+
+def warn_unprotected(settings: FederationSettings) -> None:
+    """Warn if a training without a federation leaves out settings that were to protect the clients."""
+    unused = [option.title for option in settings.active_options if option.protects]
+    if unused:
+        rank_zero_warn(
+            f"'federation.enabled' is false, so the module trains on all examples in one place, and {' and '.join(unused)} "
+            "protects nothing. Set 'federation.enabled' to true to train with it."
         )

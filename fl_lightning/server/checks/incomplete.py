@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from fl_lightning.core.capabilities import Capability, removals_of
 from fl_lightning.errors import CheckpointError, ConfigurationError, did_you_mean
 from fl_lightning.losses.adaptive import AdaptiveLoss
-from fl_lightning.settings.federation import FederationSettings
+from fl_lightning.settings.local_training import FederationSettings
 
 _EXPORT = "write a client's complete model with 'fl-lightning export --client NAME'"
 
