@@ -12,6 +12,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from fl_lightning.data.class_names import names_of
 from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.data.input_statistics import input_histograms, input_moments
 from fl_lightning.data.labels import labels_at_hand
 from fl_lightning.data.remote import RemoteDatasets
 from fl_lightning.data.schema import categories_of, channel_names, schema_of
@@ -123,7 +124,7 @@ class PartitionReport(ChecksTypes, Callback):
 def summarize(data: FederatedDataModule) -> PartitionSummary:
     """Summarize each client's data after ``setup('fit')``, by the true labels, not those of attackers."""
     division = data.splits
-    if not data.has_one_set:
+    if not data.client_datasets.whole:
         parts = {name: getattr(division, name) for name in ("training", "validation", "test")}
         sizes = {name: part.sizes for name, part in parts.items() if part is not None}
         clients = range(len(division.training))
@@ -131,7 +132,7 @@ def summarize(data: FederatedDataModule) -> PartitionSummary:
         names = [data.client_name(client) for client in clients]
         return PartitionSummary(names, sizes, None, [], torch.tensor([0]), streams)
     dataset: Any = data.client_datasets.source.dataset
-    labels = data.labels if data.labels is not None else labels_at_hand(dataset)
+    labels = data.client_datasets.labels if data.client_datasets.labels is not None else labels_at_hand(dataset)
     training = division.training
     counts, classes = None, []
     if labels is not None and labels.numel() and 0 <= int(labels.min()) <= int(labels.max()) < _MOST_CLASSES:
@@ -157,7 +158,7 @@ def summarize_features(data: FederatedDataModule, min_count: int = 10) -> Featur
         min_count: the fewest examples in a bin that is told.
     """
     clients = range(data.num_clients)
-    moments = [data.input_moments(client) for client in clients]
+    moments = [input_moments(data, client) for client in clients]
     whole = together(moments)
     channels = len(whole.counts)
     schema = schema_of(data.datamodule)
@@ -174,7 +175,7 @@ def _bins(
     """Return how many of a client's examples are in each bin, without counts of few rows, which sites have left out."""
     if isinstance(data.client_datasets, RemoteDatasets):
         return shown_counts(whole, data.client_datasets.input_histograms(client) or [()] * len(cuts), own)
-    counts = [without_few(one, min_count) for one in data.input_histograms(client, cuts)]
+    counts = [without_few(one, min_count) for one in input_histograms(data, client, cuts)]
     return shown_counts(whole, counts, without_small(own, categories_of(data.datamodule, len(cuts)), min_count))
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import LightningModule
 
+from fl_lightning.data.input_statistics import input_moments, noisy_moments
 from fl_lightning.data.schema import categories_of
 from fl_lightning.errors import ClientError, add_note
 from fl_lightning.functional.exact_moments import Moments
@@ -34,8 +35,8 @@ def told_moments(data: FederatedDataModule, client: int, part: Standardized, see
     try:
         if part.epsilon is not None:
             draw = random.Random(derive_seed(seed, client, "noise of sums"))
-            return data.noisy_moments(client, part.epsilon, draw.randrange)
-        own = data.input_moments(client)
+            return noisy_moments(data, client, part.epsilon, draw.randrange)
+        own = input_moments(data, client)
         return without_small(own, categories_of(data.datamodule, len(own.counts)), part.min_count)
     except Exception as error:
         add_note(error, f"In the statistics of client {data.client_name(client)}.")

@@ -20,7 +20,7 @@ def check_batch_norm(module: nn.Module, data: FederatedDataModule) -> bool:
     """
     trains = any(is_batch_norm(part) and part.training for part in module.modules())
     sizes = data.indices.sizes + data.splits.public.numel()
-    if trains and int(sizes.min()) == 1 and data.has_one_set:  # the sizes of streams are not known yet
+    if trains and int(sizes.min()) == 1 and data.client_datasets.whole:  # the sizes of streams are not known yet
         client = int(sizes.argmin())
         raise DataError(
             f"Client {data.client_name(client)} has a single training example, which BatchNorm cannot normalise. Use a "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -18,9 +18,7 @@ from fl_lightning.data.example_change import ExampleChange
 from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.labels import read_labels, refuse_large_labels
 from fl_lightning.data.loaders import client_loader, evaluation_loader, indexes, poisson_loader, resident_loader
-from fl_lightning.data.placement import free_memory, placed
 from fl_lightning.data.poisson_loader import PoissonBatches
-from fl_lightning.data.readers import OneAfterAnother, Readers, reads_alike
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.resident_loader import ResidentLoader
 from fl_lightning.data.samplers import client_sampler, is_plain
@@ -30,17 +28,28 @@ from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.splitting import sharing_clients
 from fl_lightning.messages import Part
 
+_READING = (
+    "num_workers",
+    "pin_memory",
+    "timeout",
+    "multiprocessing_context",
+    "prefetch_factor",
+    "collate_fn",
+    "worker_init_fn",
+)
+
 
 class ClientDatasets(ClientSource):
     """Hold the data of each client of one training set.
 
     Args:
-        division: the clients' parts.
+        splits: the clients' parts.
         source: the loader of the whole training set.
         labels: the labels of all examples, if they have been read.
         noise: the noise on the clients' inputs, or None.
         rebalancing: makes clients repeat examples of rare classes, or None.
-        readers: the loaders that read each part of each client; by default, ``source`` reads all of them.
+        readers: each client's own loaders by part, in the order of the clients; empty if one training set was divided.
+        validation: returns the loader of the server's validation set; None if the server has none.
         possible: the number of examples that ``source`` can yield; None for all.
         unseen: the test examples of the held-out clients, whose ids follow those of the others; None without any.
     """
@@ -49,18 +58,18 @@ class ClientDatasets(ClientSource):
 
     def __init__(
         self,
-        division: ClientSplits,
+        splits: ClientSplits,
         source: DataLoader[Any],
-        labels: Tensor | None,
-        noise: FeatureNoise | None,
-        rebalancing: LabelAveraging | None,
-        readers: Readers | None = None,
+        labels: Tensor | None = None,
+        noise: FeatureNoise | None = None,
+        rebalancing: LabelAveraging | None = None,
+        readers: Mapping[Part, Sequence[DataLoader[Any]]] | None = None,
+        validation: Callable[[], Any] | None = None,
         possible: int | None = None,
         unseen: Partition | None = None,
     ) -> None:
-        self.unseen = unseen
-        self.splits, self.source, self.labels = division, source, labels
-        self._readers, self._possible = readers or Readers(), possible
+        self.splits, self.source, self.labels, self.unseen = splits, source, labels, unseen
+        self._readers, self._validation, self._possible = readers or {}, validation, possible
         self._size = len(source.dataset)  # type: ignore[arg-type]
         self._noise, self._rebalancing = noise, rebalancing
         self._changed: Mapping[int, ExampleChange] = {}
@@ -194,7 +203,7 @@ class ClientDatasets(ClientSource):
         if self._rebalancing is not None:
             labels = self.all_labels()[indices] if changes.labels is None else changes.labels
             repeated = self._rebalancing.repeated(labels, self.label_counts(), seed)
-        dataset, resident, reader = None, None, self._readers.training(client, self.source)
+        dataset, resident, reader = None, None, self._training_reader(client)
         changes = replace(changes, repeated=repeated, rebalancing=self._rebalancing, public=public)
         if changes.none:
             indices = torch.cat([indices, public]) if public.numel() else indices
@@ -247,7 +256,7 @@ class ClientDatasets(ClientSource):
         """Keep the training set's tensors on a GPU, if batches are indexed and they fit."""
         self._placed = None, None  # released first, so that two copies never exist
         if indexes(self.source):
-            self._placed = self.source.dataset, placed(self.source.dataset, device, _room(device, limit))
+            self._placed = self.source.dataset, placed(self.source.dataset, device, limit)
 
     def release(self) -> None:
         """Release the device's memory, and stop the workers."""
@@ -273,11 +282,25 @@ class ClientDatasets(ClientSource):
             self._resident = resident_loader(self.source)
         return self._resident
 
+    def _training_reader(self, client: int) -> DataLoader[Any]:
+        return self._readers["training"][client] if "training" in self._readers else self.source
+
+    @cached_property
+    def _server_reader(self) -> DataLoader[Any] | None:
+        """Return the loader of the server's validation set, if it is a DataLoader."""
+        found = None if self._validation is None else first_loader(self._validation())
+        return found if isinstance(found, DataLoader) else None
+
+    def _reader(self, client: int, part: Part) -> DataLoader[Any]:
+        """Return the loader that shows how a part is read in an evaluation: a training loader's collation may augment."""
+        own: tuple[Part, ...] = ("validation", "test") if part == "training" else (part, "validation", "test")
+        found = next((self._readers[kind][client] for kind in own if kind in self._readers), self._server_reader)
+        return self._training_reader(client) if found is None else found
+
     def evaluation_loader(self, client: int, part: Part, batch_size: int) -> Any:
         """Return a part of a client's examples in order, each once."""
         dataset, indices = self._dataset, self._examples(client, part)
-        changes = self._changes(client, part)
-        reader = self._readers.evaluation(client, part, self.source)
+        changes, reader = self._changes(client, part), self._reader(client, part)
         if not changes.none:
             dataset = changed_dataset(dataset, indices, changes)
             indices = torch.arange(len(indices))
@@ -298,11 +321,42 @@ class ClientDatasets(ClientSource):
 
     def union_loader(self, part: Part, batch_size: int) -> Any:
         """Return a part of all clients' examples in order, each once."""
-        clients = len(self.splits.training)
-        if self._readers.alike(part, clients, self.source):
-            reader = self._readers.evaluation(0, part, self.source)
-            return evaluation_loader(reader, *self.union(part), batch_size)
-        return OneAfterAnother([self.evaluation_loader(client, part, batch_size) for client in range(clients)])
+        clients = range(len(self.splits.training))
+        readers = [self._reader(client, part) for client in clients] if self._readers else [self._reader(0, part)]
+        if all(reads_alike(readers[0], reader) for reader in readers[1:]):
+            return evaluation_loader(readers[0], *self.union(part), batch_size)
+        return OneAfterAnother([self.evaluation_loader(client, part, batch_size) for client in clients])
+
+
+class OneAfterAnother:
+    """Read several loaders, one after another.
+
+    Args:
+        loaders: the loaders, or functions that open them.
+        length: the number of batches; None for the sum of the loaders'.
+    """
+
+    def __init__(self, loaders: Sequence[Any], length: int | None = None) -> None:
+        self._loaders, self._length = loaders, length
+
+    def __len__(self) -> int:
+        return sum(map(len, self._loaders)) if self._length is None else self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        for loader in self._loaders:
+            yield from loader() if callable(loader) else loader
+
+
+def first_loader(loaders: Any) -> Any:
+    """Return the first of one or several loaders."""
+    while isinstance(loaders, Mapping | list | tuple) and len(loaders):
+        loaders = next(iter(loaders.values())) if isinstance(loaders, Mapping) else loaders[0]
+    return loaders
+
+
+def reads_alike(one: DataLoader[Any], other: DataLoader[Any]) -> bool:
+    """Return whether two loaders have the same workers and the same functions; two equal lambdas are not known to be."""
+    return all(getattr(one, name) == getattr(other, name) for name in _READING)
 
 
 def _joined(parts: list[Dataset[Any]]) -> Dataset[Any]:
@@ -312,7 +366,21 @@ def _joined(parts: list[Dataset[Any]]) -> Dataset[Any]:
     return ConcatDataset(parts)
 
 
-def _room(device: torch.device, limit: float | None) -> float:
-    """Return the bytes that tensors may take on a device."""
-    free = free_memory(device)
-    return free / 2 if limit is None else min(limit * 2**30, free)
+def placed(dataset: Any, device: torch.device, limit: float | None) -> Any:
+    """Return a TensorDataset on a GPU; other datasets, and those that do not fit, unchanged.
+
+    Args:
+        dataset: the dataset.
+        device: the GPU.
+        limit: the GiB that it may take; None for half of the free memory.
+    """
+    if type(dataset) is not TensorDataset:
+        return dataset
+    free, size = free_memory(device), sum(tensor.numel() * tensor.element_size() for tensor in dataset.tensors)
+    fits = size <= (free / 2 if limit is None else min(limit * 2**30, free))
+    return TensorDataset(*(tensor.to(device) for tensor in dataset.tensors)) if fits else dataset
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the free bytes on a GPU; 0 for other devices, on which tensors are not moved."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -14,8 +15,33 @@ from fl_lightning.data.example_change import ExampleChange
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.resident_loader import close_all
 from fl_lightning.errors import ConfigurationError, DataError
-from fl_lightning.functional.partition import Partition
+from fl_lightning.functional.partition import Partition, offsets
 from fl_lightning.messages import Part
+
+
+class Sizes(Partition):
+    """Know the sizes of clients' parts, of which there are no indices: a claim of any size takes no memory.
+
+    Args:
+        sizes: the number of examples of each client.
+        names: the names of the clients, if they have any.
+    """
+
+    def __init__(self, sizes: Sequence[int] | Tensor, names: tuple[str, ...] | None = None) -> None:
+        bounds = offsets(torch.as_tensor(sizes))
+        super().__init__(torch.zeros(1, dtype=torch.int64).expand(int(bounds[-1])), bounds, names)
+
+    def owners(self) -> Tensor:
+        """Refuse to list the client of each example.
+
+        Raises:
+            DataError: always.
+        """
+        raise DataError("The clients' examples are not known here. Use settings that do not read them at the server.")
+
+    def digest(self) -> str:
+        """Return a digest of the clients' names and sizes."""
+        return hashlib.blake2b(repr((self.names, self.sizes.tolist())).encode(), digest_size=16).hexdigest()
 
 
 class ClientSource:

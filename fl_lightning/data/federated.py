@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,32 +15,42 @@ from torch.utils.data import DataLoader
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.class_names import require_alike
 from fl_lightning.data.client_datasets import ClientDatasets
-from fl_lightning.data.client_holder import ClientHolder
-from fl_lightning.data.client_sets import ClientSets, OwnSets
+from fl_lightning.data.client_sets import ClientSets
 from fl_lightning.data.client_source import ClientSource
-from fl_lightning.data.client_sources import OTHER_PACKAGE
-from fl_lightning.data.client_splits import check_shares, divide, splitter
+from fl_lightning.data.client_sources import as_loader, refuse_package
+from fl_lightning.data.client_splits import (
+    ClientSplits,
+    HeldOut,
+    check_held_out,
+    check_shares,
+    chosen,
+    divide,
+    held_out_last,
+    hold_back,
+)
 from fl_lightning.data.feature_noise import FeatureNoise
-from fl_lightning.data.given_data import data_and_partitioner, missing
-from fl_lightning.data.given_loaders import GivenLoaders
-from fl_lightning.data.held_out import HeldOut, check_held_out, chosen, held_out_last
 from fl_lightning.data.labels import labels_at_hand, read_labels, read_persons
-from fl_lightning.data.lazy_clients import LazyClients, LazyDatasets, OpenedClients
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
-from fl_lightning.data.poisson_loader import PoissonBatches
-from fl_lightning.data.readers import Readers
+from fl_lightning.data.opened_clients import LazyClients, LazyDatasets, OpenedClients, OwnLoaders
+from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.rebalancing import LabelAveraging
-from fl_lightning.data.remote import clients_elsewhere
-from fl_lightning.data.rounds import RoundLoader, unless_round
+from fl_lightning.data.remote import RemoteDatasets, clients_elsewhere
 from fl_lightning.data.samplers import is_plain, yields
-from fl_lightning.data.views import TRANSFER_HOOKS, EvaluationView, ServerView, TrainingView, from_base, leave_out
-from fl_lightning.errors import ConfigurationError, require
-from fl_lightning.messages import Part
+from fl_lightning.data.views import TRANSFER_HOOKS, GivenLoaders, RoundLoader, View, from_base, leave_out, unless_round
+from fl_lightning.errors import ConfigurationError, require, require_texts
+from fl_lightning.functional.labels import client_label_counts
+from fl_lightning.functional.partition import Partition
+from fl_lightning.functional.showing import client_bars, settings_table, short_repr
+from fl_lightning.messages import ClientInfo, Part
 from fl_lightning.partitioners.base import Partitioner
 from fl_lightning.utilities.checkpoint_file import LoadsSafely
 
+_PARTS: dict[str, Part] = {"val_dataloader": "validation", "test_dataloader": "test"}
+_MOST_CLASSES = 100
+"""The largest number of classes that a notebook's bars show."""
 
-class FederatedDataModule(LoadsSafely, ClientHolder):
+
+class FederatedDataModule(LoadsSafely, LightningDataModule):
     """Distribute the training set of a datamodule over clients; validation, test and prediction stay with the server.
 
     With a :class:`~fl_lightning.FederatedOrchestrator` in the Trainer it serves rounds. Without one it serves the union of the
@@ -103,15 +114,34 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
         clients: dict[str, LightningDataModule] | None = None,
         held_out_clients: HeldOut = 0,
     ) -> None:
-        datamodule, partitioner = data_and_partitioner(datamodule, partitioner, clients)
-        super().__init__(datamodule, client_validation, client_test)
-        self.clients, self.partitioner = clients, partitioner
+        super().__init__()
+        if clients is not None:
+            for name, given in (("datamodule", datamodule), ("partitioner", partitioner)):
+                known = "null with 'data.clients', whose data are not divided"
+                require(given is None, f"data.{name}", known, type(given).__name__)
+            require_texts("data.clients", clients)
+            datamodule = ClientSets(clients)
+        if datamodule is None:
+            raise _missing("datamodule")
+        refuse_package("'data.datamodule'", datamodule)
+        others = "Give an object of it, or write FederatedDataModule.from_loaders or FederatedDataModule.from_clients."
+        is_module = isinstance(datamodule, LightningDataModule)
+        require(is_module, "data.datamodule", "a LightningDataModule", datamodule, others)
+        for name, own in datamodule.clients.items() if isinstance(datamodule, ClientSets) else ():
+            if isinstance(own, LazyClients | FederatedDataModule):
+                raise ConfigurationError(
+                    f"Client '{name}' is a {type(own).__name__}, which holds many clients itself, so it cannot be one of them. "
+                    "Give it as 'data.datamodule' or to the Trainer, or give this client a datamodule of its own examples."
+                )
+        self.datamodule, self.partitioner, self.clients = datamodule, partitioner, clients
+        self.client_validation, self.client_test = client_validation, client_test
         check_shares(client_validation, client_test, public_share)
         known = "'datamodule', or 'clients' with 'data.client_test' above 0"
         require(server_set == "datamodule" or client_test > 0, "data.server_set", known, server_set)
         require(feature_noise >= 0, "data.feature_noise", "0 or above", feature_noise)
         require(memory_limit is None or memory_limit >= 0, "data.memory_limit", "0 or above, in GiB, or null", memory_limit)
         if isinstance(datamodule, ClientSets | LazyClients):
+            require(partitioner is None, "data.partitioner", "null if the examples have a client already", partitioner)
             require(public_share == 0, "data.public_share", "0 if each client has a dataset of its own", public_share)
         check_held_out(held_out_clients)
         if held_out_clients:
@@ -120,11 +150,9 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
             scales = not isinstance(datamodule, ClientSets) and bool(getattr(datamodule, "standardize", False))
             known = "false with held-out clients, whose rows it would read; let the model scale: Standardized"
             require(not scales, "data.datamodule.standardize", known, scales)
-        self.held_out_clients = held_out_clients
-        if held_out_clients and isinstance(datamodule, ClientSets):
-            datamodule.held_out = chosen(held_out_clients, datamodule.names, seed=0)
-        self.server_set, self.memory_limit = server_set, memory_limit
+        self.held_out_clients, self.server_set, self.memory_limit = held_out_clients, server_set, memory_limit
         self.public_share, self.feature_noise, self.rebalancing = public_share, feature_noise, rebalancing
+        self._client_datasets: ClientSource | None = None
         self._serves_rounds, self._large_batch = False, 0
         self._device: torch.device | None = None
         self.prepare_data_per_node = datamodule.prepare_data_per_node
@@ -135,6 +163,20 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
         for hook in TRANSFER_HOOKS:
             if is_overridden(hook, datamodule, LightningDataModule):
                 vars(self)[hook] = unless_round(getattr(datamodule, hook))
+
+    def __repr__(self) -> str:
+        return short_repr(self)
+
+    def _repr_html_(self) -> str:
+        """Return the settings, and after ``setup('fit')`` each client's examples, by class if their labels are in memory."""
+        held: ClientSource | None = vars(self).get("_client_datasets")
+        if held is None or not (self.is_remote or held.whole):  # streams have no sizes
+            return settings_table(self)
+        own, labels = held.splits.training, held.labels
+        counts = own.sizes[:, None]
+        if labels is not None and labels.numel() and 0 <= int(labels.min()) <= int(labels.max()) < _MOST_CLASSES:
+            counts = client_label_counts(own.owners(), labels[own.order], len(own), int(labels.max()) + 1)
+        return settings_table(self) + client_bars(own.names, counts)
 
     @classmethod
     def from_clients(
@@ -189,8 +231,7 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
         counts, known = {"num_clients": num_clients, "num_examples": num_examples}, "left out if clients are given by name"
         for name, count in counts.items():
             require(count is None, name, known, count)
-        sets = ClientSets(clients, val, test, batch_size, shuffle, num_workers, collate_fn)
-        return cls(sets, OwnSets(sets), **settings)
+        return cls(ClientSets(clients, val, test, batch_size, shuffle, num_workers, collate_fn), **settings)
 
     @classmethod
     def from_loaders(
@@ -209,11 +250,11 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; refuse a Trainer of the package ``pytorch_lightning``, which cannot read this datamodule."""
-        if name == "trainer" and type(value).__module__.startswith("pytorch_lightning."):
-            raise ConfigurationError(f"The Trainer is a pytorch_lightning.Trainer. {OTHER_PACKAGE}")
+        if name == "trainer":
+            refuse_package("the Trainer", value)
         if name == "batch_size" and hasattr(vars(self).get("datamodule"), name):  # a BatchSizeFinder without a federation
             setattr(self.datamodule, name, value)
-            if self._client_datasets is not None and self.has_one_set:
+            if isinstance(self._client_datasets, ClientDatasets):
                 self.reload()
             return
         super().__setattr__(name, value)
@@ -230,6 +271,77 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
     def serve_rounds(self, active: bool) -> None:
         """Set whether ``train_dataloader`` serves rounds, as the orchestrator requests, or the clients' examples."""
         self._serves_rounds = active
+
+    # ---------------------------------------------------------------- the clients
+
+    @property
+    def client_datasets(self) -> ClientSource:
+        """Return the clients' data, after ``setup('fit')``."""
+        assert self._client_datasets is not None
+        return self._client_datasets
+
+    @property
+    def splits(self) -> ClientSplits:
+        """Return the division of the examples over clients, after ``setup('fit')``."""
+        return self.client_datasets.splits
+
+    @property
+    def indices(self) -> Partition:
+        """Return the clients' training examples."""
+        return self.splits.training
+
+    @property
+    def origin(self) -> str:
+        """Return the origin of the data, in words."""
+        if isinstance(self._client_datasets, RemoteDatasets):
+            return f"{self.num_clients} sites, and {getattr(self.datamodule, 'origin', type(self.datamodule).__name__)} here"
+        return str(getattr(self.datamodule, "origin", type(self.datamodule).__name__))
+
+    @property
+    def num_clients(self) -> int:
+        """Return K, the number of clients that train, which is known after ``setup('fit')``."""
+        return len(self.indices)
+
+    def num_examples(self, client: int) -> int:
+        """Return the number of training examples of one client, n_k; a public share does not count."""
+        return self.indices[client].numel()
+
+    def client_name(self, client: int) -> str:
+        """Return the client's domain or the value of its column, if it has one, otherwise its number."""
+        own, position = self.indices, client
+        if (unseen := self.client_datasets.unseen) is not None and client >= len(own):
+            own, position = unseen, client - len(own)
+        return str(client) if own.names is None else own.names[position]
+
+    def clients_hold(self, part: Literal["validation", "test"]) -> bool:
+        """Return whether each client has a validation or test part: a share of its examples, or a set of its own."""
+        return getattr(self.splits, part) is not None
+
+    def register_clients(self, infos: Sequence[ClientInfo]) -> None:
+        """Take what clients outside this process tell about themselves, in the order of their ids, held-out ones last."""
+        held = self.held_out_clients
+        self._client_datasets = RemoteDatasets(infos, len(held) if isinstance(held, list) else 0)
+
+    @property
+    def is_remote(self) -> bool:
+        """Return whether the clients' examples are outside this process."""
+        return isinstance(self._client_datasets, RemoteDatasets)
+
+    def label_counts(self) -> Tensor:
+        """Count each client's training examples by class, by its own labels, int64, shape (K, C), after ``setup('fit')``.
+
+        Raises:
+            DataError: if the training set does not have labels.
+        """
+        return self.client_datasets.label_counts()
+
+    def evaluated_persons(self, client: int, part: Part) -> Tensor | None:
+        """Return the person of each example of a part of one client's, in order, int64; None if the data name no persons."""
+        return self.client_datasets.persons_of(client, part)
+
+    def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
+        """Return one client's batches of Poisson sampling; see ``ClientDatasets.poisson_batches``."""
+        return self.client_datasets.poisson_batches(client, full_batch, coins)
 
     # ---------------------------------------------------------------- set-up
 
@@ -249,73 +361,59 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
             self.datamodule.setup("fit")
         if clients_elsewhere(self.trainer):
             return  # :meth:`meet` tells their sizes
-        if isinstance(self.datamodule, LazyClients):
-            self._client_datasets = self._client_datasets or self._reading_alone(LazyDatasets(self.datamodule))
-            return
-        if self.partitioner is None:
-            raise missing("partitioner")
-        if isinstance(self.datamodule, ClientSets) and (own := self.datamodule.own_loaders()) is not None:
-            self._client_datasets = self._client_datasets or self._reading_alone(own)
-        elif stage == "fit" or self.server_set == "clients":
-            source = training_loader(self.datamodule)
-            if self._client_datasets is None:
-                self._client_datasets = self._hold(source)
+        base, held = self.datamodule, self._client_datasets
+        own = isinstance(base, ClientSets)
+        if self.partitioner is None and not isinstance(base, ClientSets | LazyClients):
+            raise _missing("partitioner")
+        if isinstance(base, LazyClients):
+            self._client_datasets = held or self._reading_alone(LazyDatasets(base), "when they are drawn")
+        elif isinstance(base, ClientSets) and base.opened:
+            sets = ClientDatasets(base.splits, base.train_dataloader(), readers=base.readers)
+            self._client_datasets = held or self._reading_alone(OwnLoaders(sets, base.opened), "with loaders of their own")
+        elif stage == "fit" or self.server_set == "clients" or own:
+            source = training_loader(base)
+            self._client_datasets = held or self._hold(source)
             self._client_datasets.source = source
 
-    def _reading_alone(self, own: ClientSource) -> ClientSource:
+    def _reading_alone(self, clients: ClientSource, how: str) -> ClientSource:
         """Return clients that are read as they are, after refusing settings that would change their examples."""
-        settings = ("client_validation", "client_test", "feature_noise", "held_out_clients")
-        for name in (*settings, *(["rebalancing"] if self.rebalancing is not None else [])):
-            how = "when they are drawn" if isinstance(own, LazyDatasets) else "with loaders of their own"
+        for name in ("client_validation", "client_test", "feature_noise", "held_out_clients", "rebalancing"):
             require(not getattr(self, name), f"data.{name}", f"off if clients read {how}", getattr(self, name))
-        return own
+        return clients
 
     def _hold(self, source: DataLoader[Any]) -> ClientDatasets:
         dataset: Any = source.dataset
-        assert self.partitioner is not None
-        partitioner, seed = self.partitioner, int(getattr(self.partitioner, "seed", 0))
-        read = partitioner.needs_labels or self.public_share > 0
-        labels = read_labels(dataset) if read else None
-        if labels is not None and getattr(self.datamodule, "is_stand_in", False):
-            partitioner = partitioner.for_stand_in(labels)
-
-        shares = {"validation": self.client_validation, "test": self.client_test}
+        base, partitioner, seed = self.datamodule, self.partitioner, int(getattr(self.partitioner, "seed", 0))
         among = None if is_plain(source.sampler) else yields(source)
-        known = labels if labels is not None else labels_at_hand(dataset)
-        division = divide(
-            len(dataset),
-            splitter(partitioner, dataset, labels),
-            known,
-            shares,
-            self.public_share,
-            seed,
-            first=int(getattr(partitioner, "first", 0)),
-            persons=self.datamodule.persons if isinstance(self.datamodule, ClientSets) else read_persons(dataset),
-            among=among,
-        )
-        if isinstance(self.datamodule, ClientSets):
-            division = self.datamodule.with_own_sets(division, shares)
-        possible, readers, unseen, held = None if among is None else among.numel(), self._readers(), None, []
+        has_own, readers = is_overridden("val_dataloader", base, LightningDataModule), {}
+        validation = base.val_dataloader if has_own else None
+        if isinstance(base, ClientSets):
+            splits, labels, readers = base.splits, labels_at_hand(dataset), base.readers
+            validation = partial(as_loader, base.given["validation"])
+        else:
+            assert partitioner is not None
+            read = partitioner.needs_labels or self.public_share > 0
+            labels = read_labels(dataset) if read else labels_at_hand(dataset)
+            if read and labels is not None and getattr(base, "is_stand_in", False):
+                partitioner = partitioner.for_stand_in(labels)
+            splits = divide(dataset, partitioner, labels, self.public_share, seed, read_persons(dataset), among)
+        shares = {"validation": self.client_validation, "test": self.client_test}
+        splits = hold_back(splits, shares, labels, seed, int(getattr(partitioner, "first", 0)))
+        unseen, held = None, []
         if self.held_out_clients:
-            names = division.training.names or tuple(map(str, range(len(division.training))))
+            names = splits.training.names or tuple(map(str, range(len(splits.training))))
             held = chosen(self.held_out_clients, names, seed)
-            division, unseen, order = held_out_last(division, held)
-            readers = readers.in_order(order)
+            splits, unseen, order = held_out_last(splits, held)
+            readers = {part: [own[k] for k in order] for part, own in readers.items()}
         sigma = self.feature_noise
-        noise = FeatureNoise(sigma, len(division.training), seed, tuple(held)) if sigma else None
-        return ClientDatasets(division, source, known, noise, self.rebalancing, readers, possible, unseen)
-
-    def _readers(self) -> Readers:
-        """Return what reads each part of each client: the loaders of the datamodule, or each client's own."""
-        if isinstance(self.datamodule, ClientSets):
-            return self.datamodule.readers()
-        has_own = is_overridden("val_dataloader", self.datamodule, LightningDataModule)
-        return Readers(self.datamodule.val_dataloader if has_own else None)
+        noise = FeatureNoise(sigma, len(splits.training), seed, tuple(held)) if sigma else None
+        possible = None if among is None else among.numel()
+        return ClientDatasets(splits, source, labels, noise, self.rebalancing, readers, validation, possible, unseen)
 
     def divide_again(self) -> None:
         """Draw the clients' parts again, after a change of the partitioner; call it after ``setup('fit')``."""
-        if self.has_one_set:
-            self._client_datasets = self._hold(self.client_datasets.source)
+        if isinstance(self._client_datasets, ClientDatasets):
+            self._client_datasets = self._hold(self._client_datasets.source)
 
     def place(self, device: torch.device) -> None:
         """Keep the training set's tensors on the clients' device, if they fit; call it after ``setup('fit')``."""
@@ -343,12 +441,12 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
             poisson: the batches of Poisson sampling, if used; see ``ClientDatasets.poisson_batches``.
         """
         loader = self.client_datasets.training_loader(client, seed, full_batch, drop_single, poisson)
-        return TrainingView(self.datamodule, loader)
+        return View(self.datamodule, train=lambda: loader)
 
     def client_evaluation_view(self, client: int, part: Part) -> LightningDataModule:
         """Return a part of one client's examples as a validation set, in order and in large batches."""
         loader = self.client_datasets.evaluation_loader(client, part, self._evaluation_batch_size())
-        return EvaluationView(self.datamodule, loader)
+        return View(self.datamodule, val=lambda: loader)
 
     def _evaluation_batch_size(self) -> int:
         """Return the batch size of the server's validation loader, if it has one."""
@@ -360,9 +458,13 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
             self._large_batch = max(own, int(asked or own))
         return self._large_batch
 
-    def _server_loader(self, name: str) -> Any:
-        if self.server_set == "clients" and name != "predict_dataloader":
+    def server_loader(self, name: str) -> Any:
+        """Return one of the server's loaders, not split over ranks, by the name of the method that Lightning calls."""
+        part = _PARTS.get(name)
+        if part is not None and self.server_set == "clients":
             return self.client_datasets.union_loader("test", self._evaluation_batch_size())
+        if isinstance(self.datamodule, ClientSets) and part in self.datamodule.readers:  # the clients' own
+            return self.client_datasets.union_loader(part, self.client_datasets.source.batch_size or 1)
         loader = getattr(self.datamodule, name)()
         if self._client_datasets is not None and not self.is_remote:
             require_alike("The training set", self.client_datasets.source, f"the set of '{name}'", loader)
@@ -385,10 +487,10 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
         """
 
         def make() -> Any:
-            loader = reduced(self._server_loader("val_dataloader"), examples, batch_size, seed)
+            loader = reduced(self.server_loader("val_dataloader"), examples, batch_size, seed)
             return loader if changed is None else changed(loader)
 
-        return ServerView(self.datamodule, make)
+        return View(self.datamodule, val=make)
 
     def train_dataloader(self) -> Any:
         """Return one round per epoch, or without a federation the union of the clients' examples."""
@@ -396,7 +498,7 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
             return RoundLoader()
         held = self.client_datasets
         if not isinstance(held, ClientDatasets):
-            return held.union_loader("training", 1)
+            return held.union_loader("training", held.source.batch_size or 1)
         dataset, union = held.union("training")
         source = held.source
         own = is_plain(source.sampler) or self._rank[1] > 1  # on several ranks, Lightning wraps the sampler
@@ -405,15 +507,15 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
 
     def val_dataloader(self) -> Any:
         """Return the server's validation set, split over the ranks without padding."""
-        return sharded(self._server_loader("val_dataloader"), *self._rank)
+        return sharded(self.server_loader("val_dataloader"), *self._rank)
 
     def test_dataloader(self) -> Any:
         """Return the server's test set, split over the ranks without padding."""
-        return sharded(self._server_loader("test_dataloader"), *self._rank)
+        return sharded(self.server_loader("test_dataloader"), *self._rank)
 
     def predict_dataloader(self) -> Any:
         """Return the user's prediction set, split over the ranks without padding."""
-        return sharded(self._server_loader("predict_dataloader"), *self._rank)
+        return sharded(self.server_loader("predict_dataloader"), *self._rank)
 
     def teardown(self, stage: str) -> None:
         """Let the user's datamodule clean up, and stop the workers."""
@@ -438,3 +540,11 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
     @property
     def _rank(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+
+def _missing(name: str) -> ConfigurationError:
+    """Return the error for data, or for their division, that are not given."""
+    return ConfigurationError(
+        f"'data.{name}' is missing. Set it, or give each client data of its own with 'data.clients'. A complete "
+        "configuration: fl-lightning fit --config adafed_mnist."
+    )

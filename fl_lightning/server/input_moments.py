@@ -14,6 +14,7 @@ from fl_lightning.core.capabilities import Capability, Need, Part, check_need
 from fl_lightning.core.federation import Federation
 from fl_lightning.core.option import ServerHooks
 from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.data.input_statistics import input_moments
 from fl_lightning.data.remote import RemoteDatasets
 from fl_lightning.data.schema import channel_names, schema_of
 from fl_lightning.errors import ClientError, ConfigurationError
@@ -91,7 +92,7 @@ def measure_inputs(trainer: Trainer, data: FederatedDataModule, part: Standardiz
     failure: Exception | None = None
     for client in range(data.num_clients)[comm.rank :: comm.size]:
         try:
-            mine.append(data.input_moments(client) if data.is_remote else told_moments(data, client, part, seed))
+            mine.append(input_moments(data, client) if data.is_remote else told_moments(data, client, part, seed))
         except Exception as error:
             failure = error
             break

@@ -31,7 +31,7 @@ from fl_lightning import (
     FederatedOrchestrator,
     IIDPartitioner,
 )
-from fl_lightning.data.readers import same_function
+from fl_lightning.data.client_datasets import reads_alike
 
 SIZE = 40
 
@@ -228,11 +228,15 @@ def test_a_set_without_a_loader_says_how_it_is_read():
     assert read(data.val_dataloader()) == [1000, 1001, 1002, 1003, 1004]
 
 
-def test_when_two_functions_are_the_same():
+def test_when_two_loaders_read_alike():
+    def alike(first: Any, second: Any) -> bool:
+        return reads_alike(*(DataLoader(numbers(4), collate_fn=collate) for collate in (first, second)))
+
     one = WithCollation()
-    assert same_function(one.collate, one.collate)
-    assert not same_function(one.collate, WithCollation().collate)
-    assert same_function(shifted, shifted)
-    assert not same_function(lambda examples: examples, lambda examples: examples)
-    assert same_function(None, None)
-    assert not same_function(None, shifted)
+    assert alike(one.collate, one.collate)
+    assert not alike(one.collate, WithCollation().collate)
+    assert alike(shifted, shifted)
+    assert not alike(lambda examples: examples, lambda examples: examples)
+    assert alike(None, None)
+    assert not alike(None, shifted)
+    assert not reads_alike(DataLoader(numbers(4)), DataLoader(numbers(4), num_workers=1))

@@ -246,9 +246,11 @@ REFUSALS = [
     Refusal(lambda: held_out(20.0), "Write 20 for a number, or 0.2 for 20 %"),
     Refusal(lambda: held_out(-1), "a number of clients, or a list of their names, but is -1"),
     Refusal(lambda: held_out(["a", "a"]), "must be names that differ, but is ['a', 'a']"),
-    Refusal(lambda: held_out(["f"]), "'data.held_out_clients' has 'f', but the clients are: a, b, c, d, e. Use their names."),
-    Refusal(lambda: held_out(5), "must be fewer than the 5 clients, so that some train, but is 5"),
-    Refusal(lambda: held_out(list("abcde")), "must be fewer than the 5 clients"),
+    Refusal(
+        set_up(lambda: held_out(["f"])), "'data.held_out_clients' has 'f', but the clients are: a, b, c, d, e. Use their names."
+    ),
+    Refusal(set_up(lambda: held_out(5)), "must be fewer than the 5 clients, so that some train, but is 5"),
+    Refusal(set_up(lambda: held_out(list("abcde"))), "must be fewer than the 5 clients"),
     Refusal(
         set_up(lambda: FederatedDataModule(Blobs(), Consecutive(), held_out_clients=[7])),
         "has '7', but the clients are: 0, 1, 2",

@@ -83,7 +83,10 @@ LAZY = [
     Refusal(sized(3, client_test=0.2), "'data.client_test' must be off if clients read when they"),
     Refusal(sized(3, public_share=0.2), "'data.public_share' must be 0"),
     Refusal(sized(3, rebalancing=LabelAveraging()), "'data.rebalancing' must be off"),
-    Refusal(lambda: FederatedDataModule(Nobody(), IIDPartitioner(2)), "'data.partitioner' must be null with LazyClients"),
+    Refusal(
+        lambda: FederatedDataModule(Nobody(), IIDPartitioner(2)),
+        "'data.partitioner' must be null if the examples have a client already",
+    ),
     Refusal(lambda: Nobody(batch_size=0), "'data.datamodule.batch_size' must be 1 or above, but is 0"),
     told(lambda: fit(lazily(Store(), 6)), "Client ... has ... examples, but its 'num_examples' is 6. Make both agree"),
     told(opening(3), "was opened as a int, but must be a dataset ... Return the dataset"),

@@ -187,7 +187,7 @@ class AttackersAtServer(ServerHooks):
         attackers, who, active = self._attackers, (self._data.num_clients, self._seed), self._attackers.active_in(round_idx)
         if active != self._active:
             labels, backdoors = (attackers.label_attacks(*who), attackers.backdoors(*who)) if active else ({}, {})
-            self._data.change_examples(poisoned(labels, backdoors, self._seed))
+            self._data.client_datasets.change_examples(poisoned(labels, backdoors, self._seed))
             self._active = active
 
     def task(self, task: ClientTask) -> ClientTask:
@@ -209,7 +209,7 @@ class AttackersAtServer(ServerHooks):
 
     def close(self) -> None:
         """Restore the clients' data."""
-        self._data.change_examples({})
+        self._data.client_datasets.change_examples({})
 
 
 class AttackersAtClients(ClientHooks):

@@ -1,28 +1,30 @@
-"""Read clients' examples when the clients are drawn, instead of all of them before the first round."""
+"""Open a client's loader at its turn: examples read when the client is drawn, or a loader that is used as it is."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
-from fl_lightning.data.client_source import ClientSource
-from fl_lightning.data.client_sources import of_client
-from fl_lightning.data.client_splits import ClientSplits
-from fl_lightning.data.given_loaders import GivenLoaders
+from fl_lightning.data.client_datasets import ClientDatasets, OneAfterAnother
+from fl_lightning.data.client_source import ClientSource, Sizes
+from fl_lightning.data.client_sources import is_loader, of_client
+from fl_lightning.data.client_splits import NOTHING, ClientSplits
 from fl_lightning.data.labels import read_persons
 from fl_lightning.data.loaders import client_loader, evaluation_loader, poisson_loader
-from fl_lightning.data.own_loaders import is_loader
 from fl_lightning.data.poisson_loader import PoissonBatches
-from fl_lightning.data.readers import OneAfterAnother
-from fl_lightning.data.remote import RemotePartition
+from fl_lightning.data.samplers import is_plain, yields
+from fl_lightning.data.views import GivenLoaders
 from fl_lightning.errors import ConfigurationError, DataError, require
 from fl_lightning.functional.partition import Partition
+from fl_lightning.functional.seeding import derive_seed, reseed
 from fl_lightning.messages import Part
 from fl_lightning.utilities.argument_types import ChecksTypes
 
@@ -82,33 +84,24 @@ class OpenedClients(GivenLoaders, LazyClients):
                 "FederatedDataModule.from_clients(open_client, num_clients=1000, num_examples=20), or give 'num_examples' one "
                 "number for each client."
             )
-        require(isinstance(num_clients, int) and num_clients >= 1, "num_clients", "a whole number of 1 or above", num_clients)
+        require(num_clients >= 1, "num_clients", "a whole number of 1 or above", num_clients)
+        sets = []
         for part, given in (("val", val), ("test", test)):
             wanted = "the server's dataset or DataLoader if clients are opened by a function"
             require(not isinstance(given, Mapping), part, wanted, type(given).__name__)
-        val, test = (
-            one if one is None or is_loader(one) else DataLoader(one, batch_size, collate_fn=collate_fn) for one in (val, test)
-        )
-        GivenLoaders.__init__(self, None, val, test)
+            plain = given is not None and not is_loader(given)
+            sets.append(DataLoader(given, batch_size, collate_fn=collate_fn) if plain else given)
+        GivenLoaders.__init__(self, None, *sets)
         LazyClients.__init__(self, batch_size, shuffle, collate_fn)
-        self._opens, self._num_clients, self._num_examples = opens, num_clients, num_examples
+        self.open = opens  # type: ignore[method-assign]
+        sizes = torch.as_tensor(num_examples)
+        self._num_examples = sizes.expand(num_clients) if sizes.ndim == 0 else sizes
+        found, wanted = len(self._num_examples), f"one number for each of {num_clients} clients"
+        require(found == num_clients, "num_examples", wanted, found)
 
-    def num_examples(self) -> Sequence[int] | Tensor:
-        """Return the numbers that were given.
-
-        Raises:
-            ConfigurationError: if they are not one for each client.
-        """
-        given, clients = self._num_examples, self._num_clients
-        if not hasattr(given, "__len__"):
-            return _whole_numbers([given]).expand(clients)
-        numbers = _whole_numbers(given)
-        require(len(numbers) == clients, "num_examples", f"one number for each of {clients} clients", len(numbers))
-        return numbers
-
-    def open(self, client: int) -> Dataset[Any]:
-        """Call the function."""
-        return self._opens(client)
+    def num_examples(self) -> Tensor:
+        """Return the numbers that were given."""
+        return self._num_examples
 
 
 class LazyDatasets(ClientSource):
@@ -129,9 +122,8 @@ class LazyDatasets(ClientSource):
         if not sizes.numel() or int(sizes.min()) < 1:
             found = f"{int(sizes.min())} for client {int(sizes.argmin())}" if sizes.numel() else "no numbers"
             raise DataError(f"'num_examples' has {found}. Give each client a number of 1 or above, and leave out the others.")
-        empty = torch.zeros(0, dtype=torch.int64)
-        self.splits = ClientSplits(RemotePartition(sizes, None), None, None, empty)
-        self.source = self._loader(TensorDataset(empty))
+        self.splits = ClientSplits(Sizes(sizes))
+        self.source = self._loader(TensorDataset(NOTHING))
 
     def _loader(self, dataset: Any) -> DataLoader[Any]:
         own, shuffle = self._clients, self._clients.shuffle and len(dataset) > 0
@@ -187,7 +179,9 @@ class LazyDatasets(ClientSource):
 
     def union_loader(self, part: Part, batch_size: int) -> Any:
         """Return the clients' training examples, opened one after another."""
-        return OneAfterAnother([_Turn(self, client) for client in range(len(self.part(part)))])
+        sizes = self.part(part).sizes
+        turns = (partial(self.evaluation_loader, client, part, batch_size) for client in range(len(sizes)))
+        return OneAfterAnother(list(turns), int((-(-sizes // batch_size)).sum()))
 
 
 def _whole_numbers(given: Any) -> Tensor:
@@ -203,15 +197,94 @@ def _whole_numbers(given: Any) -> Tensor:
     return numbers.long()
 
 
-class _Turn:
-    """Open a client each time its examples are read."""
+# ---------------------------------------------------------------- loaders that are used as they are
 
-    def __init__(self, datasets: LazyDatasets, client: int) -> None:
-        self._datasets, self._client = datasets, client
 
-    def __len__(self) -> int:
-        size, own = self._datasets.splits.training[self._client].numel(), self._datasets.source.batch_size or 1
-        return -(-size // own)
+def reads_alone(loader: DataLoader[Any]) -> bool:
+    """Return whether a loader must be used as it is, because parts of the data would not be read in its way."""
+    return is_stream(loader) or _own_batches(loader) or type(loader) is not DataLoader or not is_plain(loader.sampler)
 
-    def __iter__(self) -> Iterator[Any]:
-        yield from self._datasets.evaluation_loader(self._client, "training", self._datasets.source.batch_size or 1)
+
+def _own_batches(loader: DataLoader[Any]) -> bool:
+    return type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None  # given as 'batch_sampler'
+
+
+def known_size(loader: Any) -> int | None:
+    """Return the number of a client's examples; None for a stream without a length. A stream may yield fewer."""
+    try:
+        return len(loader.dataset)
+    except TypeError:
+        return None
+
+
+def size_of(name: str, loader: DataLoader[Any]) -> int:
+    """Return the number of examples that a client's loader can yield; 1 for a stream without a length.
+
+    A sampler of another class than torch's counts with all examples of the dataset, and a warning says so.
+
+    Args:
+        name: the client's name.
+        loader: its training loader.
+    """
+    size = known_size(loader)
+    if size is None or isinstance(loader.dataset, IterableDataset) or (is_plain(loader.sampler) and not _own_batches(loader)):
+        return size or 1
+    found = yields(loader)
+    if found is None:
+        own = loader.batch_sampler if _own_batches(loader) else loader.sampler
+        rank_zero_warn(
+            f"It is not known which examples the sampler of client '{name}' reads ({type(own).__name__}), so the client counts "
+            f"with all {size} of its dataset. If it never reads some of them, give the loader a dataset without those."
+        )
+    return size if found is None else max(1, found.numel())
+
+
+def is_stream(loader: Any) -> bool:
+    """Return whether a loader reads a stream."""
+    return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
+
+
+class OwnLoaders(ClientSource):
+    """Hold the loader of each client. The examples of a stream without a length are counted while a client trains on them.
+
+    Args:
+        sets: the clients' validation and test sets, and the sizes of their training sets, 1 if unknown.
+        loaders: each client's training loader, in the order of the clients.
+    """
+
+    reason = "Each client reads with a loader of its own (a stream, a sampler or a class of its own)"
+
+    def __init__(self, sets: ClientDatasets, loaders: Sequence[DataLoader[Any]]) -> None:
+        self.splits, self.source, self._sets, self._loaders = sets.splits, sets.source, sets, loaders
+
+    def size_is_unknown(self, client: int) -> bool:
+        """Return whether a client reads a stream without a length."""
+        return self.streams(client) and known_size(self._loaders[client]) is None
+
+    def streams(self, client: int) -> bool:
+        """Return whether a client reads a stream."""
+        return is_stream(self._loaders[client])
+
+    def training_loader(self, client: int, seed: int, full_batch: bool, drop_single: bool, poisson: Any = None) -> Any:
+        """Return a client's loader, with its generators seeded.
+
+        Raises:
+            DataError: if a setting asks for other batches.
+        """
+        if full_batch or poisson is not None:
+            self.refuse(f"'{'federation.local.full_batch' if full_batch else poisson.setting}' cannot change its batches")
+        loader = self._loaders[client]
+        for part in (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
+            for name, value in getattr(part, "__dict__", {}).items():
+                reseed(value, derive_seed(seed, name))
+        return loader
+
+    def evaluation_loader(self, client: int, part: Part, batch_size: int) -> Any:
+        """Return a client's own validation or test set."""
+        if part == "training":
+            self.refuse("its training examples cannot be evaluated on")
+        return self._sets.evaluation_loader(client, part, batch_size)
+
+    def union_loader(self, part: Part, batch_size: int) -> Any:
+        """Return a part of all clients; of their training sets, the clients' loaders one after another."""
+        return OneAfterAnother(self._loaders) if part == "training" else self._sets.union_loader(part, batch_size)
