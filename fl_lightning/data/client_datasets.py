@@ -21,10 +21,9 @@ from fl_lightning.data.loaders import client_loader, evaluation_loader, indexes,
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.resident_loader import ResidentLoader
-from fl_lightning.data.samplers import client_sampler, is_plain
+from fl_lightning.data.samplers import client_sampler, is_plain, yields
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.functional.labels import client_label_counts
-from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.splitting import sharing_clients
 from fl_lightning.messages import Part
 
@@ -50,8 +49,6 @@ class ClientDatasets(ClientSource):
         rebalancing: makes clients repeat examples of rare classes, or None.
         readers: each client's own loaders by part, in the order of the clients; empty if one training set was divided.
         validation: returns the loader of the server's validation set; None if the server has none.
-        possible: the number of examples that ``source`` can yield; None for all.
-        unseen: the test examples of the held-out clients, whose ids follow those of the others; None without any.
     """
 
     whole = True
@@ -65,11 +62,9 @@ class ClientDatasets(ClientSource):
         rebalancing: LabelAveraging | None = None,
         readers: Mapping[Part, Sequence[DataLoader[Any]]] | None = None,
         validation: Callable[[], Any] | None = None,
-        possible: int | None = None,
-        unseen: Partition | None = None,
     ) -> None:
-        self.splits, self.source, self.labels, self.unseen = splits, source, labels, unseen
-        self._readers, self._validation, self._possible = readers or {}, validation, possible
+        self.splits, self.source, self.labels = splits, source, labels
+        self._readers, self._validation = readers or {}, validation
         self._size = len(source.dataset)  # type: ignore[arg-type]
         self._noise, self._rebalancing = noise, rebalancing
         self._changed: Mapping[int, ExampleChange] = {}
@@ -101,7 +96,7 @@ class ClientDatasets(ClientSource):
 
     def _owner_of(self, example: int) -> str:
         """Return the client of an example, in words; empty if no client has it."""
-        for part in (self.splits.training, self.splits.validation, self.splits.test, self.unseen):
+        for part in (self.splits.training, self.splits.validation, self.splits.test, self.splits.unseen):
             found = [] if part is None else (part.order == example).nonzero().flatten().tolist()
             if part is not None and found:
                 client = int(part.owners()[found[0]])
@@ -136,12 +131,12 @@ class ClientDatasets(ClientSource):
     def _trained(self) -> Tensor | None:
         """Return the examples of the clients that train, ascending; None if no client is held out."""
         parts = (self.splits.training, self.splits.validation, self.splits.test)
-        return None if self.unseen is None else torch.cat([p.order for p in parts if p is not None]).sort().values
+        return None if self.splits.unseen is None else torch.cat([p.order for p in parts if p is not None]).sort().values
 
     def _examples(self, client: int, part: Part) -> Tensor:
         """Return a part of a client's examples; of a held-out client, what it is tested on."""
-        first = len(self.splits.training)
-        return self.part(part)[client] if self.unseen is None or client < first else self.unseen[client - first]
+        first, unseen = len(self.splits.training), self.splits.unseen
+        return self.part(part)[client] if unseen is None or client < first else unseen[client - first]
 
     def _noise_of(self, client: int, part: Part) -> dict[str, Any]:
         """Return the noise of a client, whose draws are those of a run without the held-out clients."""
@@ -250,7 +245,8 @@ class ClientDatasets(ClientSource):
 
     def sampler_of(self, indices: Tensor, order: torch.Generator | None) -> Sampler[int]:
         """Return a sampler of positions among some examples that reads them as the user's sampler does."""
-        return client_sampler(self.source.sampler, self._size, indices, order, self._possible)
+        found = yields(self.source)
+        return client_sampler(self.source.sampler, indices, order, self._size if found is None else found.numel())
 
     def place(self, device: torch.device, limit: float | None) -> None:
         """Keep the training set's tensors on a GPU, if batches are indexed and they fit."""

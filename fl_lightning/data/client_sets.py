@@ -238,12 +238,12 @@ class ClientSets(LightningDataModule):
     def _arrange(self, parts: Mapping[Part, list[Any]], first: DataLoader[Any]) -> None:
         """Join the sets of all clients, training sets first, and note the range of each."""
         sets = [own for datasets in parts.values() for own in datasets]
-        ranges = torch.arange(sum(map(len, sets))).split([len(own) for own in sets])
-        count, found = len(self.names), {}
+        ranges = torch.split(torch.arange(sum(map(len, sets))), [len(own) for own in sets])
+        count = len(self.names)
+        found: dict[str, Any] = {"training": Partition.of_parts([torch.zeros(0)] * count, self.names)}
         for number, part in enumerate(parts):
             found[part] = Partition.of_parts(ranges[number * count : (number + 1) * count], self.names)
-        none = Partition.of_parts([torch.zeros(0)] * count, self.names)
-        self.splits = ClientSplits(**{"training": none, **found}, persons=read_persons(*sets))
+        self.splits = ClientSplits(**found, persons=read_persons(*sets))
         shared = {name: getattr(first, name) for name in (*_SHARED, "collate_fn", "worker_init_fn")}
         shared["batch_size"] = shared["batch_size"] or self._own["batch_size"]
         shuffle = not self.opened and isinstance(first.sampler, RandomSampler)

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from fl_lightning.data.changed_dataset import NOTHING
-from fl_lightning.data.labels import read_column
+from fl_lightning.data.labels import labels_at_hand, read_column, read_labels, read_persons
+from fl_lightning.data.samplers import is_plain, yields
 from fl_lightning.errors import ConfigurationError, DataError, did_you_mean, require, share_hint
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
@@ -34,6 +36,7 @@ class ClientSplits:
         test: the examples that they hold back for their own test, or None.
         public: class-balanced examples that every client also trains on, ascending, int64.
         persons: the person of each example of the data set, int64, shape (n,); None if each example is a person of its own.
+        unseen: the test examples of the held-out clients, whose ids follow those of the others; None without any.
     """
 
     training: Partition
@@ -41,46 +44,66 @@ class ClientSplits:
     test: Partition | None = None
     public: Tensor = NOTHING
     persons: Tensor | None = None
+    unseen: Partition | None = None
 
 
-def check_shares(validation: float, test: float, public: float) -> None:
-    """Reject shares that leave nothing to train on.
+def check_parts(validation: float, test: float, server_set: str, public: float, held_out: HeldOut, own: bool) -> None:
+    """Reject shares and held-out clients outside their range, or that exclude each other.
+
+    Args:
+        validation: the share that clients hold back for validation.
+        test: the share for test.
+        server_set: whose sets the server validates and tests on.
+        public: the share that all clients get.
+        held_out: the clients that are held out.
+        own: whether each client has a dataset of its own.
 
     Raises:
-        ConfigurationError: if a share is invalid; the message names the setting.
+        ConfigurationError: if a setting is invalid; the message names it.
     """
     for name, share in (("client_validation", validation), ("client_test", test), ("public_share", public)):
         require(0 <= share < 1, f"data.{name}", "at least 0 and below 1", share, share_hint(share))
     together = validation + test
     require(together < 1, "data.client_validation", "below 1 together with 'data.client_test'", together)
+    known = "'datamodule', or 'clients' with 'data.client_test' above 0"
+    require(server_set == "datamodule" or test > 0, "data.server_set", known, server_set)
+    if isinstance(held_out, list):
+        require(len(set(map(str, held_out))) == len(held_out), _HELD, "names that differ", held_out)
+    else:
+        share = isinstance(held_out, float)
+        known = "a share of at least 0 and below 1, a number of clients, or a list of their names"
+        hint = share_hint(held_out, counts=True) if share else ""
+        require(0 <= held_out < 1 if share else held_out >= 0, _HELD, known, held_out, hint)
+    known = "0 if each client has a dataset of its own, or with held-out clients, whose examples it would contain"
+    require(public == 0 or not (own or held_out), "data.public_share", known, public)
 
 
 def divide(
-    dataset: Any,
-    partitioner: Partitioner,
-    labels: Tensor | None,
-    public_share: float,
-    seed: int,
-    persons: Tensor | None = None,
-    among: Tensor | None = None,
-) -> ClientSplits:
-    """Set the public share aside, and split the rest over the clients.
+    source: DataLoader[Any], partitioner: Partitioner, public_share: float, seed: int, stand_in: bool = False
+) -> tuple[ClientSplits, Tensor | None]:
+    """Set the public share aside, and split the rest over the clients; return also the labels, if they are in memory.
+
+    Examples that the loader's sampler never reads belong to no part.
 
     Args:
-        dataset: the training set.
+        source: the loader of the training set.
         partitioner: decides which example belongs to which client.
-        labels: the labels of all examples, which a public share and some partitioners need.
         public_share: the share of the training set, in [0, 1).
         seed: draws the share.
-        persons: the person of each example; None if each is one of its own.
-        among: the examples to divide, ascending; None for all. The others belong to no part.
+        stand_in: whether a smaller set replaces the one that the partitioner is for.
 
     Raises:
         ConfigurationError: if there is a public share of persons.
         DataError: if a client is left without examples, or a class has too few for the public share.
     """
+    dataset: Any = source.dataset
+    persons, read = read_persons(dataset), partitioner.needs_labels or public_share > 0
+    among = None if is_plain(source.sampler) else yields(source)
     chosen, public = torch.arange(len(dataset)) if among is None else among, NOTHING
-    if public_share and labels is not None:
+    labels = read_labels(dataset) if read else labels_at_hand(dataset)
+    if labels is not None and read and stand_in:
+        partitioner = partitioner.for_stand_in(labels)
+    if labels is not None and public_share:
         require(persons is None, "data.public_share", "0 if the data name persons, who would be in several parts", public_share)
         positions = _public(labels[chosen], public_share, seed)
         private = torch.ones(len(chosen), dtype=torch.bool)
@@ -93,7 +116,7 @@ def divide(
         own = labels[chosen] if partitioner.needs_labels and labels is not None else None
         found = partitioner.partition(len(chosen), own)
     partition = _checked(type(partitioner).__name__, found, len(chosen))
-    return ClientSplits(replace(partition, order=chosen[partition.order]), public=public, persons=persons)
+    return ClientSplits(replace(partition, order=chosen[partition.order]), public=public, persons=persons), labels
 
 
 def hold_back(splits: ClientSplits, shares: dict[str, float], labels: Tensor | None, seed: int, first: int = 0) -> ClientSplits:
@@ -113,7 +136,8 @@ def hold_back(splits: ClientSplits, shares: dict[str, float], labels: Tensor | N
         ConfigurationError: if clients have a set of their own for a part.
         DataError: if a client is left without training examples.
     """
-    partition, persons, parts = splits.training, splits.persons, {}
+    parts: dict[str, Any] = {}
+    partition, persons = splits.training, splits.persons
     held = count_units(partition, persons)
     for name in ("test", "validation"):
         if not (share := shares[name]):
@@ -137,9 +161,11 @@ def _checked(name: str, found: Any, num_examples: int) -> Partition:
     Raises:
         DataError: if a client has no examples, or indices are no whole numbers, outside 0 .. num_examples - 1 or not unique.
     """
-    if not isinstance(found, Partition):
-        found = Partition.of_parts([_indices(name, client, part) for client, part in enumerate(found)])
-    order = found.order
+    if isinstance(found, Partition):
+        partition = found
+    else:
+        partition = Partition.of_parts([_indices(name, client, part) for client, part in enumerate(found)])
+    order = partition.order
     if order.numel() and not 0 <= int(order.min()) <= int(order.max()) < num_examples:
         raise DataError(
             f"{name} returned indices from {int(order.min())} to {int(order.max())}, but there are {num_examples} examples to "
@@ -151,13 +177,13 @@ def _checked(name: str, found: Any, num_examples: int) -> Partition:
         raise DataError(
             f"{name} assigned example {int(counts.argmax())} more than once. Assign every example to at most one client."
         )
-    empty = (found.sizes == 0).nonzero().flatten().tolist()
-    if empty or not len(found):
+    empty = (partition.sizes == 0).nonzero().flatten().tolist()
+    if empty or not len(partition):
         raise DataError(
-            f"{name} left {_called(found, empty[0]) if empty else 'every client'} without data. "
+            f"{name} left {_called(partition, empty[0]) if empty else 'every client'} without data. "
             "Every client needs at least one training example: use fewer clients or another partition."
         )
-    return found
+    return partition
 
 
 def _indices(name: str, client: int, part: Any) -> Tensor:
@@ -205,20 +231,6 @@ def _public(labels: Tensor, share: float, seed: int) -> Tensor:
 # ---------------------------------------------------------------- clients that never train
 
 
-def check_held_out(given: HeldOut) -> None:
-    """Reject a share or a number outside its range, and names that occur twice.
-
-    Raises:
-        ConfigurationError: naming the setting.
-    """
-    if isinstance(given, list):
-        require(len(set(map(str, given))) == len(given), _HELD, "names that differ", given)
-        return
-    share = isinstance(given, float)
-    wanted = "a share of at least 0 and below 1, a number of clients, or a list of their names"
-    require(0 <= given < 1 if share else given >= 0, _HELD, wanted, given, share_hint(given, counts=True) if share else "")
-
-
 def chosen(given: HeldOut, names: Sequence[str], seed: int) -> list[int]:
     """Return the positions of the clients that are held out, ascending.
 
@@ -247,24 +259,28 @@ def chosen(given: HeldOut, names: Sequence[str], seed: int) -> list[int]:
     return found
 
 
-def held_out_last(splits: ClientSplits, held: Sequence[int]) -> tuple[ClientSplits, Partition, list[int]]:
-    """Return the parts of the clients that train, what the others are tested on, and the order of all clients.
+def held_out_last(splits: ClientSplits, given: HeldOut, seed: int) -> tuple[ClientSplits, list[int]]:
+    """Return the parts of the clients that train, with what the others are tested on, and the order of all clients.
 
     Clients keep their names, or as a name the number that they had. A held-out client is tested on its test part, as the
     others are; without test parts, on all of its examples.
 
     Args:
         splits: the parts of all clients.
-        held: the positions of the held-out clients, ascending.
+        given: the clients that are held out.
+        seed: draws them.
     """
-    out = set(held)
-    trained = [client for client in range(len(splits.training)) if client not in out]
+    everyone = list(range(len(splits.training)))
+    if not given:
+        return splits, everyone
+    held = chosen(given, splits.training.names or tuple(map(str, everyone)), seed)
+    trained = sorted(set(everyone) - set(held))
     own = {name: _of(getattr(splits, name), trained) for name in ("training", "validation", "test")}
     unseen = _of(splits.test, held)
     if unseen is None:
         kept = [part for part in (splits.training, splits.validation) if part is not None]
         unseen = _of(Partition.of_parts([torch.cat(one) for one in zip(*kept, strict=True)], splits.training.names), held)
-    return replace(splits, **own), unseen, [*trained, *held]
+    return replace(splits, **own, unseen=unseen), [*trained, *held]
 
 
 def _of(partition: Partition | None, clients: Sequence[int]) -> Any:

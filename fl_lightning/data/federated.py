@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -18,27 +18,17 @@ from fl_lightning.data.client_datasets import ClientDatasets
 from fl_lightning.data.client_sets import ClientSets
 from fl_lightning.data.client_source import ClientSource
 from fl_lightning.data.client_sources import as_loader, refuse_package
-from fl_lightning.data.client_splits import (
-    ClientSplits,
-    HeldOut,
-    check_held_out,
-    check_shares,
-    chosen,
-    divide,
-    held_out_last,
-    hold_back,
-)
+from fl_lightning.data.client_splits import ClientSplits, HeldOut, check_parts, divide, held_out_last, hold_back
 from fl_lightning.data.feature_noise import FeatureNoise
-from fl_lightning.data.labels import labels_at_hand, read_labels, read_persons
+from fl_lightning.data.labels import labels_at_hand
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
 from fl_lightning.data.opened_clients import LazyClients, LazyDatasets, OpenedClients, OwnLoaders
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.remote import RemoteDatasets, clients_elsewhere
-from fl_lightning.data.samplers import is_plain, yields
+from fl_lightning.data.samplers import is_plain
 from fl_lightning.data.views import TRANSFER_HOOKS, GivenLoaders, RoundLoader, View, from_base, leave_out, unless_round
-from fl_lightning.errors import ConfigurationError, require, require_texts
-from fl_lightning.functional.labels import client_label_counts
+from fl_lightning.errors import require, require_texts
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.showing import client_bars, settings_table, short_repr
 from fl_lightning.messages import ClientInfo, Part
@@ -121,48 +111,33 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
                 require(given is None, f"data.{name}", known, type(given).__name__)
             require_texts("data.clients", clients)
             datamodule = ClientSets(clients)
-        if datamodule is None:
-            raise _missing("datamodule")
         refuse_package("'data.datamodule'", datamodule)
-        others = "Give an object of it, or write FederatedDataModule.from_loaders or FederatedDataModule.from_clients."
-        is_module = isinstance(datamodule, LightningDataModule)
-        require(is_module, "data.datamodule", "a LightningDataModule", datamodule, others)
-        for name, own in datamodule.clients.items() if isinstance(datamodule, ClientSets) else ():
-            if isinstance(own, LazyClients | FederatedDataModule):
-                raise ConfigurationError(
-                    f"Client '{name}' is a {type(own).__name__}, which holds many clients itself, so it cannot be one of them. "
-                    "Give it as 'data.datamodule' or to the Trainer, or give this client a datamodule of its own examples."
-                )
+        others = "Give one, each client its own ('data.clients'), or write FederatedDataModule.from_loaders or from_clients."
+        require(isinstance(datamodule, LightningDataModule), "data.datamodule", "a LightningDataModule", datamodule, others)
+        assert datamodule is not None
+        for name, one in datamodule.clients.items() if isinstance(datamodule, ClientSets) else ():
+            many, hint = isinstance(one, LazyClients | FederatedDataModule), "Give it as 'data.datamodule' or to the Trainer."
+            require(not many, f"data.clients.{name}", "one client, not the holder of many", type(one).__name__, hint)
         self.datamodule, self.partitioner, self.clients = datamodule, partitioner, clients
         self.client_validation, self.client_test = client_validation, client_test
-        check_shares(client_validation, client_test, public_share)
-        known = "'datamodule', or 'clients' with 'data.client_test' above 0"
-        require(server_set == "datamodule" or client_test > 0, "data.server_set", known, server_set)
+        own = isinstance(datamodule, ClientSets | LazyClients)
+        check_parts(client_validation, client_test, server_set, public_share, held_out_clients, own)
         require(feature_noise >= 0, "data.feature_noise", "0 or above", feature_noise)
         require(memory_limit is None or memory_limit >= 0, "data.memory_limit", "0 or above, in GiB, or null", memory_limit)
-        if isinstance(datamodule, ClientSets | LazyClients):
-            require(partitioner is None, "data.partitioner", "null if the examples have a client already", partitioner)
-            require(public_share == 0, "data.public_share", "0 if each client has a dataset of its own", public_share)
-        check_held_out(held_out_clients)
-        if held_out_clients:
-            known = "0 with held-out clients, whose examples it would contain"
-            require(public_share == 0, "data.public_share", known, public_share)
-            scales = not isinstance(datamodule, ClientSets) and bool(getattr(datamodule, "standardize", False))
-            known = "false with held-out clients, whose rows it would read; let the model scale: Standardized"
-            require(not scales, "data.datamodule.standardize", known, scales)
+        require(not own or partitioner is None, "data.partitioner", "null if the examples have a client already", partitioner)
+        scales = held_out_clients and not own and bool(getattr(datamodule, "standardize", False))
+        known = "false with held-out clients, whose rows it would read; let the model scale: Standardized"
+        require(not scales, "data.datamodule.standardize", known, scales)
         self.held_out_clients, self.server_set, self.memory_limit = held_out_clients, server_set, memory_limit
         self.public_share, self.feature_noise, self.rebalancing = public_share, feature_noise, rebalancing
         self._client_datasets: ClientSource | None = None
-        self._serves_rounds, self._large_batch = False, 0
+        self._serves_rounds = False
         self._device: torch.device | None = None
         self.prepare_data_per_node = datamodule.prepare_data_per_node
-        for loader in ("val_dataloader", "test_dataloader", "predict_dataloader"):
-            served = server_set == "clients" and loader != "predict_dataloader"
-            if not served and not is_overridden(loader, datamodule, LightningDataModule):
-                leave_out(self, loader)
-        for hook in TRANSFER_HOOKS:
-            if is_overridden(hook, datamodule, LightningDataModule):
-                vars(self)[hook] = unless_round(getattr(datamodule, hook))
+        served = _PARTS if server_set == "clients" else ()
+        leave_out(self, *(name for name in (*_PARTS, "predict_dataloader") if not (name in served or self._serves(name))))
+        for hook in filter(self._serves, TRANSFER_HOOKS):
+            vars(self)[hook] = unless_round(getattr(datamodule, hook))
 
     def __repr__(self) -> str:
         return short_repr(self)
@@ -172,11 +147,8 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         held: ClientSource | None = vars(self).get("_client_datasets")
         if held is None or not (self.is_remote or held.whole):  # streams have no sizes
             return settings_table(self)
-        own, labels = held.splits.training, held.labels
-        counts = own.sizes[:, None]
-        if labels is not None and labels.numel() and 0 <= int(labels.min()) <= int(labels.max()) < _MOST_CLASSES:
-            counts = client_label_counts(own.owners(), labels[own.order], len(own), int(labels.max()) + 1)
-        return settings_table(self) + client_bars(own.names, counts)
+        own, counts = held.splits.training, held.counts_at_hand(_MOST_CLASSES)
+        return settings_table(self) + client_bars(own.names, own.sizes[:, None] if counts is None else counts)
 
     @classmethod
     def from_clients(
@@ -226,11 +198,10 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         """
         if callable(clients):
             require(num_workers == 0, "num_workers", "0 if clients are opened by a function", num_workers)
-            own = OpenedClients(clients, num_clients, num_examples, val, test, batch_size, shuffle, collate_fn)
-            return cls(own, **settings)
-        counts, known = {"num_clients": num_clients, "num_examples": num_examples}, "left out if clients are given by name"
-        for name, count in counts.items():
-            require(count is None, name, known, count)
+            opened = (num_clients, num_examples, val, test, batch_size, shuffle, collate_fn)
+            return cls(OpenedClients(clients, *opened), **settings)
+        given, known = (num_clients, num_examples), "left out if clients are given by name"
+        require(given == (None, None), "num_clients' and 'num_examples", known, given)
         return cls(ClientSets(clients, val, test, batch_size, shuffle, num_workers, collate_fn), **settings)
 
     @classmethod
@@ -266,7 +237,7 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
     @property
     def has_validation_set(self) -> bool:
         """Return whether the server has validation data."""
-        return self.server_set == "clients" or is_overridden("val_dataloader", self.datamodule, LightningDataModule)
+        return self.server_set == "clients" or self._serves("val_dataloader")
 
     def serve_rounds(self, active: bool) -> None:
         """Set whether ``train_dataloader`` serves rounds, as the orchestrator requests, or the clients' examples."""
@@ -293,9 +264,8 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
     @property
     def origin(self) -> str:
         """Return the origin of the data, in words."""
-        if isinstance(self._client_datasets, RemoteDatasets):
-            return f"{self.num_clients} sites, and {getattr(self.datamodule, 'origin', type(self.datamodule).__name__)} here"
-        return str(getattr(self.datamodule, "origin", type(self.datamodule).__name__))
+        own = str(getattr(self.datamodule, "origin", type(self.datamodule).__name__))
+        return f"{self.num_clients} sites, and {own} here" if self.is_remote else own
 
     @property
     def num_clients(self) -> int:
@@ -309,7 +279,7 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
     def client_name(self, client: int) -> str:
         """Return the client's domain or the value of its column, if it has one, otherwise its number."""
         own, position = self.indices, client
-        if (unseen := self.client_datasets.unseen) is not None and client >= len(own):
+        if (unseen := self.splits.unseen) is not None and client >= len(own):
             own, position = unseen, client - len(own)
         return str(client) if own.names is None else own.names[position]
 
@@ -362,53 +332,46 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         if clients_elsewhere(self.trainer):
             return  # :meth:`meet` tells their sizes
         base, held = self.datamodule, self._client_datasets
-        own = isinstance(base, ClientSets)
-        if self.partitioner is None and not isinstance(base, ClientSets | LazyClients):
-            raise _missing("partitioner")
+        divided, known = (
+            not isinstance(base, ClientSets | LazyClients),
+            "set, unless clients have data of their own ('data.clients')",
+        )
+        example = "A complete configuration: fl-lightning fit --config adafed_mnist."
+        require(not divided or self.partitioner is not None, "data.partitioner", known, None, example)
         if isinstance(base, LazyClients):
-            self._client_datasets = held or self._reading_alone(LazyDatasets(base), "when they are drawn")
+            held = held or LazyDatasets(base)
         elif isinstance(base, ClientSets) and base.opened:
-            sets = ClientDatasets(base.splits, base.train_dataloader(), readers=base.readers)
-            self._client_datasets = held or self._reading_alone(OwnLoaders(sets, base.opened), "with loaders of their own")
-        elif stage == "fit" or self.server_set == "clients" or own:
+            held = held or OwnLoaders(ClientDatasets(base.splits, base.train_dataloader(), readers=base.readers), base.opened)
+        elif stage == "fit" or self.server_set == "clients" or not divided:
             source = training_loader(base)
-            self._client_datasets = held or self._hold(source)
-            self._client_datasets.source = source
-
-    def _reading_alone(self, clients: ClientSource, how: str) -> ClientSource:
-        """Return clients that are read as they are, after refusing settings that would change their examples."""
+            held = held or self._hold(source)
+            held.source = source
         for name in ("client_validation", "client_test", "feature_noise", "held_out_clients", "rebalancing"):
-            require(not getattr(self, name), f"data.{name}", f"off if clients read {how}", getattr(self, name))
-        return clients
+            fits = held is None or held.whole or not getattr(self, name)
+            require(
+                fits, f"data.{name}", "off", getattr(self, name), f"{ClientSource.reason if held is None else held.reason}."
+            )
+        self._client_datasets = held
 
     def _hold(self, source: DataLoader[Any]) -> ClientDatasets:
-        dataset: Any = source.dataset
         base, partitioner, seed = self.datamodule, self.partitioner, int(getattr(self.partitioner, "seed", 0))
-        among = None if is_plain(source.sampler) else yields(source)
-        has_own, readers = is_overridden("val_dataloader", base, LightningDataModule), {}
-        validation = base.val_dataloader if has_own else None
+        validation, readers = base.val_dataloader if self._serves("val_dataloader") else None, {}
         if isinstance(base, ClientSets):
-            splits, labels, readers = base.splits, labels_at_hand(dataset), base.readers
+            splits, labels, readers = base.splits, labels_at_hand(source.dataset), base.readers
             validation = partial(as_loader, base.given["validation"])
-        else:
-            assert partitioner is not None
-            read = partitioner.needs_labels or self.public_share > 0
-            labels = read_labels(dataset) if read else labels_at_hand(dataset)
-            if read and labels is not None and getattr(base, "is_stand_in", False):
-                partitioner = partitioner.for_stand_in(labels)
-            splits = divide(dataset, partitioner, labels, self.public_share, seed, read_persons(dataset), among)
+        elif partitioner is not None:
+            splits, labels = divide(source, partitioner, self.public_share, seed, getattr(base, "is_stand_in", False))
         shares = {"validation": self.client_validation, "test": self.client_test}
         splits = hold_back(splits, shares, labels, seed, int(getattr(partitioner, "first", 0)))
-        unseen, held = None, []
-        if self.held_out_clients:
-            names = splits.training.names or tuple(map(str, range(len(splits.training))))
-            held = chosen(self.held_out_clients, names, seed)
-            splits, unseen, order = held_out_last(splits, held)
-            readers = {part: [own[k] for k in order] for part, own in readers.items()}
-        sigma = self.feature_noise
-        noise = FeatureNoise(sigma, len(splits.training), seed, tuple(held)) if sigma else None
-        possible = None if among is None else among.numel()
-        return ClientDatasets(splits, source, labels, noise, self.rebalancing, readers, validation, possible, unseen)
+        splits, order = held_out_last(splits, self.held_out_clients, seed)
+        sigma, clients = self.feature_noise, len(splits.training)
+        noise = FeatureNoise(sigma, clients, seed, tuple(order[clients:])) if sigma else None
+        readers = {part: [own[k] for k in order] for part, own in readers.items()}
+        return ClientDatasets(splits, source, labels, noise, self.rebalancing, readers, validation)
+
+    def _serves(self, method: str) -> bool:
+        """Return whether the user's datamodule has a loader or a hook of its own."""
+        return is_overridden(method, self.datamodule, LightningDataModule)
 
     def divide_again(self) -> None:
         """Draw the clients' parts again, after a change of the partitioner; call it after ``setup('fit')``."""
@@ -445,24 +408,22 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
 
     def client_evaluation_view(self, client: int, part: Part) -> LightningDataModule:
         """Return a part of one client's examples as a validation set, in order and in large batches."""
-        loader = self.client_datasets.evaluation_loader(client, part, self._evaluation_batch_size())
+        loader = self.client_datasets.evaluation_loader(client, part, self._evaluation_batch_size)
         return View(self.datamodule, val=lambda: loader)
 
+    @cached_property
     def _evaluation_batch_size(self) -> int:
         """Return the batch size of the server's validation loader, if it has one."""
-        if not self._large_batch:
-            has_own = is_overridden("val_dataloader", self.datamodule, LightningDataModule)
-            loaders = self.datamodule.val_dataloader() if has_own else None
-            own = self.client_datasets.source.batch_size or 1
-            asked = getattr(loaders, "batch_size", None) or getattr(self.datamodule, "eval_batch_size", None)
-            self._large_batch = max(own, int(asked or own))
-        return self._large_batch
+        loaders = self.datamodule.val_dataloader() if self._serves("val_dataloader") else None
+        own = self.client_datasets.source.batch_size or 1
+        asked = getattr(loaders, "batch_size", None) or getattr(self.datamodule, "eval_batch_size", None)
+        return max(own, int(asked or own))
 
     def server_loader(self, name: str) -> Any:
         """Return one of the server's loaders, not split over ranks, by the name of the method that Lightning calls."""
         part = _PARTS.get(name)
         if part is not None and self.server_set == "clients":
-            return self.client_datasets.union_loader("test", self._evaluation_batch_size())
+            return self.client_datasets.union_loader("test", self._evaluation_batch_size)
         if isinstance(self.datamodule, ClientSets) and part in self.datamodule.readers:  # the clients' own
             return self.client_datasets.union_loader(part, self.client_datasets.source.batch_size or 1)
         loader = getattr(self.datamodule, name)()
@@ -540,11 +501,3 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
     @property
     def _rank(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-
-
-def _missing(name: str) -> ConfigurationError:
-    """Return the error for data, or for their division, that are not given."""
-    return ConfigurationError(
-        f"'data.{name}' is missing. Set it, or give each client data of its own with 'data.clients'. A complete "
-        "configuration: fl-lightning fit --config adafed_mnist."
-    )

@@ -13,10 +13,11 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
+from fl_lightning.data.changed_dataset import NOTHING
 from fl_lightning.data.client_datasets import ClientDatasets, OneAfterAnother
 from fl_lightning.data.client_source import ClientSource, Sizes
 from fl_lightning.data.client_sources import is_loader, of_client
-from fl_lightning.data.client_splits import NOTHING, ClientSplits
+from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.labels import read_persons
 from fl_lightning.data.loaders import client_loader, evaluation_loader, poisson_loader
 from fl_lightning.data.poisson_loader import PoissonBatches
@@ -93,7 +94,7 @@ class OpenedClients(GivenLoaders, LazyClients):
             sets.append(DataLoader(given, batch_size, collate_fn=collate_fn) if plain else given)
         GivenLoaders.__init__(self, None, *sets)
         LazyClients.__init__(self, batch_size, shuffle, collate_fn)
-        self.open = opens  # type: ignore[method-assign]
+        self._opens = opens
         sizes = torch.as_tensor(num_examples)
         self._num_examples = sizes.expand(num_clients) if sizes.ndim == 0 else sizes
         found, wanted = len(self._num_examples), f"one number for each of {num_clients} clients"
@@ -102,6 +103,10 @@ class OpenedClients(GivenLoaders, LazyClients):
     def num_examples(self) -> Tensor:
         """Return the numbers that were given."""
         return self._num_examples
+
+    def open(self, client: int) -> Dataset[Any]:
+        """Call the function."""
+        return self._opens(client)
 
 
 class LazyDatasets(ClientSource):

@@ -52,11 +52,12 @@ class RemoteDatasets(ClientSource):
 
     def __init__(self, infos: Sequence[ClientInfo], held: int = 0) -> None:
         self.infos, unseen = tuple(infos[: len(infos) - held]), infos[len(infos) - held :]
-        self.unseen = Sizes([i.num_test for i in unseen], tuple(i.name for i in unseen)) if held else None
         names = tuple(info.name for info in self.infos)
         sizes = zip(*((info.num_examples, info.num_validation, info.num_test) for info in self.infos), strict=True)
-        training, *own = (Sizes(each, names) for each in sizes)
-        self.splits = ClientSplits(training, *(part if int(part.offsets[-1]) else None for part in own))
+        training, validation, test = (Sizes(each, names) if any(each) else None for each in sizes)
+        assert training is not None
+        tested = Sizes([info.num_test for info in unseen], tuple(info.name for info in unseen)) if held else None
+        self.splits = ClientSplits(training, validation, test, unseen=tested)
 
     def size_is_unknown(self, client: int) -> bool:
         """Return whether a client trains on a stream without a length."""

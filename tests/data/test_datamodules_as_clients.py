@@ -176,7 +176,7 @@ def test_a_datamodule_as_a_client_trains_as_its_rows_given_as_a_dataset(name, tm
 def test_a_datamodule_of_many_clients_is_no_client(name):
     source = EVERY[name].__new__(EVERY[name])
     L.LightningDataModule.__init__(source)
-    with pytest.raises(ConfigurationError, match=rf"Client 'oslo' is a {name}, which holds many clients itself.*Give it as"):
+    with pytest.raises(ConfigurationError, match=rf"'data.clients.oslo' must be one client, .* but is '{name}'. Give it as"):
         FederatedDataModule.from_clients({"oslo": source})
 
 

@@ -277,5 +277,5 @@ def test_on_a_route_where_clients_keep_their_models_they_get_the_servers():
 
 def held_out_rows(data: FederatedDataModule) -> TensorDataset:
     """The test examples of the one held-out client."""
-    rows = [data.client_datasets.source.dataset[int(k)] for k in data.client_datasets.unseen[0]]
+    rows = [data.client_datasets.source.dataset[int(k)] for k in data.splits.unseen[0]]
     return TensorDataset(*(torch.stack(column) for column in zip(*rows, strict=True)))

@@ -64,7 +64,7 @@ CLIENTS = [
         "'data.client_validation' must be 0 if clients have validation sets of their own",
     ),
     Refusal(lambda: FederatedDataModule(Blobs(), clients={"a": Images()}), "'data.datamodule' must be null ... but is 'Blobs'"),
-    Refusal(FederatedDataModule, "'data.datamodule' is missing. Set it, or give each client data"),
+    Refusal(FederatedDataModule, "'data.datamodule' must be a LightningDataModule, but is None. Give one, each client its own"),
     Refusal(
         lambda: from_clients({1: VAL, "1": VAL}), "'data.clients' must be clients whose names differ as texts, but is [1, '1']"
     ),

@@ -257,13 +257,16 @@ REFUSALS = [
     ),
     Refusal(
         lambda: FederatedDataModule(Blobs(), Consecutive(), public_share=0.1, held_out_clients=1),
-        "'data.public_share' must be 0 with held-out clients, ... but is 0.1",
+        "'data.public_share' must be 0 if each client ... or with held-out clients, ... but is 0.1",
     ),
     Refusal(
         lambda: FederatedDataModule(TableDataModule("t.csv", "y", kind="classification"), Consecutive(), held_out_clients=1),
         "'data.datamodule.standardize' must be false with held-out clients",
     ),
-    Refusal(set_up(opened), "'data.held_out_clients' must be off if clients read when they are drawn"),
+    Refusal(
+        set_up(opened),
+        "'data.held_out_clients' must be off, but is 1. The clients' examples are read when the clients are drawn.",
+    ),
     Refusal(
         lambda: trainer(1, FederatedOrchestrator(client_evaluation=ClientEvaluation(1, "val_acc", personal_epochs=1))).fit(
             Plain(), held_out(["b"], val=TensorDataset(*blobs(9, 2)))

@@ -68,7 +68,10 @@ def asking(question: Callable[[Any], Any]) -> Callable[[], Any]:
 LAZY = [
     Refusal(lambda: from_clients(Store(), num_examples=3), "'num_clients' is missing"),
     Refusal(lambda: from_clients(Store(), num_clients=0, num_examples=1), "'num_clients' must be a whole number"),
-    Refusal(lambda: from_clients({"a": 1}, num_clients=1), "'num_clients' must be left out if clients are given"),
+    Refusal(
+        lambda: from_clients({"a": 1}, num_clients=1),
+        "'num_clients' and 'num_examples' must be left out if clients are given by name, but is (1, None)",
+    ),
     Refusal(lambda: from_clients(Store(), num_clients=4), "'num_examples' is missing ... from_clients"),
     Refusal(sized([1, 2]), "'num_examples' must be one number for each of 4 clients, but is 2"),
     told(sized([1, 2, 0, 4]), "'num_examples' has 0 for client 2. Give each client"),
@@ -80,7 +83,7 @@ LAZY = [
     told(setting_up(lambda: FederatedDataModule(LazyClients())), "whole number for each client, but is None"),
     Refusal(sized(3, num_workers=2), "'num_workers' must be 0 if clients are opened by a function, but is 2"),
     Refusal(sized(3, val={"0": 1}), "'val' must be the server's dataset or DataLoader ... but is 'dict'"),
-    Refusal(sized(3, client_test=0.2), "'data.client_test' must be off if clients read when they"),
+    Refusal(sized(3, client_test=0.2), "'data.client_test' must be off, but is 0.2. The clients' examples are read when"),
     Refusal(sized(3, public_share=0.2), "'data.public_share' must be 0"),
     Refusal(sized(3, rebalancing=LabelAveraging()), "'data.rebalancing' must be off"),
     Refusal(
@@ -168,7 +171,10 @@ def labels_of_streams() -> None:
 
 
 STREAMS = [
-    Refusal(streaming({"client_test": 0.2}), "'data.client_test' must be off if clients read with loaders of their own"),
+    Refusal(
+        streaming({"client_test": 0.2}),
+        "'data.client_test' must be off, but is 0.2. Each client reads with a loader of its own",
+    ),
     Refusal(streaming({"rebalancing": LabelAveraging()}), "'data.rebalancing' must be off"),
     Refusal(
         streaming(strategy=FedSGD(), local=LocalTraining(full_batch=True)), "'federation.local.full_batch' cannot ... Leave"

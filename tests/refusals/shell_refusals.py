@@ -49,7 +49,7 @@ def wrong_types() -> list[Refusal]:
             Blobs(), "iid"
         ),
         "'strategy' must be a Strategy or None, but is the class FedAvg. Write FedAvg().": lambda: orchestrator(FedAvg),
-        "'data.datamodule' must be a LightningDataModule, but is <class 'federations.Blobs'>. Give an object": lambda: data(
+        "'data.datamodule' must be a LightningDataModule, but is <class 'federations.Blobs'>. Give one": lambda: data(
             Blobs, IIDPartitioner(2)
         ),
         "FederatedDataModule: 'partitioner' must be a Partitioner or None, but is 8 (an int).": lambda: data(Blobs(), 8),
