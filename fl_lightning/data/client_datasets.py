@@ -22,7 +22,7 @@ from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.resident_loader import ResidentLoader
 from fl_lightning.data.samplers import client_sampler, is_plain, yields
-from fl_lightning.errors import ConfigurationError, DataError
+from fl_lightning.errors import DataError, require
 from fl_lightning.functional.labels import client_label_counts
 from fl_lightning.functional.splitting import sharing_clients
 from fl_lightning.messages import Part
@@ -83,8 +83,7 @@ class ClientDatasets(ClientSource):
         if len(dataset) != self._size:
             raise DataError(
                 f"The training set has {len(dataset)} examples now, but had {self._size} when they were divided among the "
-                f"clients. Make sure that {type(dataset).__name__} keeps its examples during a run, or build a new "
-                "FederatedDataModule for another set."
+                f"clients. Let {type(dataset).__name__} keep its examples, or build a new FederatedDataModule."
             )
         return dataset
 
@@ -96,10 +95,8 @@ class ClientDatasets(ClientSource):
 
     def _owner_of(self, example: int) -> str:
         """Return the client of an example, in words; empty if no client has it."""
-        for part in (self.splits.training, self.splits.validation, self.splits.test, self.splits.unseen):
-            found = [] if part is None else (part.order == example).nonzero().flatten().tolist()
-            if part is not None and found:
-                client = int(part.owners()[found[0]])
+        for part in filter(None, (self.splits.training, self.splits.validation, self.splits.test, self.splits.unseen)):
+            for client in part.owners()[part.order == example].tolist():
                 return f" of client {client if part.names is None else part.names[client]}"
         return ""
 
@@ -120,10 +117,9 @@ class ClientDatasets(ClientSource):
             )
         classes = int(labels.max()) + 1
         if classes < 2:
-            settings = sorted({"data.rebalancing", *(change.setting for change in self._changed.values())})
             raise DataError(
                 "The training data have a single class, so no label can be wrong and no class is rare. Use data with two or "
-                f"more classes, or remove {' and '.join(map(repr, settings))}."
+                "more classes, or remove 'data.rebalancing' and 'federation.attackers'."
             )
         return classes
 
@@ -153,7 +149,7 @@ class ClientDatasets(ClientSource):
             training, classes = self.splits.training, self.num_classes()
             labels = self.all_labels()[training.order]
             for client in self._changed:
-                believed = self._believed(client, "training")
+                believed = self._changes(client, "training").labels
                 if believed is not None:
                     labels[training.offsets[client] : training.offsets[client + 1]] = believed
             self._label_counts = client_label_counts(training.owners(), labels, len(training), classes)
@@ -165,20 +161,15 @@ class ClientDatasets(ClientSource):
         for change in changes.values():
             change.check(self.num_classes())
 
-    def _believed(self, client: int, part: Part) -> Tensor | None:
-        """Return the labels on which the client trains; None if they are the true ones."""
-        if client not in self._changed or part == "test":
-            return None
-        labels = self.all_labels()[self.part(part)[client]]
-        believed = self._changed[client].labels(labels, part, self.num_classes())
-        return None if torch.equal(believed, labels) else believed
-
     def _changes(self, client: int, part: Part) -> Changes:
-        believed = self._believed(client, part)
-        true = None if believed is None else self.all_labels()[self.part(part)[client]]
-        change = None if part == "test" else self._changed.get(client)
-        chosen = None if change is None else change.chosen(self.part(part)[client].numel(), part)
-        return Changes(client, part, true, believed, change, chosen, **self._noise_of(client, part))
+        """Return how a part of a client's examples differs from those of the data set; test parts have noise alone."""
+        noise, change = self._noise_of(client, part), None if part == "test" else self._changed.get(client)
+        if change is None:
+            return Changes(client, part, **noise)
+        true = self.all_labels()[self.part(part)[client]]
+        believed = change.labels(true, part, self.num_classes())
+        labels = (None, None) if torch.equal(believed, true) else (true, believed)
+        return Changes(client, part, *labels, change, change.chosen(true.numel(), part), **noise)
 
     @cached_property
     def sharing(self) -> Sequence[tuple[int, ...]]:  # type: ignore[override]
@@ -208,7 +199,12 @@ class ClientDatasets(ClientSource):
             indices = torch.arange(len(dataset))  # type: ignore[arg-type]
         size = indices.numel() if full_batch else None
         order = torch.Generator().manual_seed(seed)
-        sampler = self._sampler(order, self.splits.training[client], public, poisson)
+        sampler = None
+        if not is_plain(self.source.sampler):
+            setting = poisson.setting if poisson is not None else "data.rebalancing" if self._rebalancing is not None else ""
+            known = f"off if the training loader draws the examples itself ({type(self.source.sampler).__name__})"
+            require(not setting, setting, known, "in use")
+            sampler = self.sampler_of(torch.cat([self.splits.training[client], public]), order)
         if poisson is not None:
             return poisson_loader(reader, indices, order, whole if dataset is None else dataset, poisson)
         return client_loader(
@@ -222,26 +218,6 @@ class ClientDatasets(ClientSource):
             sampler=sampler,
             reader=reader,
         )
-
-    def _sampler(
-        self, order: torch.Generator, own: Tensor, public: Tensor, poisson: PoissonBatches | None
-    ) -> Sampler[int] | None:
-        """Return the user's sampler for a client's examples; None if they are read once each, shuffled or in order.
-
-        Raises:
-            ConfigurationError: if another setting draws the examples.
-        """
-        sampler = self.source.sampler
-        if is_plain(sampler):
-            return None
-        drawing = [] if poisson is None else [poisson.setting]
-        drawing += [] if self._rebalancing is None else ["data.rebalancing"]
-        if drawing:
-            raise ConfigurationError(
-                f"The training loader uses {type(sampler).__name__}, but '{drawing[0]}' draws the examples itself. Remove one "
-                "of them."
-            )
-        return self.sampler_of(torch.cat([own, public]), order)
 
     def sampler_of(self, indices: Tensor, order: torch.Generator | None) -> Sampler[int]:
         """Return a sampler of positions among some examples that reads them as the user's sampler does."""

@@ -33,10 +33,10 @@ from fl_lightning.data.client_sources import (
 from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.labels import read_persons
 from fl_lightning.data.opened_clients import reads_alone, size_of
-from fl_lightning.data.samplers import is_plain, yields
+from fl_lightning.data.samplers import check_sampler, is_plain, yields
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.data.views import leave_out
-from fl_lightning.errors import ConfigurationError, DataError, require
+from fl_lightning.errors import DataError, require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.messages import Part
 
@@ -78,12 +78,8 @@ class ClientSets(LightningDataModule):
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(clients, Mapping):
-            raise ConfigurationError(
-                f"The clients' data are a {type(clients).__name__}, but must be a dictionary with each client's data by name. "
-                "Write FederatedDataModule.from_clients({'a': ..., 'b': ...})."
-            )
-        require(bool(clients), "data.clients", "at least one client by name", dict(clients))
+        known = "a dictionary with the data of at least one client by name: {'a': ..., 'b': ...}"
+        require(isinstance(clients, Mapping) and bool(clients), "data.clients", known, clients)
         require(batch_size >= 1, "data.batch_size", "1 or above", batch_size)
         by_name = {str(name): own for name, own in clients.items()}
         require(len(by_name) == len(clients), "data.clients", "clients whose names differ as texts", list(clients))
@@ -98,11 +94,9 @@ class ClientSets(LightningDataModule):
         self.readers: dict[Part, list[DataLoader[Any]]] = {}
         self.opened: list[DataLoader[Any]] = []
         for part, given in self.given.items():
-            if isinstance(given, Mapping) and {str(name) for name in given} != set(self.names):
-                raise ConfigurationError(
-                    f"'{_LOADERS[part].split('_')[0]}' has sets for the clients {', '.join(sorted(map(str, given)))}, but the "
-                    f"training sets are those of {', '.join(self.names)}. Give a set for each client, or one for the server."
-                )
+            if isinstance(given, Mapping):
+                known, found = f"sets of the clients {', '.join(self.names)}, or one for the server", sorted(map(str, given))
+                require(set(found) == set(self.names), _LOADERS[part].split("_")[0], known, found)
             if given is None and not self._of_modules(_LOADERS[part]):
                 leave_out(self, _LOADERS[part])
                 warn_of_unused(self.clients, _LOADERS[part])
@@ -208,18 +202,13 @@ class ClientSets(LightningDataModule):
         self.readers[part] = []
         for name, source in self.clients.items():
             with of_client(name):
-                own = by_name[name] if by_name is not None else first_loader(getattr(source, _LOADERS[part])())
-            own = as_loader(own)
-            dataset = dataset_of(own)
-            reader = own if isinstance(own, DataLoader) else self._reader(part, sized(name, dataset), training[name])
-            if not isinstance(dataset, IterableDataset) and not is_plain(reader.sampler):
+                own = as_loader(first_loader(getattr(source, _LOADERS[part])()) if by_name is None else by_name[name])
+            dataset = sized(name, dataset_of(own))
+            reader = own if isinstance(own, DataLoader) else self._reader(part, dataset, training[name])
+            if not is_plain(reader.sampler):
+                check_sampler(reader, f"The {part} loader of client '{name}'")
                 chosen = yields(reader)
-                if chosen is None:
-                    raise DataError(
-                        f"The {part} loader of client '{name}' uses {type(reader.sampler).__name__}, so which examples it "
-                        "reads is not known. Give the loader a dataset of these examples alone (torch.utils.data.Subset)."
-                    )
-                dataset = dataset if chosen.numel() == len(dataset) else Subset(dataset, chosen.tolist())
+                dataset = dataset if chosen is None or chosen.numel() == len(dataset) else Subset(dataset, chosen.tolist())
             self.readers[part].append(reader)
             sets.append(sized(name, dataset))
         return sets

@@ -208,7 +208,7 @@ def sized(name: str, dataset: Any) -> Any:
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise DataError(
             f"The examples of client '{name}' are a {type(dataset).__name__}, but must be a dataset with '__len__' and "
-            "'__getitem__', a DataLoader, or a LightningDataModule."
+            "'__getitem__'."
         )
     with of_client(name):
         size = len(dataset)

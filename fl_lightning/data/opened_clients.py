@@ -16,14 +16,14 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from fl_lightning.data.changed_dataset import NOTHING
 from fl_lightning.data.client_datasets import ClientDatasets, OneAfterAnother
 from fl_lightning.data.client_source import ClientSource, Sizes
-from fl_lightning.data.client_sources import is_loader, of_client
+from fl_lightning.data.client_sources import is_loader, of_client, sized
 from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.labels import read_persons
 from fl_lightning.data.loaders import client_loader, evaluation_loader, poisson_loader
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.data.samplers import is_plain, yields
 from fl_lightning.data.views import GivenLoaders
-from fl_lightning.errors import ConfigurationError, DataError, require
+from fl_lightning.errors import DataError, require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import derive_seed, reseed
 from fl_lightning.messages import Part
@@ -78,14 +78,11 @@ class OpenedClients(GivenLoaders, LazyClients):
         shuffle: bool,
         collate_fn: Callable[[list[Any]], Any] | None,
     ) -> None:
-        if num_clients is None or num_examples is None:
-            name = "num_clients" if num_clients is None else "num_examples"
-            raise ConfigurationError(
-                f"'{name}' is missing, which must be known without reading the clients' examples. Write "
-                "FederatedDataModule.from_clients(open_client, num_clients=1000, num_examples=20), or give 'num_examples' one "
-                "number for each client."
-            )
-        require(num_clients >= 1, "num_clients", "a whole number of 1 or above", num_clients)
+        known = (
+            "known without reading examples: FederatedDataModule.from_clients(open_client, num_clients=1000, num_examples=20)"
+        )
+        require(num_clients is not None and num_clients >= 1, "num_clients", f"1 or above, and {known}", num_clients)
+        require(num_examples is not None, "num_examples", f"one number for all or for each client, and {known}", num_examples)
         sets = []
         for part, given in (("val", val), ("test", test)):
             wanted = "the server's dataset or DataLoader if clients are opened by a function"
@@ -96,7 +93,7 @@ class OpenedClients(GivenLoaders, LazyClients):
         LazyClients.__init__(self, batch_size, shuffle, collate_fn)
         self._opens = opens
         sizes = torch.as_tensor(num_examples)
-        self._num_examples = sizes.expand(num_clients) if sizes.ndim == 0 else sizes
+        self._num_examples = sizes.expand(num_clients or 0) if sizes.ndim == 0 else sizes
         found, wanted = len(self._num_examples), f"one number for each of {num_clients} clients"
         require(found == num_clients, "num_examples", wanted, found)
 
@@ -142,16 +139,12 @@ class LazyDatasets(ClientSource):
         """
         with of_client(str(client)):
             dataset: Any = self._clients.open(client)
-        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-            raise DataError(
-                f"Client {client} was opened as a {type(dataset).__name__}, but must be a dataset with '__len__' and "
-                "'__getitem__'. Return the dataset; batches are set by 'batch_size' and 'collate_fn'."
-            )
+        sized(str(client), dataset)
         size = self.splits.training[client].numel()
         if len(dataset) != size:
             raise DataError(
-                f"Client {client} has {len(dataset)} examples, but its 'num_examples' is {size}. Make both agree: clients"
-                " are weighed by it."
+                f"Client {client} has {len(dataset)} examples, but its 'num_examples', by which it is weighed, is {size}. Make "
+                "both agree."
             )
         return self._loader(dataset), torch.arange(size)
 
@@ -195,10 +188,7 @@ def _whole_numbers(given: Any) -> Tensor:
     except (TypeError, ValueError, RuntimeError):
         numbers = torch.zeros(())
     if numbers.dim() != 1 or (numbers.numel() and numbers.dtype not in _INTEGERS):
-        shown = given if len(repr(given)) < 60 else f"{type(given).__name__} {repr(given)[:50]} ..."
-        raise DataError(
-            f"'num_examples' must be a whole number for each client, but is {shown}. Give a list or tensor of them."
-        )
+        raise DataError(f"'num_examples' must be a list of a whole number for each client, but is {repr(given)[:60]}.")
     return numbers.long()
 
 

@@ -96,7 +96,7 @@ def test_an_unknown_sampler_counts_with_all_examples_and_says_so():
 def test_a_validation_sampler_that_varies_is_refused():
     own = Own(DataLoader(numbers(), 5), DataLoader(numbers(), 5, sampler=Halves()))
     with pytest.raises(
-        DataError, match=r"The validation loader of client 'a' uses Halves, so which examples it reads is not known. Give"
+        DataError, match=r"The validation loader of client 'a' uses Halves, which cannot be divided among clients. Use"
     ):
         FederatedDataModule.from_clients({"a": own}).setup("fit")
 

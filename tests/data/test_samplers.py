@@ -113,7 +113,8 @@ def test_samplers_beside_other_settings():
         FederatedDataModule(Sampled(SubsetRandomSampler(range(SIZE))), Consecutive((10, 30)), rebalancing=LabelAveraging())
     )
     with pytest.raises(
-        ConfigurationError, match=r"uses SubsetRandomSampler, but 'data.rebalancing' draws the examples itself. Remove"
+        ConfigurationError,
+        match=r"'data.rebalancing' must be off if the training loader draws the examples itself \(SubsetRandomSampler",
     ):
         data.client(0, 1)
     data = FederatedDataModule(Sampled(None, numbers=True, batch_size=None), Consecutive((10, 30)))

@@ -53,9 +53,12 @@ def public_share_of_persons() -> None:
 
 
 CLIENTS = [
-    Refusal(set_up({}), "'data.clients' must be at least one client"),
+    Refusal(set_up({}), "'data.clients' must be a dictionary with the data of at least one client by name"),
     Refusal(set_up(shares(), batch_size=0), "'data.batch_size' must be 1 or above"),
-    Refusal(set_up(shares(), val={"a": VAL, "b": VAL}), "'val' has sets for the clients a, b, ... sets are those of a, b, c"),
+    Refusal(
+        set_up(shares(), val={"a": VAL, "b": VAL}),
+        "'val' must be sets of the clients a, b, c, or one for the server, but is ['a', 'b']",
+    ),
     Refusal(set_up({"a": Transfers(VAL), "b": Own(VAL)}), "client 'a' overrides 'on_after_batch_transfer'"),
     Refusal(set_up({"a": VAL, "b": Blackened()}), "client 'b' overrides 'on_before_batch_transfer'"),
     Refusal(set_up(shares(), public_share=0.1), "'data.public_share' must be 0 if each client"),

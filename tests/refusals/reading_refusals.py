@@ -66,13 +66,18 @@ def asking(question: Callable[[Any], Any]) -> Callable[[], Any]:
 
 
 LAZY = [
-    Refusal(lambda: from_clients(Store(), num_examples=3), "'num_clients' is missing"),
-    Refusal(lambda: from_clients(Store(), num_clients=0, num_examples=1), "'num_clients' must be a whole number"),
+    Refusal(
+        lambda: from_clients(Store(), num_examples=3), "'num_clients' must be 1 or above, and known without reading examples"
+    ),
+    Refusal(lambda: from_clients(Store(), num_clients=0, num_examples=1), "'num_clients' must be 1 or above"),
     Refusal(
         lambda: from_clients({"a": 1}, num_clients=1),
         "'num_clients' and 'num_examples' must be left out if clients are given by name, but is (1, None)",
     ),
-    Refusal(lambda: from_clients(Store(), num_clients=4), "'num_examples' is missing ... from_clients"),
+    Refusal(
+        lambda: from_clients(Store(), num_clients=4),
+        "'num_examples' must be one number for all or for each client, and known ... from_clients",
+    ),
     Refusal(sized([1, 2]), "'num_examples' must be one number for each of 4 clients, but is 2"),
     told(sized([1, 2, 0, 4]), "'num_examples' has 0 for client 2. Give each client"),
     told(sized(0), "has 0 for client 0"),
@@ -91,9 +96,12 @@ LAZY = [
         "'data.partitioner' must be null if the examples have a client already",
     ),
     Refusal(lambda: Nobody(batch_size=0), "'data.datamodule.batch_size' must be 1 or above, but is 0"),
-    told(lambda: fit(lazily(Store(), 6)), "Client ... has ... examples, but its 'num_examples' is 6. Make both agree"),
-    told(opening(3), "was opened as a int, but must be a dataset ... Return the dataset"),
-    told(opening(DataLoader(TensorDataset(*blobs(3, 0)))), "was opened as a DataLoader, but must be a dataset"),
+    told(
+        lambda: fit(lazily(Store(), 6)),
+        "Client ... has ... examples, but its 'num_examples', by which it is weighed, is 6. Make both agree",
+    ),
+    told(opening(3), "The examples of client ... are a int, but must be a dataset with"),
+    told(opening(DataLoader(TensorDataset(*blobs(3, 0)))), "are a DataLoader, but must be a dataset"),
     Refusal(asking(lambda data: data.label_counts()), "are read when the clients are drawn, so ... give the clients' datasets"),
     Refusal(asking(lambda data: data.client_evaluation_view(0, "test")), "are read when the clients are drawn, so"),
     Refusal(lambda: fit(lazily(Store()), federation={"strategy": FedLoss()}), "validation"),

@@ -68,7 +68,7 @@ def wrong_types() -> list[Refusal]:
         "Attackers: 'model' must be a ModelAttack or None, but is 'SignFlip'": lambda: Attackers(model="SignFlip"),
         "RingFed: 'periods' must be a whole number, but is '2' (a str).": lambda: RingFed(periods="2"),
         "TablePartitioner: 'counts' must be a list of": lambda: TablePartitioner("counts.csv"),
-        "The clients' data are a list, but must be a dictionary with each client's data by name. Write Federated": lambda: (
+        "'data.clients' must be a dictionary with the data of at least one client by name: {'a': ..., 'b': ...}, but is [": lambda: (
             data.from_clients([TensorDataset(torch.zeros(4))])
         ),
         "'options' must be": lambda: orchestrator(options=[Scaffold()]),
