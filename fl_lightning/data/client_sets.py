@@ -78,7 +78,7 @@ class ClientSets(LightningDataModule):
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         super().__init__()
-        known = "a dictionary with the data of at least one client by name: {'a': ..., 'b': ...}"
+        known = "a dictionary with the data of one or more clients: {'a': ..., 'b': ...}"
         require(isinstance(clients, Mapping) and bool(clients), "data.clients", known, clients)
         require(batch_size >= 1, "data.batch_size", "1 or above", batch_size)
         by_name = {str(name): own for name, own in clients.items()}

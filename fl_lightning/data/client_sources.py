@@ -19,7 +19,7 @@ from fl_lightning.data.images import ImageDataModule
 from fl_lightning.data.in_memory import named_dataset
 from fl_lightning.data.schema import Schema
 from fl_lightning.data.tensor_loader import TensorLoader
-from fl_lightning.data.views import TRANSFER_HOOKS
+from fl_lightning.data.views import TRANSFER_HOOKS, as_it_is
 from fl_lightning.errors import ConfigurationError, DataError, add_note
 from fl_lightning.functional.description import own_class
 
@@ -149,10 +149,6 @@ class _Batches(IterableDataset[Any]):
         return getattr(self.loader, name)
 
 
-def _as_it_is(batch: Any) -> Any:
-    return batch
-
-
 def training_source(name: str, source: Source) -> Any:
     """Return a client's training DataLoader, which passes on the batches of another kind of loader; or its dataset.
 
@@ -173,7 +169,7 @@ def training_source(name: str, source: Source) -> Any:
         )
     if isinstance(given, DataLoader) or not (is_module(source) or is_loader(given)):
         return given
-    return DataLoader(_Batches(given), batch_size=None, collate_fn=_as_it_is)
+    return DataLoader(_Batches(given), batch_size=None, collate_fn=as_it_is)
 
 
 def warn_of_batches(name: str, examples: Any) -> None:

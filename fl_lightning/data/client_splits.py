@@ -22,6 +22,7 @@ from fl_lightning.partitioners.column import ColumnPartitioner
 
 HeldOut = int | float | list[str | int]
 """A share of the clients, their number, or their names; 0 for none."""
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _HELD = "data.held_out_clients"
 _MOST_NAMES = 10
 
@@ -194,14 +195,12 @@ def _indices(name: str, client: int, part: Any) -> Tensor:
     """
     try:
         indices = torch.as_tensor(part)
-        whole = not indices.numel() or not (indices.dtype.is_floating_point or indices.dtype in (torch.bool, torch.complex64))
     except (TypeError, ValueError, RuntimeError):
-        whole = False
-    if not whole or indices.dim() != 1:
-        came = f"a tensor of {part.dtype} of shape {tuple(part.shape)}" if isinstance(part, Tensor) else repr(part)[:60]
+        indices = torch.zeros(())
+    if indices.dim() != 1 or (indices.numel() and indices.dtype not in INTEGERS):
         raise DataError(
-            f"{name} gave client {client} {came}. Return the indices of each client's examples: an int64 tensor of shape (m,) "
-            "for each client."
+            f"{name} gave client {client} {repr(part)[:60]}. Return the indices of each client's examples: an int64 tensor of "
+            "shape (m,) for each client."
         )
     return indices
 

@@ -17,9 +17,8 @@ from fl_lightning.data.changed_dataset import NOTHING
 from fl_lightning.data.client_datasets import ClientDatasets, OneAfterAnother
 from fl_lightning.data.client_source import ClientSource, Sizes
 from fl_lightning.data.client_sources import is_loader, of_client, sized
-from fl_lightning.data.client_splits import ClientSplits
+from fl_lightning.data.client_splits import INTEGERS, ClientSplits
 from fl_lightning.data.labels import read_persons
-from fl_lightning.data.loaders import client_loader, evaluation_loader, poisson_loader
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.data.samplers import is_plain, yields
 from fl_lightning.data.views import GivenLoaders
@@ -28,8 +27,6 @@ from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import derive_seed, reseed
 from fl_lightning.messages import Part
 from fl_lightning.utilities.argument_types import ChecksTypes
-
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class LazyClients(ChecksTypes, LightningDataModule):
@@ -131,45 +128,40 @@ class LazyDatasets(ClientSource):
         own, shuffle = self._clients, self._clients.shuffle and len(dataset) > 0
         return DataLoader(dataset, own.batch_size, shuffle=shuffle, collate_fn=own.collate_fn)
 
-    def _open(self, client: int) -> tuple[DataLoader[Any], Tensor]:
-        """Return a loader of a client's examples, and their indices.
+    def _open(self, client: int) -> ClientDatasets:
+        """Return a client's examples, opened now, as those of a single client.
 
         Raises:
             DataError: if they are no dataset, or not as many as ``num_examples`` says.
         """
         with of_client(str(client)):
             dataset: Any = self._clients.open(client)
-        sized(str(client), dataset)
-        size = self.splits.training[client].numel()
-        if len(dataset) != size:
+        size, found = self.splits.training[client].numel(), len(sized(str(client), dataset))
+        if found != size:
             raise DataError(
-                f"Client {client} has {len(dataset)} examples, but its 'num_examples', by which it is weighed, is {size}. Make "
-                "both agree."
+                f"Client {client} has {found} examples, but its 'num_examples', by which it is weighed, is {size}. Make both "
+                "agree."
             )
-        return self._loader(dataset), torch.arange(size)
+        return ClientDatasets(ClientSplits(Partition.of_parts([torch.arange(size)])), self._loader(dataset))
 
     def training_loader(
         self, client: int, seed: int, full_batch: bool, drop_single: bool, poisson: PoissonBatches | None = None
     ) -> Any:
         """Return a client's examples, opened now."""
-        source, indices = self._open(client)
-        order = torch.Generator().manual_seed(seed)
-        if poisson is not None:
-            if read_persons(source.dataset) is not None:  # epsilon of a person would need all clients that hold it
-                self.refuse(f"their persons are not known beforehand, which '{poisson.setting}' needs")
-            return poisson_loader(source, indices, order, source.dataset, poisson)
-        size = len(indices) if full_batch else None
-        return client_loader(source, indices, order, batch_size=size, drop_single=drop_single)
+        opened = self._open(client)
+        if poisson is not None and read_persons(opened.source.dataset) is not None:
+            # epsilon of a person would need all clients that hold it
+            self.refuse(f"their persons are not known beforehand, which '{poisson.setting}' needs")
+        return opened.training_loader(0, seed, full_batch, drop_single, poisson)
 
     def persons_of(self, client: int, part: Part) -> Tensor | None:
         """Return the person of each of a client's examples, opened now; None if they name no persons."""
-        return read_persons(self._open(client)[0].dataset)
+        return read_persons(self._open(client).source.dataset)
 
     def evaluation_loader(self, client: int, part: Part, batch_size: int) -> Any:
         """Return a client's training examples in order, each once, opened now."""
         self.part(part)
-        source, indices = self._open(client)
-        return evaluation_loader(source, source.dataset, indices, batch_size)
+        return self._open(client).evaluation_loader(0, "training", batch_size)
 
     def part(self, part: Part) -> Partition:
         """Return the sizes of the clients' training examples; clients have no other part."""
@@ -187,7 +179,7 @@ def _whole_numbers(given: Any) -> Tensor:
         numbers = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError):
         numbers = torch.zeros(())
-    if numbers.dim() != 1 or (numbers.numel() and numbers.dtype not in _INTEGERS):
+    if numbers.dim() != 1 or (numbers.numel() and numbers.dtype not in INTEGERS):
         raise DataError(f"'num_examples' must be a list of a whole number for each client, but is {repr(given)[:60]}.")
     return numbers.long()
 

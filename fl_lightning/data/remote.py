@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fl_lightning.data.client_source import ClientSource, Sizes
 from fl_lightning.data.client_splits import ClientSplits
@@ -69,12 +70,10 @@ class RemoteDatasets(ClientSource):
         Raises:
             DataError: if a client does not tell them.
         """
-        counts = [info.label_counts for info in self.infos]
-        if any(one is None for one in counts):
-            silent = [info.name for info in self.infos if info.label_counts is None]
+        silent = [info.name for info in self.infos if info.label_counts is None]
+        if silent:
             raise DataError(f"No label counts from: {', '.join(silent)}. Use settings that do not need them.")
-        classes = max(len(one) for one in counts if one is not None)
-        return torch.tensor([[*one, *[0] * (classes - len(one))] for one in counts if one is not None])
+        return pad_sequence([torch.tensor(info.label_counts) for info in self.infos], batch_first=True)
 
     def input_moments(self, client: int) -> Moments:
         """Return the sums that a client has told.

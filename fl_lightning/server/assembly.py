@@ -16,8 +16,8 @@ from fl_lightning.compat.lightning import detects_anomalies
 from fl_lightning.core.capabilities import Capability, removals_of, removed_by
 from fl_lightning.core.federation import Federation, ServerContext, parts_of
 from fl_lightning.core.plan import ClientSampler
-from fl_lightning.data.batch_norm import check_batch_norm
 from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.data.input_statistics import check_batch_norm
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.server.checks.compatibility import check_convex, federated_data

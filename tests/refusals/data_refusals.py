@@ -53,7 +53,7 @@ def public_share_of_persons() -> None:
 
 
 CLIENTS = [
-    Refusal(set_up({}), "'data.clients' must be a dictionary with the data of at least one client by name"),
+    Refusal(set_up({}), "'data.clients' must be a dictionary with the data of one or more clients"),
     Refusal(set_up(shares(), batch_size=0), "'data.batch_size' must be 1 or above"),
     Refusal(
         set_up(shares(), val={"a": VAL, "b": VAL}),

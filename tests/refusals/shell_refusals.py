@@ -68,7 +68,7 @@ def wrong_types() -> list[Refusal]:
         "Attackers: 'model' must be a ModelAttack or None, but is 'SignFlip'": lambda: Attackers(model="SignFlip"),
         "RingFed: 'periods' must be a whole number, but is '2' (a str).": lambda: RingFed(periods="2"),
         "TablePartitioner: 'counts' must be a list of": lambda: TablePartitioner("counts.csv"),
-        "'data.clients' must be a dictionary with the data of at least one client by name: {'a': ..., 'b': ...}, but is [": lambda: (
+        "'data.clients' must be a dictionary with the data of one or more clients: {'a': ..., 'b': ...}, but is [": lambda: (
             data.from_clients([TensorDataset(torch.zeros(4))])
         ),
         "'options' must be": lambda: orchestrator(options=[Scaffold()]),
@@ -136,8 +136,8 @@ DATA = [
             DataError,
         )
         for part, said in (
-            (torch.ones(12, dtype=torch.bool), "a tensor of torch.bool of shape (12,)"),
-            (torch.zeros(2, 2, dtype=torch.int64), "a tensor of torch.int64 of shape (2, 2)"),
+            (torch.ones(12, dtype=torch.bool), "tensor([True, True, True"),
+            (torch.zeros(2, 2, dtype=torch.int64), "tensor([[0, 0],"),
             ([0.5, 1.0], "[0.5, 1.0]"),
             ("abc", "'abc'"),
             (3, "3"),
