@@ -168,8 +168,8 @@ class ClientDatasets(ClientSource):
             return Changes(client, part, **noise)
         true = self.all_labels()[self.part(part)[client]]
         believed = change.labels(true, part, self.num_classes())
-        labels = (None, None) if torch.equal(believed, true) else (true, believed)
-        return Changes(client, part, *labels, change, change.chosen(true.numel(), part), **noise)
+        labels = {} if torch.equal(believed, true) else {"true": true, "labels": believed}
+        return Changes(client, part, change=change, chosen=change.chosen(true.numel(), part), **labels, **noise)
 
     @cached_property
     def sharing(self) -> Sequence[tuple[int, ...]]:  # type: ignore[override]

@@ -199,7 +199,7 @@ def _indices(name: str, client: int, part: Any) -> Tensor:
         indices = torch.zeros(())
     if indices.dim() != 1 or (indices.numel() and indices.dtype not in INTEGERS):
         raise DataError(
-            f"{name} gave client {client} {repr(part)[:60]}. Return the indices of each client's examples: an int64 tensor of "
+            f"{name} gave client {client} {' '.join(repr(part).split())[:60]}. Return the indices of each client's examples: an int64 tensor of "
             "shape (m,) for each client."
         )
     return indices

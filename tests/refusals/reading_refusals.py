@@ -178,7 +178,18 @@ def labels_of_streams() -> None:
     data.label_counts()
 
 
+def training_examples_of_own_batches() -> None:
+    """The clients' validation sets are no training examples."""
+    loaders = {"a": DataLoader(TensorDataset(*blobs(7, 1)), batch_sampler=[[0, 1], [2]])}
+    data = from_clients(loaders, val={"a": TensorDataset(*blobs(20, 2))})
+    data.setup("fit")
+    data.client_evaluation_view(0, "training")
+
+
 STREAMS = [
+    Refusal(
+        training_examples_of_own_batches, "reads with a loader of its own ... so its training examples cannot be evaluated"
+    ),
     Refusal(
         streaming({"client_test": 0.2}),
         "'data.client_test' must be off, but is 0.2. Each client reads with a loader of its own",

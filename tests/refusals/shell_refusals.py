@@ -132,15 +132,15 @@ DATA = [
     *(
         Refusal(
             divided(Blobs(12), variant(IIDPartitioner, partition=lambda self, n, y, part=part: [torch.arange(2), part])(2)),
-            f"Variant gave client 1 {said}. Return the indices of each client's examples",
+            f"Variant gave client 1 {said} ... Return the indices of each client's examples",
             DataError,
         )
         for part, said in (
             (torch.ones(12, dtype=torch.bool), "tensor([True, True, True"),
             (torch.zeros(2, 2, dtype=torch.int64), "tensor([[0, 0],"),
-            ([0.5, 1.0], "[0.5, 1.0]"),
-            ("abc", "'abc'"),
-            (3, "3"),
+            ([0.5, 1.0], "[0.5, 1.0]."),
+            ("abc", "'abc'."),
+            (3, "3."),
         )
     ),
 ]
