@@ -198,10 +198,8 @@ def _indices(name: str, client: int, part: Any) -> Tensor:
     except (TypeError, ValueError, RuntimeError):
         indices = torch.zeros(())
     if indices.dim() != 1 or (indices.numel() and indices.dtype not in INTEGERS):
-        raise DataError(
-            f"{name} gave client {client} {' '.join(repr(part).split())[:60]}. Return the indices of each client's examples: an int64 tensor of "
-            "shape (m,) for each client."
-        )
+        came = " ".join(repr(part).split())[:60]
+        raise DataError(f"{name} gave client {client} {came}. Return the indices of each client's examples: int64, shape (m,).")
     return indices
 
 
