@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from fl_lightning.data.changed_dataset import NOTHING
 from fl_lightning.data.labels import labels_at_hand, read_column, read_labels, read_persons
-from fl_lightning.data.samplers import is_plain, yields
+from fl_lightning.data.samplers import yields
 from fl_lightning.errors import ConfigurationError, DataError, did_you_mean, require, share_hint
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
@@ -99,8 +99,8 @@ def divide(
     """
     dataset: Any = source.dataset
     persons, read = read_persons(dataset), partitioner.needs_labels or public_share > 0
-    among = None if is_plain(source.sampler) else yields(source)
-    chosen, public = torch.arange(len(dataset)) if among is None else among, NOTHING
+    chosen, public = yields(source), NOTHING
+    assert chosen is not None  # other samplers are refused
     labels = read_labels(dataset) if read else labels_at_hand(dataset)
     if labels is not None and read and stand_in:
         partitioner = partitioner.for_stand_in(labels)
@@ -170,8 +170,7 @@ def _checked(name: str, found: Any, num_examples: int) -> Partition:
     if order.numel() and not 0 <= int(order.min()) <= int(order.max()) < num_examples:
         raise DataError(
             f"{name} returned indices from {int(order.min())} to {int(order.max())}, but there are {num_examples} examples to "
-            "divide. Return indices below the 'num_examples' that the partitioner is given (a public share, and examples that "
-            "the loader's sampler never reads, are left out first)."
+            "divide (without a public share and what the loader's sampler never reads). Return indices below 'num_examples'."
         )
     counts = torch.bincount(order, minlength=num_examples)
     if order.numel() and int(counts.max()) > 1:
@@ -241,14 +240,13 @@ def chosen(given: HeldOut, names: Sequence[str], seed: int) -> list[int]:
     """
     count = len(names)
     if isinstance(given, list):
-        known = {name: position for position, name in enumerate(names)}
         for name in map(str, given):
-            if name not in known:
+            if name not in names:
                 shown = ", ".join([*names[:_MOST_NAMES], *(["..."] if count > _MOST_NAMES else [])])
                 raise ConfigurationError(
                     f"'{_HELD}' has '{name}', but the clients are: {shown}. Use their names.{did_you_mean(name, names)}"
                 )
-        found = sorted(known[str(name)] for name in given)
+        found = sorted(names.index(str(name)) for name in given)
     else:
         number = max(1, round(given * count)) if isinstance(given, float) and given else int(given)
         found = sorted(torch.randperm(count, generator=generator(seed, "held-out clients"))[:number].tolist())

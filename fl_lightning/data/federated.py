@@ -198,8 +198,8 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         """
         if callable(clients):
             require(num_workers == 0, "num_workers", "0 if clients are opened by a function", num_workers)
-            opened = (num_clients, num_examples, val, test, batch_size, shuffle, collate_fn)
-            return cls(OpenedClients(clients, *opened), **settings)
+            own = {"batch_size": batch_size, "shuffle": shuffle, "collate_fn": collate_fn}
+            return cls(OpenedClients(clients, num_clients, num_examples, val, test, **own), **settings)
         given, known = (num_clients, num_examples), "left out if clients are given by name"
         require(given == (None, None), "num_clients' and 'num_examples", known, given)
         return cls(ClientSets(clients, val, test, batch_size, shuffle, num_workers, collate_fn), **settings)

@@ -21,7 +21,7 @@ from fl_lightning.data.client_splits import INTEGERS, ClientSplits
 from fl_lightning.data.labels import read_persons
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.data.samplers import is_plain, yields
-from fl_lightning.data.views import GivenLoaders
+from fl_lightning.data.views import as_it_is
 from fl_lightning.errors import DataError, require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import derive_seed, reseed
@@ -61,7 +61,7 @@ class LazyClients(ChecksTypes, LightningDataModule):
         """
 
 
-class OpenedClients(GivenLoaders, LazyClients):
+class OpenedClients(LazyClients):
     """Describe clients by a function that opens one of them; see :meth:`~fl_lightning.FederatedDataModule.from_clients`."""
 
     def __init__(
@@ -71,23 +71,18 @@ class OpenedClients(GivenLoaders, LazyClients):
         num_examples: int | Sequence[int] | Tensor | None,
         val: Any,
         test: Any,
-        batch_size: int,
-        shuffle: bool,
-        collate_fn: Callable[[list[Any]], Any] | None,
+        **settings: Any,
     ) -> None:
-        known = (
-            "known without reading examples: FederatedDataModule.from_clients(open_client, num_clients=1000, num_examples=20)"
-        )
+        super().__init__(**settings)
+        known = "known beforehand: FederatedDataModule.from_clients(open_client, num_clients=1000, num_examples=20)"
         require(num_clients is not None and num_clients >= 1, "num_clients", f"1 or above, and {known}", num_clients)
         require(num_examples is not None, "num_examples", f"one number for all or for each client, and {known}", num_examples)
-        sets = []
         for part, given in (("val", val), ("test", test)):
             wanted = "the server's dataset or DataLoader if clients are opened by a function"
             require(not isinstance(given, Mapping), part, wanted, type(given).__name__)
-            plain = given is not None and not is_loader(given)
-            sets.append(DataLoader(given, batch_size, collate_fn=collate_fn) if plain else given)
-        GivenLoaders.__init__(self, None, *sets)
-        LazyClients.__init__(self, batch_size, shuffle, collate_fn)
+            if given is not None:
+                loader = given if is_loader(given) else DataLoader(given, self.batch_size, collate_fn=self.collate_fn)
+                vars(self)[f"{part}_dataloader"] = partial(as_it_is, loader)
         self._opens = opens
         sizes = torch.as_tensor(num_examples)
         self._num_examples = sizes.expand(num_clients or 0) if sizes.ndim == 0 else sizes

@@ -67,7 +67,8 @@ def asking(question: Callable[[Any], Any]) -> Callable[[], Any]:
 
 LAZY = [
     Refusal(
-        lambda: from_clients(Store(), num_examples=3), "'num_clients' must be 1 or above, and known without reading examples"
+        lambda: from_clients(Store(), num_examples=3),
+        "'num_clients' must be 1 or above, and known beforehand: FederatedDataModule.from_clients",
     ),
     Refusal(lambda: from_clients(Store(), num_clients=0, num_examples=1), "'num_clients' must be 1 or above"),
     Refusal(
