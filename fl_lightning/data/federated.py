@@ -330,12 +330,10 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         if stage != "fit" and self.server_set == "clients":
             self.datamodule.setup("fit")
         if clients_elsewhere(self.trainer):
-            return  # :meth:`meet` tells their sizes
+            return  # :meth:`register_clients` tells their sizes
         base, held = self.datamodule, self._client_datasets
-        divided, known = (
-            not isinstance(base, ClientSets | LazyClients),
-            "set, unless clients have data of their own ('data.clients')",
-        )
+        divided = not isinstance(base, ClientSets | LazyClients)
+        known = "set, unless clients have data of their own ('data.clients')"
         example = "A complete configuration: fl-lightning fit --config adafed_mnist."
         require(not divided or self.partitioner is not None, "data.partitioner", known, None, example)
         if isinstance(base, LazyClients):
@@ -346,11 +344,9 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
             source = training_loader(base)
             held = held or self._hold(source)
             held.source = source
-        for name in ("client_validation", "client_test", "feature_noise", "held_out_clients", "rebalancing"):
-            fits = held is None or held.whole or not getattr(self, name)
-            require(
-                fits, f"data.{name}", "off", getattr(self, name), f"{ClientSource.reason if held is None else held.reason}."
-            )
+        if held is not None and not held.whole:  # clients that are read as they are
+            for name in ("client_validation", "client_test", "feature_noise", "held_out_clients", "rebalancing"):
+                require(not getattr(self, name), f"data.{name}", "off", getattr(self, name), f"{held.reason}.")
         self._client_datasets = held
 
     def _hold(self, source: DataLoader[Any]) -> ClientDatasets:
