@@ -117,9 +117,10 @@ class ClientDatasets(ClientSource):
             )
         classes = int(labels.max()) + 1
         if classes < 2:
+            settings = sorted({"data.rebalancing", *(change.setting for change in self._changed.values())})
             raise DataError(
                 "The training data have a single class, so no label can be wrong and no class is rare. Use data with two or "
-                "more classes, or remove 'data.rebalancing' and 'federation.attackers'."
+                f"more classes, or remove {' and '.join(map(repr, settings))}."
             )
         return classes
 
@@ -168,7 +169,7 @@ class ClientDatasets(ClientSource):
             return Changes(client, part, **noise)
         true = self.all_labels()[self.part(part)[client]]
         believed = change.labels(true, part, self.num_classes())
-        labels = {} if torch.equal(believed, true) else {"true": true, "labels": believed}
+        labels: dict[str, Any] = {} if torch.equal(believed, true) else {"true": true, "labels": believed}
         return Changes(client, part, change=change, chosen=change.chosen(true.numel(), part), **labels, **noise)
 
     @cached_property
