@@ -46,7 +46,7 @@ class FeatureCache(ChecksTypes, Callback):
         data = getattr(trainer, "datamodule", None)
         images: Any = data.datamodule if isinstance(data, FederatedDataModule) else data
         thaws = any(isinstance(other, TransferLearning) and other.changes for other in trainer.callbacks)  # type: ignore[attr-defined]
-        if isinstance(data, FederatedDataModule) and not data.has_one_set:
+        if isinstance(data, FederatedDataModule) and not data.client_datasets.whole:
             return
         obstacle = "TransferLearning thaws parts" if thaws else _obstacle(network, data, images)
         obstacle = obstacle or self._too_large(network, images, trainer.strategy.root_device)

@@ -12,13 +12,13 @@ from torch.utils.data import ConcatDataset, Subset
 
 from fl_lightning.data.class_names import names_of
 from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.data.input_statistics import input_histograms, input_moments
 from fl_lightning.data.labels import labels_at_hand
 from fl_lightning.data.remote import RemoteDatasets
 from fl_lightning.data.schema import categories_of, channel_names, schema_of
 from fl_lightning.errors import require
 from fl_lightning.functional.exact_moments import Moments, together
 from fl_lightning.functional.histograms import Cuts, cuts_of, shown_counts, without_few
-from fl_lightning.functional.labels import client_label_counts
 from fl_lightning.functional.small_counts import without_small
 from fl_lightning.reporting.feature_charts import draw_features
 from fl_lightning.reporting.features import FeatureSummary
@@ -122,31 +122,20 @@ class PartitionReport(ChecksTypes, Callback):
 
 def summarize(data: FederatedDataModule) -> PartitionSummary:
     """Summarize each client's data after ``setup('fit')``, by the true labels, not those of attackers."""
-    division = data.splits
-    if not data.has_one_set:
-        parts = {name: getattr(division, name) for name in ("training", "validation", "test")}
-        sizes = {name: part.sizes for name, part in parts.items() if part is not None}
-        clients = range(len(division.training))
-        streams = torch.tensor([data.client_datasets.size_is_unknown(client) for client in clients])
-        names = [data.client_name(client) for client in clients]
-        return PartitionSummary(names, sizes, None, [], torch.tensor([0]), streams)
-    dataset: Any = data.client_datasets.source.dataset
-    labels = data.labels if data.labels is not None else labels_at_hand(dataset)
-    training = division.training
-    counts, classes = None, []
-    if labels is not None and labels.numel() and 0 <= int(labels.min()) <= int(labels.max()) < _MOST_CLASSES:
-        size = int(labels.max()) + 1
-        counts = client_label_counts(training.owners(), labels[training.order], len(training), size)
+    source = data.client_datasets
+    division, counts, classes = source.splits, source.counts_at_hand(_MOST_CLASSES), []
+    clients, public = range(len(division.training)), torch.tensor([division.public.numel()])
+    if counts is not None and source.labels is not None:
+        dataset: Any = source.source.dataset
+        size = counts.shape[1]
         changed = isinstance(dataset, Subset | ConcatDataset) and labels_at_hand(dataset) is None  # names inside may not fit
         known = () if changed else names_of(dataset, "classes") or list(getattr(dataset, "classes", None) or ())
         classes = [str(name) for name in (known if len(known) == size else range(size))]
+        public = torch.bincount(source.labels[division.public], minlength=size)
     parts = {name: getattr(division, name) for name in ("training", "validation", "test")}
     sizes = {name: part.sizes for name, part in parts.items() if part is not None}
-    names = [data.client_name(client) for client in range(len(training))]
-    public = torch.tensor([division.public.numel()])
-    if counts is not None and labels is not None:
-        public = torch.bincount(labels[division.public], minlength=len(classes))
-    return PartitionSummary(names, sizes, counts, classes, public)
+    streams = None if source.whole else torch.tensor([source.size_is_unknown(client) for client in clients])
+    return PartitionSummary([data.client_name(client) for client in clients], sizes, counts, classes, public, streams)
 
 
 def summarize_features(data: FederatedDataModule, min_count: int = 10) -> FeatureSummary:
@@ -157,7 +146,7 @@ def summarize_features(data: FederatedDataModule, min_count: int = 10) -> Featur
         min_count: the fewest examples in a bin that is told.
     """
     clients = range(data.num_clients)
-    moments = [data.input_moments(client) for client in clients]
+    moments = [input_moments(data, client) for client in clients]
     whole = together(moments)
     channels = len(whole.counts)
     schema = schema_of(data.datamodule)
@@ -174,7 +163,7 @@ def _bins(
     """Return how many of a client's examples are in each bin, without counts of few rows, which sites have left out."""
     if isinstance(data.client_datasets, RemoteDatasets):
         return shown_counts(whole, data.client_datasets.input_histograms(client) or [()] * len(cuts), own)
-    counts = [without_few(one, min_count) for one in data.input_histograms(client, cuts)]
+    counts = [without_few(one, min_count) for one in input_histograms(data, client, cuts)]
     return shown_counts(whole, counts, without_small(own, categories_of(data.datamodule, len(cuts)), min_count))
 
 

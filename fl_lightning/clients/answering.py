@@ -20,6 +20,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.compat.torchmetrics import state_names, summed_states
+from fl_lightning.data.input_statistics import input_moments, noisy_moments
 from fl_lightning.data.schema import categories_of
 from fl_lightning.errors import ClientError, ConfigurationError, VersionError, add_note
 from fl_lightning.functional.bootstrap import percentile_interval, resamples
@@ -284,8 +285,8 @@ def told_moments(data: FederatedDataModule, client: int, part: Standardized, see
     try:
         if part.epsilon is not None:
             draw = random.Random(derive_seed(seed, client, "noise of sums"))
-            return data.noisy_moments(client, part.epsilon, draw.randrange)
-        own = data.input_moments(client)
+            return noisy_moments(data, client, part.epsilon, draw.randrange)
+        own = input_moments(data, client)
         return without_small(own, categories_of(data.datamodule, len(own.counts)), part.min_count)
     except Exception as error:
         add_note(error, f"In the statistics of client {data.client_name(client)}.")

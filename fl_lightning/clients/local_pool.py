@@ -37,7 +37,7 @@ class LocalPool(ClientPool):
 
     def clients(self) -> tuple[ClientInfo, ...]:
         """Return the name and size of each client, and its label counts if the labels are known."""
-        counts = None if self._data.labels is None else self._data.label_counts().tolist()
+        counts = None if self._data.client_datasets.labels is None else self._data.label_counts().tolist()
         return tuple(
             ClientInfo(self._data.client_name(k), self._data.num_examples(k), None if counts is None else tuple(counts[k]))
             for k in range(self._data.num_clients)

@@ -22,7 +22,7 @@ from fl_lightning.clients.progress import TurnProgress, pack, unpack, what_train
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.compat.torch import buffers_of, is_batch_norm, overflowed, parts_of, unscales_in_step
-from fl_lightning.data.own_loaders import is_stream, known_size
+from fl_lightning.data.opened_clients import is_stream, known_size
 from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.functional.description import is_users
 from fl_lightning.losses.proximal import ProximalLoss

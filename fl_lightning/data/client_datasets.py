@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -16,48 +17,52 @@ from fl_lightning.data.client_source import ClientSource
 from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.labels import read_labels, refuse_large_labels
 from fl_lightning.data.loaders import client_loader, indexes, part_loader
-from fl_lightning.data.placement import free_memory, placed
 from fl_lightning.data.poisson_loader import PoissonBatches
-from fl_lightning.data.readers import OneAfterAnother, Readers, reads_alike
 from fl_lightning.data.resident_loader import ResidentLoader
-from fl_lightning.data.samplers import client_sampler, is_plain
-from fl_lightning.errors import ConfigurationError, DataError
+from fl_lightning.data.samplers import client_sampler, is_plain, yields
+from fl_lightning.errors import DataError, require
 from fl_lightning.functional.labels import client_label_counts
-from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.splitting import sharing_clients
 from fl_lightning.messages import Part
+
+_READING = (
+    "num_workers",
+    "pin_memory",
+    "timeout",
+    "multiprocessing_context",
+    "prefetch_factor",
+    "collate_fn",
+    "worker_init_fn",
+)
 
 
 class ClientDatasets(ClientSource):
     """Hold the data of each client of one training set.
 
     Args:
-        division: the clients' parts.
+        splits: the clients' parts.
         source: the loader of the whole training set.
         labels: the labels of all examples, if they have been read.
         noise: the noise on the clients' inputs, or None.
         rebalancing: makes clients repeat examples of rare classes, or None.
-        readers: the loaders that read each part of each client; by default, ``source`` reads all of them.
-        possible: the number of examples that ``source`` can yield; None for all.
-        unseen: the test examples of the held-out clients, whose ids follow those of the others; None without any.
+        readers: each client's own loaders by part, in the order of the clients; empty if one training set was divided.
+        validation: returns the loader of the server's validation set; None if the server has none.
     """
 
     whole = True
 
     def __init__(
         self,
-        division: ClientSplits,
+        splits: ClientSplits,
         source: DataLoader[Any],
-        labels: Tensor | None,
-        noise: FeatureNoise | None,
-        rebalancing: LabelAveraging | None,
-        readers: Readers | None = None,
-        possible: int | None = None,
-        unseen: Partition | None = None,
+        labels: Tensor | None = None,
+        noise: FeatureNoise | None = None,
+        rebalancing: LabelAveraging | None = None,
+        readers: Mapping[Part, Sequence[DataLoader[Any]]] | None = None,
+        validation: Callable[[], Any] | None = None,
     ) -> None:
-        self.unseen = unseen
-        self.splits, self.source, self.labels = division, source, labels
-        self._readers, self._possible = readers or Readers(), possible
+        self.splits, self.source, self.labels = splits, source, labels
+        self._readers, self._validation = readers or {}, validation
         self._size = len(source.dataset)  # type: ignore[arg-type]
         self._noise, self._rebalancing = noise, rebalancing
         self._changed: Mapping[int, ExampleChange] = {}
@@ -76,8 +81,7 @@ class ClientDatasets(ClientSource):
         if len(dataset) != self._size:
             raise DataError(
                 f"The training set has {len(dataset)} examples now, but had {self._size} when they were divided among the "
-                f"clients. Make sure that {type(dataset).__name__} keeps its examples during a run, or build a new "
-                "FederatedDataModule for another set."
+                f"clients. Let {type(dataset).__name__} keep its examples, or build a new FederatedDataModule."
             )
         return dataset
 
@@ -89,10 +93,8 @@ class ClientDatasets(ClientSource):
 
     def _owner_of(self, example: int) -> str:
         """Return the client of an example, in words; empty if no client has it."""
-        for part in (self.splits.training, self.splits.validation, self.splits.test, self.unseen):
-            found = [] if part is None else (part.order == example).nonzero().flatten().tolist()
-            if part is not None and found:
-                client = int(part.owners()[found[0]])
+        for part in filter(None, (self.splits.training, self.splits.validation, self.splits.test, self.splits.unseen)):
+            for client in part.owners()[part.order == example].tolist():
                 return f" of client {client if part.names is None else part.names[client]}"
         return ""
 
@@ -124,12 +126,12 @@ class ClientDatasets(ClientSource):
     def _trained(self) -> Tensor | None:
         """Return the examples of the clients that train, ascending; None if no client is held out."""
         parts = (self.splits.training, self.splits.validation, self.splits.test)
-        return None if self.unseen is None else torch.cat([p.order for p in parts if p is not None]).sort().values
+        return None if self.splits.unseen is None else torch.cat([p.order for p in parts if p is not None]).sort().values
 
     def _examples(self, client: int, part: Part) -> Tensor:
         """Return a part of a client's examples; of a held-out client, what it is tested on."""
-        first = len(self.splits.training)
-        return self.part(part)[client] if self.unseen is None or client < first else self.unseen[client - first]
+        first, unseen = len(self.splits.training), self.splits.unseen
+        return self.part(part)[client] if unseen is None or client < first else unseen[client - first]
 
     def _noise_of(self, client: int, part: Part) -> dict[str, Any]:
         """Return the noise of a client, whose draws are those of a run without the held-out clients."""
@@ -146,7 +148,7 @@ class ClientDatasets(ClientSource):
             training, classes = self.splits.training, self.num_classes()
             labels = self.all_labels()[training.order]
             for client in self._changed:
-                believed = self._believed(client, "training")
+                believed = self._changes(client, "training").labels
                 if believed is not None:
                     labels[training.offsets[client] : training.offsets[client + 1]] = believed
             self._label_counts = client_label_counts(training.owners(), labels, len(training), classes)
@@ -156,21 +158,17 @@ class ClientDatasets(ClientSource):
         """Change clients' examples in training and validation parts from now on."""
         self._changed, self._label_counts = changes, None
         for client in changes:
-            self._believed(client, "training")  # refuses what does not fit the classes
-
-    def _believed(self, client: int, part: Part) -> Tensor | None:
-        """Return the labels on which the client trains; None if they are the true ones."""
-        if client not in self._changed or part == "test":
-            return None
-        labels = self.all_labels()[self.part(part)[client]]
-        believed = self._changed[client].labels(labels, part, self.num_classes())
-        return None if torch.equal(believed, labels) else believed
+            self._changes(client, "training")  # refuses what does not fit the classes
 
     def _changes(self, client: int, part: Part) -> Changes:
-        believed = self._believed(client, part)
-        change = None if part == "test" else self._changed.get(client)
-        chosen = None if change is None else change.chosen(self.part(part)[client].numel(), part)
-        return Changes(client, part, believed, change, chosen, **self._noise_of(client, part))
+        """Return how a part of a client's examples differs from those of the data set; test parts have noise alone."""
+        noise, change = self._noise_of(client, part), None if part == "test" else self._changed.get(client)
+        if change is None:
+            return Changes(client, part, **noise)
+        true = self.all_labels()[self.part(part)[client]]
+        believed = change.labels(true, part, self.num_classes())
+        labels = None if torch.equal(believed, true) else believed
+        return Changes(client, part, labels, change, change.chosen(true.numel(), part), **noise)
 
     @cached_property
     def sharing(self) -> Sequence[tuple[int, ...]]:  # type: ignore[override]
@@ -191,7 +189,7 @@ class ClientDatasets(ClientSource):
             labels = self.all_labels()[indices] if changes.labels is None else changes.labels
             repeated = self._rebalancing.repeated(labels, self.label_counts(), seed)
         dataset: Any = whole
-        reader: Any = self._readers.training(client, self.source)
+        reader: Any = self._training_reader(client)
         augmentation = None if self._rebalancing is None else self._rebalancing.augmentation
         changes = replace(changes, repeated=repeated, augmentation=augmentation, public=public)
         if changes.none:
@@ -201,38 +199,24 @@ class ClientDatasets(ClientSource):
             dataset = changes(whole, indices)
             indices = torch.arange(len(dataset))
         order = torch.Generator().manual_seed(seed)
-        sampler = self._sampler(order, self.splits.training[client], public, poisson)
+        sampler = None
+        if not is_plain(self.source.sampler):
+            setting = poisson.setting if poisson is not None else "data.rebalancing" if self._rebalancing is not None else ""
+            known = f"off if the training loader draws the examples itself ({type(self.source.sampler).__name__})"
+            require(not setting, setting, known, "in use")
+            sampler = self.sampler_of(torch.cat([self.splits.training[client], public]), order)
         return client_loader(self.source, dataset, indices, order, full_batch, drop_single, poisson or sampler, reader)
-
-    def _sampler(
-        self, order: torch.Generator, own: Tensor, public: Tensor, poisson: PoissonBatches | None
-    ) -> Sampler[int] | None:
-        """Return the user's sampler for a client's examples; None if they are read once each, shuffled or in order.
-
-        Raises:
-            ConfigurationError: if another setting draws the examples.
-        """
-        sampler = self.source.sampler
-        if is_plain(sampler):
-            return None
-        drawing = [] if poisson is None else [poisson.setting]
-        drawing += [] if self._rebalancing is None else ["data.rebalancing"]
-        if drawing:
-            raise ConfigurationError(
-                f"The training loader uses {type(sampler).__name__}, but '{drawing[0]}' draws the examples itself. Remove one "
-                "of them."
-            )
-        return self.sampler_of(torch.cat([own, public]), order)
 
     def sampler_of(self, indices: Tensor, order: torch.Generator | None) -> Sampler[int]:
         """Return a sampler of positions among some examples that reads them as the user's sampler does."""
-        return client_sampler(self.source.sampler, self._size, indices, order, self._possible)
+        found = yields(self.source)
+        return client_sampler(self.source.sampler, indices, order, self._size if found is None else found.numel())
 
     def place(self, device: torch.device, limit: float | None) -> None:
         """Keep the training set's tensors on a GPU, if batches are indexed and they fit."""
         self._placed = None, None  # released first, so that two copies never exist
         if indexes(self.source):
-            self._placed = self.source.dataset, placed(self.source.dataset, device, _room(device, limit))
+            self._placed = self.source.dataset, placed(self.source.dataset, device, limit)
 
     def release(self) -> None:
         """Release the device's memory, and stop the workers."""
@@ -258,11 +242,25 @@ class ClientDatasets(ClientSource):
             self._resident = ResidentLoader(self.source)
         return self._resident
 
+    def _training_reader(self, client: int) -> DataLoader[Any]:
+        return self._readers["training"][client] if "training" in self._readers else self.source
+
+    @cached_property
+    def _server_reader(self) -> DataLoader[Any] | None:
+        """Return the loader of the server's validation set, if it is a DataLoader."""
+        found = None if self._validation is None else first_loader(self._validation())
+        return found if isinstance(found, DataLoader) else None
+
+    def _reader(self, client: int, part: Part) -> DataLoader[Any]:
+        """Return the loader that shows how a part is read in an evaluation: a training loader's collation may augment."""
+        own: tuple[Part, ...] = ("validation", "test") if part == "training" else (part, "validation", "test")
+        found = next((self._readers[kind][client] for kind in own if kind in self._readers), self._server_reader)
+        return self._training_reader(client) if found is None else found
+
     def evaluation_loader(self, client: int, part: Part, batch_size: int) -> Any:
         """Return a part of a client's examples in order, each once."""
         dataset, indices = self._dataset, self._examples(client, part)
-        changes = self._changes(client, part)
-        reader = self._readers.evaluation(client, part, self.source)
+        changes, reader = self._changes(client, part), self._reader(client, part)
         if not changes.none:
             dataset = changes(dataset, indices)
             indices = torch.arange(len(indices))
@@ -283,11 +281,42 @@ class ClientDatasets(ClientSource):
 
     def union_loader(self, part: Part, batch_size: int) -> Any:
         """Return a part of all clients' examples in order, each once."""
-        clients = len(self.splits.training)
-        if self._readers.alike(part, clients, self.source):
-            reader = self._readers.evaluation(0, part, self.source)
-            return part_loader(reader, *self.union(part), batch_size)
-        return OneAfterAnother([self.evaluation_loader(client, part, batch_size) for client in range(clients)])
+        clients = range(len(self.splits.training))
+        readers = [self._reader(client, part) for client in clients] if self._readers else [self._reader(0, part)]
+        if all(reads_alike(readers[0], reader) for reader in readers[1:]):
+            return part_loader(readers[0], *self.union(part), batch_size)
+        return OneAfterAnother([self.evaluation_loader(client, part, batch_size) for client in clients])
+
+
+class OneAfterAnother:
+    """Read several loaders, one after another.
+
+    Args:
+        loaders: the loaders, or functions that open them.
+        length: the number of batches; None for the sum of the loaders'.
+    """
+
+    def __init__(self, loaders: Sequence[Any], length: int | None = None) -> None:
+        self._loaders, self._length = loaders, length
+
+    def __len__(self) -> int:
+        return sum(map(len, self._loaders)) if self._length is None else self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        for loader in self._loaders:
+            yield from loader() if callable(loader) else loader
+
+
+def first_loader(loaders: Any) -> Any:
+    """Return the first of one or several loaders."""
+    while isinstance(loaders, Mapping | list | tuple) and len(loaders):
+        loaders = next(iter(loaders.values())) if isinstance(loaders, Mapping) else loaders[0]
+    return loaders
+
+
+def reads_alike(one: DataLoader[Any], other: DataLoader[Any]) -> bool:
+    """Return whether two loaders have the same workers and the same functions; two equal lambdas are not known to be."""
+    return all(getattr(one, name) == getattr(other, name) for name in _READING)
 
 
 def _joined(parts: list[Dataset[Any]]) -> Dataset[Any]:
@@ -297,7 +326,25 @@ def _joined(parts: list[Dataset[Any]]) -> Dataset[Any]:
     return ConcatDataset(parts)
 
 
-def _room(device: torch.device, limit: float | None) -> float:
-    """Return the bytes that tensors may take on a device."""
-    free = free_memory(device)
-    return free / 2 if limit is None else min(limit * 2**30, free)
+def placed(dataset: Any, device: torch.device, limit: float | None) -> Any:
+    """Return a TensorDataset on a GPU; other datasets, and those that do not fit, unchanged.
+
+    Args:
+        dataset: the dataset.
+        device: the GPU.
+        limit: the GiB that it may take; None for half of the free memory.
+    """
+    if type(dataset) is not TensorDataset:
+        return dataset
+    free, size = free_memory(device), sum(tensor.numel() * tensor.element_size() for tensor in dataset.tensors)
+    fits = size <= (free / 2 if limit is None else min(limit * 2**30, free))
+    if not fits:
+        return dataset
+    moved = copy.copy(dataset)  # with its names of classes
+    moved.tensors = tuple(tensor.to(device) for tensor in dataset.tensors)
+    return moved
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the free bytes on a GPU; 0 for other devices, on which tensors are not moved."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0

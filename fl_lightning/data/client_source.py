@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -14,8 +15,34 @@ from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.resident_loader import close_all
 from fl_lightning.errors import ConfigurationError, DataError
-from fl_lightning.functional.partition import Partition
+from fl_lightning.functional.labels import client_label_counts
+from fl_lightning.functional.partition import Partition, offsets
 from fl_lightning.messages import Part
+
+
+class Sizes(Partition):
+    """Know the sizes of clients' parts, of which there are no indices: a claim of any size takes no memory.
+
+    Args:
+        sizes: the number of examples of each client.
+        names: the names of the clients, if they have any.
+    """
+
+    def __init__(self, sizes: Sequence[int] | Tensor, names: tuple[str, ...] | None = None) -> None:
+        bounds = offsets(torch.as_tensor(sizes))
+        super().__init__(torch.zeros(1, dtype=torch.int64).expand(int(bounds[-1])), bounds, names)
+
+    def owners(self) -> Tensor:
+        """Refuse to list the client of each example.
+
+        Raises:
+            DataError: always.
+        """
+        raise DataError("The clients' examples are not known here. Use settings that do not read them at the server.")
+
+    def digest(self) -> str:
+        """Return a digest of the clients' names and sizes."""
+        return hashlib.blake2b(repr((self.names, self.sizes.tolist())).encode(), digest_size=16).hexdigest()
 
 
 class ClientSource:
@@ -23,7 +50,6 @@ class ClientSource:
 
     Attributes:
         splits: the clients' parts; of some sources only their sizes and names are known.
-        unseen: the test examples of the held-out clients, whose ids follow those of the others; None without any.
         labels: the class of each example of the one training set, int64, shape (n,); None if they have not been read.
         source: the loader that shows how training examples are read.
         whole: whether all clients' training examples are in the dataset of ``source``, of which each has indices.
@@ -33,7 +59,6 @@ class ClientSource:
 
     splits: ClientSplits
     source: DataLoader[Any]
-    unseen: Partition | None = None
     labels: Tensor | None = None
     whole = False
     reason = "The clients' examples are not here"
@@ -94,8 +119,8 @@ class ClientSource:
     def persons_of(self, client: int, part: Part) -> Tensor | None:
         """Return the person of each example of a part of a client's, in order, int64; None if the data name no persons."""
         persons, division, first = self.splits.persons, getattr(self.splits, part), len(self.splits.training)
-        if self.unseen is not None and client >= first:
-            client, division = client - first, self.unseen
+        if self.splits.unseen is not None and client >= first:
+            client, division = client - first, self.splits.unseen
         return None if persons is None or division is None else persons[division[client]]
 
     def all_labels(self) -> Tensor:
@@ -109,6 +134,20 @@ class ClientSource:
             DataError: if the training set does not have labels.
         """
         self.refuse("their labels are not known beforehand")
+
+    def counts_at_hand(self, most: int) -> Tensor | None:
+        """Count the training examples of each class at each client by true labels, int64, shape (K, C).
+
+        Args:
+            most: the number of classes from which they are not counted.
+
+        Returns:
+            The counts; None if labels are not in memory, or are no numbers of classes.
+        """
+        labels, own = self.labels, self.splits.training
+        if labels is None or not labels.numel() or not 0 <= int(labels.min()) <= int(labels.max()) < most:
+            return None
+        return client_label_counts(own.owners(), labels[own.order], len(own), int(labels.max()) + 1)
 
     def change_examples(self, changes: Mapping[int, ExampleChange]) -> None:
         """Change clients' examples in training and validation parts from now on; their test parts stay true.

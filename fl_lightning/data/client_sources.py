@@ -8,43 +8,46 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
+from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, TensorDataset
 
 from fl_lightning.data.class_names import names_of
-from fl_lightning.data.in_memory import ImageDataModule
+from fl_lightning.data.in_memory import ImageDataModule, named_dataset
 from fl_lightning.data.schema import Schema
 from fl_lightning.data.tensor_loader import TensorLoader
-from fl_lightning.data.views import TRANSFER_HOOKS
+from fl_lightning.data.views import TRANSFER_HOOKS, as_it_is
 from fl_lightning.errors import ConfigurationError, DataError, add_note
 from fl_lightning.functional.description import own_class
 
 Source = Any
 """A client's examples: a dataset, a DataLoader, or a LightningDataModule."""
-OTHER_PACKAGE = (
-    "fl_lightning works with the package 'lightning', whose classes are not those of 'pytorch_lightning': import from "
-    "'lightning.pytorch' instead of 'pytorch_lightning'."
-)
-"""What to do about objects of the other package."""
 
 
-def refuse_package(clients: Mapping[str, Source]) -> None:
-    """Refuse data of the other package.
+def refuse_package(what: str, given: object) -> None:
+    """Refuse an object of the other package.
+
+    Args:
+        what: what it is to be, for the message.
+        given: the object.
 
     Raises:
-        ConfigurationError: naming the client.
+        ConfigurationError: naming it.
     """
-    for name, source in clients.items():
-        if any(kind.__module__.startswith("pytorch_lightning.") for kind in type(source).__mro__):
-            raise ConfigurationError(f"The data of client '{name}' are a {type(source).__name__}. {OTHER_PACKAGE}")
+    if any(kind.__module__.startswith("pytorch_lightning.") for kind in type(given).__mro__):
+        raise ConfigurationError(
+            f"{type(given).__name__}, {what}, is not a class of the package 'lightning', with which fl_lightning works: import "
+            "from 'lightning.pytorch' instead of 'pytorch_lightning'."
+        )
 
 
-def shared_hooks(clients: Mapping[str, Source]) -> list[str]:
-    """Return the transfer hooks of the clients' datamodules, which all clients share.
+def share_images(clients: Mapping[str, Source]) -> bool:
+    """Return whether the clients' datamodules scale and augment images in one way, in a hook that all clients share.
 
     Raises:
-        ConfigurationError: if it is not known that they are alike; it names the client.
+        ConfigurationError: if it is not known that their hooks are alike; it names the client.
     """
     for name, source in clients.items():
         base = ImageDataModule if isinstance(source, ImageDataModule) else LightningDataModule
@@ -54,18 +57,15 @@ def shared_hooks(clients: Mapping[str, Source]) -> list[str]:
                 f"The datamodule of client '{name}' overrides '{hooks[0]}', which all clients would share. Move it to the "
                 "LightningModule, or into the dataset."
             )
-    images = [(name, source) for name, source in clients.items() if isinstance(source, ImageDataModule)]
-    if not images:
-        return []
-    first, own = images[0]
+    first = next((name for name, source in clients.items() if isinstance(source, ImageDataModule)), None)
     for name, source in clients.items():
-        if not own.transfers_like(source):
+        if first is not None and not clients[first].transfers_like(source):
             raise ConfigurationError(
-                f"The {type(own).__name__} of client '{first}' and the {type(source).__name__} of client '{name}' scale or "
-                "augment images in different ways, but all clients share one. Give all of them the same 'mean', 'std' (or "
-                "'normalize') and 'augmentation'; for a dataset, do it in the LightningModule."
+                f"The {type(clients[first]).__name__} of client '{first}' and the {type(source).__name__} of client '{name}' "
+                "scale or augment images in different ways, but all clients share one. Give all of them the same 'mean', 'std' "
+                "(or 'normalize') and 'augmentation'; for a dataset, do it in the LightningModule."
             )
-    return ["on_after_batch_transfer"]
+    return first is not None
 
 
 def said_of_examples(clients: Mapping[str, Source]) -> dict[str, Any]:
@@ -126,6 +126,69 @@ def is_module(source: Source) -> bool:
     return isinstance(source, LightningDataModule)
 
 
+def is_loader(given: Any) -> bool:
+    """Return whether an object yields batches, like webdataset's ``WebLoader`` or NVIDIA's iterators, rather than examples."""
+    named = any(kind.__name__.endswith("Loader") for kind in type(given).__mro__)
+    iterates = hasattr(given, "__iter__") and not hasattr(given, "__getitem__") and not isinstance(given, IterableDataset)
+    return named or iterates
+
+
+class _Batches(IterableDataset[Any]):
+    """Present the batches of a loader of another kind as a stream, whose examples are counted as they are read."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader" or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        return getattr(self.loader, name)
+
+
+def training_source(name: str, source: Source) -> Any:
+    """Return a client's training DataLoader, which passes on the batches of another kind of loader; or its dataset.
+
+    Args:
+        name: the client's name.
+        source: what it brings.
+
+    Raises:
+        DataError: if that is several loaders, or its datamodule returns nothing that can be iterated over.
+    """
+    with of_client(name):
+        given = source.train_dataloader() if is_module(source) else source
+    several = isinstance(given, Mapping | CombinedLoader) or (is_module(source) and isinstance(given, list | tuple))
+    if several or (is_module(source) and not hasattr(given, "__iter__")):
+        raise DataError(
+            f"'train_dataloader' of client '{name}' returns a {type(given).__name__}, but a client trains on a single loader. "
+            "Return one DataLoader, over a dataset that joins the examples."
+        )
+    if isinstance(given, DataLoader) or not (is_module(source) or is_loader(given)):
+        return given
+    return DataLoader(_Batches(given), batch_size=None, collate_fn=as_it_is)
+
+
+def warn_of_batches(name: str, examples: Any) -> None:
+    """Warn of a list whose elements look like batches, because it is taken for a list of examples, which are batched.
+
+    Args:
+        name: the client's name.
+        examples: the list, or a dataset of another kind, which is left alone.
+    """
+    first = examples[0] if isinstance(examples, list | tuple) else None
+    if not isinstance(first, list | tuple) or len(first) < 2 or not all(isinstance(one, Tensor) and one.ndim for one in first):
+        return
+    if len({len(one) for one in first}) == 1 and not first[-1].is_floating_point():
+        rank_zero_warn(
+            f"The examples of client '{name}' are a list whose first element has tensors of the shapes "
+            f"{', '.join(str(tuple(tensor.shape)) for tensor in first)}. Each element is taken for one example. If they are "
+            "batches, pass DataLoader(batches, batch_size=None)."
+        )
+
+
 def dataset_of(given: Any) -> Any:
     """Return the dataset that a loader reads, or the dataset itself."""
     return given.dataset if isinstance(given, DataLoader) else given
@@ -140,7 +203,7 @@ def sized(name: str, dataset: Any) -> Any:
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise DataError(
             f"The examples of client '{name}' are a {type(dataset).__name__}, but must be a dataset with '__len__' and "
-            "'__getitem__', a DataLoader, or a LightningDataModule."
+            "'__getitem__'."
         )
     with of_client(name):
         size = len(dataset)
@@ -157,8 +220,8 @@ def joined(sets: list[Any]) -> Any:
         columns = list(zip(*(own.tensors for own in sets), strict=False))
         kinds = {tuple((t.dtype, t.shape[1:]) for t in own.tensors) for own in sets}
         if len(kinds) == 1:
-            whole = TensorDataset(*(torch.cat(column) for column in columns))
             named = {kind: names_of(ConcatDataset(sets), kind) for kind in ("classes", "feature_names")}
-            vars(whole).update({kind: names for kind, names in named.items() if names})
-            return whole
+            return named_dataset(
+                [torch.cat(column) for column in columns], **{kind: names for kind, names in named.items() if names}
+            )
     return ConcatDataset(sets)

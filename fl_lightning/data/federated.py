@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -15,31 +16,31 @@ from fl_lightning.core.capabilities import ResumeRule
 from fl_lightning.data.changes import FeatureNoise, LabelAveraging
 from fl_lightning.data.class_names import require_alike
 from fl_lightning.data.client_datasets import ClientDatasets
-from fl_lightning.data.client_holder import ClientHolder
 from fl_lightning.data.client_part import ClientPart
-from fl_lightning.data.client_sets import ClientSets, OwnSets
+from fl_lightning.data.client_sets import ClientSets
 from fl_lightning.data.client_source import ClientSource
-from fl_lightning.data.client_sources import OTHER_PACKAGE
-from fl_lightning.data.client_splits import check_shares, divide, splitter
-from fl_lightning.data.given_data import data_and_partitioner, missing
-from fl_lightning.data.given_loaders import GivenLoaders
-from fl_lightning.data.held_out import HeldOut, check_held_out, chosen, held_out_last
-from fl_lightning.data.labels import labels_at_hand, read_labels, read_persons
-from fl_lightning.data.lazy_clients import LazyClients, LazyDatasets, OpenedClients
+from fl_lightning.data.client_sources import as_loader, refuse_package
+from fl_lightning.data.client_splits import ClientSplits, HeldOut, check_parts, divide, held_out_last, hold_back
+from fl_lightning.data.labels import labels_at_hand
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
-from fl_lightning.data.poisson_loader import PoissonBatches
-from fl_lightning.data.readers import Readers
-from fl_lightning.data.remote import clients_elsewhere
-from fl_lightning.data.rounds import RoundLoader, unless_round
-from fl_lightning.data.samplers import is_plain, yields
-from fl_lightning.data.views import TRANSFER_HOOKS, EvaluationView, ServerView, TrainingView, from_base, leave_out
-from fl_lightning.errors import ConfigurationError, require
-from fl_lightning.messages import Part
+from fl_lightning.data.opened_clients import LazyClients, LazyDatasets, OpenedClients, OwnLoaders
+from fl_lightning.data.poisson_loader import Coins, PoissonBatches
+from fl_lightning.data.remote import RemoteDatasets, clients_elsewhere
+from fl_lightning.data.samplers import is_plain
+from fl_lightning.data.views import TRANSFER_HOOKS, GivenLoaders, RoundLoader, View, from_base, leave_out, unless_round
+from fl_lightning.errors import require, require_texts
+from fl_lightning.functional.partition import Partition
+from fl_lightning.functional.showing import client_bars, settings_table, short_repr
+from fl_lightning.messages import ClientInfo, Part
 from fl_lightning.partitioners.base import Partitioner
 from fl_lightning.utilities.checkpoint_file import LoadsSafely
 
+_PARTS: dict[str, Part] = {"val_dataloader": "validation", "test_dataloader": "test"}
+_MOST_CLASSES = 100
+"""The largest number of classes that a notebook's bars show."""
 
-class FederatedDataModule(LoadsSafely, ClientHolder):
+
+class FederatedDataModule(LoadsSafely, LightningDataModule):
     """Distribute the training set of a datamodule over clients; validation, test and prediction stay with the server.
 
     With a :class:`~fl_lightning.FederatedOrchestrator` in the Trainer it serves rounds. Without one it serves the union of the
@@ -103,38 +104,51 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
         clients: dict[str, LightningDataModule] | None = None,
         held_out_clients: HeldOut = 0,
     ) -> None:
-        datamodule, partitioner = data_and_partitioner(datamodule, partitioner, clients)
-        super().__init__(datamodule, client_validation, client_test)
-        self.clients, self.partitioner = clients, partitioner
-        check_shares(client_validation, client_test, public_share)
-        known = "'datamodule', or 'clients' with 'data.client_test' above 0"
-        require(server_set == "datamodule" or client_test > 0, "data.server_set", known, server_set)
+        super().__init__()
+        if clients is not None:
+            for name, given in (("datamodule", datamodule), ("partitioner", partitioner)):
+                known = "null with 'data.clients', whose data are not divided"
+                require(given is None, f"data.{name}", known, type(given).__name__)
+            require_texts("data.clients", clients)
+            datamodule = ClientSets(clients)
+        refuse_package("'data.datamodule'", datamodule)
+        others = "Give one, each client its own ('data.clients'), or write FederatedDataModule.from_loaders or from_clients."
+        require(isinstance(datamodule, LightningDataModule), "data.datamodule", "a LightningDataModule", datamodule, others)
+        assert datamodule is not None
+        for name, one in datamodule.clients.items() if isinstance(datamodule, ClientSets) else ():
+            many, hint = isinstance(one, LazyClients | FederatedDataModule), "Give it as 'data.datamodule' or to the Trainer."
+            require(not many, f"data.clients.{name}", "one client, not the holder of many", type(one).__name__, hint)
+        self.datamodule, self.partitioner, self.clients = datamodule, partitioner, clients
+        self.client_validation, self.client_test = client_validation, client_test
+        own = isinstance(datamodule, ClientSets | LazyClients)
+        check_parts(client_validation, client_test, server_set, public_share, held_out_clients, own)
         require(feature_noise >= 0, "data.feature_noise", "0 or above", feature_noise)
         require(memory_limit is None or memory_limit >= 0, "data.memory_limit", "0 or above, in GiB, or null", memory_limit)
-        if isinstance(datamodule, ClientSets | LazyClients):
-            require(public_share == 0, "data.public_share", "0 if each client has a dataset of its own", public_share)
-        check_held_out(held_out_clients)
-        if held_out_clients:
-            known = "0 with held-out clients, whose examples it would contain"
-            require(public_share == 0, "data.public_share", known, public_share)
-            scales = not isinstance(datamodule, ClientSets) and bool(getattr(datamodule, "standardize", False))
-            known = "false with held-out clients, whose rows it would read; let the model scale: Standardized"
-            require(not scales, "data.datamodule.standardize", known, scales)
-        self.held_out_clients = held_out_clients
-        if held_out_clients and isinstance(datamodule, ClientSets):
-            datamodule.held_out = chosen(held_out_clients, datamodule.names, seed=0)
-        self.server_set, self.memory_limit = server_set, memory_limit
+        require(not own or partitioner is None, "data.partitioner", "null if the examples have a client already", partitioner)
+        scales = held_out_clients and not own and bool(getattr(datamodule, "standardize", False))
+        known = "false with held-out clients, whose rows it would read; let the model scale: Standardized"
+        require(not scales, "data.datamodule.standardize", known, scales)
+        self.held_out_clients, self.server_set, self.memory_limit = held_out_clients, server_set, memory_limit
         self.public_share, self.feature_noise, self.rebalancing = public_share, feature_noise, rebalancing
-        self._serves_rounds, self._large_batch = False, 0
+        self._client_datasets: ClientSource | None = None
+        self._serves_rounds = False
         self._device: torch.device | None = None
         self.prepare_data_per_node = datamodule.prepare_data_per_node
-        for loader in ("val_dataloader", "test_dataloader", "predict_dataloader"):
-            served = server_set == "clients" and loader != "predict_dataloader"
-            if not served and not is_overridden(loader, datamodule, LightningDataModule):
-                leave_out(self, loader)
-        for hook in TRANSFER_HOOKS:
-            if is_overridden(hook, datamodule, LightningDataModule):
-                vars(self)[hook] = unless_round(getattr(datamodule, hook))
+        served = _PARTS if server_set == "clients" else ()
+        leave_out(self, *(name for name in (*_PARTS, "predict_dataloader") if not (name in served or self._serves(name))))
+        for hook in filter(self._serves, TRANSFER_HOOKS):
+            vars(self)[hook] = unless_round(getattr(datamodule, hook))
+
+    def __repr__(self) -> str:
+        return short_repr(self)
+
+    def _repr_html_(self) -> str:
+        """Return the settings, and after ``setup('fit')`` each client's examples, by class if their labels are in memory."""
+        held: ClientSource | None = vars(self).get("_client_datasets")
+        if held is None or not (self.is_remote or held.whole):  # streams have no sizes
+            return settings_table(self)
+        own, counts = held.splits.training, held.counts_at_hand(_MOST_CLASSES)
+        return settings_table(self) + client_bars(own.names, own.sizes[:, None] if counts is None else counts)
 
     @classmethod
     def from_clients(
@@ -184,13 +198,11 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
         """
         if callable(clients):
             require(num_workers == 0, "num_workers", "0 if clients are opened by a function", num_workers)
-            own = OpenedClients(clients, num_clients, num_examples, val, test, batch_size, shuffle, collate_fn)
-            return cls(own, **settings)
-        counts, known = {"num_clients": num_clients, "num_examples": num_examples}, "left out if clients are given by name"
-        for name, count in counts.items():
-            require(count is None, name, known, count)
-        sets = ClientSets(clients, val, test, batch_size, shuffle, num_workers, collate_fn)
-        return cls(sets, OwnSets(sets), **settings)
+            own = {"batch_size": batch_size, "shuffle": shuffle, "collate_fn": collate_fn}
+            return cls(OpenedClients(clients, num_clients, num_examples, val, test, **own), **settings)
+        given, known = (num_clients, num_examples), "left out if clients are given by name"
+        require(given == (None, None), "num_clients' and 'num_examples", known, given)
+        return cls(ClientSets(clients, val, test, batch_size, shuffle, num_workers, collate_fn), **settings)
 
     @classmethod
     def from_loaders(
@@ -209,11 +221,11 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; refuse a Trainer of the package ``pytorch_lightning``, which cannot read this datamodule."""
-        if name == "trainer" and type(value).__module__.startswith("pytorch_lightning."):
-            raise ConfigurationError(f"The Trainer is a pytorch_lightning.Trainer. {OTHER_PACKAGE}")
+        if name == "trainer":
+            refuse_package("the Trainer", value)
         if name == "batch_size" and hasattr(vars(self).get("datamodule"), name):  # a BatchSizeFinder without a federation
             setattr(self.datamodule, name, value)
-            if self._client_datasets is not None and self.has_one_set:
+            if isinstance(self._client_datasets, ClientDatasets):
                 self.reload()
             return
         super().__setattr__(name, value)
@@ -225,11 +237,81 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
     @property
     def has_validation_set(self) -> bool:
         """Return whether the server has validation data."""
-        return self.server_set == "clients" or is_overridden("val_dataloader", self.datamodule, LightningDataModule)
+        return self.server_set == "clients" or self._serves("val_dataloader")
 
     def serve_rounds(self, active: bool) -> None:
         """Set whether ``train_dataloader`` serves rounds, as the orchestrator requests, or the clients' examples."""
         self._serves_rounds = active
+
+    # ---------------------------------------------------------------- the clients
+
+    @property
+    def client_datasets(self) -> ClientSource:
+        """Return the clients' data, after ``setup('fit')``."""
+        assert self._client_datasets is not None
+        return self._client_datasets
+
+    @property
+    def splits(self) -> ClientSplits:
+        """Return the division of the examples over clients, after ``setup('fit')``."""
+        return self.client_datasets.splits
+
+    @property
+    def indices(self) -> Partition:
+        """Return the clients' training examples."""
+        return self.splits.training
+
+    @property
+    def origin(self) -> str:
+        """Return the origin of the data, in words."""
+        own = str(getattr(self.datamodule, "origin", type(self.datamodule).__name__))
+        return f"{self.num_clients} sites, and {own} here" if self.is_remote else own
+
+    @property
+    def num_clients(self) -> int:
+        """Return K, the number of clients that train, which is known after ``setup('fit')``."""
+        return len(self.indices)
+
+    def num_examples(self, client: int) -> int:
+        """Return the number of training examples of one client, n_k; a public share does not count."""
+        return self.indices[client].numel()
+
+    def client_name(self, client: int) -> str:
+        """Return the client's domain or the value of its column, if it has one, otherwise its number."""
+        own, position = self.indices, client
+        if (unseen := self.splits.unseen) is not None and client >= len(own):
+            own, position = unseen, client - len(own)
+        return str(client) if own.names is None else own.names[position]
+
+    def clients_hold(self, part: Literal["validation", "test"]) -> bool:
+        """Return whether each client has a validation or test part: a share of its examples, or a set of its own."""
+        return getattr(self.splits, part) is not None
+
+    def register_clients(self, infos: Sequence[ClientInfo]) -> None:
+        """Take what clients outside this process tell about themselves, in the order of their ids, held-out ones last."""
+        held = self.held_out_clients
+        self._client_datasets = RemoteDatasets(infos, len(held) if isinstance(held, list) else 0)
+
+    @property
+    def is_remote(self) -> bool:
+        """Return whether the clients' examples are outside this process."""
+        return isinstance(self._client_datasets, RemoteDatasets)
+
+    def label_counts(self) -> Tensor:
+        """Count each client's training examples by class, by its own labels, int64, shape (K, C), after ``setup('fit')``.
+
+        Raises:
+            DataError: if the training set does not have labels.
+        """
+        return self.client_datasets.label_counts()
+
+    def evaluated_persons(self, client: int, part: Part) -> Tensor | None:
+        """Return the person of each example of a part of one client's, in order, int64; None if the data name no persons."""
+        return self.client_datasets.persons_of(client, part)
+
+    def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
+        """Return one client's batches of Poisson sampling; see ``ClientDatasets.poisson_batches``."""
+        return self.client_datasets.poisson_batches(client, full_batch, coins)
 
     # ---------------------------------------------------------------- set-up
 
@@ -248,74 +330,49 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
         if stage != "fit" and self.server_set == "clients":
             self.datamodule.setup("fit")
         if clients_elsewhere(self.trainer):
-            return  # :meth:`meet` tells their sizes
-        if isinstance(self.datamodule, LazyClients):
-            self._client_datasets = self._client_datasets or self._reading_alone(LazyDatasets(self.datamodule))
-            return
-        if self.partitioner is None:
-            raise missing("partitioner")
-        if isinstance(self.datamodule, ClientSets) and (own := self.datamodule.own_loaders()) is not None:
-            self._client_datasets = self._client_datasets or self._reading_alone(own)
-        elif stage == "fit" or self.server_set == "clients":
-            source = training_loader(self.datamodule)
-            if self._client_datasets is None:
-                self._client_datasets = self._hold(source)
-            self._client_datasets.source = source
-
-    def _reading_alone(self, own: ClientSource) -> ClientSource:
-        """Return clients that are read as they are, after refusing settings that would change their examples."""
-        settings = ("client_validation", "client_test", "feature_noise", "held_out_clients")
-        for name in (*settings, *(["rebalancing"] if self.rebalancing is not None else [])):
-            how = "when they are drawn" if isinstance(own, LazyDatasets) else "with loaders of their own"
-            require(not getattr(self, name), f"data.{name}", f"off if clients read {how}", getattr(self, name))
-        return own
+            return  # :meth:`register_clients` tells their sizes
+        base, held = self.datamodule, self._client_datasets
+        divided = not isinstance(base, ClientSets | LazyClients)
+        known = "set, unless clients have data of their own ('data.clients')"
+        example = "A complete configuration: fl-lightning fit --config adafed_mnist."
+        require(not divided or self.partitioner is not None, "data.partitioner", known, None, example)
+        if isinstance(base, LazyClients):
+            held = held or LazyDatasets(base)
+        elif isinstance(base, ClientSets) and base.opened:
+            held = held or OwnLoaders(ClientDatasets(base.splits, base.train_dataloader(), readers=base.readers), base.opened)
+        elif stage == "fit" or self.server_set == "clients" or not divided:
+            source = training_loader(base)
+            held = held or self._hold(source)
+            held.source = source
+        if held is not None and not held.whole:  # clients that are read as they are
+            for name in ("client_validation", "client_test", "feature_noise", "held_out_clients", "rebalancing"):
+                require(not getattr(self, name), f"data.{name}", "off", getattr(self, name), f"{held.reason}.")
+        self._client_datasets = held
 
     def _hold(self, source: DataLoader[Any]) -> ClientDatasets:
-        dataset: Any = source.dataset
-        assert self.partitioner is not None
-        partitioner, seed = self.partitioner, int(getattr(self.partitioner, "seed", 0))
-        read = partitioner.needs_labels or self.public_share > 0
-        labels = read_labels(dataset) if read else None
-        if labels is not None and getattr(self.datamodule, "is_stand_in", False):
-            partitioner = partitioner.for_stand_in(labels)
-
+        base, partitioner, seed = self.datamodule, self.partitioner, int(getattr(self.partitioner, "seed", 0))
+        validation, readers = base.val_dataloader if self._serves("val_dataloader") else None, {}
+        if isinstance(base, ClientSets):
+            splits, labels, readers = base.splits, labels_at_hand(source.dataset), base.readers
+            validation = partial(as_loader, base.given["validation"])
+        elif partitioner is not None:
+            splits, labels = divide(source, partitioner, self.public_share, seed, getattr(base, "is_stand_in", False))
         shares = {"validation": self.client_validation, "test": self.client_test}
-        among = None if is_plain(source.sampler) else yields(source)
-        known = labels if labels is not None else labels_at_hand(dataset)
-        division = divide(
-            len(dataset),
-            splitter(partitioner, dataset, labels),
-            known,
-            shares,
-            self.public_share,
-            seed,
-            first=int(getattr(partitioner, "first", 0)),
-            persons=self.datamodule.persons if isinstance(self.datamodule, ClientSets) else read_persons(dataset),
-            among=among,
-        )
-        if isinstance(self.datamodule, ClientSets):
-            division = self.datamodule.with_own_sets(division, shares)
-        possible, readers, unseen, held = None if among is None else among.numel(), self._readers(), None, []
-        if self.held_out_clients:
-            names = division.training.names or tuple(map(str, range(len(division.training))))
-            held = chosen(self.held_out_clients, names, seed)
-            division, unseen, order = held_out_last(division, held)
-            readers = readers.in_order(order)
-        sigma = self.feature_noise
-        noise = FeatureNoise(sigma, len(division.training), seed, tuple(held)) if sigma else None
-        return ClientDatasets(division, source, known, noise, self.rebalancing, readers, possible, unseen)
+        splits = hold_back(splits, shares, labels, seed, int(getattr(partitioner, "first", 0)))
+        splits, order = held_out_last(splits, self.held_out_clients, seed)
+        sigma, clients = self.feature_noise, len(splits.training)
+        noise = FeatureNoise(sigma, clients, seed, tuple(order[clients:])) if sigma else None
+        readers = {part: [own[k] for k in order] for part, own in readers.items()}
+        return ClientDatasets(splits, source, labels, noise, self.rebalancing, readers, validation)
 
-    def _readers(self) -> Readers:
-        """Return what reads each part of each client: the loaders of the datamodule, or each client's own."""
-        if isinstance(self.datamodule, ClientSets):
-            return self.datamodule.readers()
-        has_own = is_overridden("val_dataloader", self.datamodule, LightningDataModule)
-        return Readers(self.datamodule.val_dataloader if has_own else None)
+    def _serves(self, method: str) -> bool:
+        """Return whether the user's datamodule has a loader or a hook of its own."""
+        return is_overridden(method, self.datamodule, LightningDataModule)
 
     def divide_again(self) -> None:
         """Draw the clients' parts again, after a change of the partitioner; call it after ``setup('fit')``."""
-        if self.has_one_set:
-            self._client_datasets = self._hold(self.client_datasets.source)
+        if isinstance(self._client_datasets, ClientDatasets):
+            self._client_datasets = self._hold(self._client_datasets.source)
 
     def place(self, device: torch.device) -> None:
         """Keep the training set's tensors on the clients' device, if they fit; call it after ``setup('fit')``."""
@@ -343,26 +400,28 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
             poisson: the batches of Poisson sampling, if used; see ``ClientDatasets.poisson_batches``.
         """
         loader = self.client_datasets.training_loader(client, seed, full_batch, drop_single, poisson)
-        return TrainingView(self.datamodule, loader)
+        return View(self.datamodule, train=lambda: loader)
 
     def client_evaluation_view(self, client: int, part: Part) -> LightningDataModule:
         """Return a part of one client's examples as a validation set, in order and in large batches."""
-        loader = self.client_datasets.evaluation_loader(client, part, self._evaluation_batch_size())
-        return EvaluationView(self.datamodule, loader)
+        loader = self.client_datasets.evaluation_loader(client, part, self._evaluation_batch_size)
+        return View(self.datamodule, val=lambda: loader)
 
+    @cached_property
     def _evaluation_batch_size(self) -> int:
         """Return the batch size of the server's validation loader, if it has one."""
-        if not self._large_batch:
-            has_own = is_overridden("val_dataloader", self.datamodule, LightningDataModule)
-            loaders = self.datamodule.val_dataloader() if has_own else None
-            own = self.client_datasets.source.batch_size or 1
-            asked = getattr(loaders, "batch_size", None) or getattr(self.datamodule, "eval_batch_size", None)
-            self._large_batch = max(own, int(asked or own))
-        return self._large_batch
+        loaders = self.datamodule.val_dataloader() if self._serves("val_dataloader") else None
+        own = self.client_datasets.source.batch_size or 1
+        asked = getattr(loaders, "batch_size", None) or getattr(self.datamodule, "eval_batch_size", None)
+        return max(own, int(asked or own))
 
-    def _server_loader(self, name: str) -> Any:
-        if self.server_set == "clients" and name != "predict_dataloader":
-            return self.client_datasets.union_loader("test", self._evaluation_batch_size())
+    def server_loader(self, name: str) -> Any:
+        """Return one of the server's loaders, not split over ranks, by the name of the method that Lightning calls."""
+        part = _PARTS.get(name)
+        if part is not None and self.server_set == "clients":
+            return self.client_datasets.union_loader("test", self._evaluation_batch_size)
+        if isinstance(self.datamodule, ClientSets) and part in self.datamodule.readers:  # the clients' own
+            return self.client_datasets.union_loader(part, self.client_datasets.source.batch_size or 1)
         loader = getattr(self.datamodule, name)()
         if self._client_datasets is not None and not self.is_remote:
             require_alike("The training set", self.client_datasets.source, f"the set of '{name}'", loader)
@@ -385,10 +444,10 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
         """
 
         def make() -> Any:
-            loader = reduced(self._server_loader("val_dataloader"), examples, batch_size, seed)
+            loader = reduced(self.server_loader("val_dataloader"), examples, batch_size, seed)
             return loader if changed is None else changed(loader)
 
-        return ServerView(self.datamodule, make)
+        return View(self.datamodule, val=make, lasts=True)
 
     def train_dataloader(self) -> Any:
         """Return one round per epoch, or without a federation the union of the clients' examples."""
@@ -396,7 +455,7 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
             return RoundLoader()
         held = self.client_datasets
         if not isinstance(held, ClientDatasets):
-            return held.union_loader("training", 1)
+            return held.union_loader("training", held.source.batch_size or 1)
         dataset, union = held.union("training")
         source = held.source
         own = is_plain(source.sampler) or self._rank[1] > 1  # on several ranks, Lightning wraps the sampler
@@ -407,15 +466,15 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
 
     def val_dataloader(self) -> Any:
         """Return the server's validation set, split over the ranks without padding."""
-        return sharded(self._server_loader("val_dataloader"), *self._rank)
+        return sharded(self.server_loader("val_dataloader"), *self._rank)
 
     def test_dataloader(self) -> Any:
         """Return the server's test set, split over the ranks without padding."""
-        return sharded(self._server_loader("test_dataloader"), *self._rank)
+        return sharded(self.server_loader("test_dataloader"), *self._rank)
 
     def predict_dataloader(self) -> Any:
         """Return the user's prediction set, split over the ranks without padding."""
-        return sharded(self._server_loader("predict_dataloader"), *self._rank)
+        return sharded(self.server_loader("predict_dataloader"), *self._rank)
 
     def teardown(self, stage: str) -> None:
         """Let the user's datamodule clean up, and stop the workers."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fl_lightning.core.capabilities import ResumeRule
-from fl_lightning.data.lazy_clients import LazyClients
+from fl_lightning.data.opened_clients import LazyClients
 from fl_lightning.data.views import leave_out
 from fl_lightning.errors import DataError, VersionError, did_you_mean, require
 from fl_lightning.utilities.atomic_file import write_whole

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +9,13 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from fl_lightning.data.client_source import ClientSource
+from fl_lightning.data.client_source import ClientSource, Sizes
 from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.poisson_loader import Coins
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.functional.exact_moments import Moments
-from fl_lightning.functional.partition import Partition, offsets
 from fl_lightning.messages import UNTOLD, ClientInfo
 
 
@@ -42,31 +41,6 @@ class PlannedBatches:
         return self.number
 
 
-class RemotePartition(Partition):
-    """Know the sizes of clients' parts, of which there are no indices: a claim of any size takes no memory.
-
-    Args:
-        sizes: the number of examples of each client.
-        names: the names of the clients, if they have any.
-    """
-
-    def __init__(self, sizes: Sequence[int] | Tensor, names: tuple[str, ...] | None) -> None:
-        bounds = offsets(torch.as_tensor(sizes))
-        super().__init__(torch.zeros(1, dtype=torch.int64).expand(int(bounds[-1])), bounds, names)
-
-    def owners(self) -> Tensor:
-        """Refuse to list the client of each example.
-
-        Raises:
-            DataError: always.
-        """
-        raise DataError("The clients' examples are at their sites. Use settings that do not read them at the server.")
-
-    def digest(self) -> str:
-        """Return a digest of the clients' names and sizes."""
-        return hashlib.blake2b(repr((self.names, self.sizes.tolist())).encode(), digest_size=16).hexdigest()
-
-
 class RemoteDatasets(ClientSource):
     """Know the clients' names and sizes, and refuse to read their examples.
 
@@ -78,18 +52,13 @@ class RemoteDatasets(ClientSource):
     reason = "The clients' examples are at their sites"
 
     def __init__(self, infos: Sequence[ClientInfo], held: int = 0) -> None:
-        infos, unseen = infos[: len(infos) - held], infos[len(infos) - held :]
-        self.unseen = RemotePartition([i.num_test for i in unseen], tuple(i.name for i in unseen)) if held else None
-        self.infos = tuple(infos)
-        names = tuple(info.name for info in infos)
-
-        def part(sizes: list[int]) -> Partition | None:
-            return RemotePartition(sizes, names) if any(sizes) else None
-
-        training = part([info.num_examples for info in infos])
+        self.infos, unseen = tuple(infos[: len(infos) - held]), infos[len(infos) - held :]
+        names = tuple(info.name for info in self.infos)
+        sizes = zip(*((info.num_examples, info.num_validation, info.num_test) for info in self.infos), strict=True)
+        training, validation, test = (Sizes(each, names) if any(each) else None for each in sizes)
         assert training is not None
-        validation, test = part([i.num_validation for i in infos]), part([i.num_test for i in infos])
-        self.splits = ClientSplits(training, validation, test, torch.zeros(0, dtype=torch.int64))
+        tested = Sizes([info.num_test for info in unseen], tuple(info.name for info in unseen)) if held else None
+        self.splits = ClientSplits(training, validation, test, unseen=tested)
 
     def size_is_unknown(self, client: int) -> bool:
         """Return whether a client trains on a stream without a length."""
@@ -101,12 +70,10 @@ class RemoteDatasets(ClientSource):
         Raises:
             DataError: if a client does not tell them.
         """
-        counts = [info.label_counts for info in self.infos]
-        if any(one is None for one in counts):
-            silent = [info.name for info in self.infos if info.label_counts is None]
+        silent = [info.name for info in self.infos if info.label_counts is None]
+        if silent:
             raise DataError(f"No label counts from: {', '.join(silent)}. Use settings that do not need them.")
-        classes = max(len(one) for one in counts if one is not None)
-        return torch.tensor([[*one, *[0] * (classes - len(one))] for one in counts if one is not None])
+        return pad_sequence([torch.tensor(info.label_counts) for info in self.infos], batch_first=True)
 
     def input_moments(self, client: int) -> Moments:
         """Return the sums that a client has told.

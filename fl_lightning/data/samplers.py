@@ -87,21 +87,18 @@ def check_sampler(loader: DataLoader[Any], owner: str) -> None:
     )
 
 
-def client_sampler(
-    sampler: Any, size: int, indices: Tensor, generator: torch.Generator | None, possible: int | None = None
-) -> Sampler[int]:
+def client_sampler(sampler: Any, indices: Tensor, generator: torch.Generator | None, possible: int) -> Sampler[int]:
     """Return a sampler of positions in a client's part that treats the part as ``sampler`` treats the whole.
 
     Args:
         sampler: the user's, which :func:`check_sampler` has accepted.
-        size: the number of examples n of the whole.
         indices: the client's examples, int64, shape (m,).
         generator: seeds the draws; None draws from torch's global generator.
-        possible: the number of examples that the sampler can draw; None for all.
+        possible: the number of examples that the sampler can draw.
     """
     if type(sampler) is SubsetRandomSampler:  # the client's part is within the subset
         return Shuffled(indices.numel(), generator)
-    count = max(1, round(sampler.num_samples * indices.numel() / (possible or size)))
+    count = max(1, round(sampler.num_samples * indices.numel() / possible))
     if type(sampler) is WeightedRandomSampler:
         count = count if sampler.replacement else min(count, indices.numel())
         return WeightedRandomSampler(sampler.weights[indices].tolist(), count, sampler.replacement, generator=generator)

@@ -1,9 +1,9 @@
-"""Present a user's datamodule to inner Trainers: one client's examples, or the server's set."""
+"""Present loaders as a datamodule: those of the user, a whole round, one client's examples, or the server's set."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
@@ -12,13 +12,28 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
-class _View(LightningDataModule):
-    """Present loaders to an inner Trainer, with the batch-transfer hooks of the user's datamodule."""
+class View(LightningDataModule):
+    """Present loaders to an inner Trainer, with the batch-transfer hooks and the attributes of the user's datamodule.
 
-    def __init__(self, base: LightningDataModule) -> None:
+    Args:
+        base: the user's datamodule.
+        train: makes the training loader, if the view has one.
+        val: makes the validation loader, if the view has one; called once, so that its workers are kept.
+        lasts: whether the view is used again; otherwise its loaders are released, which a cycle of objects would keep.
+    """
+
+    def __init__(
+        self,
+        base: LightningDataModule,
+        train: Callable[[], Any] | None = None,
+        val: Callable[[], Any] | None = None,
+        lasts: bool = False,
+    ) -> None:
         super().__init__()
-        self._base = base
-        self._inside = False
+        self._base, self._inside, self._lasts = base, False, lasts
+        for name, make in (("train_dataloader", train), ("val_dataloader", val)):
+            if make is not None:
+                vars(self)[name] = cache(make)
         for hook in TRANSFER_HOOKS:
             if is_overridden(hook, base, LightningDataModule):
                 vars(self)[hook] = getattr(base, hook)
@@ -36,52 +51,57 @@ class _View(LightningDataModule):
         """Restore the outer Trainer."""
         if self._inside:
             self._base.trainer, self._inside = self._outer_trainer, False
+        if not self._lasts:
+            for loader in ("train_dataloader", "val_dataloader"):
+                vars(self).pop(loader, None)
 
     def on_exception(self, exception: BaseException) -> None:
         """Restore the outer Trainer: Lightning calls no ``teardown`` after an error."""
         self.teardown("")
 
 
-class _ClientView(_View):
-    def __init__(self, base: LightningDataModule, loader: Any) -> None:
-        super().__init__(base)
-        self._loader = loader
+class GivenLoaders(LightningDataModule):
+    """Return loaders that the user has built.
 
-    def teardown(self, stage: str) -> None:
-        """Restore the outer Trainer, and release the examples, which a cycle of objects would keep for a while."""
-        super().teardown(stage)
-        self._loader = None
+    Args:
+        train: the training loader.
+        val: the validation loader, if any.
+        test: the test loader, if any.
+    """
 
-
-class TrainingView(_ClientView):
-    """Serve one client's examples to train on."""
-
-    def train_dataloader(self) -> Any:
-        """Return one client's examples."""
-        return self._loader
+    def __init__(self, train: Any, val: Any = None, test: Any = None) -> None:
+        super().__init__()
+        for name, given in (("train_dataloader", train), ("val_dataloader", val), ("test_dataloader", test)):
+            if given is not None:
+                vars(self)[name] = partial(as_it_is, given)
 
 
-class ServerView(_View):
-    """Serve the server's validation set, not split over ranks; created once, so that its workers are kept."""
-
-    def __init__(self, base: LightningDataModule, make: Callable[[], Any]) -> None:
-        super().__init__(base)
-        self._make = make
-        self._made: Any = None
-
-    def val_dataloader(self) -> Any:
-        """Return the server's validation set."""
-        if self._made is None:
-            self._made = self._make()
-        return self._made
+def as_it_is(given: Any) -> Any:
+    """Return what is given: a function with a name, which processes of ``ddp_spawn`` can read."""
+    return given
 
 
-class EvaluationView(_ClientView):
-    """Serve a part of one client's examples to evaluate on."""
+class Round:
+    """Stand for a round; it carries no data."""
 
-    def val_dataloader(self) -> Any:
-        """Return a part of one client's examples, in order."""
-        return self._loader
+
+class RoundLoader:
+    """Serve one round per epoch. Lightning broadcasts once per batch, so all ranks must have equally many."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[Round]:
+        yield Round()
+
+
+def unless_round(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a batch-transfer hook so that it returns rounds unchanged and handles every other batch as before."""
+
+    def pass_or_transfer(batch: Any, *args: Any) -> Any:
+        return batch if isinstance(batch, Round) else hook(batch, *args)
+
+    return pass_or_transfer
 
 
 def from_base(view: LightningDataModule, base: str, name: str) -> Any:

@@ -14,7 +14,7 @@ from fl_lightning.clients.client import Client
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.module_copy import client_copy
 from fl_lightning.core.option import SitePlace, options_in
-from fl_lightning.data.batch_norm import check_batch_norm
+from fl_lightning.data.input_statistics import check_batch_norm
 from fl_lightning.flower.accepted_classes import OPTIONS
 from fl_lightning.flower.checks import not_at_sites
 from fl_lightning.flower.policy import Policy

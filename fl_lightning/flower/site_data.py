@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from fl_lightning.data.class_names import names_of
 from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.data.input_statistics import input_histograms, input_moments, noisy_moments
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.schema import categories_of, schema_of
 from fl_lightning.data.table_checks import ranges_of, rounded
@@ -230,10 +231,10 @@ class SiteData:
         if few and not summed:
             return None
         if policy.statistics_epsilon is None:
-            found = self.whole.input_moments(0)
+            found = input_moments(self.whole, 0)
         else:
             epsilon = policy.statistics_epsilon / self._rows_of_a_person
-            found = self.whole.noisy_moments(0, epsilon, secrets.randbelow)
+            found = noisy_moments(self.whole, 0, epsilon, secrets.randbelow)
         sparse = {k for k, count in enumerate(found.counts) if few or (exact and count < least)}
         if sparse and not summed:
             return None
@@ -253,7 +254,7 @@ class SiteData:
 
     def digest(self) -> str:
         """Return a digest of the exact sums of the training inputs, which never leaves the site."""
-        return hashlib.sha256(repr(self.whole.input_moments(0)).encode()).hexdigest()
+        return hashlib.sha256(repr(input_moments(self.whole, 0)).encode()).hexdigest()
 
     def _histograms(self, policy: Policy) -> tuple[tuple[int, ...], ...] | None:
         """Return the counts of the bins that the schema's ranges have, if the policy allows the server to know them."""
@@ -263,7 +264,7 @@ class SiteData:
         closed = policy.min_noise > 0 or policy.secure_aggregation == "required"
         if not policy.histograms or closed or schema is None or few:
             return None
-        counts = [without_few(one, least) for one in self.whole.input_histograms(0, schema.cuts)]
+        counts = [without_few(one, least) for one in input_histograms(self.whole, 0, schema.cuts)]
         return tuple(tuple(UNTOLD if n is None else n for n in one) for one in counts)
 
     def _ranges(self) -> tuple[tuple[float, float, float, float], ...] | None:

@@ -17,7 +17,7 @@ from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import Recipe, RefusedError
 from fl_lightning.flower.site_data import SiteData
 from fl_lightning.functional.digest import digest
-from fl_lightning.messages import EvalOrder, OwnModel, OwnModelOrder, Question, ServerModel
+from fl_lightning.messages import EvalOrder, OwnModelOrder, Question, ServerModel
 from fl_lightning.utilities.atomic_file import write_whole
 from fl_lightning.utilities.kept_file import read_kept
 
@@ -82,7 +82,7 @@ class SiteQuestions:
         self._units: dict[str, list[str]] = {}
 
     def count(
-        self, orders: Sequence[Any], model: ServerModel | None, data: SiteData, own: Callable[[OwnModelOrder], OwnModel]
+        self, orders: Sequence[Any], model: ServerModel | None, data: SiteData, own: Callable[[OwnModelOrder], Any]
     ) -> None:
         """Count the questions among a server's orders, before they are answered.
 

@@ -23,8 +23,8 @@ _UNMEASURED = (
 class Standardized(ChecksTypes, nn.Module):
     """Subtract the mean of each channel, divide by its standard deviation, and apply a network.
 
-    In a federation, both are those of the clients' training examples together, which clients measure before round 0; see
-    ``FederatedDataModule.input_moments``. If an option hides single clients, the server learns only their totals. Both are
+    In a federation, both are those of the clients' training examples together, which clients measure before round 0, as
+    they are in an evaluation. If an option hides single clients, the server learns only their totals. Both are
     buffers of the server: clients get them with the model, they are never averaged, and checkpoints, exports and
     ``torch.export`` contain them, so that the model predicts from raw inputs. A missing number (NaN) becomes the mean, so 0;
     a missing category becomes the most frequent one if the schema of the tables says so. A constant channel is only centred.

@@ -57,8 +57,8 @@ def choices_of(strategy: object | None, data: Any) -> dict[str, str]:
         data: its datamodule after ``setup``; another than a federated one has no partition.
     """
     found = {"strategy": "centralized" if strategy is None else type(strategy).__name__}
-    if hasattr(data, "has_one_set"):
-        divided = not data.is_remote and not hasattr(data.datamodule, "own_loaders")
+    if hasattr(data, "is_remote"):
+        divided = not data.is_remote and data.partitioner is not None
         found["partition"] = type(data.partitioner).__name__ if divided else "own data"
     return found
 

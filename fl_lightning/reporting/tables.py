@@ -32,8 +32,8 @@ def write_matrix(trainer: Trainer, name: str, matrix: Tensor, names: Sequence[st
     if trainer.is_global_zero and not trainer.sanity_checking and len(matrix) <= _MOST_CLASSES:
         for logger in trainer.loggers:
             if isinstance(logger, CSVLogger):
-                header, *rows = [_columns(matrix), *_rows(matrix)] if names is None else _named(matrix, names)
-                write_csv(Path(logger.log_dir) / f"{name}.csv", header, rows)
+                lines: list[list[Any]] = [_columns(matrix), *_rows(matrix)] if names is None else _named(matrix, names)
+                write_csv(Path(logger.log_dir) / f"{name}.csv", lines[0], lines[1:])
 
 
 def log_matrix(trainer: Trainer, name: str, matrix: Tensor, round_idx: int | None = None) -> None:

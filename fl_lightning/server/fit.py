@@ -25,8 +25,8 @@ from fl_lightning.core.capabilities import Capability, removals_of, removed_by
 from fl_lightning.core.federation import ClientPool, Federation, ServerContext, parts_of
 from fl_lightning.core.option import by_name, refuse_rivals
 from fl_lightning.core.plan import ClientSampler
-from fl_lightning.data.batch_norm import check_batch_norm
 from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.data.input_statistics import check_batch_norm
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.recycling import release_unused_memory

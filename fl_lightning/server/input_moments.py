@@ -14,6 +14,7 @@ from fl_lightning.core.capabilities import Capability, Need, Part, check_need
 from fl_lightning.core.federation import Federation
 from fl_lightning.core.option import ServerHooks
 from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.data.input_statistics import input_moments
 from fl_lightning.data.remote import RemoteDatasets
 from fl_lightning.data.schema import channel_names, schema_of
 from fl_lightning.errors import ClientError, ConfigurationError
@@ -88,7 +89,7 @@ def measure_inputs(trainer: Trainer, data: FederatedDataModule, part: Standardiz
     """
 
     def moments(client: int) -> Moments:
-        return data.input_moments(client) if data.is_remote else told_moments(data, client, part, seed)
+        return input_moments(data, client) if data.is_remote else told_moments(data, client, part, seed)
 
     _set(part, together(Collectives(trainer).spread(data.num_clients, moments)), data)
 

@@ -309,7 +309,9 @@ def _trainer(describer: Describer, trainer: Trainer) -> dict[str, Any]:
 
 def _data(describer: Describer, data: FederatedDataModule) -> dict[str, Any]:
     described: dict[str, Any] = describer.describe(data, "data")
-    if not data.has_one_set:  # the clients have loaders of their own, maybe at sites; their names and sizes are compared
+    if (
+        not data.client_datasets.whole
+    ):  # the clients have loaders of their own, maybe at sites; their names and sizes are compared
         return described
     source, base = data.client_datasets.source, described["datamodule"]
     if not base[CLASS].startswith("fl_lightning."):
@@ -325,10 +327,10 @@ def _data(describer: Describer, data: FederatedDataModule) -> dict[str, Any]:
 
 def _examples(describer: Describer, data: FederatedDataModule, trainer: Trainer) -> dict[str, Any]:
     found = {}
-    if data.has_one_set:
+    if data.client_datasets.whole:
         found = {"data.training_examples": content(data.client_datasets.source.dataset), "data.persons": _persons(data)}
     if data.has_validation_set and data.server_set == "datamodule" and trainer.limit_val_batches:
-        found["data.validation_examples"] = loader_content(data.datamodule.val_dataloader())
+        found["data.validation_examples"] = loader_content(data.server_loader("val_dataloader"))
     describer.unseen += [f"{name} except their number" for name, (_, complete) in found.items() if not complete]
     return {name: text for name, (text, _) in found.items()}
 
@@ -353,7 +355,7 @@ def _model(
     device = trainer.strategy.root_device
     precision = resolve_precision(local, str(trainer.precision), device)
     run = inner_trainer(device, [], precision=precision, accumulate_grad_batches=local.accumulate_grad_batches)
-    batch_size = 1 if not data.has_one_set else data.client_datasets.source.batch_size or 1
+    batch_size = data.client_datasets.source.batch_size or 1 if data.client_datasets.whole else 1
     run.fit_loop.max_batches = local.batches(math.ceil(int(data.indices.sizes.max()) / batch_size))
     run.planned = local.max_epochs, local.max_steps
     run.datamodule = data.datamodule

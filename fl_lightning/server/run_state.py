@@ -75,7 +75,7 @@ class RunState:
         training = data.indices
         self.num_clients, self.client_names = len(training), training.names or ()
         sizes: list[int] = training.sizes.tolist()
-        digests = client_contents(data.client_datasets.source.dataset, training) if data.has_one_set else ()
+        digests = client_contents(data.client_datasets.source.dataset, training) if data.client_datasets.whole else ()
         self._data = {
             "clients": self.num_clients,
             "partition": training.digest(),

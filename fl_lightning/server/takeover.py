@@ -22,8 +22,7 @@ from fl_lightning.clients.session import TRAINING_HOOKS
 from fl_lightning.compat.lightning import is_compiled
 from fl_lightning.compat.signals import note_sigterm, on_sigterm
 from fl_lightning.compat.torch import outside_autocast
-from fl_lightning.data.rounds import unless_round
-from fl_lightning.data.views import TRANSFER_HOOKS
+from fl_lightning.data.views import TRANSFER_HOOKS, unless_round
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.utilities.collectives import Collectives
 

@@ -77,7 +77,7 @@ class ClassificationTask(SupervisedTask):
             DataError: if labels lie outside the classes.
         """
         data = getattr(self.trainer, "datamodule", None)
-        labels = getattr(data, "labels", None)
+        labels = getattr(getattr(data, "client_datasets", data), "labels", None)
         if isinstance(labels, Tensor) and labels.numel():
             highest = int(labels.max())
             self._refuse_labels(int(labels.min()), highest)

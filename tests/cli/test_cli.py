@@ -164,7 +164,9 @@ def test_missing_settings_are_named(fl):
     assert "required: fit.model" in text
     status, text = fl("fit", "--model=ClassificationTask", "--model.num_classes=2", "--model.network=LeNet")
     assert status == 1
-    assert "'data.datamodule' is missing. Set it, or give each client data of its own with 'data.clients'." in text
+    assert (
+        "'data.datamodule' must be a LightningDataModule, but is None. Give one, each client its own ('data.clients')" in text
+    )
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def test_a_training_set_that_shrinks_in_a_run(faults, settings):
                 dataset.size //= 2
 
     run = trainer(3, FederatedOrchestrator(faults=faults, **settings), Shrinks())
-    message = "The training set has 20 examples now, but had 40 when they were divided among the clients. Make sure that Sized"
+    message = "The training set has 20 examples now, but had 40 when they were divided among the clients. Let Sized"
     with pytest.raises((DataError, ClientError), match=message):
         run.fit(Plain(), FederatedDataModule(base, IIDPartitioner(4), client_test=0.2))
 

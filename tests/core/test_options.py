@@ -79,7 +79,7 @@ OTHER_MEANINGS = {
     "server/checks/incomplete.py": "set 'federation.client_evaluation' to",  # the advice of a message
     **dict.fromkeys(  # a part of a client's examples, which metrics of strategies and routes read as well
         (
-            *("core/option.py", "clients/client.py", "data/client_holder.py"),
+            *("core/option.py", "clients/client.py", "data/input_statistics.py"),
             *("data/federated.py", "flower/site_data.py"),
         ),
         "client_evaluation_view",

@@ -105,6 +105,16 @@ def test_clients_validate_and_test_on_sets_of_their_own():
     assert sorted(trained.flatten().tolist()) == sorted(shares()["b"].tensors[0].flatten().tolist())
 
 
+def test_the_union_of_the_clients_own_sets_has_their_noise():
+    val = shares(2, (4, 5, 6))
+    data = FederatedDataModule.from_clients(shares(), val=val, batch_size=5, feature_noise=0.5)
+    data.setup("fit")
+    each = [x for k in range(3) for x, _ in data.client_evaluation_view(k, "validation").val_dataloader()]
+    union = torch.cat([x for x, _ in data.val_dataloader()])
+    assert torch.equal(union, torch.cat(each))
+    assert not torch.equal(union, torch.cat([val[name].tensors[0] for name in NAMES]))
+
+
 def test_the_validation_sets_of_datamodules_are_the_clients_own():
     val = shares(2, (4, 5, 6))
     sites = {name: SiteWithVal(own, val[name]) for name, own in shares().items()}

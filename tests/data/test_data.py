@@ -211,10 +211,10 @@ def test_iid_needs_no_labels_and_reads_no_example_for_them():
             return DataLoader(Unread(), batch_size=5)
 
     data = ready(FederatedDataModule(Data(), IIDPartitioner(4), client_test=0.2))
-    assert data.labels is None
+    assert data.client_datasets.labels is None
     assert data.num_clients == 4
     at_hand = ready(FederatedDataModule(Blobs(), IIDPartitioner(4)))
-    assert torch.equal(at_hand.labels, at_hand.datamodule.train[1])  # they cost nothing
+    assert torch.equal(at_hand.client_datasets.labels, at_hand.datamodule.train[1])  # they cost nothing
 
 
 def test_what_a_broken_off_download_leaves_is_not_taken_for_mnist(tmp_path, monkeypatch):

@@ -40,6 +40,7 @@ from fl_lightning import (
     TorchvisionDataModule,
 )
 from fl_lightning.data import TensorLoader
+from fl_lightning.data.input_statistics import input_moments
 
 EVERY = {
     name: kind
@@ -175,7 +176,7 @@ def test_a_datamodule_as_a_client_trains_as_its_rows_given_as_a_dataset(name, tm
 def test_a_datamodule_of_many_clients_is_no_client(name):
     source = EVERY[name].__new__(EVERY[name])
     L.LightningDataModule.__init__(source)
-    with pytest.raises(ConfigurationError, match=rf"Client 'oslo' is a {name}, which holds many clients itself.*Give it as"):
+    with pytest.raises(ConfigurationError, match=rf"'data.clients.oslo' must be one client, .* but is '{name}'. Give it as"):
         FederatedDataModule.from_clients({"oslo": source})
 
 
@@ -216,7 +217,7 @@ def test_images_of_clients_are_augmented_in_training_alone_and_read_from_disk_al
     assert value == pytest.approx(float(losses @ sizes / sizes.sum()))
     assert value == pytest.approx(trainer(1).validate(model, data, verbose=False)[0]["val_loss"])
     bonn = as_the_model_gets_them(clients["bonn"], clients["bonn"].train_dataloader()).tensors[0]
-    assert data.input_moments(0).means() == pytest.approx(bonn.double().mean((0, 2, 3)).tolist())
+    assert input_moments(data, 0).means() == pytest.approx(bonn.double().mean((0, 2, 3)).tolist())
 
 
 def test_tables_of_three_hospitals_in_yaml_with_default_settings(tmp_path, fl):

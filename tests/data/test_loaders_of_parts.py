@@ -31,7 +31,7 @@ from fl_lightning import (
     FederatedOrchestrator,
     IIDPartitioner,
 )
-from fl_lightning.data.readers import same_function
+from fl_lightning.data.client_datasets import reads_alike
 
 SIZE = 40
 
@@ -96,7 +96,7 @@ def test_an_unknown_sampler_counts_with_all_examples_and_says_so():
 def test_a_validation_sampler_that_varies_is_refused():
     own = Own(DataLoader(numbers(), 5), DataLoader(numbers(), 5, sampler=Halves()))
     with pytest.raises(
-        DataError, match=r"The validation loader of client 'a' uses Halves, so which examples it reads is not known. Give"
+        DataError, match=r"The validation loader of client 'a' uses Halves, which cannot be divided among clients. Use"
     ):
         FederatedDataModule.from_clients({"a": own}).setup("fit")
 
@@ -228,11 +228,15 @@ def test_a_set_without_a_loader_says_how_it_is_read():
     assert read(data.val_dataloader()) == [1000, 1001, 1002, 1003, 1004]
 
 
-def test_when_two_functions_are_the_same():
+def test_when_two_loaders_read_alike():
+    def alike(first: Any, second: Any) -> bool:
+        return reads_alike(*(DataLoader(numbers(4), collate_fn=collate) for collate in (first, second)))
+
     one = WithCollation()
-    assert same_function(one.collate, one.collate)
-    assert not same_function(one.collate, WithCollation().collate)
-    assert same_function(shifted, shifted)
-    assert not same_function(lambda examples: examples, lambda examples: examples)
-    assert same_function(None, None)
-    assert not same_function(None, shifted)
+    assert alike(one.collate, one.collate)
+    assert not alike(one.collate, WithCollation().collate)
+    assert alike(shifted, shifted)
+    assert not alike(lambda examples: examples, lambda examples: examples)
+    assert alike(None, None)
+    assert not alike(None, shifted)
+    assert not reads_alike(DataLoader(numbers(4)), DataLoader(numbers(4), num_workers=1))

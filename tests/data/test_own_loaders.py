@@ -133,6 +133,19 @@ def test_own_sets_beside_streams():
     assert same_bits(streamed, known)
 
 
+def test_each_own_set_beside_streams_is_read_by_its_own_loader():
+    sets = {name: TensorDataset(*blobs(5, seed)) for seed, name in enumerate("ab")}
+    val = {
+        "a": DataLoader(sets["a"], 5),
+        "b": DataLoader(sets["b"], 5, collate_fn=lambda rows: torch.stack([x for x, _ in rows]) * 2),
+    }
+    data = FederatedDataModule.from_clients(streams(), val=val, batch_size=5)
+    data.setup("fit")
+    first, second = (next(iter(data.client_evaluation_view(k, "validation").val_dataloader())) for k in range(2))
+    assert torch.equal(first[0], sets["a"].tensors[0])
+    assert torch.equal(second, sets["b"].tensors[0] * 2)
+
+
 def test_without_a_federation_the_streams_are_read_one_after_another():
     SEEN.clear()
     trainer(1).fit(Seeing(), FederatedDataModule.from_clients(streams(), batch_size=5))

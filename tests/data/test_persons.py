@@ -72,7 +72,7 @@ def test_a_name_at_two_clients_with_datasets_of_their_own_is_one_person(one, oth
     data = ready(FederatedDataModule.from_clients({"a": of_persons(3, one), "b": of_persons(3, other)}))
     here, there = data.splits.persons.split(3)
     assert [(i, k) for i in range(3) for k in range(3) if here[i] == there[k]] == shared
-    assert data.sharing == [(0, 1)] * bool(shared)
+    assert data.client_datasets.sharing == [(0, 1)] * bool(shared)
     assert (here[0] == here[1]) == (one[0] == one[1])
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalTraining
 from fl_lightning.clients.stacked.stack import ClientStack
 from fl_lightning.clients.trainer import _ResidentStrategy, is_on
-from fl_lightning.data import TensorLoader, placement
+from fl_lightning.data import TensorLoader, client_datasets
 from fl_lightning.data.tensor_loader import beside
 from fl_lightning.functional.blocks import blocks
 from fl_lightning.functional.model_state import ModelState
@@ -21,16 +21,17 @@ from fl_lightning.functional.model_state import ModelState
 META = torch.device("meta")  # stands in for a GPU: tensors arrive there, whatever this machine has
 
 
-def test_tensors_are_placed_where_they_fit():
+def test_tensors_are_placed_where_they_fit(monkeypatch):
+    monkeypatch.setattr("fl_lightning.data.client_datasets.free_memory", lambda device: 2**30)
     dataset = TensorDataset(torch.ones(10, 3), torch.ones(10, dtype=torch.int64))
-    assert [t.device.type for t in placement.placed(dataset, META, 200).tensors] == ["meta", "meta"]
-    assert placement.placed(dataset, META, 199) is dataset
+    assert [t.device.type for t in client_datasets.placed(dataset, META, 200 / 2**30).tensors] == ["meta", "meta"]
+    assert client_datasets.placed(dataset, META, 199 / 2**30) is dataset
     other = [1, 2, 3]
-    assert placement.placed(other, META, 1e9) is other
+    assert client_datasets.placed(other, META, 1.0) is other
 
 
 def test_a_cpu_keeps_what_it_has():
-    assert placement.free_memory(torch.device("cpu")) == 0
+    assert client_datasets.free_memory(torch.device("cpu")) == 0
     data = ready(FederatedDataModule(Blobs(), Consecutive()))
     data.place(torch.device("cpu"))
     assert data.client_datasets.training_loader(1, 0, False, False).tensors is data.client_datasets.source.dataset.tensors

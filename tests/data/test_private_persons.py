@@ -205,7 +205,7 @@ def test_a_public_share_is_at_all_clients():
 def test_held_out_clients_share_nobody():
     """They never train, so a person of theirs and of one other client is at that one alone."""
     data = ready(FederatedDataModule(Visits(np.arange(40) % 20), Consecutive([20, 20]), held_out_clients=["1"]))
-    assert data.sharing == []
+    assert data.client_datasets.sharing == []
 
 
 def test_privacy_of_clients_says_that_it_does_not_cover_persons_at_several(recwarn):

@@ -293,7 +293,7 @@ def test_a_dataset_that_reads_batches_at_once_is_never_read_one_by_one(kind):
         expected = list(range(100 * client, 100 * client + 12))
         assert rows_of(data.client(client, 0).train_dataloader()) == expected
         assert rows_of(data.client_evaluation_view(client, "training").val_dataloader()) == expected
-    if data.unseen is not None:
+    if data.splits.unseen is not None:
         assert rows_of(data.client_evaluation_view(2, "test").val_dataloader()) == list(range(200, 212))
     if kind == "own sets":
         assert rows_of(data.client_evaluation_view(1, "validation").val_dataloader()) == list(range(60, 72))

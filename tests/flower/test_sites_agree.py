@@ -215,7 +215,7 @@ def test_a_claim_takes_no_memory():
     assert data.splits.training.sizes.tolist() == [2**35, 30]
     assert data.splits.training[0].numel() == 2**35
     assert data.splits.training.digest() != RemoteDatasets([ClientInfo("a", 2**35 - 1)]).splits.training.digest()
-    with pytest.raises(DataError, match="are at their sites"):
+    with pytest.raises(DataError, match="are not known here"):
         data.splits.training.owners()
     net.prepare()
     claiming("west", num_examples=2**35)

@@ -133,8 +133,8 @@ def test_persons_count_and_not_their_rows(hospitals, monkeypatch):
     assert data.info("north", Policy(statistics=True, min_count=11), statistics=True).moments is None
     assert data.info("north", Policy(histograms=True, min_count=11), histograms=True).histograms is None
     seen = []
-    noisy = lambda client, epsilon, draw: seen.append(epsilon) or moments_of(torch.ones(1, 1))  # noqa: E731
-    monkeypatch.setattr(data.whole, "noisy_moments", noisy)
+    noisy = lambda data, client, epsilon, draw: seen.append(epsilon) or moments_of(torch.ones(1, 1))  # noqa: E731
+    monkeypatch.setattr("fl_lightning.flower.site_data.noisy_moments", noisy)
     data.info("north", Policy(statistics=True, statistics_epsilon=6.0), statistics=True)
     assert seen == [2.0]
 

@@ -33,7 +33,7 @@ from fl_lightning import (
     Scaffold,
     Standardized,
 )
-from fl_lightning.data.held_out import chosen
+from fl_lightning.data.client_splits import chosen
 from fl_lightning.options.client_evaluation.tables import spread_of_clients
 
 MORE = (7, 20, 13, 9, 15)
@@ -277,5 +277,5 @@ def test_on_a_route_where_clients_keep_their_models_they_get_the_servers():
 
 def held_out_rows(data: FederatedDataModule) -> TensorDataset:
     """The test examples of the one held-out client."""
-    rows = [data.client_datasets.source.dataset[int(k)] for k in data.unseen[0]]
+    rows = [data.client_datasets.source.dataset[int(k)] for k in data.splits.unseen[0]]
     return TensorDataset(*(torch.stack(column) for column in zip(*rows, strict=True)))

@@ -53,16 +53,24 @@ def public_share_of_persons() -> None:
 
 
 CLIENTS = [
-    Refusal(set_up({}), "'data.clients' must be at least one client"),
+    Refusal(set_up({}), "'data.clients' must be a dictionary with the data of one or more clients"),
     Refusal(set_up(shares(), batch_size=0), "'data.batch_size' must be 1 or above"),
-    Refusal(set_up(shares(), val={"a": VAL, "b": VAL}), "'val' has sets for the clients a, b, ... sets are those of a, b, c"),
+    Refusal(
+        set_up(shares(), val={"a": VAL, "b": VAL}),
+        "'val' must be sets of the clients a, b, c, or one for the server, but is ['a', 'b']",
+    ),
     Refusal(set_up({"a": Transfers(VAL), "b": Own(VAL)}), "client 'a' overrides 'on_after_batch_transfer'"),
     Refusal(set_up({"a": VAL, "b": Blackened()}), "client 'b' overrides 'on_before_batch_transfer'"),
     Refusal(set_up(shares(), public_share=0.1), "'data.public_share' must be 0 if each client"),
-    Refusal(set_up(shares(), val=shares(2, (4, 5, 6)), client_validation=0.2), "'data.client_validation' ... validation sets"),
+    Refusal(
+        set_up(shares(), val=shares(2, (4, 5, 6)), client_validation=0.2),
+        "'data.client_validation' must be 0 if clients have validation sets of their own",
+    ),
     Refusal(lambda: FederatedDataModule(Blobs(), clients={"a": Images()}), "'data.datamodule' must be null ... but is 'Blobs'"),
-    Refusal(FederatedDataModule, "'data.datamodule' is missing. Set it, or give each client data"),
-    Refusal(lambda: from_clients({1: VAL, "1": VAL}), "Two clients have the name '1', once as a ... . Give each client a name"),
+    Refusal(FederatedDataModule, "'data.datamodule' must be a LightningDataModule, but is None. Give one, each client its own"),
+    Refusal(
+        lambda: from_clients({1: VAL, "1": VAL}), "'data.clients' must be clients whose names differ as texts, but is [1, '1']"
+    ),
     told(set_up({"a": DataLoader(VAL, 5), "b": DataLoader(VAL, 6)}), "'batch_size' is 5 for 'a', but 6 for 'b'"),
     told(set_up({"a": DataLoader(VAL, 5), "b": DataLoader(VAL, 5, shuffle=True)}), "'shuffle' is False for ... True for 'b'"),
     Refusal(lambda: FederatedDataModule(Blobs(), memory_limit=-1).setup("fit"), "'data.memory_limit' must ... in GiB, or null"),

@@ -134,7 +134,10 @@ REFUSALS = [
     Refusal(
         setting("model", "init_args", "num_classes", value=2), "The data have 3 classes ('0', '1', '2'), but 'num_classes'"
     ),
-    Refusal(simulating("partitioner"), "'data.partitioner' is missing."),
+    Refusal(
+        simulating("partitioner"),
+        "'data.partitioner' must be set, unless clients have data of their own ('data.clients'), but is None.",
+    ),
     Refusal(simulating("datamodule", "init_args", "path"), "'data.datamodule.path' is null, so there are no rows to train on."),
     Refusal(
         setting("data", "datamodule", "init_args", "standardize", value=True),

@@ -246,22 +246,27 @@ REFUSALS = [
     Refusal(lambda: held_out(20.0), "Write 20 for a number, or 0.2 for 20 %"),
     Refusal(lambda: held_out(-1), "a number of clients, or a list of their names, but is -1"),
     Refusal(lambda: held_out(["a", "a"]), "must be names that differ, but is ['a', 'a']"),
-    Refusal(lambda: held_out(["f"]), "'data.held_out_clients' has 'f', but the clients are: a, b, c, d, e. Use their names."),
-    Refusal(lambda: held_out(5), "must be fewer than the 5 clients, so that some train, but is 5"),
-    Refusal(lambda: held_out(list("abcde")), "must be fewer than the 5 clients"),
+    Refusal(
+        set_up(lambda: held_out(["f"])), "'data.held_out_clients' has 'f', but the clients are: a, b, c, d, e. Use their names."
+    ),
+    Refusal(set_up(lambda: held_out(5)), "must be fewer than the 5 clients, so that some train, but is 5"),
+    Refusal(set_up(lambda: held_out(list("abcde"))), "must be fewer than the 5 clients"),
     Refusal(
         set_up(lambda: FederatedDataModule(Blobs(), Consecutive(), held_out_clients=[7])),
         "has '7', but the clients are: 0, 1, 2",
     ),
     Refusal(
         lambda: FederatedDataModule(Blobs(), Consecutive(), public_share=0.1, held_out_clients=1),
-        "'data.public_share' must be 0 with held-out clients, ... but is 0.1",
+        "'data.public_share' must be 0 if each client ... or with held-out clients, ... but is 0.1",
     ),
     Refusal(
         lambda: FederatedDataModule(TableDataModule("t.csv", "y", kind="classification"), Consecutive(), held_out_clients=1),
         "'data.datamodule.standardize' must be false with held-out clients",
     ),
-    Refusal(set_up(opened), "'data.held_out_clients' must be off if clients read when they are drawn"),
+    Refusal(
+        set_up(opened),
+        "'data.held_out_clients' must be off, but is 1. The clients' examples are read when the clients are drawn.",
+    ),
     Refusal(
         lambda: trainer(1, FederatedOrchestrator(client_evaluation=ClientEvaluation(1, "val_acc", personal_epochs=1))).fit(
             Plain(), held_out(["b"], val=TensorDataset(*blobs(9, 2)))

@@ -66,10 +66,19 @@ def asking(question: Callable[[Any], Any]) -> Callable[[], Any]:
 
 
 LAZY = [
-    Refusal(lambda: from_clients(Store(), num_examples=3), "'num_clients' is missing"),
-    Refusal(lambda: from_clients(Store(), num_clients=0, num_examples=1), "'num_clients' must be a whole number"),
-    Refusal(lambda: from_clients({"a": 1}, num_clients=1), "'num_clients' must be left out if clients are given"),
-    Refusal(lambda: from_clients(Store(), num_clients=4), "'num_examples' is missing ... from_clients"),
+    Refusal(
+        lambda: from_clients(Store(), num_examples=3),
+        "'num_clients' must be 1 or above, and known beforehand: FederatedDataModule.from_clients",
+    ),
+    Refusal(lambda: from_clients(Store(), num_clients=0, num_examples=1), "'num_clients' must be 1 or above"),
+    Refusal(
+        lambda: from_clients({"a": 1}, num_clients=1),
+        "'num_clients' and 'num_examples' must be left out if clients are given by name, but is (1, None)",
+    ),
+    Refusal(
+        lambda: from_clients(Store(), num_clients=4),
+        "'num_examples' must be one number for all or for each client, and known ... from_clients",
+    ),
     Refusal(sized([1, 2]), "'num_examples' must be one number for each of 4 clients, but is 2"),
     told(sized([1, 2, 0, 4]), "'num_examples' has 0 for client 2. Give each client"),
     told(sized(0), "has 0 for client 0"),
@@ -80,14 +89,20 @@ LAZY = [
     told(setting_up(lambda: FederatedDataModule(LazyClients())), "whole number for each client, but is None"),
     Refusal(sized(3, num_workers=2), "'num_workers' must be 0 if clients are opened by a function, but is 2"),
     Refusal(sized(3, val={"0": 1}), "'val' must be the server's dataset or DataLoader ... but is 'dict'"),
-    Refusal(sized(3, client_test=0.2), "'data.client_test' must be off if clients read when they"),
+    Refusal(sized(3, client_test=0.2), "'data.client_test' must be off, but is 0.2. The clients' examples are read when"),
     Refusal(sized(3, public_share=0.2), "'data.public_share' must be 0"),
     Refusal(sized(3, rebalancing=LabelAveraging()), "'data.rebalancing' must be off"),
-    Refusal(lambda: FederatedDataModule(Nobody(), IIDPartitioner(2)), "'data.partitioner' must be null with LazyClients"),
+    Refusal(
+        lambda: FederatedDataModule(Nobody(), IIDPartitioner(2)),
+        "'data.partitioner' must be null if the examples have a client already",
+    ),
     Refusal(lambda: Nobody(batch_size=0), "'data.datamodule.batch_size' must be 1 or above, but is 0"),
-    told(lambda: fit(lazily(Store(), 6)), "Client ... has ... examples, but its 'num_examples' is 6. Make both agree"),
-    told(opening(3), "was opened as a int, but must be a dataset ... Return the dataset"),
-    told(opening(DataLoader(TensorDataset(*blobs(3, 0)))), "was opened as a DataLoader, but must be a dataset"),
+    told(
+        lambda: fit(lazily(Store(), 6)),
+        "Client ... has ... examples, but its 'num_examples', by which it is weighed, is 6. Make both agree",
+    ),
+    told(opening(3), "The examples of client ... are a int, but must be a dataset with"),
+    told(opening(DataLoader(TensorDataset(*blobs(3, 0)))), "are a DataLoader, but must be a dataset"),
     Refusal(asking(lambda data: data.label_counts()), "are read when the clients are drawn, so ... give the clients' datasets"),
     Refusal(asking(lambda data: data.client_evaluation_view(0, "test")), "are read when the clients are drawn, so"),
     Refusal(lambda: fit(lazily(Store()), federation={"strategy": FedLoss()}), "validation"),
@@ -164,8 +179,22 @@ def labels_of_streams() -> None:
     data.label_counts()
 
 
+def training_examples_of_own_batches() -> None:
+    """The clients' validation sets are no training examples."""
+    loaders = {"a": DataLoader(TensorDataset(*blobs(7, 1)), batch_sampler=[[0, 1], [2]])}
+    data = from_clients(loaders, val={"a": TensorDataset(*blobs(20, 2))})
+    data.setup("fit")
+    data.client_evaluation_view(0, "training")
+
+
 STREAMS = [
-    Refusal(streaming({"client_test": 0.2}), "'data.client_test' must be off if clients read with loaders of their own"),
+    Refusal(
+        training_examples_of_own_batches, "reads with a loader of its own ... so its training examples cannot be evaluated"
+    ),
+    Refusal(
+        streaming({"client_test": 0.2}),
+        "'data.client_test' must be off, but is 0.2. Each client reads with a loader of its own",
+    ),
     Refusal(streaming({"rebalancing": LabelAveraging()}), "'data.rebalancing' must be off"),
     Refusal(
         streaming(strategy=FedSGD(), local=LocalTraining(full_batch=True)), "'federation.local.full_batch' cannot ... Leave"

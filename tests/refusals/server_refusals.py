@@ -264,6 +264,6 @@ REFUSALS = [
     ),
     Refusal(
         lambda: FederatedDataModule(loader(), IIDPartitioner(2)),
-        "is a torch.utils.data.dataloader.DataLoader. Write FederatedDataModule.from_l",
+        "must be a LightningDataModule, but is <torch.utils.data.dataloader.DataLoader ... write FederatedDataModule.from_l",
     ),
 ]

@@ -49,7 +49,7 @@ def wrong_types() -> list[Refusal]:
             Blobs(), "iid"
         ),
         "'strategy' must be a Strategy or None, but is the class FedAvg. Write FedAvg().": lambda: orchestrator(FedAvg),
-        "'data.datamodule' must be a LightningDataModule, but is the class Blobs. Write Blobs().": lambda: data(
+        "'data.datamodule' must be a LightningDataModule, but is <class 'federations.Blobs'>. Give one": lambda: data(
             Blobs, IIDPartitioner(2)
         ),
         "FederatedDataModule: 'partitioner' must be a Partitioner or None, but is 8 (an int).": lambda: data(Blobs(), 8),
@@ -68,7 +68,7 @@ def wrong_types() -> list[Refusal]:
         "Attackers: 'model' must be a ModelAttack or None, but is 'SignFlip'": lambda: Attackers(model="SignFlip"),
         "RingFed: 'periods' must be a whole number, but is '2' (a str).": lambda: RingFed(periods="2"),
         "TablePartitioner: 'counts' must be a list of": lambda: TablePartitioner("counts.csv"),
-        "The clients' data are a list, but must be a dictionary with each client's data by name. Write Federated": lambda: (
+        "'data.clients' must be a dictionary with the data of one or more clients: {'a': ..., 'b': ...}, but is [": lambda: (
             data.from_clients([TensorDataset(torch.zeros(4))])
         ),
         "'options' must be": lambda: orchestrator(options=[Scaffold()]),
@@ -132,15 +132,15 @@ DATA = [
     *(
         Refusal(
             divided(Blobs(12), variant(IIDPartitioner, partition=lambda self, n, y, part=part: [torch.arange(2), part])(2)),
-            f"Variant gave client 1 {said}. Return the indices of each client's examples",
+            f"Variant gave client 1 {said} ... Return the indices of each client's examples",
             DataError,
         )
         for part, said in (
-            (torch.ones(12, dtype=torch.bool), "a tensor of torch.bool of shape (12,)"),
-            (torch.zeros(2, 2, dtype=torch.int64), "a tensor of torch.int64 of shape (2, 2)"),
-            ([0.5, 1.0], "[0.5, 1.0]"),
-            ("abc", "'abc'"),
-            (3, "3"),
+            (torch.ones(12, dtype=torch.bool), "tensor([True, True, True"),
+            (torch.zeros(2, 2, dtype=torch.int64), "tensor([[0, 0],"),
+            ([0.5, 1.0], "[0.5, 1.0]."),
+            ("abc", "'abc'."),
+            (3, "3."),
         )
     ),
 ]

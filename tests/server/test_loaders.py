@@ -110,9 +110,9 @@ def test_the_other_package():
     class Own(demos.BoringDataModule):
         pass
 
-    with pytest.raises(ConfigurationError, match=f"is a test_loaders.*Own. .*{message}"):
+    with pytest.raises(ConfigurationError, match=f"Own, 'data.datamodule', is .*{message}"):
         FederatedDataModule(Own(), IIDPartitioner(2))
-    with pytest.raises(ConfigurationError, match=f"The data of client 'a' are a Own. .*{message}"):
+    with pytest.raises(ConfigurationError, match=f"Own, the data of client 'a', is .*{message}"):
         FederatedDataModule.from_clients({"a": Own()})
     with pytest.raises(TypeError, match="switch to a single import style"):  # Lightning's own words
         federate(demos.BoringModel(), 1)

@@ -16,4 +16,4 @@ def mislabel(
 ) -> None:
     """Falsify the labels of clients; a number is the share of wrong ones."""
     kinds = {k: attack if isinstance(attack, LabelAttack) else RandomLabels(attack) for k, attack in attacks.items()}
-    data.change_examples(poisoned(kinds, backdoors or {}, seed))
+    data.client_datasets.change_examples(poisoned(kinds, backdoors or {}, seed))

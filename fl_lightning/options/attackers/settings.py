@@ -179,7 +179,8 @@ class AttackersAtServer(ServerHooks):
         """Let attackers change their data, if they have begun."""
         active = self._attackers.active_in(round_idx)
         if active != self._active:
-            self._data.change_examples(self._attackers.poisoned(self._data.num_clients, self._seed) if active else {})
+            changes = self._attackers.poisoned(self._data.num_clients, self._seed) if active else {}
+            self._data.client_datasets.change_examples(changes)
             self._active = active
 
     def task(self, task: ClientTask) -> ClientTask:
@@ -201,7 +202,7 @@ class AttackersAtServer(ServerHooks):
 
     def close(self) -> None:
         """Restore the clients' data."""
-        self._data.change_examples({})
+        self._data.client_datasets.change_examples({})
 
 
 class AttackersAtClients(ClientHooks):

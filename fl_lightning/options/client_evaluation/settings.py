@@ -122,7 +122,7 @@ class EvaluationAtServer(ServerHooks):
 
     def __init__(self, settings: ClientEvaluation, context: ServerContext) -> None:
         complete = Capability.COMPLETE_MODEL not in context.removed
-        alone = context.data.unseen is not None and not settings.compares and complete
+        alone = context.data.splits.unseen is not None and not settings.compares and complete
         if not context.data.clients_hold("test") and not alone:
             raise ConfigurationError(
                 "'federation.client_evaluation' measures on each client's own test part, but the clients have no test parts. "
@@ -137,7 +137,7 @@ class EvaluationAtServer(ServerHooks):
         route, strategy = context.settings.route, context.settings.strategy
         self._own, self._incomplete = route.keeps_models or strategy.own_models, not complete
         self._column = "own" if self._own or self._incomplete else "global"
-        if context.data.unseen is not None and self._column == "own":
+        if context.data.splits.unseen is not None and self._column == "own":
             rank_zero_warn(
                 "Held-out clients never train, so they have no parts or models of their own: they are evaluated with the "
                 "server's model, in which a part that clients keep is that of a client which has not trained yet."
@@ -149,7 +149,7 @@ class EvaluationAtServer(ServerHooks):
         self._parts, test = federation, federation.data.splits.test
         none = torch.zeros(0, dtype=torch.int64)
         self._sizes = none if test is None else test.sizes
-        unseen = federation.data.unseen
+        unseen = federation.data.splits.unseen
         self._unseen_sizes = none if unseen is None else unseen.sizes
 
     def state_dict(self) -> dict[str, Any]:

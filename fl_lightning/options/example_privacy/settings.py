@@ -185,12 +185,15 @@ class ExamplePrivacy(PrivateOption):
     def cases(self, released: Sequence[Spending], data: FederatedDataModule) -> list[Case]:
         """Return the rates and the numbers of the steps of each client, and of clients that share a person together."""
         found = {_case(client, released) for each in released for client in each.steps}
-        found |= hardest(data.sharing, released) if data.sharing else set()
+        found |= hardest(data.client_datasets.sharing, released) if data.client_datasets.sharing else set()
         return sorted(found, key=lambda case: -sum(rate * math.sqrt(steps) for _, rate, steps in case))
 
     def epsilon_of(self, client: int, spending: Spendings, data: FederatedDataModule) -> float:
         """Return the largest epsilon of a client's examples, whose persons other clients may train on, too."""
-        groups, released = [group for group in data.sharing if client in group], [each for _, each in spending.parts]
+        groups, released = (
+            [group for group in data.client_datasets.sharing if client in group],
+            [each for _, each in spending.parts],
+        )
         cases = hardest(groups, released) if groups else {_case(client, released)}
         return max(self.epsilon(self.noises(spending), case) for case in cases)
 

@@ -87,8 +87,8 @@ class PrivacyAccount(ServerHooks):
         """Say what the noise covers."""
         if self._noise_seed is not None:
             rank_zero_warn(SIMULATED.format(self._noise_seed))
-        if federation.data.splits.persons is not None and federation.data.sharing:
-            rank_zero_warn(SHARED.format(max(map(len, federation.data.sharing))))
+        if federation.data.splits.persons is not None and federation.data.client_datasets.sharing:
+            rank_zero_warn(SHARED.format(max(map(len, federation.data.client_datasets.sharing))))
         if federation.server.held_tensors():
             rank_zero_info(
                 f"Differential privacy ({guarantees(self._private)}) covers what the clients send. The parts that they hold "

@@ -25,7 +25,7 @@ def require_same_partition(trainer: Trainer, data: FederatedDataModule) -> None:
         return
     other = _first_other(comm.gather(data.indices.digest()))
     if other is not None:
-        name = type(data.partitioner).__name__ if data.has_one_set else type(data).__name__
+        name = type(data.partitioner).__name__ if data.partitioner is not None else type(data).__name__
         raise DataError(
             f"{name} gives the clients other examples on rank {other} than on rank 0. Draw from a generator with a fixed seed, "
             "such as 'torch.Generator().manual_seed(self.seed)', and read the examples in the same order on every rank."
