@@ -16,7 +16,7 @@ from fl_lightning.data.changes import NOTHING, Changes, ExampleChange, FeatureNo
 from fl_lightning.data.client_source import ClientSource
 from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.labels import read_labels, refuse_large_labels
-from fl_lightning.data.loaders import client_loader, indexes, part_loader
+from fl_lightning.data.loaders import client_loader, part_loader, reads_tensors
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.data.resident_loader import ResidentLoader
 from fl_lightning.data.samplers import client_sampler, is_plain, yields
@@ -215,7 +215,7 @@ class ClientDatasets(ClientSource):
     def place(self, device: torch.device, limit: float | None) -> None:
         """Keep the training set's tensors on a GPU, if batches are indexed and they fit."""
         self._placed = None, None  # released first, so that two copies never exist
-        if indexes(self.source):
+        if reads_tensors(self.source.dataset, self.source) and is_plain(self.source.sampler):
             self._placed = self.source.dataset, placed(self.source.dataset, device, limit)
 
     def release(self) -> None:

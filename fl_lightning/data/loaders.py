@@ -24,7 +24,7 @@ from fl_lightning.data.client_part import ClientPart
 from fl_lightning.data.labels import labels_at_hand
 from fl_lightning.data.poisson_loader import PoissonBatches, PoissonLoader
 from fl_lightning.data.resident_loader import ClientLoader, ResidentLoader, reader_settings
-from fl_lightning.data.samplers import Shuffled, check_sampler, is_plain
+from fl_lightning.data.samplers import Shuffled, check_sampler
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.errors import DataError
 from fl_lightning.functional.partition import Partition
@@ -64,11 +64,6 @@ def training_loader(datamodule: LightningDataModule) -> DataLoader[Any]:
 def reads_tensors(dataset: Any, reader: Any) -> bool:
     """Return whether a loader's batches of a dataset are whole rows of tensors, which can be indexed at once."""
     return type(dataset) is TensorDataset and reader.collate_fn is default_collate
-
-
-def indexes(source: DataLoader[Any]) -> bool:
-    """Return whether clients index whole batches out of the tensors of a loader's dataset."""
-    return reads_tensors(source.dataset, source) and is_plain(source.sampler)
 
 
 def client_loader(
