@@ -346,8 +346,7 @@ class TableDataModule(InMemoryDataModule):
         if not int(sizes.sum()):  # then the largest client gives one
             largest = units.argmax()
             sizes[largest] = (units[largest] - 1).clamp(max=1)
-        what = "rows" if persons is None else "persons"
-        wanted = f"0 if no client has several {what}, or give way to a 'test_path'"
+        wanted = "0 if no client has several rows (or persons), or give way to a 'test_path'"
         require(int(sizes.sum()) > 0, f"{_PATH}test_share", wanted, self.test_share)
         classes = torch.from_numpy(table.target).long() if self.kind == "classification" else None
         rest, taken = hold_out(everyone, sizes, classes, generator(self.seed, "test share"), persons)
@@ -390,9 +389,7 @@ def _table_files(path: Path | Mapping[str, Path], setting: str) -> _Files:
     files = sorted(path.iterdir()) if path.is_dir() else []
     found = [file for file in files if file.suffix.lower() in _ENDINGS and file.name[0] != "." and file.is_file()]
     if not found:
-        what = (
-            f"The folder '{path}' has no CSV file (*.csv) and no Parquet file" if path.is_dir() else f"'{path}' does not exist"
-        )
+        what = f"The folder '{path}' has no CSV or Parquet file" if path.is_dir() else f"'{path}' does not exist"
         raise DataError(f"{what}. Set '{setting}' to a CSV or Parquet file, or to a folder with one per client.")
     for twice in repeated(file.stem for file in found):
         raise DataError(f"The folder '{path}' has several tables named '{twice}'. Give every client one file.")

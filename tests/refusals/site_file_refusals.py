@@ -157,12 +157,12 @@ REFUSALS = [
     data(EMBEDDED + "device: gpu\n", "'device' must be auto, cpu, cuda or cuda:NUMBER, but is 'gpu'."),
     Refusal(missing_device, "'device' is 'cuda:1', but torch finds 1 GPUs here. Set 'device: auto'."),
     # a site's table
-    table(None, "'own.csv' is neither a file nor a folder. Set 'data.datamodule.path' to"),
+    table(None, "'own.csv' does not exist. Set 'data.datamodule.path' to"),
     table("a,b,target\n", "own.csv' has a header but no rows."),
     table("a,b,other\n1,2,0\n", "target"),
     table("a;b;target\n1;2;0\n", "target"),
-    table("a,b,target\n1,NA,0\n", "holds 'NA', which is not a number"),
-    table("a,b,target\n1,,0\n", "is empty"),
+    table("a,b,target\n1,NA,0\n2,3,1\n", "holds 'NA', which is not a number"),
+    table("a,b,target\n1,,0\n2,3,1\n", "is empty"),
     *map(scaling, ("", ", standardize: true")),
     # keys and certificates
     Refusal(public_as_private, "'a.pub', which is not a private key that this program created"),

@@ -176,7 +176,7 @@ FILES = [
     Refusal(without_pyarrow, "pip install 'fl_lightning[tables]'", VersionError),
     # places
     told(reading({}, "no"), "'no' does not exist. Set 'data.datamodule.path' to a CSV or Parquet file, or"),
-    told(reading({"c/notes.txt": ""}, "c"), "The folder 'c' has no CSV file (*.csv) and no Parquet file. Set 'data"),
+    told(reading({"c/notes.txt": ""}, "c"), "The folder 'c' has no CSV or Parquet file. Set 'data"),
     told(reading(GOOD, test_path="no"), "'no' does not exist. Set 'data.datamodule.test_path'"),
     Refusal(reading(CLIENTS, "c", test_path="c/ann.csv"), "'data.datamodule.test_path' must be files that are not in 'path'"),
     Refusal(reading(GOOD, test_path="x.csv"), "'data.datamodule.test_path' must be files that are not in 'path'"),
@@ -208,7 +208,7 @@ FILES = [
     ),
     Refusal(
         reading("a,client\n1,x\n2,y\n", target=None, test_share=0.5, client_column="client"),
-        "'data.datamodule.test_share' must be 0 if no client has several rows, or give way to a 'test_path', but is 0.5",
+        "'data.datamodule.test_share' must be 0 if no client has several rows (or persons), or give way to a 'test_path'",
     ),
 ]
 
