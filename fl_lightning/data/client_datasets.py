@@ -209,8 +209,13 @@ class ClientDatasets(ClientSource):
 
     def sampler_of(self, indices: Tensor, order: torch.Generator | None) -> Sampler[int]:
         """Return a sampler of positions among some examples that reads them as the user's sampler does."""
+        return client_sampler(self.source.sampler, indices, order, self._possible)
+
+    @cached_property
+    def _possible(self) -> int:
+        """Return the number of examples that the loader of the training set can yield."""
         found = yields(self.source)
-        return client_sampler(self.source.sampler, indices, order, self._size if found is None else found.numel())
+        return self._size if found is None else found.numel()
 
     def place(self, device: torch.device, limit: float | None) -> None:
         """Keep the training set's tensors on a GPU, if batches are indexed and they fit."""

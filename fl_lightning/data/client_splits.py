@@ -254,7 +254,7 @@ def chosen(given: HeldOut, names: Sequence[str], seed: int) -> list[int]:
     return found
 
 
-def held_out_last(splits: ClientSplits, given: HeldOut, seed: int) -> tuple[ClientSplits, list[int]]:
+def held_out_last(splits: ClientSplits, given: HeldOut, seed: int) -> tuple[ClientSplits, Sequence[int]]:
     """Return the parts of the clients that train, with what the others are tested on, and the order of all clients.
 
     Clients keep their names, or as a name the number that they had. A held-out client is tested on its test part, as the
@@ -265,7 +265,7 @@ def held_out_last(splits: ClientSplits, given: HeldOut, seed: int) -> tuple[Clie
         given: the clients that are held out.
         seed: draws them.
     """
-    everyone = list(range(len(splits.training)))
+    everyone = range(len(splits.training))
     if not given:
         return splits, everyone
     held = chosen(given, splits.training.names or tuple(map(str, everyone)), seed)

@@ -137,7 +137,7 @@ class LazyDatasets(ClientSource):
                 f"Client {client} has {found} examples, but its 'num_examples', by which it is weighed, is {size}. Make both "
                 "agree."
             )
-        return ClientDatasets(ClientSplits(Partition.of_parts([torch.arange(size)])), self._loader(dataset))
+        return ClientDatasets(ClientSplits(Partition(torch.arange(size), torch.tensor([0, size]))), self._loader(dataset))
 
     def training_loader(
         self, client: int, seed: int, full_batch: bool, drop_single: bool, poisson: PoissonBatches | None = None
