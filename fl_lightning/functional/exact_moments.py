@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -37,11 +37,13 @@ class Moments:
         counts: how many numbers there are, by channel.
         totals: their sums in units of 2^-172.
         squares: the sums of their squares in units of 2^-344.
+        bounds: the smallest and the largest number of each channel, which are in no message; empty if they are not known.
     """
 
     counts: tuple[int, ...]
     totals: tuple[int, ...]
     squares: tuple[int, ...]
+    bounds: tuple[tuple[float, float], ...] = field(default=(), compare=False)
 
     def texts(self) -> tuple[tuple[str, ...], ...]:
         """Return the numbers in hexadecimal: messages hold no whole numbers of more than 63 bits."""
@@ -105,6 +107,22 @@ def number_of_ones(moments: Moments, channel: int) -> int:
     return moments.totals[channel] >> -_LOWEST
 
 
+def number_of_largest(moments: Moments, channel: int) -> int | None:
+    """Return how many numbers of a channel are its largest, if all others are its smallest; None if it has further ones.
+
+    The sum of (x - smallest)(x - largest) has no term above 0, so it is 0 exactly if there are no further numbers. Without
+    bounds, they are 0 and 1.
+    """
+    n, total, square = moments.counts[channel], moments.totals[channel], moments.squares[channel]
+    if not n:
+        return 0
+    bounds = moments.bounds[channel] if moments.bounds else (0.0, 1.0)
+    low, high = (int(Fraction(bound) * (1 << UNIT_BITS)) for bound in bounds)  # float32 numbers are multiples of the unit
+    if square != (low + high) * total - n * low * high:
+        return None
+    return n if low == high else (total - n * low) // (high - low)
+
+
 def together(parts: Iterable[Moments]) -> Moments:
     """Return the moments of all parts; their order does not matter.
 
@@ -120,7 +138,10 @@ def together(parts: Iterable[Moments]) -> Moments:
             f"Inputs have different numbers of channels: {' and '.join(map(str, sizes))}. Give all clients the same features."
         )
     columns = [[sum(values) for values in zip(*(getattr(p, name) for p in found), strict=True)] for name in _FIELDS]
-    return Moments(*map(tuple, columns))
+    known = zip(*(part.bounds for part in found), strict=True) if all(part.bounds for part in found) else ()
+    bounds = tuple((min(low for low, _ in own), max(high for _, high in own)) for own in known)
+    counts, totals, squares = map(tuple, columns)
+    return Moments(counts, totals, squares, bounds)
 
 
 _FIELDS = ("counts", "totals", "squares")
@@ -142,8 +163,8 @@ def moments_of(numbers: Tensor) -> Moments:
     )
 
 
-def _channel(numbers: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> tuple[int, int, int]:
-    """Return the count, the total and the total of the squares of one channel."""
+def _channel(numbers: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> tuple[int, int, int, tuple[float, float]]:
+    """Return the count, the total, the total of the squares, and the smallest and largest number of one channel."""
     there = numbers[~np.isnan(numbers)].astype(np.float64)
     fraction, exponent = np.frexp(there)
     significand = np.ldexp(fraction, _BITS).astype(np.int64)  # 24 bits and a sign
@@ -153,7 +174,7 @@ def _channel(numbers: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> tupl
     square = (
         (_whole(bins, high * high, 2) << 2 * _HALF) + (_whole(bins, 2 * high * low, 2) << _HALF) + _whole(bins, low * low, 2)
     )
-    return len(there), total, square
+    return len(there), total, square, (float(there.min(initial=math.inf)), float(there.max(initial=-math.inf)))
 
 
 def _whole(

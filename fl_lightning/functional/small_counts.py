@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from fl_lightning.errors import DataError
-from fl_lightning.functional.exact_moments import Moments, is_binary, number_of_ones
+from fl_lightning.functional.exact_moments import Moments, number_of_largest, number_of_ones
 
 
 def told(counts: Sequence[int], least: int) -> list[bool]:
@@ -29,7 +29,9 @@ def told(counts: Sequence[int], least: int) -> list[bool]:
 
 
 def without_small(moments: Moments, categories: Sequence[Sequence[int]], least: int) -> Moments:
-    """Return moments without those of channels of 0 and 1 that tell of fewer than so many rows: they count no numbers.
+    """Return moments without those of channels of two values that tell of fewer than so many rows: they count no numbers.
+
+    The two may be 0 and 1, or 1 and 2: with the number of rows, the sum tells how many have which.
 
     Args:
         moments: the moments.
@@ -44,8 +46,8 @@ def without_small(moments: Moments, categories: Sequence[Sequence[int]], least: 
         hidden |= {k for k, tell in zip(group, tells, strict=False) if not tell}
     alone = set(range(len(moments.counts))) - {k for group in categories for k in group}
     for k in alone if least > 1 else ():
-        ones = number_of_ones(moments, k)
-        if is_binary(moments, k) and not all(told([ones, moments.counts[k] - ones], least)):
+        count = number_of_largest(moments, k)
+        if count is not None and not all(told([count, moments.counts[k] - count], least)):
             hidden.add(k)
     return without_channels(moments, hidden)
 
@@ -54,7 +56,8 @@ def without_channels(moments: Moments, hidden: Collection[int]) -> Moments:
     """Return moments of which some channels count no numbers."""
     kept = [k not in hidden for k in range(len(moments.counts))]
     every = (moments.counts, moments.totals, moments.squares)
-    return Moments(*(tuple(n if keep else 0 for n, keep in zip(one, kept, strict=True)) for one in every))
+    counts, totals, squares = (tuple(n if keep else 0 for n, keep in zip(one, kept, strict=True)) for one in every)
+    return Moments(counts, totals, squares)
 
 
 def most_frequent(moments: Moments, group: Sequence[int], names: Sequence[str]) -> list[float]:

@@ -129,13 +129,26 @@ def test_columns_of_zeros_and_ones_are_left_out_if_few_rows_have_one_of_them():
     rows[:97, 3] = 1.0
     rows[:50, 4] = 1.0
     rows[:, 5] = torch.arange(100.0)
-    rows[:, 6] = 0.5
+    rows[:, 6] = 0.5  # of two codes, nobody has the other one
     found = without_small(moments_of(rows), [(0, 1, 2)], 10)
-    assert found.counts == (0, 0, 100, 0, 100, 100, 100)
+    assert found.counts == (0, 0, 100, 0, 100, 100, 0)
     assert found.totals[1] == found.squares[1] == 0
     assert without_small(moments_of(rows), [(0, 1, 2)], 1) == moments_of(rows)
     rows[:, 6] = math.nan
     assert without_small(moments_of(rows), [], 10).counts == (0, 100, 100, 0, 100, 100, 0)
+
+
+@given(
+    st.sampled_from([(0, 1), (1, 2), (0, 9), (-1, 1), (0.1, 0.3), (1e30, -1e-30), (5, 5)]), st.integers(0, 60), st.booleans()
+)
+def test_two_values_are_guarded_however_they_are_coded(codes, rare, batched):
+    """A column of 0 and 1 with one patient was not told, and the same one as 1 and 2 was."""
+    column = torch.tensor([codes[1]] * rare + [codes[0]] * (80 - rare) + [float("nan")])
+    other = torch.linspace(0, 1, 81)
+    rows = torch.stack([column, other], 1)[torch.randperm(81, generator=torch.Generator().manual_seed(rare))]
+    found = without_small(together(map(moments_of, rows.split(7))) if batched else moments_of(rows), [], 10)
+    few = codes[0] == codes[1] or rare < 10 or 80 - rare < 10
+    assert found.counts == (0 if few else 80, 81)
 
 
 class Many(Blobs):
