@@ -62,7 +62,8 @@ class Moments:
             or any(len(text) > _DIGITS for one in texts for text in one)
         ):
             raise ValueError("There are not three short numbers for each channel.")
-        return Moments(*(tuple(int(text, 16) for text in one) for one in texts)).possible()
+        counts, totals, squares = (tuple(int(text, 16) for text in one) for one in texts)
+        return Moments(counts, totals, squares).possible()
 
     def possible(self) -> Moments:
         """Return these moments.
