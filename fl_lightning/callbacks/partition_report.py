@@ -10,10 +10,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
 from torch.utils.data import ConcatDataset, Subset
 
-from fl_lightning.data.class_names import names_of
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.input_statistics import input_histograms, input_moments
-from fl_lightning.data.labels import labels_at_hand
+from fl_lightning.data.labels import labels_at_hand, names_of
 from fl_lightning.data.remote import RemoteDatasets
 from fl_lightning.data.schema import categories_of, channel_names, schema_of
 from fl_lightning.errors import require

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fl_lightning.clients.judging import UpdateEditor
     from fl_lightning.core.plan import ClientSampler, RoundPlan
     from fl_lightning.data.federated import FederatedDataModule
-    from fl_lightning.data.poisson_loader import Coins, PoissonBatches
+    from fl_lightning.data.tensor_loader import Coins, PoissonBatches
     from fl_lightning.functional.exact_moments import Moments
     from fl_lightning.functional.keyed_noise import SecretKey
     from fl_lightning.functional.model_state import ModelState

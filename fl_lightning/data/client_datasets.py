@@ -17,9 +17,9 @@ from fl_lightning.data.client_source import ClientSource
 from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.labels import read_labels, refuse_large_labels
 from fl_lightning.data.loaders import client_loader, part_loader, reads_tensors
-from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.data.resident_loader import ResidentLoader
 from fl_lightning.data.samplers import client_sampler, is_plain, yields
+from fl_lightning.data.tensor_loader import PoissonBatches
 from fl_lightning.errors import DataError, require
 from fl_lightning.functional.labels import client_label_counts
 from fl_lightning.functional.splitting import sharing_clients

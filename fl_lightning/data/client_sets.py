@@ -12,7 +12,6 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, TensorDataset, default_collate
 
-from fl_lightning.data.class_names import names_of, require_alike
 from fl_lightning.data.client_datasets import first_loader
 from fl_lightning.data.client_source import Sizes
 from fl_lightning.data.client_sources import (
@@ -31,7 +30,7 @@ from fl_lightning.data.client_sources import (
     warn_of_unused,
 )
 from fl_lightning.data.client_splits import ClientSplits
-from fl_lightning.data.labels import read_persons
+from fl_lightning.data.labels import names_of, read_persons, require_alike
 from fl_lightning.data.opened_clients import reads_alone, size_of
 from fl_lightning.data.samplers import check_sampler, is_plain, yields
 from fl_lightning.data.tensor_loader import TensorLoader

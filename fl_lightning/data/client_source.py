@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 from fl_lightning.data.changes import ExampleChange
 from fl_lightning.data.client_splits import ClientSplits
-from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.resident_loader import close_all
+from fl_lightning.data.tensor_loader import Coins, PoissonBatches
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.functional.labels import client_label_counts
 from fl_lightning.functional.partition import Partition, offsets

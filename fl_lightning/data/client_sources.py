@@ -14,8 +14,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, TensorDataset
 
-from fl_lightning.data.class_names import names_of
 from fl_lightning.data.in_memory import ImageDataModule, named_dataset
+from fl_lightning.data.labels import names_of
 from fl_lightning.data.schema import Schema
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.data.views import TRANSFER_HOOKS, as_it_is

@@ -14,19 +14,18 @@ from torch.utils.data import DataLoader
 
 from fl_lightning.core.capabilities import ResumeRule
 from fl_lightning.data.changes import FeatureNoise, LabelAveraging
-from fl_lightning.data.class_names import require_alike
 from fl_lightning.data.client_datasets import ClientDatasets
 from fl_lightning.data.client_part import ClientPart
 from fl_lightning.data.client_sets import ClientSets
 from fl_lightning.data.client_source import ClientSource
 from fl_lightning.data.client_sources import as_loader, refuse_package
 from fl_lightning.data.client_splits import ClientSplits, HeldOut, check_parts, divide, held_out_last, hold_back
-from fl_lightning.data.labels import labels_at_hand
+from fl_lightning.data.labels import labels_at_hand, require_alike
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
 from fl_lightning.data.opened_clients import LazyClients, LazyDatasets, OpenedClients, OwnLoaders
-from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.remote import RemoteDatasets, clients_elsewhere
 from fl_lightning.data.samplers import is_plain
+from fl_lightning.data.tensor_loader import Coins, PoissonBatches
 from fl_lightning.data.views import TRANSFER_HOOKS, GivenLoaders, RoundLoader, View, from_base, leave_out, unless_round
 from fl_lightning.errors import require, require_texts
 from fl_lightning.functional.partition import Partition

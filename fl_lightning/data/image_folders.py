@@ -19,9 +19,8 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from tqdm import tqdm  # tqdm.auto warns in a notebook without ipywidgets
 
 from fl_lightning.core.capabilities import ResumeRule
-from fl_lightning.data.class_names import given_classes, require_alike
-from fl_lightning.data.client_paths import client_paths
-from fl_lightning.data.in_memory import ImageDataModule, held_share, named_dataset
+from fl_lightning.data.in_memory import ImageDataModule, client_paths, held_share, named_dataset
+from fl_lightning.data.labels import given_classes, require_alike
 from fl_lightning.data.schema_file import read_schema
 from fl_lightning.errors import DataError, require
 

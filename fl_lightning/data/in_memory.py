@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from fl_lightning.core.capabilities import ResumeRule
 from fl_lightning.data.changes import scaled_to_one
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.data.views import leave_out
-from fl_lightning.errors import DataError, require
+from fl_lightning.errors import DataError, require, require_texts
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
 from fl_lightning.functional.splitting import hold_out
@@ -298,3 +300,19 @@ def held_share(setting: str, share: float, strata: Tensor) -> tuple[Tensor, Tens
             f"'data.datamodule.{setting}' is {share}, which leaves none of the {len(strata)} images to train on. Lower it."
         )
     return rest.order, taken.order
+
+
+def client_paths(setting: str, given: str | os.PathLike[str] | Mapping[str, str]) -> Path | dict[str, Path]:
+    """Return the path, or each client's path by its name.
+
+    Args:
+        setting: the name of the setting, for messages.
+        given: its value.
+
+    Raises:
+        ConfigurationError: if a client's name is not text.
+    """
+    if not isinstance(given, Mapping):
+        return Path(given)
+    require_texts(setting, given)
+    return {name: Path(own) for name, own in given.items()}

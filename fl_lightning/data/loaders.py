@@ -22,10 +22,9 @@ from torch.utils.data import (
 
 from fl_lightning.data.client_part import ClientPart
 from fl_lightning.data.labels import labels_at_hand
-from fl_lightning.data.poisson_loader import PoissonBatches, PoissonLoader
 from fl_lightning.data.resident_loader import ClientLoader, ResidentLoader, reader_settings
 from fl_lightning.data.samplers import Shuffled, check_sampler
-from fl_lightning.data.tensor_loader import TensorLoader
+from fl_lightning.data.tensor_loader import PoissonBatches, PoissonLoader, TensorLoader
 from fl_lightning.errors import DataError
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator

@@ -19,8 +19,8 @@ from fl_lightning.data.client_source import ClientSource, Sizes
 from fl_lightning.data.client_sources import is_loader, of_client, sized
 from fl_lightning.data.client_splits import INTEGERS, ClientSplits
 from fl_lightning.data.labels import read_persons
-from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.data.samplers import is_plain, yields
+from fl_lightning.data.tensor_loader import PoissonBatches
 from fl_lightning.data.views import as_it_is
 from fl_lightning.errors import DataError, require
 from fl_lightning.functional.partition import Partition

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fl_lightning.data.client_source import ClientSource, Sizes
 from fl_lightning.data.client_splits import ClientSplits
-from fl_lightning.data.poisson_loader import Coins
+from fl_lightning.data.tensor_loader import Coins
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.functional.exact_moments import Moments
 from fl_lightning.messages import UNTOLD, ClientInfo

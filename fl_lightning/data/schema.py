@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fl_lightning.core.capabilities import ResumeRule
-from fl_lightning.data.class_names import class_name, names_of
+from fl_lightning.data.labels import class_name, names_of
 from fl_lightning.functional.histograms import equal_cuts
 from fl_lightning.functional.noisy_moments import BoundedField
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, get_args
 
 import yaml
 
-from fl_lightning.data.class_names import class_name
+from fl_lightning.data.labels import class_name
 from fl_lightning.data.schema import Field, FieldType, Schema, day_of, listed, number_in, repeated, shown
 from fl_lightning.errors import DataError, did_you_mean
 

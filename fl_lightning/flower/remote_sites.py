@@ -11,8 +11,8 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from fl_lightning.data.class_names import names_of
 from fl_lightning.data.client_splits import chosen
+from fl_lightning.data.labels import names_of
 from fl_lightning.data.schema import schema_of
 from fl_lightning.errors import ClientError, ConfigurationError, WireError, require, require_texts
 from fl_lightning.flower import envelope

@@ -13,12 +13,12 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import IterableDataset, TensorDataset
 
-from fl_lightning.data.class_names import names_of
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.input_statistics import input_histograms, input_moments, noisy_moments
-from fl_lightning.data.poisson_loader import Coins, PoissonBatches
+from fl_lightning.data.labels import names_of
 from fl_lightning.data.schema import categories_of, schema_of
 from fl_lightning.data.table_checks import ranges_of, rounded
+from fl_lightning.data.tensor_loader import Coins, PoissonBatches
 from fl_lightning.errors import DataError
 from fl_lightning.flower.checks import compared, digest_of_names, digest_of_schema
 from fl_lightning.flower.policy import Policy

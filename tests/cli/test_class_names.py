@@ -27,7 +27,7 @@ from fl_lightning import (
     ImageFolderDataModule,
     TableDataModule,
 )
-from fl_lightning.data.class_names import class_name, names_of, ordered_classes
+from fl_lightning.data.labels import class_name, names_of, ordered_classes
 
 
 def named(labels: Any, **names: Any) -> TensorDataset:

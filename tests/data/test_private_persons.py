@@ -34,7 +34,7 @@ from fl_lightning import (
     LocalTraining,
 )
 from fl_lightning.cli.privacy_table import privacy_rows
-from fl_lightning.data.poisson_loader import PoissonBatches
+from fl_lightning.data.tensor_loader import PoissonBatches
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.integers(1, 10), st.integers(0, 9))

@@ -28,7 +28,7 @@ from fl_lightning import (
     LocalTraining,
 )
 from fl_lightning.core import ClientContext
-from fl_lightning.data.poisson_loader import PoissonBatches
+from fl_lightning.data.tensor_loader import PoissonBatches
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.options.example_privacy.clients import PrivateSteps
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from fl_lightning.data.class_names import class_name, ordered_classes
+from fl_lightning.data.labels import class_name, ordered_classes
 from fl_lightning.data.schema import Field, day_of, shown
 from fl_lightning.data.schema_file import parse_schema
 from fl_lightning.data.table_file import SourceTable

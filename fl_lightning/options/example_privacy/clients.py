@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.compat.opacus import LAYER_ATTRIBUTES, forget_samples
 from fl_lightning.core.option import ClientContext, ClientData, ClientHooks
-from fl_lightning.data.poisson_loader import PoissonBatches
+from fl_lightning.data.tensor_loader import PoissonBatches
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.keyed_noise import KeyedStream
 from fl_lightning.messages import ClientTask
