@@ -207,7 +207,7 @@ def mapping_of(value: Any, where: str, known: Sequence[str]) -> Mapping[str, Any
         _refuse(where, "a mapping is missing", f"Its keys are {listed(known)}.")
     for key in value:
         if key not in known:
-            fix = f"Keys: {listed(known)}.{did_you_mean(shown(key), known)}"
+            fix = f"Use one of: {listed(known)}.{did_you_mean(shown(key), known)}"
             _refuse(where, f"the key '{shown(key)}' is not supported", fix)
     return value
 

@@ -97,7 +97,7 @@ REFUSALS = [
     ),
     told(
         folder(lambda root: [paint(root / name, 1) for name in ("test/cat", "test/dog", "train/cat", "train/ant")], Path),
-        "The training set numbers the classes as ant, cat, but 'own/test' as cat, dog, so ... Number them alike",
+        "The training set has the classes ant, cat, but 'own/test' has cat, dog ... Give both the same classes",
     ),
     told(
         folder(lambda root: [paint(root / part / name, 1) for part in ("a", "b") for name in "cd"], Path, test_root="own/b"),

@@ -41,10 +41,10 @@ YAML = [
     ("", "The schema: a mapping is missing. Its keys are fields,"),
     ("https://example.org/schema.json", "The schema: a mapping is missing"),
     # keys of Table Schema that would run something, or mean more than this reader knows
-    (FIELD.replace("number", "number, constraints: {pattern: '(a+)+$'}"), "the key 'pattern' is not supported. Keys: "),
-    (FIELD.replace("number", "number, format: '%Y'"), "Field 1: the key 'format' is not supported. Keys: name, type"),
-    ("$schema: https://example.org\n" + FIELD, "The schema: the key '$schema' is not supported. Keys: fields, target"),
-    (FIELD + "misingValues: []", "the key 'misingValues' is not supported. Keys: fields, target, missingValues, title, "),
+    (FIELD.replace("number", "number, constraints: {pattern: '(a+)+$'}"), "the key 'pattern' is not supported. Use one of: "),
+    (FIELD.replace("number", "number, format: '%Y'"), "Field 1: the key 'format' is not supported. Use one of: name, type"),
+    ("$schema: https://example.org\n" + FIELD, "The schema: the key '$schema' is not supported. Use one of: fields, target"),
+    (FIELD + "misingValues: []", "the key 'misingValues' is not supported. Use one of: fields, target, missingValues, title, "),
     # names
     (FIELD + "- {name: a, type: boolean}", "Two fields have the name 'a'. Give every field a name of its own."),
     ("fields:\n- {name: '=cmd()', type: number}", "a spreadsheet would run the name '=cmd()' as a formula. Begin it with"),
@@ -77,7 +77,7 @@ YAML = [
     (one("number, constraints: {minimum: 2, maximum: 1}"), "'minimum' is above 'maximum'"),
     (one("number, constraints: {minimum: .nan}"), "Field 'a', 'minimum': '.nan' is not a number"),
     (one("number, constraints: {minimum: 1e999}"), "'1e999' is not a number up to 3.4e+38"),
-    (one("number, constraints: {required: true}"), "the key 'required' is not supported. Keys: minimum, maximum, enum."),
+    (one("number, constraints: {required: true}"), "the key 'required' is not supported. Use one of: minimum, maximum, enum."),
     (one("date"), "a date needs 'since', the day from which days are counted"),
     (one("number, since: 2000-01-01"), "'since' is for dates"),
     (one("date, since: 2000-13-01"), "a date needs 'since', the day from which days are counted, as 2024-12-31"),

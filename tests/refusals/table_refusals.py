@@ -312,10 +312,10 @@ SETTINGS = [
     *(
         told(patient("", **wrong), f"'data.datamodule.{words}")
         for wrong, words in (
-            ({"columns": {"agee": {}}}, "columns': the key 'agee' ... Keys: age, sex, outcome. Did you mean age?"),
-            ({"columns": {"age": {"form": "x"}}}, "columns.age': the key 'form' is not supported. Keys: from, scale,"),
-            ({"exports": {"a": {"colums": {}}}}, "exports.a': the key 'colums' ... Keys: csv, columns. Did you mean"),
-            ({"exports": {"a": {"columns": {"x": {}}}}}, "exports.a.columns': the key 'x' is not supported. Keys: age"),
+            ({"columns": {"agee": {}}}, "columns': the key 'agee' ... Use one of: age, sex, outcome. Did you mean age?"),
+            ({"columns": {"age": {"form": "x"}}}, "columns.age': the key 'form' is not supported. Use one of: from, scale,"),
+            ({"exports": {"a": {"colums": {}}}}, "exports.a': the key 'colums' ... Use one of: csv, columns. Did you mean"),
+            ({"exports": {"a": {"columns": {"x": {}}}}}, "exports.a.columns': the key 'x' is not supported. Use one of: age"),
         )
     ),
     Refusal(

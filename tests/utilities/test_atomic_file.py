@@ -54,7 +54,7 @@ def test_a_kill_while_rounds_are_forgotten_loses_no_earlier_one(moment, tmp_path
     path = tmp_path / "client_rounds.csv"
     append_rows(path, ["round", "client"], [[round_idx, 0] for round_idx in range(4)])
 
-    def die(*arguments):
+    def die(*arguments, **settings):
         os._exit(9)
 
     child = os.fork()
