@@ -309,9 +309,7 @@ def _trainer(describer: Describer, trainer: Trainer) -> dict[str, Any]:
 
 def _data(describer: Describer, data: FederatedDataModule) -> dict[str, Any]:
     described: dict[str, Any] = describer.describe(data, "data")
-    if (
-        not data.client_datasets.whole
-    ):  # the clients have loaders of their own, maybe at sites; their names and sizes are compared
+    if not data.client_datasets.whole:  # clients with loaders of their own, maybe at sites, whose names and sizes are compared
         return described
     source, base = data.client_datasets.source, described["datamodule"]
     if not base[CLASS].startswith("fl_lightning."):
