@@ -102,11 +102,11 @@ def write_api_pages() -> None:
             modules = sorted(path.stem for path in (ROOT / "fl_lightning" / part).glob("[a-z]*.py"))
             entries += "".join(f"\n\n.. automodule:: fl_lightning.{part}.{module}" for module in modules)
         (folder / f"{part}.md").write_text(f"# {part}\n\n```{{eval-rst}}\n{entries}\n```\n")
-    seams = ("pool.ClientPool", "site.Site")
-    seam = "\n\n".join(f".. autoclass:: fl_lightning.clients.{name}" for name in seams)
+    seams = ("core.federation.ClientPool", "clients.site.Site")
+    seam = "\n\n".join(f".. autoclass:: fl_lightning.{name}" for name in seams)
     (folder / "clients.md").write_text(f"# clients\n\n```{{eval-rst}}\n{seam}\n```\n")
     first = ("callbacks", "data", "settings", "strategies")  # what readers look for most
-    parts = {**{part: public[part] for part in first}, **public, "clients": " ".join(f"clients.{name}" for name in seams)}
+    parts = {**{part: public[part] for part in first}, **public, "clients": " ".join(seams)}
     pages = "\n".join(parts)
     lines = "".join(f"\n## {part}\n\n```{{eval-rst}}\n{_summary(names)}\n```\n" for part, names in parts.items())
     (folder / "index.md").write_text(f"# API\n{lines}\n```{{toctree}}\n:maxdepth: 1\n:hidden:\n\n{pages}\n```\n")

@@ -32,7 +32,7 @@ def settings_of(value: Any, depth: int = _DEPTH) -> dict[str, str]:
 
 
 def defaults_of(kind: type) -> dict[str, Any]:
-    """Return the defaults of :func:`constructor_arguments`; of an argument without one, a mark."""
+    """Return the defaults of a class's arguments; of an argument without one, a mark."""
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         if "__init__" in vars(base) and (base is kind or base.__module__.startswith("fl_lightning.")):
