@@ -33,6 +33,9 @@ from fl_lightning import (
 from fl_lightning.server.aggregate import StoredUpdate
 from fl_lightning.types import Snapshot
 
+PATH = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
+"""Lets processes of a measurement import these tools and the package of this tree, whichever one is installed."""
+
 
 def memory_of(kind: str) -> int:
     """This process's memory in KiB: ``VmHWM`` the peak, ``RssAnon`` what is not backed by a file."""
@@ -124,7 +127,7 @@ MANY = {
 
 def by_turns(module: str, calls: Mapping[str, str], repeats: int) -> dict[str, list[dict[str, float]]]:
     """Return what calls of a module's functions print as their last line, each in a process of its own, interleaved."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
+    environment = os.environ | {"PYTHONPATH": PATH}
     found: dict[str, list[dict[str, float]]] = {what: [] for what in calls}
     for _ in range(repeats):
         for what, call in calls.items():
@@ -157,7 +160,7 @@ def memory(args: argparse.Namespace) -> None:
     for engine in ("trainer", "fabric", "stacked"):
         call = f"w = b.Watch((20, 200)); b.federate(100, 199, '{engine}', w)"
         script = f"import json, benchmark_scale as b; {call}; print(json.dumps(w.peaks))"
-        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"}
         run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
         peaks = {int(k): v / 1024 for k, v in json.loads(run.stdout.splitlines()[-1]).items()}
         print(f"| {engine} | {peaks[20]:.0f} MiB | {peaks[200]:.0f} MiB | {peaks[200] / peaks[20]:.3f} |", flush=True)
@@ -180,7 +183,7 @@ def large(args: argparse.Namespace) -> None:
 fl_lightning.keep_freed_memory(); torch.set_num_threads(1)
 w = b.Workload('L'); start = scale.memory_of('VmRSS')
 print({}, (scale.memory_of('VmHWM') - start) * 1024 / sum(p.nbytes for p in w.net.parameters()))"""
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"}
     found: dict[str, list[tuple[float, float]]] = {what: [] for what in LARGE}
     for _ in range(args.repeats):
         for what, call in LARGE.items():
@@ -235,7 +238,7 @@ def allocator(args: argparse.Namespace) -> None:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
     for _ in range(args.repeats):
         for kind, call in kinds.items():
-            environment = inherited | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+            environment = inherited | {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"}
             command = [sys.executable, "-c", script.format(call)]
             run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
             seconds[kind].append(float(run.stdout.split()[-1]))

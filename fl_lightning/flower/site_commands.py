@@ -109,15 +109,14 @@ def _approve_sum(folder: Path, parsed: argparse.Namespace) -> None:
     from fl_lightning.options.secure_aggregation.record import SignedLists
 
     lists = SignedLists(folder)
-    before, asked = lists.asked()
+    before, asked, computed = lists.asked()
     if not asked:
         raise ConfigurationError("This site has refused no sum over other sites since the last one that it took part in.")
-    computed = sorted(set(before) ^ set(asked))
     print(f"This site's update was in a sum over {', '.join(before)}.")
     print(f"The server asks for one over {', '.join(map(printable, asked))}.")
     print(f"A server that has both could compute the update of {', '.join(map(printable, computed))}.")
     _require_yes(parsed, "Agree to it?")
-    lists.agree()
+    lists.agree(asked)  # to what was shown, whatever the server has asked for meanwhile
     print("Agreed.")
 
 

@@ -250,6 +250,27 @@ def test_the_staff_agrees_to_a_sum_over_other_sites(capsys, monkeypatch):
     with pytest.raises(ProtocolError, match="could compute the update of site3, site4"):
         lists.sign(description("b" * 32, 2), [0, 1, 2])
     lists.sign(description("b" * 32, 2), range(5))
+    lists.sign(description("a" * 32, 0), [0, 1, 2])  # the same list for the same model is the same sum
+
+
+def test_the_staff_agrees_to_what_it_has_read(capsys, monkeypatch):
+    """A server asks for another sum while the staff reads; and it has the sums of all earlier lists, not of the last alone."""
+
+    def answer(question: str) -> str:
+        with pytest.raises(ProtocolError):
+            lists.sign(description("b" * 32, 9), [0, 1])
+        return "yes"
+
+    Path("audit.jsonl").touch()
+    lists = SignedLists(Path())
+    lists.sign(description("a" * 32, 0), range(4), 1)
+    lists.sign(description("a" * 32, 1), range(3), 1)  # site3 is lost
+    with pytest.raises(ProtocolError, match="could compute the update of site4"):
+        lists.sign(description("b" * 32, 2), [0, 1, 2, 4], 1)
+    monkeypatch.setattr("builtins.input", answer)
+    site(["site", "approve", "--folder", ".", "--sites"])
+    assert "could compute the update of site3, site4." in capsys.readouterr().out
+    assert lists.asked()[0] == ["site0", "site1", "site2", "site4"]
 
 
 def description(federation: str, round_idx: int) -> Any:

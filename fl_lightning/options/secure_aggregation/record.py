@@ -35,15 +35,16 @@ class SignedLists:
         fix = "Restore it from a copy: it has the lists of sites that this one has signed."
         return {"models": {}, "federations": {}, "lists": {}} | read_kept(self._path, fix)
 
-    def asked(self) -> tuple[list[str], list[str]]:
-        """Return the sites of the last sum, and those of the sum that this site has refused since; empty without one."""
+    def asked(self) -> tuple[list[str], list[str], list[str]]:
+        """Return the sites of the last sum, those of one that was refused since, and those whose update both would show."""
         lists = self._read()["lists"]
-        return lists.get("last", []), lists.get("asked", [])
+        last, asked = lists.get("last", []), lists.get("asked", [])
+        earlier = (set(last), set(lists.get("first", [])))  # the server has the sums of both
+        return last, asked, sorted(set().union(*(before ^ set(asked) for before in earlier)))
 
-    def agree(self) -> None:
-        """Agree to the sum that the site has refused last; later ones are compared with it."""
-        found, (_, asked) = self._read(), self.asked()
-        write_whole(self._path, json.dumps({**found, "lists": {"first": asked, "last": asked}}).encode())
+    def agree(self, listed: Sequence[str]) -> None:
+        """Agree to a sum over other sites; later ones are compared with it."""
+        write_whole(self._path, json.dumps({**self._read(), "lists": {"first": listed, "last": listed}}).encode())
 
     def require_cohort(self, terms: RoundTerms) -> None:
         """Refuse another cohort than this federation's first one: two sums could differ in one site.
@@ -94,6 +95,14 @@ class SignedLists:
                 f"This site has signed the list of survivors of round {federation['round']} of this federation, so it signs "
                 f"none of another model for round {description.round_idx}."
             )
+        if known is None:  # the same list for the same model opens the same sum again
+            self._take(found, listed, most_lost)
+        federation["round"] = max(federation["round"], description.round_idx)
+        found["models"][description.model] = signed
+        write_whole(self._path, json.dumps(found).encode())
+
+    def _take(self, found: dict[str, Any], listed: list[str], most_lost: int) -> None:
+        """Note the sites of a sum; refuse one that shows more than the staff allows beside those before."""
         lists = found["lists"]
         if lists and (wrong := could_be_computed(lists, listed)) and (set(wrong) & set(listed) or len(wrong) > most_lost):
             write_whole(self._path, json.dumps({**found, "lists": {**lists, "asked": listed}}).encode())
@@ -104,9 +113,6 @@ class SignedLists:
                 "approve --sites"
             )
         found["lists"] = {"first": lists.get("first", listed), "last": listed}
-        federation["round"] = max(federation["round"], description.round_idx)
-        found["models"][description.model] = signed
-        write_whole(self._path, json.dumps(found).encode())
 
 
 def could_be_computed(lists: Mapping[str, Sequence[str]], listed: Sequence[str]) -> list[str]:
