@@ -22,7 +22,7 @@ import yaml
 from benchmark_line import line
 from federation_demo import CONFIG, Federation, digits, free_ports, listens, wait_for
 
-from fl_lightning.flower.processes import end_with_parent
+from fl_lightning.flower.site.processes import end_with_parent
 
 SMALL = [32]
 """The hidden layer of a network of 25 thousand parameters; memory is counted beyond that of a run with it."""
@@ -129,7 +129,7 @@ def _note(kind: str, pid: int, found: dict[str, float]) -> None:
 
 
 PARTS = {
-    "flower.worker": "worker",
+    "flower.site.worker": "worker",
     "run_supernode": "SuperNode",
     "flower-supernode": "SuperNode",
     "flwr-serverapp": "ServerApp",
@@ -170,9 +170,9 @@ def ours(folder: Path, hidden: list[int], rounds: int, sites: int) -> tuple[list
 def bare(folder: Path, parameters: int, rounds: int, sites: int) -> tuple[list[float], dict[str, float]]:
     """Return seconds per round and peak memory in GB of an app that only sends arrays, with Flower's own commands."""
     from fl_lightning.compat.flower_control import ControlLink
-    from fl_lightning.flower.certificates import create_certificates
-    from fl_lightning.flower.keys import create_key
-    from fl_lightning.flower.server_folder import ServerFolder
+    from fl_lightning.flower.wire.certificates import create_certificates
+    from fl_lightning.flower.wire.keys import create_key
+    from fl_lightning.flower.wire.server_folder import ServerFolder
 
     server, (port, *local) = ServerFolder(folder), free_ports(1 + sites)
     folder.mkdir()

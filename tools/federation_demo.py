@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fl_lightning.flower.processes import end_with_parent
+from fl_lightning.flower.site.processes import end_with_parent
 
 NAMES = ("hospital_a", "hospital_b", "hospital_c")
 CONFIG = """config_version: 1

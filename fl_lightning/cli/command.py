@@ -34,7 +34,10 @@ SUBCOMMANDS = {
 
 _STUDIES = ("compare", "report")
 """Commands of :mod:`fl_lightning.studies.commands`."""
-_FLOWER = {**dict.fromkeys(("serve", "register", "sites"), "fl_lightning.flower.serve"), "site": "fl_lightning.flower.site"}
+_FLOWER = {
+    **dict.fromkeys(("serve", "register", "sites"), "fl_lightning.flower.wire.serve"),
+    "site": "fl_lightning.flower.site.parent",
+}
 """Modules whose ``main`` takes the command and its arguments; they need Flower."""
 
 _SMALL = {

@@ -41,7 +41,7 @@ from fl_lightning.compat.lightning_cli import OpenCLI
 from fl_lightning.config.null_settings import refuse_null
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, FederationError, add_note, no_space, notes_of, require
-from fl_lightning.flower.pool import FlowerPool  # noqa: F401 (so that 'federation.pool' knows its short name)
+from fl_lightning.flower.wire.pool import FlowerPool  # noqa: F401 (so that 'federation.pool' knows its short name)
 from fl_lightning.reporting.run_facts import SELECTION, TEST_SET, read_run_facts, write_run_facts
 from fl_lightning.reporting.wandb import describe_run, prefer_offline, sweep_folder
 from fl_lightning.utilities.allocator import keep_freed_memory

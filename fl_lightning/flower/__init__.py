@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fl_lightning.flower.pool import FlowerPool
+    from fl_lightning.flower.wire.pool import FlowerPool
 
 __all__ = ["FlowerPool"]
 
@@ -14,6 +14,6 @@ def __getattr__(name: str) -> Any:
     """Import the pool on first use: the parent process of a site needs no torch."""
     if name != "FlowerPool":
         raise AttributeError(f"module 'fl_lightning.flower' has no attribute '{name}'")
-    from fl_lightning.flower.pool import FlowerPool
+    from fl_lightning.flower.wire.pool import FlowerPool
 
     return FlowerPool

@@ -53,7 +53,9 @@ def test_help_and_small_commands_do_not_import_torch(typed):
 @pytest.mark.slow
 def test_servers_and_sites_do_not_import_torch():
     """Only a site's worker does, which trains."""
-    said = python("import sys; import fl_lightning.flower.serve, fl_lightning.flower.site; print('torch' in sys.modules)")
+    said = python(
+        "import sys; import fl_lightning.flower.wire.serve, fl_lightning.flower.site.parent; print('torch' in sys.modules)"
+    )
     assert said == "False\n"
 
 

@@ -191,7 +191,7 @@ def values():
     limits = inspect.unwrap(lightning.pytorch.Trainer.__init__).__annotations__
     return found | {("limits", key): repr(value) for key, value in limits.items()}
 before = values()
-import fl_lightning.cli.federation_cli, fl_lightning.flower.site, fl_lightning.studies.commands
+import fl_lightning.cli.federation_cli, fl_lightning.flower.site.parent, fl_lightning.studies.commands
 for name in fl_lightning.__all__:
     getattr(fl_lightning, name)
 after = values()

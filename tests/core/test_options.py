@@ -63,7 +63,7 @@ LEAVES = {
 MAY_NAME = {
     "__init__.py",
     "callbacks/orchestrator.py",
-    "flower/accepted_classes.py",
+    "flower/site/accepted_classes.py",
     "options/__init__.py",
     "settings/local_training.py",
 }
@@ -80,12 +80,12 @@ OTHER_MEANINGS = {
     **dict.fromkeys(  # a part of a client's examples, which metrics of strategies and routes read as well
         (
             *("core/option.py", "clients/client.py", "data/input_statistics.py"),
-            *("data/federated.py", "flower/site_data.py"),
+            *("data/federated.py", "flower/site/data.py"),
         ),
         "client_evaluation_view",
     ),
-    "flower/accepted_classes.py": "partialwork",  # the names of all public classes that a site may build
-    "flower/site_connection.py": "clock",  # that of the machine
+    "flower/site/accepted_classes.py": "partialwork",  # the names of all public classes that a site may build
+    "flower/site/connection.py": "clock",  # that of the machine
     "compat/flower_delivery.py": "node_availability",  # a function of Flower
 }
 

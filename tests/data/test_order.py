@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from fl_lightning import ClassificationTask, FederatedDataModule, LocalTraining
 from fl_lightning.data.resident_loader import close_all
-from fl_lightning.flower.site_data import SiteData
+from fl_lightning.flower.site.data import SiteData
 
 SIZE, BATCH, SEED = 23, 5, 11
 NUMBERS = torch.arange(SIZE, dtype=torch.float32)

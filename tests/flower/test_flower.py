@@ -22,8 +22,8 @@ from flower_processes import LONG, MARKS, as_simulated, descendants, ended, in_a
 
 import fl_lightning
 from fl_lightning.cli.federation_cli import main
-from fl_lightning.flower.certificates import create_certificates
-from fl_lightning.flower.server_folder import ServerFolder
+from fl_lightning.flower.wire.certificates import create_certificates
+from fl_lightning.flower.wire.server_folder import ServerFolder
 
 pytestmark = MARKS
 running, federation = flower_processes.running, flower_processes.federation  # the fixtures

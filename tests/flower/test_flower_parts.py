@@ -12,11 +12,11 @@ import pytest
 from fl_lightning.compat.flower_control import Node
 from fl_lightning.compat.flower_superlink import accepting, seldom
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.flower.addresses import address_of
-from fl_lightning.flower.certificates import create_certificates
-from fl_lightning.flower.front import OnlyFleet
-from fl_lightning.flower.pool import FlowerPool
-from fl_lightning.flower.server_folder import ServerFolder
+from fl_lightning.flower.wire.addresses import address_of
+from fl_lightning.flower.wire.certificates import create_certificates
+from fl_lightning.flower.wire.front import OnlyFleet
+from fl_lightning.flower.wire.pool import FlowerPool
+from fl_lightning.flower.wire.server_folder import ServerFolder
 from fl_lightning.messages import ClientInfo
 
 
@@ -88,7 +88,7 @@ def waits(pool, names, found, monkeypatch):
     """Return what a pool finds when these sites are registered and these (name to online) exist at the SuperLink."""
     nodes = [Node(10 + k, name, online, b"") for k, (name, online) in enumerate(found.items())]
     link = SimpleNamespace(nodes=lambda: nodes, close=lambda: None)
-    monkeypatch.setattr("fl_lightning.flower.pool.ControlLink", lambda address, certificate: link)
+    monkeypatch.setattr("fl_lightning.flower.wire.pool.ControlLink", lambda address, certificate: link)
     return pool._wait("127.0.0.1:1", b"", names)
 
 

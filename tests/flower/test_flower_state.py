@@ -18,7 +18,7 @@ from fl_lightning.compat.flower_records import as_parts, as_record
 from fl_lightning.compat.flower_runtime import patient
 from fl_lightning.compat.flower_superlink import _require_known
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.flower.processes import length
+from fl_lightning.flower.site.processes import length
 
 own = pytest.importorskip("flower_own", reason="needs flwr", exc_type=ImportError)
 pytestmark = [

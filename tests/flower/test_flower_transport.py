@@ -10,10 +10,10 @@ import pytest
 
 from fl_lightning.compat.flower import Reply
 from fl_lightning.compat.flower_control import Node
-from fl_lightning.flower.pool import FlowerPool, FlowerTransport
-from fl_lightning.flower.server_folder import ServerFolder
-from fl_lightning.flower.silence import SilenceWatch
-from fl_lightning.flower.transport import Answer
+from fl_lightning.flower.wire.pool import FlowerPool, FlowerTransport
+from fl_lightning.flower.wire.server_folder import ServerFolder
+from fl_lightning.flower.wire.silence import SilenceWatch
+from fl_lightning.flower.wire.transport import Answer
 from fl_lightning.settings.server import Faults
 
 
@@ -108,8 +108,8 @@ def test_the_server_says_that_a_proxy_refuses_a_reply():
 @pytest.mark.parametrize(("policy", "given", "patience"), [("fatal", None, 43200), ("skip", None, 300), ("skip", 90, 90)])
 def test_how_long_a_site_may_be_silent(policy, given, patience, tmp_path, monkeypatch):
     pool, link = FlowerPool(str(tmp_path), timeout=given), Link([[]])
-    monkeypatch.setattr("fl_lightning.flower.pool.require_flower", lambda: None)
-    monkeypatch.setattr("fl_lightning.flower.pool.ServerLink", lambda *_: link)
+    monkeypatch.setattr("fl_lightning.flower.wire.pool.require_flower", lambda: None)
+    monkeypatch.setattr("fl_lightning.flower.wire.pool.ServerLink", lambda *_: link)
     monkeypatch.setattr(FlowerPool, "_wait", lambda *_: {"a": 10})
     monkeypatch.setattr(ServerFolder, "local_address", "")
     monkeypatch.setattr(ServerFolder, "certificate", b"")
@@ -122,7 +122,7 @@ def test_how_long_a_site_may_be_silent(policy, given, patience, tmp_path, monkey
 
 def test_a_silent_site_is_named_now_and_then_until_it_is_back(monkeypatch):
     clock, said = [10_000.0], list[str]()
-    monkeypatch.setattr("fl_lightning.flower.silence.time", SimpleNamespace(time=lambda: clock[0]))
+    monkeypatch.setattr("fl_lightning.flower.wire.silence.time", SimpleNamespace(time=lambda: clock[0]))
     watch = SilenceWatch(43200, said.append)
     for now in range(0, 3 * 3600, 5):
         clock[0] = 10_000.0 + now

@@ -18,7 +18,7 @@ import torch
 
 from fl_lightning.errors import ClientError
 from fl_lightning.flower import envelope
-from fl_lightning.flower.replies import evaluations_in
+from fl_lightning.flower.server.replies import evaluations_in
 from fl_lightning.messages import EvalReport
 from fl_lightning.types import Compressed, Snapshot
 from fl_lightning.wire import FORMAT

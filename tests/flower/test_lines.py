@@ -48,7 +48,7 @@ def test_an_order_that_the_transport_loses_reaches_a_site_that_has_started_again
 
 def test_a_site_whose_replies_are_always_lost_fails_in_the_end(monkeypatch):
     prepare()
-    monkeypatch.setattr("fl_lightning.flower.exchange._MOST_LOST", 3)
+    monkeypatch.setattr("fl_lightning.flower.server.exchange._MOST_LOST", 3)
     asked = disturb("south", lambda ask: LOST)
     said = refused(configuration())
     assert len(asked) == 4

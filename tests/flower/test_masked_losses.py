@@ -34,7 +34,7 @@ from masked_sites import (
 )
 
 from fl_lightning.errors import ProtocolError
-from fl_lightning.flower.site import main as site
+from fl_lightning.flower.site.parent import main as site
 from fl_lightning.messages import Note
 from fl_lightning.options.secure_aggregation.record import SignedLists
 

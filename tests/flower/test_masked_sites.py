@@ -28,10 +28,10 @@ from masked_sites import (
 from fl_lightning import SecureAggregation
 from fl_lightning.errors import ClientError, ProtocolError
 from fl_lightning.flower import envelope
-from fl_lightning.flower.policy import Policy
-from fl_lightning.flower.recipe import RefusedError
-from fl_lightning.flower.site_limits import SiteLimits
-from fl_lightning.flower.site_record import SiteRecord
+from fl_lightning.flower.site.limits import SiteLimits
+from fl_lightning.flower.site.policy import Policy
+from fl_lightning.flower.site.recipe import RefusedError
+from fl_lightning.flower.site.record import SiteRecord
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.sums import Grid
 from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, Note, Progress

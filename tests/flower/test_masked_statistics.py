@@ -33,10 +33,11 @@ from masked_sites import (
 from torch.utils.data import TensorDataset
 
 from fl_lightning.errors import ProtocolError
-from fl_lightning.flower import envelope, site_check
-from fl_lightning.flower.policy import Policy
-from fl_lightning.flower.site_data import SiteData
-from fl_lightning.flower.site_settings import SiteSettings
+from fl_lightning.flower import envelope
+from fl_lightning.flower.site import check as site_check
+from fl_lightning.flower.site.data import SiteData
+from fl_lightning.flower.site.policy import Policy
+from fl_lightning.flower.site.settings import SiteSettings
 from fl_lightning.functional.exact_moments import Moments, moments_of
 from fl_lightning.messages import Note
 from fl_lightning.options.secure_aggregation.description import RoundDescription

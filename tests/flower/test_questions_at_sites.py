@@ -14,8 +14,8 @@ from asked_site import NOISY, ask, contract, named, north, order, server_model, 
 from sites_over_bytes import audit, start_site
 
 from fl_lightning.errors import ClientError
-from fl_lightning.flower.replies import evaluations_in
-from fl_lightning.flower.site_questions import MOST_RESAMPLES
+from fl_lightning.flower.server.replies import evaluations_in
+from fl_lightning.flower.site.questions import MOST_RESAMPLES
 from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Question, RoundCommit
 from fl_lightning.types import Snapshot
 from fl_lightning.wire import to_bytes

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.flower.retention import Sweeper, drop_unnamed, sweep
-from fl_lightning.flower.site_state import SiteStore
+from fl_lightning.flower.site.state import SiteStore
+from fl_lightning.flower.wire.retention import Sweeper, drop_unnamed, sweep
 
 _UPDATE = b"an update of site a " * 10_000
 
@@ -50,7 +50,7 @@ def test_a_sweep_leaves_nothing_of_deleted_updates(database: tuple[Path, sqlite3
 def test_a_sweep_takes_many_short_transactions(database: tuple[Path, sqlite3.Connection], monkeypatch) -> None:
     """A long one would keep the SuperLink from writing, which then refuses what sites ask for."""
     path, connection = database
-    monkeypatch.setattr("fl_lightning.flower.retention._PAGES", 100)
+    monkeypatch.setattr("fl_lightning.flower.wire.retention._PAGES", 100)
     pages = connection.execute("PRAGMA freelist_count").fetchone()[0]
     commits: list[str] = []
     opened = sqlite3.connect
@@ -85,8 +85,8 @@ def test_a_sweeper_waits_while_the_superlink_writes_and_sweeps_at_the_end(
     database: tuple[Path, sqlite3.Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, connection = database
-    monkeypatch.setattr("fl_lightning.flower.retention._PERIOD", 0.05)
-    monkeypatch.setattr("fl_lightning.flower.retention._PATIENCE", 0.05)
+    monkeypatch.setattr("fl_lightning.flower.wire.retention._PERIOD", 0.05)
+    monkeypatch.setattr("fl_lightning.flower.wire.retention._PATIENCE", 0.05)
     connection.execute("BEGIN IMMEDIATE")
     with closing(Sweeper(path, path.parent / "contents")) as sweeper:
         sweeper._thread.join(0.5)
@@ -149,7 +149,7 @@ def test_files_of_deleted_objects_are_deleted(database: tuple[Path, sqlite3.Conn
 
 def test_no_file_is_deleted_while_an_object_is_stored(database: tuple[Path, sqlite3.Connection], monkeypatch) -> None:
     path, connection = database
-    monkeypatch.setattr("fl_lightning.flower.retention._PATIENCE", 0.05)
+    monkeypatch.setattr("fl_lightning.flower.wire.retention._PATIENCE", 0.05)
     connection.execute("CREATE TABLE objects (object_id TEXT)")
     connection.commit()
     (path.parent / "contents").mkdir()

@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from fl_lightning import ConfigurationError, DataError
 from fl_lightning.data.schema_file import parse_schema, read_schema
 from fl_lightning.flower.checks import digest_of_schema, require_schema
-from fl_lightning.flower.policy import Policy
-from fl_lightning.flower.site_data import SiteData
-from fl_lightning.flower.site_settings import SiteSettings, read_settings
+from fl_lightning.flower.site.data import SiteData
+from fl_lightning.flower.site.policy import Policy
+from fl_lightning.flower.site.settings import SiteSettings, read_settings
 from fl_lightning.messages import ClientInfo
 
 IN_CM = SCHEMA.replace("unit: m,", "unit: cm,")

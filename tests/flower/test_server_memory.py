@@ -12,8 +12,8 @@ from sites_over_bytes import configuration, table
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalTraining, TableDataModule
 from fl_lightning.flower import envelope
-from fl_lightning.flower.remote_sites import RemoteSites
-from fl_lightning.flower.transport import Answer, Parts, Transport
+from fl_lightning.flower.server.sites import RemoteSites
+from fl_lightning.flower.wire.transport import Answer, Parts, Transport
 from fl_lightning.messages import ClientInfo
 from fl_lightning.types import ClientUpdate, Snapshot
 from fl_lightning.wire import from_bytes

@@ -18,9 +18,9 @@ from dp_accounting.pld import PLDAccountant
 from sites_over_bytes import configuration, federate, prepare, restart, table
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.flower.policy import Budget
-from fl_lightning.flower.site import main
-from fl_lightning.flower.site_budget import SiteBudget
+from fl_lightning.flower.site.budget import SiteBudget
+from fl_lightning.flower.site.parent import main
+from fl_lightning.flower.site.policy import Budget
 from fl_lightning.functional.privacy import epsilon_of_examples
 from fl_lightning.functional.releases import Release, epsilon_of_releases
 
@@ -127,7 +127,7 @@ def test_nothing_leaves_without_a_line(fails, monkeypatch):
         raise OSError("disk full")
 
     if fails == "fsync":
-        monkeypatch.setattr("fl_lightning.flower.site_budget.os.fsync", broken)
+        monkeypatch.setattr("fl_lightning.flower.site.budget.os.fsync", broken)
     else:
         LEDGER.unlink()
     monkeypatch.setattr("fl_lightning.clients.site.Site.handle", lambda self, message: trained.append(message))

@@ -17,10 +17,11 @@ from relay import Relay
 
 import fl_lightning
 from fl_lightning.compat.flower_control import prepare_environment
-from fl_lightning.flower import site_check, site_connection
-from fl_lightning.flower.certificates import create_certificates
-from fl_lightning.flower.front import VERSION
-from fl_lightning.flower.server_folder import ServerFolder
+from fl_lightning.flower.site import check as site_check
+from fl_lightning.flower.site import connection as site_connection
+from fl_lightning.flower.wire.certificates import create_certificates
+from fl_lightning.flower.wire.front import VERSION
+from fl_lightning.flower.wire.server_folder import ServerFolder
 
 pytest.importorskip("cryptography")
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy")

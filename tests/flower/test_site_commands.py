@@ -13,12 +13,12 @@ from command_line import ROOT
 
 from fl_lightning.compat.flower_control import Node
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.flower.keys import create_key
-from fl_lightning.flower.pool import FlowerPool
-from fl_lightning.flower.serve import main as serve
-from fl_lightning.flower.server_folder import ServerFolder, refuse_answer
-from fl_lightning.flower.site import main as site
-from fl_lightning.flower.site_state import SiteStore
+from fl_lightning.flower.site.parent import main as site
+from fl_lightning.flower.site.state import SiteStore
+from fl_lightning.flower.wire.keys import create_key
+from fl_lightning.flower.wire.pool import FlowerPool
+from fl_lightning.flower.wire.serve import main as serve
+from fl_lightning.flower.wire.server_folder import ServerFolder, refuse_answer
 from fl_lightning.settings.server import Faults
 from fl_lightning.utilities.folder_lock import lock_folder
 
@@ -112,7 +112,7 @@ def test_one_server_one_fit_and_one_site_use_a_folder(monkeypatch, capsys):
     folder.prepare("h", 1, 2)
     before = (folder.path / "server.json").read_text()
     folder.number("a")
-    monkeypatch.setattr("fl_lightning.flower.pool.require_flower", lambda: None)
+    monkeypatch.setattr("fl_lightning.flower.wire.pool.require_flower", lambda: None)
     with lock_folder(Path("fed")):
         assert "Another server is using 'fed' (process" in refused(capsys, serve, "serve", "--host", "h", "--port", "0")
     with lock_folder(Path("fed/fit")), pytest.raises(ConfigurationError, match=r"Another fit is using 'fed/fit' \(process"):
@@ -127,12 +127,12 @@ def test_one_server_one_fit_and_one_site_use_a_folder(monkeypatch, capsys):
 
 
 def test_a_fit_releases_the_folder(monkeypatch):
-    monkeypatch.setattr("fl_lightning.flower.pool.require_flower", lambda: None)
+    monkeypatch.setattr("fl_lightning.flower.wire.pool.require_flower", lambda: None)
     folder = ServerFolder(Path("fed"))
     folder.prepare("h", 1, 2)
     folder.number("a")
-    monkeypatch.setattr("fl_lightning.flower.pool.ControlLink", Link)
-    monkeypatch.setattr("fl_lightning.flower.pool.ServerLink", lambda *_: SimpleNamespace(close=lambda completed: None))
+    monkeypatch.setattr("fl_lightning.flower.wire.pool.ControlLink", Link)
+    monkeypatch.setattr("fl_lightning.flower.wire.pool.ServerLink", lambda *_: SimpleNamespace(close=lambda completed: None))
     transport, names = FlowerPool("fed")._connect(PLAIN)
     assert names == ["a"]
     with pytest.raises(ConfigurationError, match="Another fit"):
@@ -175,7 +175,7 @@ def test_sites_are_listed_and_revoked_by_name(monkeypatch, capsys):
     folder.prepare("h", 1, 2)
     numbers = [folder.number(name) for name in ("a", "b", "gone")]
     assert numbers == [0, 1, 2]
-    monkeypatch.setattr("fl_lightning.flower.serve.ControlLink", Link)
+    monkeypatch.setattr("fl_lightning.flower.wire.serve.ControlLink", Link)
     serve(["sites", "list"])
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[1:] == [["0", "a", "online"], ["1", "b", "offline"], ["2", "gone", "revoked"]]
@@ -200,7 +200,7 @@ class Registry(Link):
 
 @pytest.fixture
 def registry(monkeypatch):
-    monkeypatch.setattr("fl_lightning.flower.serve.ControlLink", Registry)
+    monkeypatch.setattr("fl_lightning.flower.wire.serve.ControlLink", Registry)
     monkeypatch.setattr(Registry, "spent", [])
     ServerFolder(Path("fed")).prepare("h", 1, 2)
     create_key(Path("c.key"))
@@ -223,7 +223,7 @@ def test_a_key_is_spent_after_its_site_has_a_number(registry, monkeypatch):
     def full(*_: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("fl_lightning.flower.server_folder.write_whole", full)
+    monkeypatch.setattr("fl_lightning.flower.wire.server_folder.write_whole", full)
     with pytest.raises(OSError, match="No space left"):
         serve(["register", "c.pub"])
     assert registry.spent == []

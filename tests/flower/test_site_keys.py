@@ -9,9 +9,9 @@ import pytest
 from own_certificates import connect, put_certificate
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.flower.certificates import answering
-from fl_lightning.flower.keys import create_key, read_private_key, read_public_key, require_certificate
-from fl_lightning.flower.server_folder import ServerFolder
+from fl_lightning.flower.wire.certificates import answering
+from fl_lightning.flower.wire.keys import create_key, read_private_key, read_public_key, require_certificate
+from fl_lightning.flower.wire.server_folder import ServerFolder
 
 
 def test_a_key_is_private_and_its_pair_is_complete():

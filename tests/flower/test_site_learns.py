@@ -13,10 +13,10 @@ import torch
 import yaml
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.flower import site_check
-from fl_lightning.flower.keys import create_key
-from fl_lightning.flower.site_data import SiteData
-from fl_lightning.flower.site_settings import read_settings
+from fl_lightning.flower.site import check as site_check
+from fl_lightning.flower.site.data import SiteData
+from fl_lightning.flower.site.settings import read_settings
+from fl_lightning.flower.wire.keys import create_key
 
 
 def test_a_site_is_told_what_the_server_would_learn(monkeypatch):

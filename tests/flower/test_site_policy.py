@@ -26,8 +26,8 @@ from asked_site import (
 from sites_over_bytes import restart, slow_but, table
 
 import fl_lightning
-from fl_lightning.flower.accepted_classes import NOT_ACCEPTED, PARTS, default_classes
-from fl_lightning.flower.policy import Policy
+from fl_lightning.flower.site.accepted_classes import NOT_ACCEPTED, PARTS, default_classes
+from fl_lightning.flower.site.policy import Policy
 from fl_lightning.messages import ClientTask, EvalOrder, Progress
 
 STATE = Path("north/state")

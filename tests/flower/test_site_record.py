@@ -14,12 +14,12 @@ from asked_site import FEDERATION, NETWORK, OTHER, ask, contract, model, named, 
 from sites_over_bytes import WITNESS, audit, configuration, federate, prepare, restart
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.flower.audit import AuditLog, in_words, read_log
-from fl_lightning.flower.policy import Policy
-from fl_lightning.flower.serve import _check_database
-from fl_lightning.flower.server_folder import ServerFolder
-from fl_lightning.flower.site import main
-from fl_lightning.flower.site_record import SiteRecord, approve, digest_of, settings_of
+from fl_lightning.flower.site.audit import AuditLog, in_words, read_log
+from fl_lightning.flower.site.parent import main
+from fl_lightning.flower.site.policy import Policy
+from fl_lightning.flower.site.record import SiteRecord, approve, digest_of, settings_of
+from fl_lightning.flower.wire.serve import _check_database
+from fl_lightning.flower.wire.server_folder import ServerFolder
 from fl_lightning.messages import ClientTask, EvalOrder, EvalReport
 from fl_lightning.types import ClientFailure
 
@@ -134,7 +134,7 @@ def test_a_withdrawn_site_trains_only_if_its_staff_agrees_again():
 @pytest.mark.parametrize("federations", [0, 1])
 def test_settings_with_the_same_digest_are_others(federations, monkeypatch):
     """A server writes both texts, so it can search for two whose digests are equal: with 64 bits in half an hour."""
-    monkeypatch.setattr("fl_lightning.flower.site_record.digest_of", lambda settings: "0" * 64)
+    monkeypatch.setattr("fl_lightning.flower.site.record.digest_of", lambda settings: "0" * 64)
     harmless, other = contract(), contract(model=model(optimizer=sgd(lr=1.0)))
     site = north(federations=federations)
     ask(site, "prepare", contract=harmless)

@@ -17,9 +17,9 @@ from fl_lightning import (
     ConfigurationError,
 )
 from fl_lightning.cli.commands.export import main as export
-from fl_lightning.flower import site_check
 from fl_lightning.flower.checks import require_names
-from fl_lightning.flower.policy import Policy
+from fl_lightning.flower.site import check as site_check
+from fl_lightning.flower.site.policy import Policy
 from fl_lightning.messages import ClientInfo
 
 
@@ -226,7 +226,7 @@ def test_evaluations_that_sites_do_not_allow_are_refused_first(settings, what, p
     assert "Sites that do not allow it: north, south, west." in said
     assert f"they add this line to 'policy' in data.yaml: evaluations: [{part}]" in said
     assert {line["kind"] for line in net.audit()} == {"describe"}
-    monkeypatch.setattr("fl_lightning.flower.remote_sites.require_parts", lambda *args, **kwargs: None)
+    monkeypatch.setattr("fl_lightning.flower.server.sites.require_parts", lambda *args, **kwargs: None)
     said = net.refused(net.configuration(**settings))
     assert said.count(f"evaluates models on each client's {part} examples, which this site does not allow") == 3
     assert {line["kind"] for line in net.audit()} == {"describe", "prepare", "error"}

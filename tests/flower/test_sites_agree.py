@@ -17,7 +17,7 @@ from fl_lightning.data.remote import RemoteDatasets
 from fl_lightning.data.table_checks import ranges_of, sentinels, unlike_ranges
 from fl_lightning.errors import ClientError, ConfigurationError, DataError
 from fl_lightning.flower.checks import compared, require_claims
-from fl_lightning.flower.policy import Policy
+from fl_lightning.flower.site.policy import Policy
 from fl_lightning.messages import ClientInfo, NameComparison
 from fl_lightning.types import ClientUpdate
 

@@ -17,9 +17,9 @@ from three_hospitals import NAMES, SCHEMA, clean, expected
 
 from fl_lightning.cli.federation_cli import main
 from fl_lightning.data.schema_file import read_schema
-from fl_lightning.flower.policy import Policy
-from fl_lightning.flower.site_data import SiteData
-from fl_lightning.flower.site_settings import read_settings
+from fl_lightning.flower.site.data import SiteData
+from fl_lightning.flower.site.policy import Policy
+from fl_lightning.flower.site.settings import read_settings
 from fl_lightning.functional.exact_moments import Moments, moments_of
 
 TELLING = {"statistics": True, "histograms": True, "min_count": 5}
@@ -134,7 +134,7 @@ def test_persons_count_and_not_their_rows(hospitals, monkeypatch):
     assert data.info("north", Policy(histograms=True, min_count=11), histograms=True).histograms is None
     seen = []
     noisy = lambda data, client, epsilon, draw: seen.append(epsilon) or moments_of(torch.ones(1, 1))  # noqa: E731
-    monkeypatch.setattr("fl_lightning.flower.site_data.noisy_moments", noisy)
+    monkeypatch.setattr("fl_lightning.flower.site.data.noisy_moments", noisy)
     data.info("north", Policy(statistics=True, statistics_epsilon=6.0), statistics=True)
     assert seen == [2.0]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.flower import processes, worker
-from fl_lightning.flower.processes import UNUSABLE, Child, Supervisor
+from fl_lightning.flower.site import processes, worker
+from fl_lightning.flower.site.processes import UNUSABLE, Child, Supervisor
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends children with their parent")
 RUNS = Path("runs")
@@ -61,7 +61,8 @@ def test_a_child_that_stands_still_is_started_again(monkeypatch):
     """Also one that waits, for which Flower waits for ever. It is not ended while it gives signs, for 4 seconds each time."""
     monkeypatch.setattr(processes, "_SILENCE", 2.0)
     text = (
-        "import os, sys, time; from pathlib import Path; from fl_lightning.flower import processes; processes._BEAT = 0.1\n"
+        "import os, sys, time; from pathlib import Path\n"
+        "from fl_lightning.flower.site import processes; processes._BEAT = 0.1\n"
         "processes.give_signs_of_life(Path('alive')); time.sleep(4); open('runs', 'a').write('x')\n"
         f"os.kill(os.getpid(), {int(signal.SIGSTOP)}) if len(open('runs').read()) == 1 else time.sleep(60)"
     )

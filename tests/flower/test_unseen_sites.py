@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from sites_over_bytes import LINES, NAMES, configuration, federate, prepare, restart, same_bits, simulate
 
-from fl_lightning.flower.renumbered import RenumberedTransport
-from fl_lightning.flower.transport import Answer
+from fl_lightning.flower.server.renumbered import RenumberedTransport
+from fl_lightning.flower.wire.transport import Answer
 
 
 @pytest.mark.slow

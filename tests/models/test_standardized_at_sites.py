@@ -12,7 +12,7 @@ from federations import same_bits
 from sites_over_bytes import NAMES, SERVERS, TOLD, configuration, prepare, simulate, start_site
 from sites_over_bytes import federate as at_sites
 
-from fl_lightning.flower import site_check
+from fl_lightning.flower.site import check as site_check
 
 
 def scaled() -> dict[str, Any]:

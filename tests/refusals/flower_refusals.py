@@ -24,7 +24,7 @@ from sites_over_bytes import (
 )
 
 from fl_lightning import ConfigurationError
-from fl_lightning.flower.policy import Policy
+from fl_lightning.flower.site.policy import Policy
 
 SKIP = {"faults": {"policy": "skip"}}
 ENOUGH = ("--federation.pool.min_sites", "2")

@@ -37,8 +37,8 @@ from fl_lightning import (
     TransferLearning,
 )
 from fl_lightning.core.capabilities import Capability, Removal
-from fl_lightning.flower.policy import Policy
-from fl_lightning.flower.site_settings import read_settings
+from fl_lightning.flower.site.policy import Policy
+from fl_lightning.flower.site.settings import read_settings
 from fl_lightning.functional.exact_moments import moments_of, together
 
 

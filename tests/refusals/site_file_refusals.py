@@ -16,14 +16,14 @@ from refusing import Refusal
 
 from fl_lightning import DataError
 from fl_lightning.compat.flower import TESTED
-from fl_lightning.flower import requirements
-from fl_lightning.flower.addresses import address_of
-from fl_lightning.flower.keys import create_key, read_private_key
-from fl_lightning.flower.pool import FlowerPool
-from fl_lightning.flower.serve import _listen as listen
-from fl_lightning.flower.server_folder import ServerFolder
-from fl_lightning.flower.site_data import SiteData
-from fl_lightning.flower.site_settings import read_settings
+from fl_lightning.flower.site.data import SiteData
+from fl_lightning.flower.site.settings import read_settings
+from fl_lightning.flower.wire import requirements
+from fl_lightning.flower.wire.addresses import address_of
+from fl_lightning.flower.wire.keys import create_key, read_private_key
+from fl_lightning.flower.wire.pool import FlowerPool
+from fl_lightning.flower.wire.serve import _listen as listen
+from fl_lightning.flower.wire.server_folder import ServerFolder
 from fl_lightning.settings.server import Faults
 
 EMBEDDED = "datamodule: {class_path: fl_lightning.MNISTDataModule, init_args: {source: embedded}}\n"
@@ -116,7 +116,7 @@ def listening_twice() -> None:
 
 def connecting() -> None:
     ServerFolder(Path("fed")).prepare("h", 1, 2)
-    with mock.patch("fl_lightning.flower.pool.require_flower"):
+    with mock.patch("fl_lightning.flower.wire.pool.require_flower"):
         FlowerPool("fed")._connect(SimpleNamespace(faults=Faults()))
 
 

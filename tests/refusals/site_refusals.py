@@ -13,9 +13,9 @@ from refusing import Refusal
 from sites_over_bytes import configuration, prepare, refused, restart, simulate
 
 from fl_lightning import ConfigurationError
-from fl_lightning.flower.policy import Budget, Policy
-from fl_lightning.flower.pool import FlowerPool
-from fl_lightning.flower.site_budget import SiteBudget
+from fl_lightning.flower.site.budget import SiteBudget
+from fl_lightning.flower.site.policy import Budget, Policy
+from fl_lightning.flower.wire.pool import FlowerPool
 from fl_lightning.options.asynchronous.arrivals import ArrivalFile, Recording
 
 

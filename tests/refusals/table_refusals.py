@@ -24,7 +24,7 @@ from fl_lightning import (
     TableDataModule,
 )
 from fl_lightning.errors import VersionError
-from fl_lightning.flower.pool import FlowerPool
+from fl_lightning.flower.wire.pool import FlowerPool
 
 
 def told(call: Callable[[], Any], words: str) -> Refusal:

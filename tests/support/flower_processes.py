@@ -97,7 +97,7 @@ def descendants(pid: int) -> dict[str, int]:
     found = {}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         line = Path(f"/proc/{child}/cmdline").read_text()
-        found["worker" if "flower.worker" in line else "SuperNode"] = int(child)
+        found["worker" if "flower.site.worker" in line else "SuperNode"] = int(child)
     return found
 
 

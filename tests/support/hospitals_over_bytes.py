@@ -15,7 +15,7 @@ from sites_over_bytes import ABSENT, HOOK, POLICY, POOL, REGISTERED, TOLD, confi
 from three_hospitals import NAMES, SCHEMA, SETTINGS, clean, write_exports
 
 from fl_lightning.flower import envelope
-from fl_lightning.flower.site_check import check
+from fl_lightning.flower.site.check import check
 
 TABLE = {"test_share": 0, "standardize": False, "batch_size": 8}
 
@@ -93,5 +93,5 @@ def checked(path: Path, schema: str | None = None, folder: str | None = None) ->
     """Return whether a site's data pass ``site --check``, and what is printed."""
     said = io.StringIO()
     arguments = argparse.Namespace(name="north", data=str(path), schema=schema, folder=folder)
-    with mock.patch("fl_lightning.flower.site_check.connection_tests", return_value=[]), contextlib.redirect_stdout(said):
+    with mock.patch("fl_lightning.flower.site.check.connection_tests", return_value=[]), contextlib.redirect_stdout(said):
         return check(arguments), said.getvalue()

@@ -23,11 +23,11 @@ from sites_over_bytes import prepare, table
 
 from fl_lightning.clients.site import Site
 from fl_lightning.flower import envelope
-from fl_lightning.flower.site_budget import SiteBudget
-from fl_lightning.flower.site_data import SiteData
-from fl_lightning.flower.site_server import SiteServer
-from fl_lightning.flower.site_settings import read_site
-from fl_lightning.flower.site_state import SiteStore
+from fl_lightning.flower.site.budget import SiteBudget
+from fl_lightning.flower.site.data import SiteData
+from fl_lightning.flower.site.server import SiteServer
+from fl_lightning.flower.site.settings import read_site
+from fl_lightning.flower.site.state import SiteStore
 from fl_lightning.functional.privacy import epsilon_of_examples
 from fl_lightning.messages import ClientTask
 from fl_lightning.wire import to_bytes
@@ -99,7 +99,7 @@ def killing(place: str) -> Any:
 
 def slow_between_reading_and_writing() -> Any:
     """Give another process the time to read what this one has read, if no lock keeps it out."""
-    import fl_lightning.flower.site_budget as module
+    import fl_lightning.flower.site.budget as module
 
     real = module.epsilon_of_releases
 

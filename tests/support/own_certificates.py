@@ -8,7 +8,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.flower.server_folder import ServerFolder
+from fl_lightning.flower.wire.server_folder import ServerFolder
 
 
 def put_certificate(folder: ServerFolder, *names: str, days: int = 2) -> None:

@@ -21,12 +21,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from fl_lightning import ConfigurationError, TableDataModule
 from fl_lightning.cli.federation_cli import main
 from fl_lightning.flower import envelope
-from fl_lightning.flower.keys import create_key
-from fl_lightning.flower.remote_sites import RemoteSites
-from fl_lightning.flower.site_data import SiteData
-from fl_lightning.flower.site_server import SiteServer
-from fl_lightning.flower.site_settings import read_settings, read_site
-from fl_lightning.flower.transport import Answer, Parts, Transport
+from fl_lightning.flower.server.sites import RemoteSites
+from fl_lightning.flower.site.data import SiteData
+from fl_lightning.flower.site.server import SiteServer
+from fl_lightning.flower.site.settings import read_settings, read_site
+from fl_lightning.flower.wire.keys import create_key
+from fl_lightning.flower.wire.transport import Answer, Parts, Transport
 from fl_lightning.messages import ClientInfo
 
 POLICY: dict[str, Any] = {

@@ -1,0 +1,296 @@
+"""Read what a site replies as if a stranger had sent it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from fl_lightning.clients.judging import UpdateEditor
+from fl_lightning.errors import ConfigurationError, WireError
+from fl_lightning.flower.envelope import printable
+from fl_lightning.flower.server.exchange import SiteError
+from fl_lightning.flower.validation import require_message
+from fl_lightning.functional.compression import misfit, restore
+from fl_lightning.functional.exact_moments import Moments
+from fl_lightning.functional.exact_sum import magnitude
+from fl_lightning.functional.model_state import ModelState
+from fl_lightning.messages import UNTOLD, ClientInfo, ClientTask, EvalReport, NameComparison, Note, OwnModel, ServerModel
+from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
+
+_MOST_EXAMPLES = 2**36
+"""The most training examples that a site may claim; larger weights cannot be summed exactly."""
+_MOST_STEPS = 2**40
+"""The most steps in a round that a site may claim."""
+_LARGEST_EXTRA = 2.0**40
+"""The largest number in an extra tensor; sums of larger ones are not exact, and end the run."""
+_MOST_NUMBERS = 10**6
+"""The most numbers in the answer to a question."""
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""The types in which torch calculates; it stores others, of 8 bits, but does not add them."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Name what a strategy reads of every update, beside the model.
+
+    Attributes:
+        extras: the names of tensors in ``update.extras``.
+        scores: the fields of the update that must not be None.
+        sealed: whether an option's hooks read the update instead.
+    """
+
+    extras: tuple[str, ...] = ()
+    scores: tuple[str, ...] = ()
+    sealed: bool = False
+
+
+class TensorCheck:
+    """Refuse an update whose tensors do not fit the model, or that lacks what the strategy reads.
+
+    Args:
+        state: a view of any copy of the module, of which only the layout is read.
+        server: the global model of the round.
+        needs: what the strategy reads.
+    """
+
+    def __init__(self, state: ModelState, server: ServerModel, needs: Needs) -> None:
+        self._needs, self.sealed = needs, needs.sealed
+        parameters, floats, counters, local = state.names()
+        self._size = state.num_parameters
+        self._dtypes = [server.tensors[name].dtype for name in (*parameters, *floats)]
+        self._counters = sum(server.tensors[name].numel() for name in counters)
+        averaged = {*parameters, *floats, *counters, *local}
+        self._frozen = {name: tensor for name, tensor in server.tensors.items() if name not in averaged}
+
+    def __call__(self, who: str, update: ClientUpdate) -> None:
+        """Check the types and shapes.
+
+        Raises:
+            ClientError: naming the tensor.
+        """
+        self.counted(who, update)
+        model = update.snapshot
+        if self._dtypes and model.vector.dtype != (wanted := functools.reduce(torch.promote_types, self._dtypes)):
+            raise SiteError(who, f"its model is {model.vector.dtype}, but must be {wanted}.")
+        for name, tensor in model.moved.items():
+            frozen = self._frozen.get(name)
+            if frozen is None or tensor.shape != frozen.shape or tensor.dtype != frozen.dtype:
+                raise SiteError(who, f"'{printable(name)[:40]}' is not a frozen tensor of the model, of its shape and type.")
+        for name, tensor in update.extras.items():
+            fits = tensor.shape == (self._size,) and tensor.dtype in _FLOATS
+            if not fits or not magnitude(tensor) <= _LARGEST_EXTRA:  # NaN is not below it either
+                raise SiteError(who, f"'{printable(name)[:40]}' must be {self._size} numbers up to 2**40.")
+        missing = [name for name in self._needs.extras if name not in update.extras]
+        missing += [name for name in self._needs.scores if getattr(update, name) is None]
+        if missing:
+            raise SiteError(who, f"its update lacks '{missing[0]}', which the strategy needs.")
+
+    def counted(self, who: str, update: ClientUpdate) -> None:
+        """Check the type and the shape of the counters.
+
+        Raises:
+            ClientError: naming both.
+        """
+        counters = update.snapshot.counters
+        if counters.dtype != torch.int64 or counters.shape != (self._counters,):
+            came = f"{counters.dtype} of shape {tuple(counters.shape)}"
+            raise SiteError(who, f"its counters are {came}, but must be {self._counters} of int64.")
+
+
+def info_in(found: Mapping[str, Any], name: str, sent: Mapping[str, Sequence[str] | None] | None = None) -> ClientInfo:
+    """Return what a site tells about its data.
+
+    Args:
+        found: the contents of the reply.
+        name: the registered name of the site.
+        sent: the names of ``classes`` and ``features`` that the server has sent.
+
+    Raises:
+        ConfigurationError: if it is not a description of this site, or has impossible counts.
+    """
+    info: Any = found.get("info")
+    try:
+        require_message(info, ClientInfo)
+    except WireError as error:
+        raise ConfigurationError(f"Site {name} does not describe its data: {error}") from error
+    if info.name != name:
+        raise ConfigurationError(f"Site {name} calls itself '{printable(info.name)[:60]}'. Start it with --name {name}.")
+    if not info.num_examples:
+        raise ConfigurationError(f"Site {name} has no training examples. Check the data.yaml there.")
+    told = {"num_examples": info.num_examples, "num_validation": info.num_validation, "num_test": info.num_test}
+    told |= {f"label_counts[{k}]": count for k, count in enumerate(info.label_counts or ())}
+    for which, count in told.items():
+        if not 0 <= count <= _MOST_EXAMPLES:
+            raise ConfigurationError(
+                f"Site {name} tells a '{which}' of {count}, but it must be from 0 to 2**36. Check the data.yaml there."
+            )
+    for kind in ("classes", "features"):
+        compared: NameComparison | None = getattr(info, kind)
+        known = {"", *((sent or {}).get(kind) or ())}
+        if compared is not None and not {*compared.missing, compared.moved} <= known:
+            raise ConfigurationError(f"Site {name} tells names of {kind} that the server does not have. Update the site.")
+    if any(printable(text) != text for text in (*info.digests, info.schema)):
+        raise ConfigurationError(f"Site {name} tells digests with control characters.")
+    if info.ranges is not None and not all(math.isfinite(value) for one in info.ranges for value in one):
+        raise ConfigurationError(f"Site {name} tells ranges that are not finite. Check the data.yaml there.")
+    if not all(UNTOLD <= count <= _MOST_EXAMPLES for one in info.histograms or () for count in one):
+        raise ConfigurationError(f"Site {name} tells impossible counts of bins. Update the site.")
+    batches, rate = info.sampling or (1, 1.0)
+    if not (1 <= batches <= _MOST_EXAMPLES and 0 < rate <= 1):
+        raise ConfigurationError(f"Site {name} tells impossible batches ({batches} of a share of {rate}). Update the site.")
+    try:
+        Moments.of_texts(info.moments or ((), (), ()))
+    except ValueError as error:
+        raise ConfigurationError(f"Site {name} tells impossible sums of its inputs. {error} Update the site.") from error
+    return info  # type: ignore[no-any-return]
+
+
+def update_in(
+    found: Mapping[str, Any],
+    who: str,
+    task: ClientTask,
+    examples: int | None,
+    checks: tuple[TensorCheck, UpdateEditor],
+) -> ClientUpdate:
+    """Return the update in a reply.
+
+    Args:
+        found: the contents of the reply.
+        who: the site, for messages.
+        task: the turn that the site was asked for.
+        examples: the number of training examples that the site has told; None if it learns it in training.
+        checks: refuse tensors that do not fit the model, and updates that cannot be aggregated. Of a sealed update, only the
+            counters are checked, and no figure is kept.
+
+    Raises:
+        ClientError: if it cannot be aggregated, or the site reports a failure.
+    """
+    tensors, editor = checks
+    result: ClientUpdate = _reply_in(found, who, ClientUpdate, "an update")
+    update = result if tensors.sealed else _restored(result, who, editor)
+    _require_numbers(who, update)
+    expected = (task.client, task.round_idx, update.num_examples if examples is None else examples)
+    if update.model is None or (update.client, update.round_idx, update.num_examples) != expected:
+        raise SiteError(who, "its update is for another client, round or number of examples.")
+    if tensors.sealed:
+        tensors.counted(who, update)
+        return _bare(update)
+    tensors(who, update)
+    return editor.check(update)
+
+
+def _bare(update: ClientUpdate) -> ClientUpdate:
+    """Return a sealed update without any figure or tensor that a site may have sent beside it."""
+    counts = update.num_examples, update.num_steps
+    model = Snapshot(update.snapshot.vector[:0], update.snapshot.counters)
+    return ClientUpdate(update.client, update.round_idx, *counts, model=model, extras=update.extras)
+
+
+def note_in(found: Mapping[str, Any], who: str, client: int) -> Note:
+    """Return the answer to an option's message in a reply.
+
+    Raises:
+        ClientError: if there is none, or the site reports a failure.
+    """
+    note: Note = _reply_in(found, who, Note, "an answer")
+    if note.client != client:
+        raise SiteError(who, "its answer is for another client.")
+    return note
+
+
+def own_model_in(found: Mapping[str, Any], who: str, client: int, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a client's own model in a reply; empty if it has none yet.
+
+    Raises:
+        ClientError: if there is no model, or its tensors have other names, shapes or types than ``like``.
+    """
+    model: OwnModel = _reply_in(found, who, OwnModel, "a model")
+    tensors = dict(model.tensors)
+    form = {name: (tensor.shape, tensor.dtype) for name, tensor in like.items()}
+    if model.client != client or (tensors and form != {name: (t.shape, t.dtype) for name, t in tensors.items()}):
+        raise SiteError(who, "its own model is another client's, or does not fit the module.")
+    return tensors
+
+
+def _reply_in(found: Mapping[str, Any], who: str, kind: type, what: str) -> Any:
+    """Return the only reply, which must be of a kind.
+
+    Raises:
+        ClientError: if there is none, or the site reports a failure.
+    """
+    replies = found.get("replies")
+    try:
+        (result,) = replies if isinstance(replies, tuple) else ()
+        require_message(result, kind, ClientFailure)
+    except (ValueError, WireError) as error:
+        raise SiteError(who, f"its reply is not {what} ({error}).") from error
+    if isinstance(result, ClientFailure):
+        raise SiteError(who, printable(result.cause), max(1, result.attempts))
+    return result
+
+
+def evaluations_in(found: Mapping[str, Any], who: str, client: int, count: int) -> list[EvalReport]:
+    """Return the results of evaluations in a reply.
+
+    Raises:
+        ClientError: if these are not ``count`` results of this client.
+    """
+    replies = found.get("replies")
+    reports: list[EvalReport] = [*replies] if isinstance(replies, tuple) else []
+    try:
+        for one in reports:
+            require_message(one, EvalReport)
+    except WireError as error:
+        raise SiteError(who, f"its reply is not a report of an evaluation ({error}).") from error
+    if [one.client for one in reports] != [client] * count:
+        raise SiteError(who, "its reply is not a report of an evaluation.")
+    return [replace(_as_told(who, one), value=float(one.value)) for one in reports]
+
+
+def _as_told(who: str, report: EvalReport) -> EvalReport:
+    """Return the answer to a question; refuse impossible numbers, and text that could control the terminal.
+
+    Raises:
+        ClientError: naming what is impossible.
+    """
+    tensors = (*report.points, *report.sums.values())
+    texts = (report.reason, report.pooled, *report.sums)
+    if not 0 <= report.n <= _MOST_EXAMPLES or any(printable(text) != text for text in texts):
+        raise SiteError(who, "its answer has an impossible number of examples, or text with control characters.")
+    if any(t.dtype != torch.float64 for t in tensors) or sum(t.numel() for t in tensors) > _MOST_NUMBERS:
+        raise SiteError(who, f"its answer has tensors of another type than float64, or more than {_MOST_NUMBERS} numbers.")
+    return report
+
+
+def _restored(update: ClientUpdate, who: str, editor: UpdateEditor) -> ClientUpdate:
+    """Return an update with its model, if it came compressed."""
+    if update.compressed is None or update.model is not None:
+        return replace(update, compressed=None)
+    state, size = editor.state, editor.size
+    problem = misfit(update.compressed, size, state.numel() - size)
+    if problem:
+        raise SiteError(who, f"its compressed model does not fit: {problem}.")
+    return replace(update, model=restore(update.compressed, state[:size], state.dtype), compressed=None)
+
+
+def _require_numbers(who: str, update: ClientUpdate) -> None:
+    """Refuse numbers by which a site could gain weight or end the run, and names that could control the terminal.
+
+    Raises:
+        ClientError: naming the number or name.
+    """
+    finite = {"local_score": update.local_score, "global_score": update.global_score, "seconds": update.seconds}
+    broken = [name for name, value in finite.items() if value is not None and not math.isfinite(value)]
+    broken += ["num_steps"] if not 0 <= update.num_steps <= _MOST_STEPS else []
+    broken += ["seconds"] if update.seconds < 0 else []
+    broken += ["num_examples"] if not 0 < update.num_examples <= _MOST_EXAMPLES else []
+    broken += ["normalizer"] if update.normalizer is not None and not 0 < update.normalizer < math.inf else []
+    if broken:
+        raise SiteError(who, f"'{broken[0]}' is outside its range.")
+    if any(printable(text) != text for text in (update.optimizer, *update.metrics)):
+        raise SiteError(who, "the name of its optimizer or of a metric has control characters or is too long.")

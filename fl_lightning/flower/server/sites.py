@@ -1,0 +1,296 @@
+"""Connect a fit to sites: describe them, send them the settings, and build the pool."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from fl_lightning.data.client_splits import chosen
+from fl_lightning.data.labels import names_of
+from fl_lightning.data.schema import schema_of
+from fl_lightning.errors import ClientError, ConfigurationError, WireError, require, require_texts
+from fl_lightning.flower import envelope
+from fl_lightning.flower.checks import (
+    digest_of_schema,
+    refuse_simulated,
+    require_claims,
+    require_fitting_classes,
+    require_names,
+    require_parts,
+    require_schema,
+    warn_of_ranges,
+)
+from fl_lightning.flower.server.exchange import Exchange, keep_witness
+from fl_lightning.flower.server.remote_pool import RemotePool
+from fl_lightning.flower.server.renumbered import RenumberedTransport
+from fl_lightning.flower.server.replies import Needs, info_in
+from fl_lightning.flower.values import build_model, configuration, found_at_start
+from fl_lightning.flower.wire.transport import Content, Transport
+from fl_lightning.messages import ClientInfo
+from fl_lightning.models.standardized import standardized_parts
+from fl_lightning.routes.server import ServerRoute
+from fl_lightning.settings.server import RemoteClients
+from fl_lightning.utilities.argument_types import ChecksTypes
+from fl_lightning.utilities.collectives import Collectives
+
+_WAIT = 300.0
+"""The seconds for which a site may load its data or build the model."""
+
+
+class RemoteSites(ChecksTypes, RemoteClients):
+    """Connect to sites over any transport.
+
+    Args:
+        grace: the seconds beyond ``federation.faults.deadline`` after which a silent site has failed, > 0.
+        min_sites: the number of sites that must be online for the fit to start, >= 1; None for all.
+        model: the model as values, for a fit that a Python script starts; see :meth:`build_model`.
+        max_examples: the most training examples that a site may claim, >= 1: one number, or one for each site by name; None
+            for any.
+        max_share: the largest share of a round's change that one site may have, in (0, 1].
+    """
+
+    def __init__(
+        self,
+        grace: float = 30.0,
+        min_sites: int | None = None,
+        model: dict[str, Any] | None = None,
+        max_examples: int | dict[str, int] | None = None,
+        max_share: float = 1.0,
+    ) -> None:
+        require(grace > 0, "federation.pool.grace", "above 0 seconds", grace)
+        require(min_sites is None or min_sites >= 1, "federation.pool.min_sites", "1 or above, or null", min_sites)
+        require_texts("federation.pool.max_examples", max_examples if isinstance(max_examples, dict) else ())
+        limits = max_examples.values() if isinstance(max_examples, dict) else [1 if max_examples is None else max_examples]
+        require(all(limit >= 1 for limit in limits), "federation.pool.max_examples", "1 or above, or null", max_examples)
+        require(0 < max_share <= 1, "federation.pool.max_share", "above 0 and at most 1", max_share)
+        self.grace, self.min_sites, self.model = grace, min_sites, model
+        self.max_examples, self.max_share = max_examples, max_share
+        self._warned_of: set[int] = set()
+        self._transport: Transport | None = None
+        self._infos: tuple[ClientInfo, ...] = ()
+        self._numbers: list[int] = []  # of the sites' registration, by their ids in the fit: held-out sites are the last
+        self._trained = 0
+
+    def build_model(self) -> LightningModule:
+        """Return the module that sites will build, for a fit that a Python script starts.
+
+        Raises:
+            ConfigurationError: if the pool has no ``model``, or its values do not fit.
+        """
+        return build_model(self.model)
+
+    def _require_same(self, module: LightningModule) -> None:
+        """Refuse a module other than the sites will build."""
+        mine, theirs = (
+            {name: tuple(tensor.shape) for name, tensor in one.state_dict().items()} for one in (module, self.build_model())
+        )
+        different = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
+        if different:
+            raise ConfigurationError(
+                f"The fit trains a {type(module).__name__} whose '{different[0]}' differs from that of the pool's 'model'. Fit "
+                "'pool.build_model()'."
+            )
+
+    @abstractmethod
+    def _connect(self, settings: Any) -> tuple[Transport, Sequence[str]]:
+        """Return the transport, and the names of the sites in the order of their ids."""
+
+    def _recall(self, name: str) -> ClientInfo | None:
+        """Return what a site told when it was online last, or None."""
+        return None
+
+    def _remember(self, infos: Sequence[ClientInfo]) -> None:
+        """Keep what sites have told."""
+
+    def _witness(self, name: str, digest: str) -> None:
+        """Keep the digest of a site's log."""
+
+    def open(self, trainer: Trainer, settings: Any) -> tuple[ClientInfo, ...]:
+        """See :class:`RemoteClients`."""
+        refuse_simulated(settings, trainer, trainer.datamodule)  # type: ignore[attr-defined]
+        self._values = configuration(trainer, settings, self.model)
+        if self.model is not None:
+            self._require_same(trainer.lightning_module)
+        self._settings, self._trainer = settings, trainer
+        if self.min_sites is not None and not settings.faults.skips:
+            raise ConfigurationError(
+                f"'federation.pool.min_sites' is {self.min_sites}, but 'federation.faults.policy' is 'fatal', which ends "
+                "the run when a site is absent. Set it to 'skip', or remove 'min_sites'."
+            )
+        transport, names = self._connect(settings)
+        held = _held_out(trainer.datamodule, names)  # type: ignore[attr-defined]
+        self._numbers = [*(k for k in range(len(names)) if k not in held), *held]
+        self._trained = len(names) - len(held)
+        self._transport = RenumberedTransport(transport, self._numbers) if held else transport
+        names = [names[number] for number in self._numbers]
+        absent = self._transport.absent() if self.min_sites is not None else {}
+        classes, features = (_names_here(trainer, kind) for kind in ("classes", "feature_names"))
+        require_fitting_classes(trainer.lightning_module, classes)
+        shows = any(getattr(callback, "reads_inputs", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        asks = shows or any(not part.is_measured for part in standardized_parts(trainer.lightning_module))
+        own = schema_of(trainer.datamodule.datamodule)  # type: ignore[attr-defined]
+        here = {"classes": classes, "features": features}
+        summed = any(option.seals for option in settings.active_options)  # then the sums of inputs are asked for later
+        more: dict[str, Any] = {"statistics": asks and not summed, "histograms": shows, "summed": asks and summed}
+        more["schema"] = own.text if own else ""
+        told = self._described(names, absent, here, more)
+        for client, cause in absent.items():
+            rank_zero_warn(f"The fit starts without site {names[client]} (client {client}): {cause}.")
+        everyone = enumerate(names)
+        self._infos = tuple(told.get(k) or self._recall(name) or ClientInfo(name, 0) for k, name in everyone)
+        known = [info for info in self._infos if info.num_examples]
+        require_claims(known, self.max_examples)
+        require_schema(known, digest_of_schema(trainer.datamodule.datamodule))  # type: ignore[attr-defined]
+        require_names(known, classes, features)
+        training = [info for info in self._infos[: self._trained] if info.num_examples]
+        unseen = [info for info in self._infos[self._trained :] if info.num_examples]
+        require_parts(settings, training, absent=len(absent), unseen=unseen)
+        warn_of_ranges(known, features)
+        self._remember(list(told.values()))
+        return self._infos
+
+    def _described(
+        self, names: Sequence[str], absent: Collection[int], here: Mapping[str, Sequence[str] | None], more: Mapping[str, Any]
+    ) -> dict[int, ClientInfo]:
+        """Return what each site that is online tells about its data, compared with the names of the server's set."""
+        asked: dict[str, Any] = {**here, **more}
+        online = [client for client in range(len(names)) if client not in absent]
+        quiet = {"statistics": False, "histograms": False}  # of held-out sites, whose sums must not be used
+        requests = {
+            k: envelope.request("describe", client=self._numbers[k], **(asked if k < self._trained else asked | quiet))
+            for k in online
+        }
+        found = self._ask_all(requests, names)
+        infos: dict[int, ClientInfo] = {}
+        for client in online:
+            infos[client] = info_in(found[client], names[client], here)
+        return infos
+
+    def _ask_all(self, requests: Mapping[int, Content], names: Sequence[str]) -> dict[int, Mapping[str, Any]]:
+        """Send a request to each client, and return the contents of the replies.
+
+        Raises:
+            ConfigurationError: with the errors of all sites.
+        """
+        assert self._transport is not None
+        for client, content in requests.items():
+            self._transport.send(client, {"order": content}, 0, _WAIT)
+        found, problems, again = {}, [], set(requests)
+        for answer in self._transport.answers():
+            try:
+                if answer.content is None and answer.client in again:  # it may have died a moment ago, and be on its way back
+                    again.remove(answer.client)
+                    self._transport.send(answer.client, {"order": requests[answer.client]}, 0, _WAIT)
+                    continue
+                if answer.content is None:
+                    raise ClientError(answer.cause)
+                opened = envelope.opened(answer.content, ("reply",))
+                keep_witness(opened, names[answer.client], self._witness)
+                if "error" in opened:
+                    raise ClientError(envelope.printable(opened["error"]))
+                found[answer.client] = opened
+            except (ClientError, WireError) as error:
+                problems.append(f"Site {names[answer.client]}: {error}")
+        if problems:
+            raise ConfigurationError("Some sites cannot take part. " + " ".join(sorted(problems)))
+        return found
+
+    def build_pool(self, assembly: Any, federation: Callable[[], str]) -> RemotePool:
+        """See :class:`RemoteClients`."""
+        assert self._transport is not None
+        settings, trainer, place = self._settings, self._trainer, assembly.place
+        sections = self._values["federation"]
+        contract = {
+            "model": self._values["model"],
+            "federation": {name: found_at_start(getattr(settings, name), value) for name, value in sections.items()},
+            "seed": settings.seed,
+            "num_clients": self._trained,
+            "numbers": tuple(self._numbers),
+            "precision": str(trainer.precision),
+            "threads": torch.get_num_threads(),
+            "inference_mode": place.inference_mode,
+            "logger": place.logger,
+            "rounds": max(1, trainer.max_epochs or 1),
+        }
+        absent = self._transport.absent() if self.min_sites is not None else {}
+        requests: dict[int, Content] = {
+            client: envelope.request("prepare", federation=federation(), client=client, contract=contract)
+            for client in range(len(self._infos))
+            if client not in absent
+        }
+        self._ask_all(requests, [info.name for info in self._infos])
+        transport, self._transport = self._transport, None  # the pool closes it
+        limit = None if settings.faults.deadline is None else settings.faults.deadline + self.grace
+        return RemotePool(
+            exchange=Exchange(transport, [info.name for info in self._infos], contract, federation, limit, self._witness),
+            infos=self._infos,
+            comm=Collectives(trainer),
+            faults=settings.faults,
+            view=assembly.clients.resident.view,
+            prepares=bool(settings.transforms) or settings.strategy.local_metric is not None,
+            needs=_needs(settings),
+        )
+
+    def review(self, round_idx: int, influence: Mapping[int, float]) -> None:
+        """See :class:`RemoteClients`; warn of a site with more than half of the change, since it may have claimed too much."""
+        for client, share in influence.items():
+            name = self._infos[client].name
+            if share > self.max_share:
+                raise ClientError(
+                    f"Site {name} has {share:.1%} of the change of round {round_idx}, but 'federation.pool.max_share' is "
+                    f"{self.max_share}. Its number of examples, steps and losses are its own claims: ask it, then raise the "
+                    "limit, or revoke the site."
+                )
+            if share > 0.5 and len(influence) > 2 and client not in self._warned_of:
+                self._warned_of.add(client)
+                rank_zero_warn(
+                    f"Site {name} has {share:.1%} of the change of round {round_idx}. Its number of examples, steps and losses "
+                    "are its own claims. To limit them, set 'federation.pool.max_share' or 'max_examples'."
+                )
+
+    def close(self) -> None:
+        """See :class:`RemoteClients`."""
+        if self._transport is not None:
+            self._transport.close(False)
+            self._transport = None
+
+
+def _held_out(data: Any, names: Sequence[str]) -> list[int]:
+    """Return the numbers of the held-out sites.
+
+    Raises:
+        ConfigurationError: if the sites are not named.
+    """
+    given = getattr(data, "held_out_clients", 0)
+    wanted = "a list of sites by name, since the server does not draw who takes part in a real federation"
+    require(not given or isinstance(given, list), "data.held_out_clients", wanted, given)
+    return chosen(given, names, seed=0) if given else []
+
+
+def _names_here(trainer: Trainer, kind: str) -> tuple[str, ...] | None:
+    """Return the names of classes or features of the server's validation or test set, or its datamodule; None without names."""
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+    for name in ("val_dataloader", "test_dataloader"):
+        if is_overridden(name, datamodule.datamodule, LightningDataModule):
+            loader = getattr(datamodule.datamodule, name)()
+            first = next(iter(loader.values())) if isinstance(loader, Mapping) else loader
+            found = names_of(first[0] if isinstance(first, list | tuple) else first, kind)
+            if found is not None:
+                return found
+    return names_of(datamodule.datamodule, kind)
+
+
+def _needs(settings: Any) -> Needs:
+    """Return what a strategy reads of every update; on routes other than the server's, it asks for scores itself."""
+    if any(option.seals for option in settings.active_options):
+        return Needs(sealed=True)
+    strategy, route = settings.strategy, settings.route
+    rule, metrics = strategy.client_rule(), {"local_score": strategy.local_metric, "global_score": strategy.global_metric}
+    scores = [name for name, metric in metrics.items() if metric is not None and isinstance(route, ServerRoute)]
+    return Needs(() if rule is None else rule.sends_along, tuple(scores))

@@ -1,0 +1,1 @@
+"""A site: what it answers, what leaves it, and its commands."""

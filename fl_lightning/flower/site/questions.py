@@ -1,0 +1,139 @@
+"""Let a site answer questions about models: metrics from a list, as often as its policy allows, of data that stay the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchmetrics import Metric
+
+from fl_lightning.clients.answering import Questions
+from fl_lightning.errors import WireError
+from fl_lightning.flower.site.data import SiteData
+from fl_lightning.flower.site.policy import Policy
+from fl_lightning.flower.site.recipe import Recipe, RefusedError
+from fl_lightning.functional.digest import digest
+from fl_lightning.messages import EvalOrder, OwnModelOrder, Question, ServerModel
+from fl_lightning.utilities.atomic_file import write_whole
+from fl_lightning.utilities.kept_file import read_kept
+
+MOST_RESAMPLES = 10_000
+"""The most resamples of a bootstrap."""
+_LARGEST = 1000
+_FILE = "evaluations.json"
+
+
+def questions_at_site(policy: Policy) -> Questions:
+    """Return what answers a server's questions within a policy."""
+
+    def build(values: Mapping[str, Any]) -> Metric:
+        recipe = Recipe(policy.accepted_classes)
+        recipe.check(values, "metrics")
+        return recipe.build(values, Metric, "metrics")  # type: ignore[no-any-return]
+
+    return Questions(build, policy.min_examples)
+
+
+def check_question(order: EvalOrder, question: Question, policy: Policy) -> None:
+    """Refuse a question before anything that it names is imported.
+
+    Raises:
+        RefusedError: naming the limit.
+        WireError: if it is no question that a server asks.
+    """
+    if not 0 <= question.resamples <= MOST_RESAMPLES:
+        raise RefusedError(f"The question asks for {question.resamples} resamples, but sites draw 0 to {MOST_RESAMPLES}.")
+    if not 0 < question.level < 1 or order.tasks or order.model is not None:
+        raise WireError("A question asks for a metric of the published model or the client's own, with a level in (0, 1).")
+    if not isinstance(question.metric, Mapping) or "class_path" not in question.metric:
+        raise RefusedError("The metric of a question must be a class with 'class_path'.")
+    Recipe(policy.accepted_classes).check(question.metric, "metrics")
+    _refuse_large(question.metric.get("init_args"))
+
+
+def _refuse_large(value: Any) -> None:
+    """Refuse settings of a metric that would fill this machine's memory."""
+    if isinstance(value, Mapping):
+        for item in value.values():
+            _refuse_large(item)
+    elif isinstance(value, list | tuple) and len(value) <= _LARGEST:
+        for item in value:
+            _refuse_large(item)
+    elif isinstance(value, list | tuple) or (isinstance(value, int) and value > _LARGEST):
+        raise RefusedError(f"A setting of the metric is above {_LARGEST}, or a longer list, which would fill a site's memory.")
+
+
+class SiteQuestions:
+    """Count the questions about each version of the data, over all federations, in a file of the site's folder.
+
+    A repeated question gets the same answer, so it counts once.
+
+    Args:
+        folder: the site's folder.
+        policy: what the site allows.
+    """
+
+    def __init__(self, folder: Path, policy: Policy) -> None:
+        self._path, self._policy = folder / _FILE, policy
+        self._units: dict[str, list[str]] = {}
+
+    def count(
+        self, orders: Sequence[Any], model: ServerModel | None, data: SiteData, own: Callable[[OwnModelOrder], Any]
+    ) -> None:
+        """Count the questions among a server's orders, before they are answered.
+
+        Args:
+            orders: the orders.
+            model: the published model.
+            data: the site's data.
+            own: returns the client's own model, which a server can have trained to anything: another one is another question.
+
+        Raises:
+            RefusedError: if there are more than the policy allows, or only few persons or rows of the data have changed.
+        """
+        asked = [order for order in orders if isinstance(order, EvalOrder) and order.question is not None]
+        if not asked or model is None:
+            return
+        known = read_kept(self._path, "Restore it from a copy: it counts the questions that this site has answered.")
+        tensors = digest([dict(sorted(model.tensors.items())), dict(sorted(model.first.items()))])
+        for order in asked:
+            units = self._units.setdefault(order.part, [])
+            units[:] = units or data.unit_digests(order.part)
+            version = hashlib.sha256("".join(units).encode()).hexdigest()[:32]
+            if version not in known:
+                self._require_other(units, known)
+                known[version] = {"part": order.part, "units": units, "questions": []}
+            question = order.question
+            assert question is not None
+            answering = digest([dict(own(OwnModelOrder(order.version, order.client)).tensors)]) if order.own else ""
+            text = json.dumps([tensors, answering, dict(question.metric)], sort_keys=True)
+            one = hashlib.sha256(f"{text}{question.resamples}{question.level}".encode()).hexdigest()[:16]
+            self._add(known[version]["questions"], one)
+        write_whole(self._path, json.dumps(known).encode())
+
+    def _add(self, questions: list[str], one: str) -> None:
+        limit = self._policy.max_evaluations
+        if one not in questions and len(questions) >= limit:
+            raise RefusedError(
+                f"This site has answered {len(questions)} questions about these examples, over all federations, and its "
+                f"'policy.max_evaluations' is {limit}. Only the site can raise the limit."
+            )
+        if one not in questions:
+            questions.append(one)
+
+    def _require_other(self, units: Sequence[str], known: Mapping[str, Any]) -> None:
+        """Refuse a version that few persons or rows distinguish from one before: the difference would tell about these."""
+        now, least = Counter(units), self._policy.min_examples
+        for before in known.values():
+            then = Counter(before["units"])
+            changed = max((now - then).total(), (then - now).total())
+            if changed < least:
+                raise RefusedError(
+                    f"The {before['part']} examples of this site have changed since it answered questions about them, but "
+                    f"by fewer than {least} examples or persons ('policy.min_examples'), and the difference of two answers "
+                    f"would tell about these. If the server may know that, the site's staff delete '{self._path}'."
+                )

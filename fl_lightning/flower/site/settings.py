@@ -1,0 +1,160 @@
+"""Read a site's data.yaml, which its own staff wrote and which never leaves it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from jsonargparse import ArgumentParser
+from lightning.pytorch import LightningDataModule
+
+from fl_lightning.compat.jsonargparse import actions_of, in_words
+from fl_lightning.config.files import refuse_unclear
+from fl_lightning.config.null_settings import refuse_null
+from fl_lightning.config.wrong_value import wrong_value
+from fl_lightning.data.schema import schema_of
+from fl_lightning.errors import ConfigurationError, did_you_mean, require
+from fl_lightning.flower.checks import refuse_parts
+from fl_lightning.flower.site.policy import Policy, with_preset
+from fl_lightning.flower.site.server_schema import kept_schema
+
+_PARTS = ("datamodule", "validation", "test")
+"""The settings that name datamodules."""
+
+
+@dataclass
+class SiteSettings:
+    """Describe a site: the contents of its data.yaml.
+
+    Args:
+        datamodule: the datamodule whose training set is the site's.
+        validation: a datamodule whose training set is the site's own validation part.
+        test: a datamodule whose training set is the site's own test part.
+        client_validation: the share of the training set held back for validation, in [0, 1), instead of ``validation``.
+        client_test: the share held back for a test, in [0, 1), instead of ``test``.
+        seed: with the site's number, draws the shares that are held back; a simulation with the same seed of its partitioner (0
+            by default) holds back the same rows. Only the site knows it.
+        policy: what a server may have this site do.
+        device: the device to train on: ``auto``, ``cpu``, ``cuda``, or ``cuda:1`` for the second GPU.
+
+    Raises:
+        ConfigurationError: if the device is not one of these, or the policy asks for noise without a schema.
+    """
+
+    datamodule: LightningDataModule
+    validation: LightningDataModule | None = None
+    test: LightningDataModule | None = None
+    client_validation: float = 0.0
+    client_test: float = 0.0
+    seed: int = 0
+    policy: Policy = field(default_factory=Policy)
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)
+        require(known is not None, "device", "auto, cpu, cuda or cuda:NUMBER", self.device)
+        schema = schema_of(self.datamodule)
+        noise = self.policy.statistics_epsilon
+        if noise is not None and not self.waits and (schema is None or not schema.bounded):
+            raise ConfigurationError(
+                f"'policy.statistics_epsilon' is {noise:g}, but no column has a range in a schema, which noise needs. Set "
+                "'schema' of the datamodule, with 'minimum' and 'maximum' of its fields, or leave it out."
+            )
+        refuse_parts({"datamodule": self.datamodule, "validation": self.validation, "test": self.test})
+
+    @property
+    def waits(self) -> bool:
+        """Return whether there are no datamodules yet, because tables need the server's schema."""
+        return self.datamodule is None
+
+    def torch_device(self) -> torch.device:
+        """Return the device.
+
+        Raises:
+            ConfigurationError: if this machine does not have it.
+        """
+        found = "cuda" if self.device == "auto" and torch.cuda.is_available() else self.device
+        device, number = torch.device("cpu" if found == "auto" else found), torch.cuda.device_count()
+        if device.type == "cuda" and (device.index or 0) >= number:
+            raise ConfigurationError(f"'device' is '{self.device}', but torch finds {number} GPUs here. Set 'device: auto'.")
+        return device
+
+
+def read_settings(path: Path, schema: Path | None = None) -> SiteSettings:
+    """Read data.yaml, which the site's own staff wrote and which may name any class.
+
+    Args:
+        path: the file.
+        schema: the file of the server's schema, which describes the tables that name none. Without it, there are no datamodules
+            if a table needs it by ``policy.schema: server``.
+
+    Raises:
+        ConfigurationError: if it cannot be read.
+    """
+    import fl_lightning.data  # noqa: F401 (so that short names of its datamodules are known)
+
+    if not path.is_file():
+        raise ConfigurationError(f"'{path}' does not exist. Write a data.yaml; see docs/real_federation.md.")
+    if not path.read_bytes().strip():
+        raise ConfigurationError(f"'{path}' is empty. Set 'datamodule' in it; see docs/real_federation.md.")
+    parser = _parser()
+    try:
+        text = path.read_text(encoding="utf-8")
+        refuse_unclear(text)
+        content = yaml.safe_load(text)
+        given = content.get("policy") if isinstance(content, dict) else None
+        limits = with_preset(given)
+        parsed = parser.parse_path(str(path)) if limits is given else parser.parse_object({**content, "policy": limits})
+        refuse_null(parsed, parser)
+        _describe(parsed, schema)
+        return SiteSettings(**vars(parser.instantiate(parsed)))
+    except Exception as error:
+        raise ConfigurationError(f"'{path}' cannot be read: {_cause(error, parser)}") from error
+
+
+@cache
+def _parser() -> ArgumentParser:
+    """Return the parser of every data.yaml."""
+    parser = ArgumentParser(prog="data.yaml", exit_on_error=False)
+    parser.add_class_arguments(SiteSettings, None, fail_untyped=False)
+    return parser
+
+
+def read_site(path: Path, folder: Path) -> SiteSettings:
+    """Read data.yaml with the schema that the site has taken from a server, if it needs that; see :func:`read_settings`.
+
+    Args:
+        path: the file.
+        folder: the site's folder.
+    """
+    settings, kept = read_settings(path), kept_schema(folder)
+    return read_settings(path, kept) if settings.waits and kept is not None else settings
+
+
+def _describe(parsed: Any, schema: Path | None) -> None:
+    """Set the schema of the tables that name none, or leave out all datamodules if it is the server's and not known yet."""
+    parts = [part for name in _PARTS if (part := parsed[name]) is not None]
+    without = [part.init_args for part in parts if "schema" in part.get("init_args", {}) and part.init_args.schema is None]
+    for arguments in without if schema is not None else []:
+        arguments.schema = str(schema)
+    if without and schema is None and parsed.policy.schema == "server":
+        for name in _PARTS:
+            parsed[name] = None
+
+
+def _cause(error: Exception, parser: ArgumentParser) -> str:
+    """Return what is wrong with the settings, with the nearest name of one that does not exist."""
+    value = wrong_value(str(error))
+    if value is not None:
+        return str(value)
+    text = in_words(" ".join(str(error).split()) or type(error).__name__)[:600].rstrip(".")
+    if (key := re.match(r"Parser key \"(\w+)\": .*class_path 'lightning\.LightningDataModule'", text)) is not None:
+        return f"'{key[1]}' has settings, but no class. Write '{key[1]}: {{class_path: ..., init_args: ...}}'."
+    wrong = re.search(r"[Oo]ption '([\w.]+)'", text)
+    near = did_you_mean(wrong[1], [action.dest for action in actions_of(parser)]) if wrong else ""
+    return f"{text}.{near}"

@@ -1,0 +1,1 @@
+"""The line between them: Flower, certificates, keys, and the server's processes."""

@@ -1,0 +1,292 @@
+"""Train clients at sites that a Flower SuperLink connects."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.compat.flower import Reply, ServerLink
+from fl_lightning.compat.flower_control import ControlLink
+from fl_lightning.compat.flower_line import TOO_LARGE
+from fl_lightning.errors import ConfigurationError, RankError, require
+from fl_lightning.flower.server.sites import RemoteSites
+from fl_lightning.flower.wire.requirements import require_flower
+from fl_lightning.flower.wire.server_folder import ServerFolder, refuse_answer
+from fl_lightning.flower.wire.silence import SilenceWatch
+from fl_lightning.flower.wire.transport import Answer, Parts, Transport
+from fl_lightning.messages import ClientInfo
+from fl_lightning.utilities.allocator import share_heaps
+from fl_lightning.utilities.folder_lock import lock_folder
+
+_MONTH = 30 * 24 * 3600.0
+"""The seconds for which an order without a deadline is good."""
+_NIGHT, _SHORT = 12 * 3600.0, 300.0
+"""The seconds of silence after which a site has failed, if that ends the run, and if the round continues without it."""
+_LOOK = 5.0
+"""The seconds between two looks at which sites are silent."""
+_OFFLINE, _REVOKED = 5, "it was revoked"
+_LOST = (3, 4)
+_CAUSES = {
+    2: "its worker ended with an error",
+    3: "the order was lost on its way",
+    4: "its reply was lost on its way",
+    8: "its worker died",
+    TOO_LARGE: "a proxy between it and the server refuses the size of its reply (status 413), which travels in pieces of 5 MB. "
+    "There, allow 16 MB: for nginx, 'client_max_body_size 16m;'",
+}
+
+
+class FlowerPool(RemoteSites):
+    """Train clients at sites over Flower: ``--federation.pool FlowerPool``; see docs/real_federation.md.
+
+    The server runs beside this process: ``fl-lightning serve``. The same YAML works as in a simulation, except that
+    ``data.partitioner`` is not used: every registered site is a client, with its own data.
+
+    Args:
+        folder: the folder of ``fl-lightning serve``.
+        wait: the seconds to wait for the registered sites to be online at the start, >= 0.
+        grace: the seconds beyond ``federation.faults.deadline`` after which a silent site has failed, > 0.
+        min_sites: the number of sites that must be online after ``wait`` for the fit to start, >= 1; None for all. The others
+            are left out of rounds until they are online, so ``federation.faults.policy`` must be ``skip``.
+        model: the model as values, ``{"class_path": ..., "init_args": ...}``, for a fit that a Python script starts with
+            ``pool.build_model()``; None on the command line, where sites get the section ``model``.
+        max_examples: the most training examples that a site may claim, >= 1: one number, or one for each site by name; None
+            for any.
+        max_share: the largest share of a round's change that one site may have, in (0, 1]; its numbers of examples and steps
+            and its losses are its own claims.
+        timeout: the seconds without any sign of life after which a site that has an order has failed, >= 30. None for 12 hours,
+            or for 5 minutes with ``federation.faults.policy: skip``.
+    """
+
+    def __init__(
+        self,
+        folder: str = "fed",
+        wait: float = 60.0,
+        grace: float = 30.0,
+        min_sites: int | None = None,
+        model: dict[str, Any] | None = None,
+        max_examples: int | dict[str, int] | None = None,
+        max_share: float = 1.0,
+        timeout: float | None = None,
+    ) -> None:
+        super().__init__(grace, min_sites, model, max_examples, max_share)
+        require(wait >= 0, "federation.pool.wait", "0 seconds or above", wait)
+        require(timeout is None or timeout >= 30, "federation.pool.timeout", "30 seconds or above, or null", timeout)
+        self.folder, self.wait, self.timeout = folder, wait, timeout
+
+    def _connect(self, settings: Any) -> tuple[Transport, Sequence[str]]:
+        require_flower()
+        share_heaps()
+        folder = ServerFolder(Path(self.folder))
+        names = sorted(folder.numbers(), key=folder.numbers().__getitem__)
+        address, certificate = folder.local_address, folder.certificate
+        if not names:
+            raise ConfigurationError("No site is registered. Run 'fl-lightning register NAME.pub' for each.")
+        with ExitStack() as held:  # until the transport is closed
+            held.enter_context(lock_folder(folder.path / "fit", "fit", "federation.pool.folder"))
+            nodes = self._wait(address, certificate, names)
+            link = _link(lambda: ServerLink(address, certificate, folder.secret), folder)
+            patience = self.timeout or (_SHORT if settings.faults.skips else _NIGHT)
+            return FlowerTransport(link, [nodes.get(name) for name in names], held.pop_all(), patience), names
+
+    def _recall(self, name: str) -> ClientInfo | None:
+        return ServerFolder(Path(self.folder)).description(name)
+
+    def _remember(self, infos: Sequence[ClientInfo]) -> None:
+        ServerFolder(Path(self.folder)).describe(infos)
+
+    def _witness(self, name: str, digest: str) -> None:
+        ServerFolder(Path(self.folder)).witness(name, digest)
+
+    def _wait(self, address: str, certificate: bytes, names: Sequence[str]) -> dict[str, int]:
+        """Return the node ids of the sites by name, as soon as all are online, or enough after the time limit.
+
+        Raises:
+            ConfigurationError: if too few are online.
+        """
+        folder = ServerFolder(Path(self.folder))
+        control, told = _link(lambda: ControlLink(address, certificate), folder), False
+        end = time.monotonic() + self.wait
+        try:
+            while True:
+                nodes = {node.name: node for node in _link(control.nodes, folder)}
+                missing = [name for name in names if name in nodes and not nodes[name].online]
+                late = time.monotonic() > end
+                if not missing or late:
+                    self._require_enough(names, [n for n in names if n not in nodes], missing)
+                    return {name: node.node_id for name, node in nodes.items()}
+                if not told:
+                    print(f"Waiting for {', '.join(missing)} ...", flush=True)
+                    told = True
+                time.sleep(0.3)
+        finally:
+            control.close()
+
+    def _require_enough(self, names: Sequence[str], revoked: Sequence[str], missing: Sequence[str]) -> None:
+        online = len(names) - len(revoked) - len(missing)
+        if online >= (len(names) if self.min_sites is None else self.min_sites):
+            return
+        if revoked and self.min_sites is None:
+            raise ConfigurationError(
+                f"These sites were revoked: {', '.join(revoked)}. Their numbers belong to this federation. Continue without "
+                "them: set 'federation.pool.min_sites', and 'federation.faults.policy' to 'skip'. Or start a new one: "
+                "'fl-lightning serve' with another folder."
+            )
+        least = "" if self.min_sites is None else f" Only {online} are online, but 'min_sites' is {self.min_sites}."
+        raise ConfigurationError(
+            f"These sites are not online after {self.wait:g} s: {', '.join([*missing, *revoked])}.{least} Start 'fl-lightning "
+            "site' there, or raise 'federation.pool.wait'."
+        )
+
+
+def _link(call: Any, folder: ServerFolder) -> Any:
+    """Return the result of a call to the SuperLink, and say so if it does not answer."""
+    try:
+        return call()
+    except Exception as error:
+        refuse_answer(error, folder)
+        raise
+
+
+@dataclass(frozen=True, eq=False)
+class _Order:
+    """Hold a request that is under way: its client, what was sent, its round, and when its time is over."""
+
+    client: int
+    parts: Parts
+    round_idx: int
+    end: float
+
+
+class FlowerTransport:
+    """Exchange bytes through a SuperLink; see :class:`Transport`.
+
+    Args:
+        link: the connection to the SuperLink.
+        nodes: the node id of each client; None if it was revoked.
+        held: what to release when the transport is closed.
+        patience: the seconds without a sign of life after which a site that has an order has failed.
+    """
+
+    def __init__(
+        self, link: ServerLink, nodes: Sequence[int | None], held: ExitStack | None = None, patience: float = _NIGHT
+    ) -> None:
+        self._link, self._nodes, self._held, self._patience = link, list(nodes), held or ExitStack(), patience
+        self._silence, self._looked = SilenceWatch(patience), time.monotonic()
+        self._waiting: dict[str, _Order] = {}  # by the message's id; an order that was sent again has several
+        self._refused: list[int] = []
+
+    def absent(self) -> dict[int, str]:
+        """See :meth:`Transport.absent`."""
+        online = {node.node_id: node.online for node in self._guarded(self._link.nodes)}
+        return {
+            client: _REVOKED if node not in online else "it is offline"
+            for client, node in enumerate(self._nodes)
+            if not online.get(node or 0)
+        }
+
+    def send(self, client: int, parts: Parts, round_idx: int, seconds: float | None) -> None:
+        """See :meth:`Transport.send`."""
+        order = _Order(client, parts, round_idx, time.monotonic() + (_MONTH if seconds is None else seconds))
+        if not self._push(order):
+            self._refused.append(client)
+
+    def _push(self, order: _Order) -> bool:
+        node, seconds = self._nodes[order.client], max(0.0, order.end - time.monotonic())
+        if node is None:
+            return False
+        group = str(order.round_idx)
+        message = self._guarded(lambda: self._link.push(node, order.parts, group, seconds, self._patience))
+        if message is not None:
+            self._waiting[message] = order
+        return message is not None
+
+    def answers(self) -> Iterator[Answer]:
+        """See :meth:`Transport.answers`."""
+        pause = 0.05
+        while self._waiting or self._refused:
+            while self._refused:
+                yield Answer(self._refused.pop(), None, "the server's SuperLink refused the order")
+            replies, any_came = iter(self._link.pull([*self._waiting]) if self._waiting else ()), False
+            while self._waiting:  # one after another: each may hold a model
+                reply = self._guarded(functools.partial(next, replies, None))
+                if reply is None:
+                    break
+                any_came = True
+                answer = self._answered(reply)
+                del reply
+                if answer is not None:
+                    yield answer
+                del answer
+            now = time.monotonic()
+            for order in set(self._waiting.values()):
+                if now > order.end:
+                    self._drop(order)
+                    yield Answer(order.client, None, "no answer within its deadline")
+            if self._waiting and self._link.recovered():
+                self._send_again()
+            self._look(now)
+            pause = 0.05 if any_came else min(0.5, pause * 1.3)
+            if self._waiting and not any_came:
+                time.sleep(pause)
+
+    def _look(self, now: float) -> None:
+        """Tell now and then which sites with an order are silent."""
+        if self._waiting and now >= self._looked + _LOOK:
+            self._looked = now
+            asked = {self._nodes[order.client] for order in self._waiting.values()}
+            self._silence.look([node for node in self._guarded(self._link.nodes) if node.node_id in asked])
+
+    def _answered(self, reply: Reply) -> Answer | None:
+        """Return what a reply answers; None if its order was sent again, and the other one has been or will be answered."""
+        order = self._waiting.pop(reply.order, None)
+        if order is None or (reply.content is None and order in self._waiting.values()):
+            return None
+        self._drop(order)
+        if reply.content is not None:
+            return Answer(order.client, reply.content)
+        revoked = reply.error in (_OFFLINE, *_LOST) and self.absent().get(order.client) == _REVOKED
+        return Answer(
+            order.client, None, _REVOKED if revoked else self._cause(reply), lost=not revoked and reply.error in _LOST
+        )
+
+    def _cause(self, reply: Reply) -> str:
+        if reply.error == _OFFLINE:
+            return f"it has given no sign of life for {self._patience:g} s ('federation.pool.timeout')"
+        return _CAUSES.get(reply.error, f"error {reply.error} of Flower")
+
+    def _drop(self, order: _Order) -> None:
+        self._waiting = {message: one for message, one in self._waiting.items() if one is not order}
+
+    def _send_again(self) -> None:
+        """Send all orders under way again: the SuperLink that died may have lost them, or the replies.
+
+        A site that has done the work, or does it now, answers the repeated order from its store.
+        """
+        print("The SuperLink is back. Orders without an answer are sent again.", flush=True)
+        for order in dict.fromkeys(self._waiting.values()):
+            self._push(order)
+
+    def _guarded(self, call: Any) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            raise RankError(
+                f"The connection to the SuperLink was lost ({type(error).__name__}: {str(error)[:200]}). Start 'fl-lightning "
+                "serve' again, and resume from the last checkpoint: --ckpt_path last."
+            ) from error
+
+    def forget(self) -> None:
+        """See :meth:`Transport.forget`."""
+        self._waiting.clear()
+        self._refused.clear()
+
+    def close(self, completed: bool) -> None:
+        """See :meth:`Transport.close`."""
+        with self._held:
+            self._link.close(completed)

@@ -1,0 +1,183 @@
+"""Manage the files of a server: certificates, secret, database, addresses and the numbers of its sites."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.flower.wire.certificates import LOOPBACK, TlsFiles, create_certificates, names_in, require_host
+from fl_lightning.flower.wire.private_files import write_private
+from fl_lightning.utilities.atomic_file import write_whole
+from fl_lightning.utilities.kept_file import read_kept
+
+if TYPE_CHECKING:
+    from fl_lightning.messages import ClientInfo
+
+
+@dataclass(frozen=True)
+class ServerFolder:
+    """Name the files in the folder of a server.
+
+    Attributes:
+        path: the folder.
+    """
+
+    path: Path
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Return the paths that the SuperLink needs."""
+        names = {"ca": "ca.crt", "certificate": "server.crt", "key": "server.key", "database": "state.db", "secret": "secret"}
+        return {name: str((self.path / file).resolve()) for name, file in names.items()}
+
+    @property
+    def public(self) -> TlsFiles:
+        """Return the files with which the server answers sites."""
+        return TlsFiles(self.files["ca"], self.files["certificate"], self.files["key"])
+
+    @property
+    def local(self) -> TlsFiles:
+        """Return the files with which it answers this machine: others, if the owner's certificate does not name 127.0.0.1."""
+        return self._own_local if Path(self._own_local.certificate).exists() else self.public
+
+    @property
+    def _own_local(self) -> TlsFiles:
+        return TlsFiles(*(str((self.path / f"local_{name}").resolve()) for name in ("ca.crt", "server.crt", "server.key")))
+
+    @property
+    def ca_key(self) -> Path:
+        """Return the key of the CA, which lies beside the folder: whoever has it can pretend to be the server."""
+        return self.path.resolve().with_name(self.path.resolve().name + "-ca") / "ca.key"
+
+    def settings(self) -> dict[str, Any]:
+        """Return the addresses.
+
+        Raises:
+            ConfigurationError: if no server was set up here.
+        """
+        try:
+            return dict(json.loads((self.path / "server.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"'{self.path}' is not the folder of a server ({type(error).__name__}). Run 'fl-lightning serve --folder "
+                f"{self.path} --host NAME' first."
+            ) from error
+
+    @property
+    def local_address(self) -> str:
+        """Return the address of the SuperLink for processes on this machine."""
+        return f"127.0.0.1:{self.settings()['local_port']}"
+
+    @property
+    def certificate(self) -> bytes:
+        """Return the certificate of the CA for connections on this machine."""
+        return Path(self.local.ca).read_bytes()
+
+    @property
+    def secret(self) -> bytes:
+        """Return the secret of the server's task."""
+        return Path(self.files["secret"]).read_bytes()
+
+    def create(self) -> None:
+        """Create the folder, for this account only.
+
+        Raises:
+            ConfigurationError: if it cannot be created.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise ConfigurationError(f"Cannot create the folder '{self.path}' ({error.strerror}). Choose another.") from error
+
+    def prepare(self, host: str, port: int, local_port: int) -> list[str]:
+        """Create what is missing, and return what was created, in words.
+
+        Raises:
+            ConfigurationError: if the folder cannot be created, or its certificate cannot be used or is for another host.
+        """
+        self.create()
+        made = []
+        if not Path(self.public.certificate).exists():
+            is_new = create_certificates(self.public, self.ca_key, host)
+            made.append(f"certificate for {host}, {'with' if is_new else 'of'} the CA of key {self.ca_key} (keep it offline)")
+        names = names_in(self.public)
+        require_host(host, names, self.public)
+        if LOOPBACK not in names and self.local == self.public:
+            key = self.ca_key.with_name("local_ca.key")
+            create_certificates(self._own_local, key, "localhost")
+            made.append(f"certificate for connections on this machine, with the CA of key {key} (not needed again)")
+        names_in(self.local)
+        if not Path(self.files["secret"]).exists():
+            write_private(Path(self.files["secret"]), secrets.token_bytes(32))
+        text = json.dumps({"host": host, "port": port, "local_port": local_port})
+        write_whole(self.path / "server.json", text.encode())
+        return made
+
+    # ---------------------------------------------------------------- the numbers of sites
+
+    def numbers(self) -> dict[str, int]:
+        """Return the client's id of each site that was ever registered, by name."""
+        fix = "Restore it from a copy: it has the numbers of the sites, on which their data depend."
+        return {str(name): int(number) for name, number in read_kept(self.path / "sites.json", fix).items()}
+
+    def number(self, name: str) -> int:
+        """Return a site's number, and give it the next one if it has none. Numbers are never given again."""
+        known = self.numbers()
+        if name not in known:
+            known[name] = len(known)
+            write_whole(self.path / "sites.json", json.dumps(known).encode())
+        return known[name]
+
+    # ---------------------------------------------------------------- what sites told
+
+    def description(self, name: str) -> ClientInfo | None:
+        """Return what a site told about its data when it was online last, or None."""
+        told = self._descriptions().get(name)
+        if told is None:
+            return None
+        from fl_lightning.wire import from_bytes  # it imports torch, which the commands of a server do not need
+
+        return from_bytes(b64decode(told))  # type: ignore[no-any-return]
+
+    def describe(self, infos: Sequence[ClientInfo]) -> None:
+        """Keep what sites told, for fits that start without them."""
+        from fl_lightning.wire import to_bytes
+
+        told = self._descriptions() | {info.name: b64encode(to_bytes(info)).decode() for info in infos}
+        write_whole(self.path / "descriptions.json", json.dumps(told).encode())
+
+    def witness(self, name: str, digest: str) -> None:
+        """Keep the digest of a site's log, from which a log that is written anew at the site differs."""
+        path = self.path / "witness" / f"{name}.txt"
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{digest}\n")
+
+    def _descriptions(self) -> dict[str, str]:
+        return read_kept(self.path / "descriptions.json", "Delete it: sites that are online tell again what is in it.")
+
+
+def refuse_answer(error: Exception, folder: ServerFolder) -> None:
+    """Explain an error of a connection to the server of a folder; return for others.
+
+    Raises:
+        ConfigurationError: if the server did not answer, or refused the request.
+    """
+    if not type(error).__module__.startswith("httpx"):
+        return
+    where, cause = folder.local_address, " ".join(str(error).split())[:200]
+    if type(error).__name__ == "HTTPStatusError":
+        raise ConfigurationError(
+            f"The server at {where} refused the request ({cause}). Look at its output, and end other servers and fits that use "
+            "its folder."
+        ) from error
+    raise ConfigurationError(
+        f"The server at {where} did not answer ({type(error).__name__}: {cause}). Start it first: fl-lightning serve --folder "
+        f"{folder.path} --host {folder.settings()['host']}"
+    ) from error
