@@ -258,10 +258,6 @@ class NameComparison:
         return not (self.missing or self.further or self.moved)
 
 
-UNTOLD = -1
-"""A count that a client leaves out, because few rows are behind it or another one."""
-
-
 @dataclass(frozen=True, slots=True)
 class ClientInfo:
     """Describe a client to the server before the first round.
@@ -277,13 +273,9 @@ class ClientInfo:
         classes: how the names of its classes compare with those that the server sent, if it is remote and both have names.
         features: the same for the names of its features.
         digests: digests of the names of its classes and features in their order, if the server has none; otherwise empty.
-        ranges: of each feature its smallest and largest value, mean and standard deviation, to two digits; None if it does
-            not tell them.
         moments: of the inputs' channels the counts, sums and sums of squares, as
             :class:`~fl_lightning.functional.exact_moments.Moments` writes them; empty if it adds them to those of other sites
             only, as the server has asked; None if the server did not ask, or the site tells none.
-        histograms: of each feature with a range in the schema, how many examples are in each bin, :data:`UNTOLD` for few; None
-            if the server did not ask, or the site tells none.
         schema: the digest of the schema that describes its tables; empty without one.
         sampling: the number of batches of an epoch, and the probability, at least, that an example is in one of them if each is
             drawn for itself; None for a stream, or a loader that draws its own batches.
@@ -299,8 +291,6 @@ class ClientInfo:
     classes: NameComparison | None = None
     features: NameComparison | None = None
     digests: tuple[str, str] = ("", "")
-    ranges: tuple[tuple[float, float, float, float], ...] | None = None
     moments: tuple[tuple[str, ...], ...] | None = None
-    histograms: tuple[tuple[int, ...], ...] | None = None
     schema: str = ""
     sampling: tuple[int, float] | None = None

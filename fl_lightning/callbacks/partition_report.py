@@ -159,9 +159,9 @@ def summarize_features(data: FederatedDataModule, min_count: int = 10) -> Featur
 def _bins(
     data: FederatedDataModule, client: int, cuts: Cuts, whole: Moments, own: Moments, min_count: int
 ) -> list[tuple[int | None, ...]]:
-    """Return how many of a client's examples are in each bin, without counts of few rows, which sites have left out."""
+    """Return how many of a client's examples are in each bin, without counts of few rows; sites tell sums alone."""
     if isinstance(data.client_datasets, RemoteDatasets):
-        return shown_counts(whole, data.client_datasets.input_histograms(client) or [()] * len(cuts), own)
+        return shown_counts(whole, [()] * len(cuts), own)
     counts = [without_few(one, min_count) for one in input_histograms(data, client, cuts)]
     return shown_counts(whole, counts, without_small(own, categories_of(data.datamodule, len(cuts)), min_count))
 

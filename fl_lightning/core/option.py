@@ -86,7 +86,7 @@ class SitePlace:
         max_lost: how many sites later sums may lack.
         told: returns an update with the figures that may leave.
         moments: returns the sums of its inputs, which may leave inside of a sum over sites, or refuses.
-        hides_sizes: whether numbers of examples and steps leave only in sums.
+        hides_steps: whether numbers of steps stay at the site, and with them the counters of the model.
     """
 
     name: str
@@ -99,7 +99,7 @@ class SitePlace:
     max_lost: int
     told: Callable[[ClientUpdate], ClientUpdate]
     moments: Callable[[], Moments]
-    hides_sizes: bool = False
+    hides_steps: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

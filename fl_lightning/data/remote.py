@@ -16,7 +16,7 @@ from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.tensor_loader import Coins
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.functional.exact_moments import Moments
-from fl_lightning.messages import UNTOLD, ClientInfo
+from fl_lightning.messages import ClientInfo
 
 
 def clients_elsewhere(trainer: Trainer | None) -> bool:
@@ -96,11 +96,6 @@ class RemoteDatasets(ClientSource):
             if info.num_examples and info.moments is None:
                 raise _untold(info)
 
-    def input_histograms(self, client: int) -> list[tuple[int | None, ...]] | None:
-        """Return the counts of the bins of a schema's ranges that a client has told, None for one that it leaves out."""
-        told = self.infos[client].histograms
-        return None if told is None else [tuple(None if n == UNTOLD else n for n in one) for one in told]
-
     def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PlannedBatches:  # type: ignore[override]
         """Return how a client draws its batches.
 
@@ -111,7 +106,7 @@ class RemoteDatasets(ClientSource):
         if info.sampling is None:
             raise ConfigurationError(
                 f"Noise in each step needs examples that are drawn for themselves, but site {info.name} trains on a stream, or "
-                "its loader draws its own batches. Let it serve a dataset with a batch size."
+                "its loader draws its own batches, or 'policy.tells' of its data.yaml has no examples. Change that there."
             )
         return PlannedBatches(1, 1.0) if full_batch else PlannedBatches(*info.sampling)
 
@@ -119,7 +114,7 @@ class RemoteDatasets(ClientSource):
 def _untold(info: ClientInfo) -> ConfigurationError:
     return ConfigurationError(
         f"Standardized and 'partition_report.features' need sums of all clients, but site {info.name} does not tell the sums "
-        "of its inputs. Its staff set 'policy.statistics' to true in its data.yaml; it tells none with 'policy.min_noise', "
-        "none over fewer than 'policy.min_count' numbers, and none by themselves if nothing but its part of a sum leaves it. "
+        "of its inputs. If its staff agrees, they add 'statistics' to 'policy.tells' in data.yaml; it tells none with noise, "
+        "none over fewer than 'policy.min_rows' numbers, and none by themselves if nothing but its part of a sum leaves it. "
         "Or leave out both, and scale by public numbers."
     )

@@ -8,9 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from fl_lightning.data.table_checks import unlike_ranges
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.messages import ClientInfo, NameComparison, Part
 from fl_lightning.routes.mocha import Mocha
@@ -256,13 +254,13 @@ def require_parts(settings: Any, infos: Sequence[ClientInfo], absent: int = 0, u
         if refusing:
             raise ConfigurationError(
                 f"'{name}' evaluates models on each site's {part} examples. Sites that do not allow it: {', '.join(refusing)}. "
-                f"If their owners agree, they add this line to 'policy' in data.yaml: evaluations: [{part}]"
+                f"If their staff agrees, they add 'evaluation/{part}' to 'policy.tells' in data.yaml."
             )
     silent = [info.name for info in infos if info.label_counts is None]
     if settings.route.needs_labels and silent:
         raise ConfigurationError(
             f"'federation.route' is {type(settings.route).__name__}, which needs label counts. Sites that do not "
-            f"report them: {', '.join(silent)}. A site can set 'policy.label_counts' to true in its data.yaml."
+            f"report them: {', '.join(silent)}. If its staff agrees, a site adds 'label_counts' to 'policy.tells' in data.yaml."
         )
 
 
@@ -285,10 +283,3 @@ def require_claims(infos: Sequence[ClientInfo], limit: int | dict[str, int] | No
             f"These sites tell more training examples than 'federation.pool.max_examples' allows: {', '.join(over)}. Ask them, "
             "then raise the limit, or revoke the site."
         )
-
-
-def warn_of_ranges(infos: Sequence[ClientInfo], features: Sequence[str] | None) -> None:
-    """Warn of features whose ranges at a site are far from those at the others, if at least two sites tell theirs."""
-    told = {info.name: info.ranges for info in infos if info.ranges is not None}
-    for text in unlike_ranges(features, {f"site {name}": ranges for name, ranges in told.items()}):
-        rank_zero_warn(text)

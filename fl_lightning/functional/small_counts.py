@@ -75,7 +75,7 @@ def most_frequent(moments: Moments, group: Sequence[int], names: Sequence[str]) 
     if not any(moments.counts[k] for k in group):
         raise DataError(
             f"No client tells how many rows have {', '.join(names[k] for k in group[:20])}, so the most frequent category is "
-            "not known. Choose another 'missing' in the schema of all, or ask the sites for a lower 'policy.min_count'."
+            "not known. Choose another 'missing' in the schema of all, or ask the sites for a lower 'policy.min_rows'."
         )
     if len(group) == 1:
         return [float(2 * counts[0] > moments.counts[group[0]])]

@@ -61,6 +61,7 @@ class AdaFed(WeightedAverage):
         self.scored_by = scored_by
         self.power = power
         self.examples = examples
+        self.reads = ("examples",) if examples else ()
         self.mode = "max" if higher_is_better(metric, mode, "federation.strategy.mode") else "min"
         self.epsilon = epsilon
 

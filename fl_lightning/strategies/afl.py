@@ -33,6 +33,7 @@ class AFL(WeightedAverage):
         >>> federation = FederatedOrchestrator(AFL(rate=0.1, loss="val_loss"))
     """
 
+    reads = ()
     private_with: tuple[str, ...] = ()
     needs_own_training = True
     needs_all_clients = True

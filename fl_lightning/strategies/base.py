@@ -46,6 +46,8 @@ class Strategy(Unassuming, ChecksTypes):
             module logs in validation, a torchmetrics metric of (predictions, target), or None.
         local_metric: the metric of the client's model on the client's validation part, for ``update.local_score``.
         global_metric: the metric of the global model on the client's training part, for ``update.global_score``.
+        reads: what the rule reads of each update beside the model and these metrics, by the names of ``policy.tells``, with
+            which sites let it leave.
         needs_fresh_optimizers: whether the rule is not defined for optimizers that clients keep from round to round.
         needs_own_training: whether the rule reads facts about a client's own training from w_t (its steps, its own losses).
             Such a rule cannot follow routes on which clients pass models to each other.
@@ -74,6 +76,7 @@ class Strategy(Unassuming, ChecksTypes):
     metric: str | Metric | None = None
     local_metric: str | Metric | None = None
     global_metric: str | Metric | None = None
+    reads: tuple[str, ...] = ("examples",)
     needs_fresh_optimizers: bool = False
     needs_own_training: bool = False
     compares_clients: bool = True

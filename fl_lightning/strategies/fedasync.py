@@ -40,6 +40,7 @@ class FedAsync(RunningStrategy):
         >>> federation = FederatedOrchestrator(FedAsync(alpha=0.6), asynchronous=Asynchronous(concurrency=4, buffer=1))
     """
 
+    reads = ()
     private_with: tuple[str, ...] = ("local", "examples")
     needs_asynchronous = True
     largest_buffer = 1

@@ -28,6 +28,7 @@ class FedAvg(WeightedAverage):
 
     def __init__(self, weighting: Literal["examples", "uniform"] = "examples") -> None:
         self.weighting = weighting
+        self.reads = ("examples",) if weighting == "examples" else ()
 
     def largest_weight(self, examples: Sequence[int]) -> float:
         """Return the largest n_k, or 1."""

@@ -32,6 +32,7 @@ class FedDyn(RunningStrategy):
         >>> federation = FederatedOrchestrator(FedDyn(alpha=0.01))
     """
 
+    reads = ()
     private_with: tuple[str, ...] = ("local", "examples")
     needs_own_training = True
 

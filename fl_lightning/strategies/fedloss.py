@@ -49,6 +49,7 @@ class FedLoss(WeightedAverage):
         require(known_direction(loss) is not True, "federation.strategy.loss", wanted, loss)
         self.loss = self.local_metric = loss
         self.examples = examples
+        self.reads = ("examples",) if examples else ()
 
     @property
     def weight_power(self) -> float:

@@ -26,6 +26,7 @@ class FedMedian(JointStrategy):
         >>> federation = FederatedOrchestrator(FedMedian())
     """
 
+    reads = ()
     private_with: tuple[str, ...] = ("local", "examples")
     tolerates_broken = True
 

@@ -24,6 +24,7 @@ class FedNova(RunningStrategy):
         >>> federation = FederatedOrchestrator(FedNova(), local=LocalTraining(max_epochs=5))
     """
 
+    reads = ("examples", "normalizer")
     private_with: tuple[str, ...] = ("local", "examples")
     needs_own_training = True
     needs_fresh_optimizers = True

@@ -25,6 +25,7 @@ class FedSGD(FedAvg):
 
     def __init__(self) -> None:
         super().__init__("examples")
+        self.reads = ("examples", "steps", "normalizer")
 
     def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
         """Add an update; see :meth:`RunningStrategy.accumulate`.

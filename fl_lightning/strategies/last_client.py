@@ -28,6 +28,7 @@ class LastClient(RunningStrategy):
         >>> federation = FederatedOrchestrator(LastClient(seed=1))
     """
 
+    reads = ()
     private_with: tuple[str, ...] = ("local", "examples")
     needs_own_training = True
     on_resume = ResumeRule(stays="seed")

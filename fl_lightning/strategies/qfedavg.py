@@ -39,6 +39,7 @@ class QFedAvg(RunningStrategy):
         >>> federation = FederatedOrchestrator(QFedAvg(q=2, lr=0.05))
     """
 
+    reads = ()
     private_with: tuple[str, ...] = ()
     needs_own_training = True
 

@@ -31,6 +31,7 @@ class Scaffold(RunningStrategy):
         >>> federation = FederatedOrchestrator(Scaffold())
     """
 
+    reads = ()
     private_with: tuple[str, ...] = ("examples",)
     needs_own_training = True
     averages = True

@@ -28,6 +28,7 @@ class TrimmedMean(JointStrategy):
         >>> federation = FederatedOrchestrator(TrimmedMean(attackers=1))
     """
 
+    reads = ()
     private_with: tuple[str, ...] = ("local", "examples")
     tolerates_broken = True
 

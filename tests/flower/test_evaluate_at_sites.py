@@ -106,13 +106,13 @@ def test_an_evaluation_changes_nothing_at_a_site(here):
 
 @pytest.mark.slow
 def test_cells_say_why_they_are_empty(here):
-    net.restart("south", limits={"min_examples": 10})
+    net.restart("south", limits={"min_rows": 10})
     net.restart("west", limits={"evaluations": ["validation"]})
     net.restart("north", limits={"max_evaluations": 3})
     rows = evaluate("real", *SITES, *last("real"), "foreign.pt")
     told = {row["site"]: row["reason"] for row in rows if "Accuracy" in row["metric"] and row["model"] == "global"}
     assert told["north"] == ""
-    assert "fewer than 10 examples or persons ('policy.min_examples')" in told["south"]
+    assert "fewer than 10 rows or persons ('policy.min_rows')" in told["south"]
     assert "This site does not allow evaluation on its test examples" in told["west"]
     assert told["all"].startswith("not told by south, west: RefusedError: ")
     assert "[1]: RefusedError: " in Path("real/evaluation/evaluation.md").read_text()
@@ -128,7 +128,7 @@ def test_masks_and_noise_are_refused_by_name(here):
     words = "'evaluate' measures each client, but with 'federation.secure_aggregation' the server learns no figure"
     assert words in said("--federation.secure_aggregation", "SecureAggregation")
     assert asked == [Path(name, "state/audit.jsonl").read_text() for name in net.NAMES]
-    net.restart("north", limits={"min_noise": 1.0})
+    net.restart("north", limits={"update": {"noise": {"least": 1.0}}})
     assert "this site's policy requires 1.0" in said()
 
 

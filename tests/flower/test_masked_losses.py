@@ -88,7 +88,7 @@ DEATHS = [("FedAvg", *loss) for loss in LOSSES] + [("Scaffold", "update", False)
 @pytest.mark.parametrize(("strategy", "step", "after"), net.slow_but(DEATHS, ("FedAvg", "update", False)))
 def test_a_site_that_dies_leaves_the_bits_of_the_others(strategy, step, after):
     """Of four, one dies before its keys, shares, update, or signature, after its masked update, or between two rounds."""
-    masked(4, secure_aggregation="allowed", max_lost=1)
+    masked(4, secure_aggregation="allowed", lost=1)
     in_round = 1 if step in FIRST else 2
     net.HOOK["hook"] = Killed("site2", step, after, in_round)
     found = net.federate(secure(3, strategy, **SKIP), "masked")
@@ -148,7 +148,7 @@ def restarting(step: str, ask: Any, steps: list[str]) -> bytes | None:
 @pytest.mark.slow
 def test_a_site_that_was_started_again_stays_out():
     """It has no keys in its round, and sites sign no list that grows. In the next round, all announce new keys."""
-    masked(4, secure_aggregation="allowed", max_lost=1)
+    masked(4, secure_aggregation="allowed", lost=1)
     steps = steps_of("site1", lambda step, ask: restarting(step, ask, steps))
     found = net.federate(secure(**SKIP), "masked")
     assert steps == [*FIRST, *REST, "update", *FIRST, "update"]
@@ -185,7 +185,7 @@ def test_a_run_goes_on_after_a_crash_of_the_server():
 @pytest.mark.slow
 def test_a_site_that_is_lost_after_a_crash_is_still_in_the_sum_that_was_opened():
     """The others have signed their list, and sign no other for the model: the server has kept the sum before it used it."""
-    masked(4, secure_aggregation="allowed", max_lost=1)
+    masked(4, secure_aggregation="allowed", lost=1)
     net.HOOK["hook"] = at(2, "site3")
     whole = net.federate(plain(**SKIP), "plain")
     net.HOOK.clear()
@@ -204,7 +204,7 @@ def test_a_server_that_says_that_a_site_is_lost_cannot_subtract_its_update():
     config = secure(**SKIP)
     config["model"]["init_args"]["optimizer"]["init_args"]["lr"] = 1e-6
     net.HOOK["hook"] = at(1, "site3")
-    refusal = "A server that has both could compute the update of site3, and 'policy.max_lost' is 0."
+    refusal = "A server that has both could compute the update of site3, and 'policy.update.masks.lost' is 0."
     assert refuses(config, refusal)
     net.HOOK.clear()
     whole = net.federate(config, "real", "--ckpt_path", "last")

@@ -94,9 +94,9 @@ def cohort(*names: str) -> Any:
 
 ALONE = "The order asks for a figure or a model of this site alone, but only sums over sites leave it"
 APART = "The order has a model for this site alone, so the server could tell the sites' updates apart"
-STRANGER = "The round has sites whose public keys this site does not have ('policy.peers'): 'invented'"
-TOO_FEW = "The round has 2 sites, but must have 100 at most, and at least this site's 'policy.min_cohort' of 3"
-SHORT_LIST = "The updates of 2 sites would be added, but this site's 'policy.min_cohort' is 3"
+STRANGER = "The round has sites whose public keys this site does not have ('policy.update.masks.peers'): 'invented'"
+TOO_FEW = "The round has 2 sites, but must have 100 at most, and at least this site's 'policy.update.masks.least' of 3"
+SHORT_LIST = "The updates of 2 sites would be added, but this site's 'policy.update.masks.least' is 3"
 ATTACKS: dict[str, tuple[Any, str]] = {
     "another model": (other_model, differs("model")),
     "more epochs": (order_with(epochs=2), differs("order")),
@@ -172,7 +172,7 @@ def test_a_description_that_all_sites_agree_on_may_still_not_single_one_out(lie,
 @pytest.mark.slow
 def test_a_model_is_opened_with_one_list_whatever_the_federation():
     """Two sums over lists that differ in one site would show its update; the same list again shows nothing new."""
-    masked(4, min_cohort=3)
+    masked(4, least=3)
     config = secure(1, **SKIP)
     net.federate(config, "first")
     net.federate(config, "again")  # a new federation, with the same models and the same sites
@@ -325,7 +325,7 @@ def test_a_site_that_requires_masks_refuses_a_federation_without():
 @pytest.mark.slow
 def test_sites_that_require_noise_agree_on_the_model():
     """They set limits of the model themselves, so that no failure tells of exact numbers."""
-    masked(min_noise=0.5)
+    masked(update={"noise": {"least": 0.5}})
     noise = net.of("ClientPrivacy", max_norm=1.0, noise_multiplier=1.0, noise="local", delta=1e-3)
     net.federate(secure(3, net.of("FedAvg", weighting="uniform"), transforms=[noise]))
     assert sum("trained" in line for line in net.LINES) == 9
@@ -334,7 +334,7 @@ def test_sites_that_require_noise_agree_on_the_model():
 @pytest.mark.slow
 def test_noise_in_each_step_and_masks_hold_together():
     """The site requires both; what leaves is masked, and what is under the mask is noisy, so no run equals another."""
-    masked(min_noise=0.5, evaluations=[])
+    masked(update={"noise": {"least": 0.5}}, evaluations=[])
     local = {"threads": 1, "privacy": {"noise_multiplier": 0.8, "max_grad_norm": 1.0}}
     one, other = (net.federate(secure(local=local), f"run{k}") for k in range(2))
     assert not net.same_bits(one, other)
@@ -389,4 +389,4 @@ def test_a_federation_in_which_trainings_fail_waits_for_the_staff():
         record.admission("f" * 32, "settings").__enter__()
     assert Policy().most_failures is None
     assert Policy(secure_aggregation="required", peers="peers").most_failures == 3
-    assert Policy(min_noise=1.0).most_failures == 1
+    assert Policy(update={"noise": {"least": 1.0}}).most_failures == 1

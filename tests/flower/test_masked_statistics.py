@@ -149,7 +149,7 @@ def test_sites_that_only_allow_masks_tell_nothing_else_to_a_server_with_masks():
 @pytest.mark.slow
 def test_a_second_total_has_the_same_list_in_whatever_federation():
     """The same list tells nothing new; the difference of two lists would be one site's sums."""
-    consenting(4, max_lost=1)
+    consenting(4, lost=1)
     one, other = (net.federate(scaled(**SECURE, **SKIP), folder) for folder in ("first", "again"))
     assert net.same_bits(one, other)
     net.ABSENT.add("site3")
@@ -178,7 +178,7 @@ OTHER_SUMS = "The list of sums that this site got differs from the one that all 
 ATTACKS: dict[str, tuple[Any, str]] = {
     "a list of two": (
         note_with("list", delivered=lambda d: [0, 1]),
-        "The updates of 2 sites would be added, but this site's 'policy.min_cohort' is 3",
+        "The updates of 2 sites would be added, but this site's 'policy.update.masks.least' is 3",
     ),
     "another question": (note_with("update", description=lambda d: {**d, "sizes": {"sums of the inputs": 15}}), OTHER_SUMS),
     "the numbers as those of a round": (
@@ -281,7 +281,7 @@ def test_other_words_are_no_total(case):
 @pytest.mark.slow
 def test_a_site_with_few_rows_adds_zeros_and_nobody_learns_that():
     """Without masks it tells nothing, so that no site is measured."""
-    consenting(secure_aggregation="allowed", min_count=15)
+    consenting(secure_aggregation="allowed", min_rows=15)
     assert "but site site0 does not tell the sums" in net.refused(scaled(), "plain")
     assert has_scale(net.federate(scaled(**SECURE), "masked"), ["site1", "site2"])
 
@@ -291,12 +291,12 @@ def test_channels_with_few_numbers_are_zero_in_the_sum():
     rows[4:, 1] = math.nan
     data = L.LightningDataModule.from_datasets(TensorDataset(rows, torch.zeros(20)), batch_size=8)
     site = SiteData(SiteSettings(datamodule=data))
-    policy, exact = Policy(statistics=True, min_count=5), moments_of(rows)
+    policy, exact = Policy(statistics=True, min_rows=5), moments_of(rows)
     assert site.moments(policy) is None
     found = Moments.of_texts(site.moments(policy, summed=True) or ())
     assert found.counts == (20, 0, 20)
     assert found.totals == (exact.totals[0], 0, exact.totals[2])
     assert found.squares == (exact.squares[0], 0, exact.squares[2])
-    assert Moments.of_texts(site.moments(replace(policy, min_count=4)) or ()) == exact
-    few = Moments.of_texts(site.moments(replace(policy, min_count=21), summed=True) or ())
+    assert Moments.of_texts(site.moments(replace(policy, min_rows=4)) or ()) == exact
+    few = Moments.of_texts(site.moments(replace(policy, min_rows=21), summed=True) or ())
     assert few == Moments((0,) * 3, (0,) * 3, (0,) * 3)

@@ -20,7 +20,7 @@ from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Question, R
 from fl_lightning.types import Snapshot
 from fl_lightning.wire import to_bytes
 
-ON = {"evaluations": ["training"], "min_examples": 1, "metrics": "any"}
+ON = {"evaluations": ["training"], "min_rows": 1, "metrics": "any"}
 SESSIONS = count()
 
 
@@ -133,8 +133,8 @@ def test_other_questions_are_refused(order, said):
     ("policy", "settings", "said"),
     [
         ({"evaluations": ["test"]}, {}, "does not allow evaluation on its training examples"),
-        ({"min_noise": 1.0}, NOISY, "or its 'policy.min_noise' is above 0"),
-        ({"min_examples": 25}, {}, "fewer than 25 examples"),
+        ({"update": {"noise": {"least": 1.0}}}, NOISY, "or its 'policy.min_noise' is above 0"),
+        ({"min_rows": 25}, {}, "fewer than 25 examples"),
     ],
 )
 def test_parts_that_a_site_does_not_offer_are_not_asked_about(policy, settings, said):
@@ -142,14 +142,14 @@ def test_parts_that_a_site_does_not_offer_are_not_asked_about(policy, settings, 
 
 
 def test_small_parts_and_classes_have_no_answer():
-    report = answer(north(**ON | {"min_examples": 24, "min_batch": 1}))  # 24 rows of three classes
+    report = answer(north(**ON | {"min_rows": 24, "min_batch": 1}))  # 24 rows of three classes
     assert report.reason == "a class of fewer than 24 examples or persons"
     assert (report.n, report.sums, report.points, report.interval) == (0, {}, (), None)
 
 
 def test_points_of_few_rows_stay():
     open_curve = answer(north(**ON), question(ROC))
-    closed = answer(north(**ON | {"min_examples": 4}), question(ROC))
+    closed = answer(north(**ON | {"min_rows": 4}), question(ROC))
     assert not open_curve.points[0].isnan().any()
     assert closed.points[0].isnan().any()
     there = ~closed.points[0].isnan()
@@ -159,7 +159,7 @@ def test_points_of_few_rows_stay():
     assert not ((counts > 0) & (counts < 4)).any()
 
 
-@pytest.mark.parametrize("policy", [{"digits": 2}, {"examples": "rounded", "min_examples": 5}])
+@pytest.mark.parametrize("policy", [{"digits": 2}, {"examples": "rounded", "min_rows": 5}])
 def test_rounded_figures_have_no_exact_sums_beside_them(policy):
     report = answer(north(**ON | policy), question(MICRO, resamples=100))
     assert report.sums == {}
@@ -203,7 +203,7 @@ def test_the_difference_of_two_versions_of_the_data_tells_of_no_few_rows(rows):
     path = Path("north/own.csv")
     header, *lines = path.read_text().splitlines()
     path.write_text("\n".join([header, *lines, *lines[:rows]]) + "\n")
-    strict = north(**ON | {"min_examples": 10 if rows > 1 else 2, "max_evaluations": 1})
+    strict = north(**ON | {"min_rows": 10 if rows > 1 else 2, "max_evaluations": 1})
     said = told(asked(strict, question(MICRO)))
     if rows < 10:
         assert "have changed since it answered questions about them, but by fewer than" in said
@@ -219,7 +219,7 @@ def test_a_corrected_row_is_a_changed_one():
     header, first, *rest = path.read_text().splitlines()
     features, _, label = first.rpartition(",")
     path.write_text("\n".join([header, f"{features},{(int(float(label)) + 1) % 3}", *rest]) + "\n")
-    assert "by fewer than 2 examples or persons" in told(asked(north(**ON | {"min_examples": 2}), question(MICRO)))
+    assert "by fewer than 2 examples or persons" in told(asked(north(**ON | {"min_rows": 2}), question(MICRO)))
 
 
 # ---------------------------------------------------------------- hostile sites

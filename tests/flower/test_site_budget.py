@@ -74,7 +74,7 @@ def limits(max_epsilon: float, protects: str = "rows", **more: Any) -> dict[str,
 
 def budgeted(max_epsilon: float = 100.0, protects: str = "rows") -> Any:
     LEDGER.touch()
-    return north(min_noise=0.5, budget=limits(max_epsilon, protects, data="cardiology"))
+    return north(update={"noise": {"least": 0.5}}, budget=limits(max_epsilon, protects, data="cardiology"))
 
 
 def entries(path: Path = LEDGER) -> list[dict[str, Any]]:
@@ -98,7 +98,10 @@ def test_a_site_trains_until_its_budget_is_spent():
     site = budgeted(limit)
     assert not told(train(site, "b"))
     said = told(train(site, "c"))
-    assert "would raise epsilon of this site's rows, over all federations, above its 'policy.budget.max_epsilon'" in said
+    assert (
+        "would raise epsilon of this site's rows, over all federations, above its 'policy.update.noise.budget.max_epsilon'"
+        in said
+    )
     assert [(line["federation"][:1], line["release"]["count"]) for line in entries()] == [("b", 3), ("a", 3)]
     assert not told(train(budgeted(), "d"))
 
@@ -209,7 +212,7 @@ def test_the_staff_read_what_is_spent(capsys):
 @pytest.mark.slow
 def test_noise_in_each_step_at_sites_costs_what_it_costs_in_the_simulation():
     """The server knows batches and rates from the sites, and each site pays from its own account."""
-    prepare(min_noise=1.0, evaluations=[])
+    prepare(update={"noise": {"least": 1.0}}, evaluations=[])
     rows = {"north": 24, "south": 36, "west": 48}
     for name in rows:
         Path(f"{name}.jsonl").touch()

@@ -44,4 +44,4 @@ def test_a_kill_at_any_place_loses_no_charge_and_overspends_nothing(place, found
     assert len(left) == len(set(left)) == 2 + AFFORDED - len(after_other)
     refused = [one["refused"] for one in witness if "refused" in one]
     assert len(refused) == 2 - (AFFORDED - len(after_other))
-    assert all("above its 'policy.budget.max_epsilon'" in text for text in refused)
+    assert all("above its 'policy.update.noise.budget.max_epsilon'" in text for text in refused)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from masked_sites import masks
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.site import check as site_check
@@ -29,13 +30,20 @@ def test_a_site_is_told_what_the_server_would_learn(monkeypatch):
     rows = [f"{k},{k % 3 - (9999 if k == 5 else 0)},{k % 2}" for k in range(12)]
     Path("own.csv").write_text("\n".join(["a,b,target", *rows]).replace("-9997", "-9999") + "\n")
     table = "{path: own.csv, kind: classification, test_share: 0, standardize: false}"
-    policy = "policy: {evaluations: [test], ranges: true, min_examples: 1}\nclient_test: 0.25\n"
+    policy = "policy: {tells: [examples, evaluation/test], min_rows: 1, digits: 3}\nclient_test: 0.25\n"
     Path("data.yaml").write_text(f"datamodule: {{class_path: TableDataModule, init_args: {table}}}\ndevice: cpu\n{policy}")
     monkeypatch.setattr(site_check, "SiteData", lambda settings: warned(SiteData(settings)))
     said = site_check._data(argparse.Namespace(data="data.yaml", name="a", schema=None, folder=None))
-    assert said.startswith("the server would learn the name 'a', 9 training examples; 0 validation and 3 test examples; ")
-    assert "; the ranges of its features, to two digits; of each training: the update, train_loss, the number of steps " in said
-    assert "and the number of examples, the seconds; evaluations that 'policy' allows: test; " in said
+    first, form, told, *_ = said.split("; ")
+    assert first.startswith("before the first round leaves, beside how its classes and columns compare with the server's: ")
+    assert "name a, evaluations ['test'], digests ['" in first
+    assert "num_examples 9, num_validation 0, num_test 3, streams False, sampling [" in first
+    assert form.startswith("the update leaves plain: the server reads the model that the site trained, and rows can be recon")
+        form
+        == "the update leaves plain: the server reads the model that the site trained, and rows can be reconstructed from it"
+    )
+    assert told == "beside it leave the numbers of its training, validation and test examples, and of those of each training"
+    assert "; figures of models on its test examples, and of how many, to 3 digits; " in said
     assert "; its rows and persons are counted here alone: if another site holds them, too, their epsilons add up, and " in said
     assert "unclosed" not in said
     assert "note: The column 'b' has -9999 in 1 of 12 rows, and otherwise 0 to 2." in said
@@ -49,29 +57,33 @@ def checked_with(tmp_path: Path, *peers: str, **policy: Any) -> str:
         create_key(tmp_path / f"{name}.key").rename(tmp_path / "peers" / f"{name}.pub")
     table = {"path": "own.csv", "kind": "classification", "test_share": 0, "standardize": False}
     data = {"datamodule": {"class_path": "TableDataModule", "init_args": table}, "device": "cpu"}
-    Path("data.yaml").write_text(yaml.safe_dump({**data, "policy": {"peers": "peers", **policy}}))
+    Path("data.yaml").write_text(yaml.safe_dump({**data, "policy": policy}))
     return site_check._data(argparse.Namespace(data="data.yaml", name="a", schema=None, folder=None))
 
-
+    assert "; the update leaves masked, in a sum with those of other sites; beside it leave the mean loss of each " in said
 def test_a_site_is_told_whose_updates_hide_its_own(tmp_path):
-    said = checked_with(tmp_path, "a", "c", "b", secure_aggregation="required")
-    assert "; the update leaves only masked, in a sum of 3 sites or more ('policy.min_cohort'); all sums " in said
-    assert "; the keys in 'peers' admit b, c; " in said
-    assert "; of each training: the masked update with its loss, the number of steps and the number of examples; " in said
-    assert "the update, train_loss" not in said
-    said = checked_with(tmp_path)
-    assert "; masks are allowed, not required ('policy.secure_aggregation'), so a server can ask for the update" in said
-    assert "of each training: the update, train_loss, " in said
+    said = checked_with(tmp_path, "a", "c", "b", update=masks())
+    assert (
+        "; the update leaves masked, in a sum with those of other sites; beside it leave the mean loss of each training; "
+        in said
+    )
+    assert "; the loss leaves in the sum over sites only; " in said
+    assert "; a sum has 3 sites or more, of b, c, whose keys are in 'peers'; all sums are over the same sites " in said
+    assert "num_examples 1, num_validation 0, num_test 0, streams True, " in said
+    said = checked_with(tmp_path, update={"noise": {"least": 2}})
+    assert "; the update leaves with noise of a multiplier of 2 or more, but not masked; " in said
+    lost = "; a server could compute the updates of 2 sites that later sums lack ('policy.update.masks.lost'); "
+    assert lost in checked_with(tmp_path, update=masks(lost=2))
 
 
 def test_a_site_that_could_not_take_part_in_a_sum_is_told(tmp_path):
-    need = "'policy.peers' has the keys of 1 other site (b), so a sum has 2 sites at most, but 'policy.min_cohort' is 3"
+    need = "has the keys of 1 other site (b), so a sum has 2 sites at most, but 'policy.update.masks.least' is 3"
     with pytest.raises(ConfigurationError, match=re.escape(need)):
-        checked_with(tmp_path, "b", secure_aggregation="required")
-    assert "in a sum of 2 sites or more" in checked_with(tmp_path, secure_aggregation="required", min_cohort=2)
+        checked_with(tmp_path, "b", update=masks())
+    assert "a sum has 2 sites or more, of b" in checked_with(tmp_path, update=masks(least=2))
     (tmp_path / "peers" / "b.pub").write_text("no key")
     with pytest.raises(ConfigurationError, match=r"b\.pub' is not a site's public key"):
-        checked_with(tmp_path, secure_aggregation="required")
+        checked_with(tmp_path, update=masks())
 
 
 def test_a_device_by_number_is_used(monkeypatch):
@@ -86,8 +98,9 @@ def test_the_check_withholds_counts_of_classes_as_the_site_does():
     rows = [f"{k},{k % 2},p{0 if k % 2 else k}" for k in range(48)]
     Path("own.csv").write_text("\n".join(["a,target,patient", *rows]) + "\n")
     table = "{path: own.csv, kind: classification, test_share: 0, standardize: false, person_column: patient}"
-    data = f"datamodule: {{class_path: TableDataModule, init_args: {table}}}\ndevice: cpu\npolicy: {{label_counts: true}}\n"
+    data = f"datamodule: {{class_path: TableDataModule, init_args: {table}}}\ndevice: cpu\npolicy: {{tells: [label_counts]}}\n"
     Path("data.yaml").write_text(data)
     said = site_check._data(argparse.Namespace(data="data.yaml", name="a", schema=None, folder=None))
-    assert "the counts of the classes" not in said
-    assert "not the counts of classes, of which one is below 10 ('policy.min_examples')" in said
+    assert "label_counts" not in said
+    Path("data.yaml").write_text(data.replace("]", "], min_rows: 1"))
+    assert "label_counts [24, 24]" in site_check._data(argparse.Namespace(data="data.yaml", name="a", schema=None, folder=None))

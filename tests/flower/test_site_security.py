@@ -117,7 +117,7 @@ def test_other_forms_of_values_are_refused(value, said):
 )
 def test_a_target_epsilon_without_its_noise_is_refused(asked, least):
     """An honest server sends the noise that it has solved; the site cannot solve it, and never trains without."""
-    assert "(code" in told(ask(north(min_noise=least), "prepare", contract=contract(**asked)))
+    assert "(code" in told(ask(north(update={"noise": {"least": least}}), "prepare", contract=contract(**asked)))
     assert "has not been solved for 'target_epsilon' 2.0" in Path("north/state/errors.log").read_text()
 
 
@@ -127,7 +127,7 @@ def test_a_server_that_repeats_a_round_gets_other_noise(settings):
 
     In steps, it is divided by the 24 examples of a batch and multiplied by the rate of 0.1, at least once.
     """
-    site, sent = north(min_noise=1.0), server_model()
+    site, sent = north(update={"noise": {"least": 1.0}}), server_model()
     first, second = (
         work(site, session=session, sent=sent, **settings)["replies"][0].model.vector.double() for session in ("a", "b")
     )
@@ -136,12 +136,12 @@ def test_a_server_that_repeats_a_round_gets_other_noise(settings):
 
 def test_buffers_without_the_required_noise_are_not_sent():
     values = model(network=BATCH_NORM)
-    reply = work(north(min_noise=1.0), sent=server_model(values), model=values, **NOISY)
+    reply = work(north(update={"noise": {"least": 1.0}}), sent=server_model(values), model=values, **NOISY)
     assert "The clients send the buffers network." in told(reply)
 
 
 def test_a_model_past_the_transforms_has_no_noise():
-    site = north(min_noise=1.0)
+    site = north(update={"noise": {"least": 1.0}})
     assert "The order asks for a model that passes no transforms" in told(work(site, order(delivers=False), **NOISY))
     assert not told(work(site, order(delivers=False), local=NOISY_STEPS))
 

@@ -120,7 +120,7 @@ def test_sites_get_the_noise_that_was_solved_for_a_target_and_hold_it_to_their_p
     sent = settings["transforms"][0]["init_args"]
     assert sent["target_epsilon"] is None
     assert 1.98 <= gaussian_epsilon(sent["noise_multiplier"] / 2 / math.sqrt(3), 1e-3) <= 2.0
-    net.restart(limits={"min_noise": 50.0})
+    net.restart(limits={"update": {"noise": {"least": 50.0}}})
     assert "policy requires 50" in net.refused(config, "strict")
 
 

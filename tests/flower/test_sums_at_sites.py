@@ -35,7 +35,7 @@ def test_counts_of_few_patients_do_not_leave_a_site_and_the_rest_fills_in_what_i
     """West has two diverse patients, and hospitals of 30 rows have rare stages."""
     schema = SCHEMA.replace("missing: indicator}", "missing: most_frequent}")
     Path("schema.yaml").write_text(schema)
-    start_again(hospitals, schema, statistics=True, min_count=5)
+    start_again(hospitals, schema, statistics=True, min_rows=5)
     found, simulated = config(None, 13, scaled=True), config(hospitals, 13, scaled=True)
     for one in (found, simulated):
         one["model"]["init_args"]["network"]["init_args"]["min_count"] = 5
@@ -64,7 +64,7 @@ def test_sums_over_few_images_do_not_leave_a_site():
     Path("data.yaml").write_text("datamodule: {class_path: ImageFolderDataModule, init_args: {root: few}}\ndevice: cpu\n")
     data = SiteData(read_settings(Path("data.yaml")))
     assert data.info("few", Policy(statistics=True), statistics=True).moments is None
-    assert data.info("few", Policy(statistics=True, min_count=8), statistics=True).moments is not None
+    assert data.info("few", Policy(statistics=True, min_rows=8), statistics=True).moments is not None
 
 
 def test_the_check_names_the_columns_whose_sums_stay(hospitals):
@@ -114,8 +114,8 @@ def test_sites_tell_no_bins_unless_their_policy_says_so(hospitals):
     over_bytes(config(), "again")  # a server that does not ask learns nothing
     assert all(info.histograms is None and info.moments is None for info in TOLD.values())
     data = SiteData(read_settings(Path("north/data.yaml")))
-    assert data.info("north", Policy(histograms=True, min_noise=1.0), histograms=True).histograms is None
-    assert data.info("north", Policy(histograms=True, min_count=31), histograms=True).histograms is None
+    assert data.info("north", Policy(histograms=True, update={"noise": {"least": 1.0}}), histograms=True).histograms is None
+    assert data.info("north", Policy(histograms=True, min_rows=31), histograms=True).histograms is None
 
 
 def test_persons_count_and_not_their_rows(hospitals, monkeypatch):
@@ -126,12 +126,12 @@ def test_persons_count_and_not_their_rows(hospitals, monkeypatch):
     data = SiteData(read_settings(write_site("north", "visits.csv", own={"person_column": "patient"})))
     names = read_schema("schema.yaml").feature_names
     for least in (2, 4):
-        sums = data.info("north", Policy(statistics=True, min_count=least), statistics=True).moments
+        sums = data.info("north", Policy(statistics=True, min_rows=least), statistics=True).moments
         for k, column in enumerate(names):
             ones = expected(clean())[0][column][:30].sum()
             assert column[:3] not in ("sex", "sta") or sums[0][k] == "0" or ones >= 3 * least
-    assert data.info("north", Policy(statistics=True, min_count=11), statistics=True).moments is None
-    assert data.info("north", Policy(histograms=True, min_count=11), histograms=True).histograms is None
+    assert data.info("north", Policy(statistics=True, min_rows=11), statistics=True).moments is None
+    assert data.info("north", Policy(histograms=True, min_rows=11), histograms=True).histograms is None
     seen = []
     noisy = lambda data, client, epsilon, draw: seen.append(epsilon) or moments_of(torch.ones(1, 1))  # noqa: E731
     monkeypatch.setattr("fl_lightning.flower.site.data.noisy_moments", noisy)
@@ -142,7 +142,7 @@ def test_persons_count_and_not_their_rows(hospitals, monkeypatch):
 @pytest.mark.slow
 def test_a_site_that_demands_noise_tells_the_same_noisy_sums_to_everyone(hospitals):
     """The mean of several answers would have less noise."""
-    start_again(hospitals, statistics=True, min_count=5, statistics_epsilon=20.0)
+    start_again(hospitals, statistics=True, min_rows=5, statistics_epsilon=20.0)
     over_bytes(config(scaled=True))
     first = {name: TOLD[name].moments for name in NAMES}
     start_site(Path(), "north")

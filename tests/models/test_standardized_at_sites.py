@@ -41,7 +41,7 @@ def test_sites_that_consent_give_the_bits_of_the_simulation(tmp_path, monkeypatc
     assert np.allclose(mean, rows.mean(0), rtol=1e-6)
 
 
-NO_SUMS = [{}, {"statistics": True, "min_count": 30}, {"statistics": True, "min_noise": 0.5}]
+NO_SUMS = [{}, {"statistics": True, "min_count": 30}, {"statistics": True, "update": {"noise": {"least": 0.5}}}]
 
 
 @pytest.mark.parametrize("policy", NO_SUMS, ids=["not allowed", "few rows", "noise is required"])

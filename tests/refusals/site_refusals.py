@@ -92,18 +92,21 @@ REFUSALS = [
     # masks
     Refusal(policy(examples="masked", secure_aggregation="allowed"), "'policy.examples' must be exact or rounded, unless"),
     Refusal(
-        policy(secure_aggregation="required"), "'policy.peers' must be a folder with 'policy.secure_aggregation': required"
+        policy(secure_aggregation="required"),
+        "'policy.update.masks.peers' must be a folder with 'policy.secure_aggregation': required",
     ),
-    Refusal(policy(min_cohort=1), "'policy.min_cohort' must be 2 or above"),
-    Refusal(policy(max_lost=-1), "'policy.max_lost' must be 0 or above"),
-    Refusal(lambda: masked(peers="nowhere"), "'policy.peers' is 'nowhere', which is no folder with files NAME.pub"),
+    Refusal(policy(min_cohort=1), "'policy.update.masks.least' must be 2 or above"),
+    Refusal(policy(max_lost=-1), "'policy.update.masks.lost' must be 0 or above"),
+    Refusal(
+        lambda: masked(peers="nowhere"), "'policy.update.masks.peers' is 'nowhere', which is no folder with files NAME.pub"
+    ),
     Refusal(lambda: north(secure_aggregation="sometimes"), "secure_aggregation"),
     # the budget
     Refusal(lambda: Policy(budget=budget()()), "'policy.min_noise' must be above 0 with 'policy.budget', because figures"),
-    Refusal(lambda: SiteBudget(budget()(), True), "'policy.budget.account' is ...none', which does not exist"),
-    Refusal(budget(data=" "), "'policy.budget.data' must be"),
-    Refusal(budget(max_epsilon=0.0), "'policy.budget.max_epsilon' must be"),
-    Refusal(budget(delta=1.0), "'policy.budget.delta' must be"),
+    Refusal(lambda: SiteBudget(budget()(), True), "'policy.update.noise.budget.account' is ...none', which does not exist"),
+    Refusal(budget(data=" "), "'policy.update.noise.budget.data' must be"),
+    Refusal(budget(max_epsilon=0.0), "'policy.update.noise.budget.max_epsilon' must be"),
+    Refusal(budget(delta=1.0), "'policy.update.noise.budget.delta' must be"),
     # silence that is shorter than two signs of life
     Refusal(lambda: FlowerPool(timeout=5), "'federation.pool.timeout' ... 30 seconds or above, or null ... 5"),
     # a replay that could not repeat a run to the bit

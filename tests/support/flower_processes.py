@@ -28,7 +28,7 @@ LONG = ("--federation.local.max_epochs", "400", "--federation.local.engine", "fa
 @pytest.fixture(scope="module")
 def running(tmp_path_factory) -> Iterator[Federation]:
     federation = Federation(tmp_path_factory.mktemp("federation"), life=240)
-    policy = "  max_epochs: 1000000\n  evaluations: [training]\n  min_examples: 1\n"
+    policy = "  tells: [examples, steps, loss, evaluation/training]\n  min_rows: 1\n"
     federation.prepare(*digits(600), test=100, data=DATA + policy)
     try:
         federation.serve()

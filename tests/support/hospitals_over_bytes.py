@@ -21,7 +21,13 @@ TABLE = {"test_share": 0, "standardize": False, "batch_size": 8}
 
 
 def write_site(
-    name: str, path: str, schema: str | None = SCHEMA, own: dict[str, Any] | None = None, limits: Any = (), **settings: Any
+    name: str,
+    path: str,
+    schema: str | None = SCHEMA,
+    own: dict[str, Any] | None = None,
+    limits: Any = (),
+    takes: str = "own",
+    **settings: Any,
 ) -> Path:
     """Write a site's data.yaml, with a copy of the schema of its own unless that is None."""
     folder = Path(name)
@@ -29,7 +35,12 @@ def write_site(
     (folder / "own_schema.yaml").write_text(schema or "")
     arguments = {**TABLE, "path": path, **SETTINGS[name], **(own or {})}
     arguments |= {} if schema is None else {"schema": str(folder / "own_schema.yaml")}
-    site = {"datamodule": {"class_path": "TableDataModule", "init_args": arguments}, "device": "cpu", **settings}
+    site = {
+        "datamodule": {"class_path": "TableDataModule", "init_args": arguments},
+        "device": "cpu",
+        "schema": takes,
+        **settings,
+    }
     site["policy"] = {**POLICY, **dict(limits)}
     (folder / "data.yaml").write_text(yaml.safe_dump(site, allow_unicode=True))
     return folder / "data.yaml"
@@ -60,7 +71,7 @@ def start_again(paths: dict[str, str], schema: str = SCHEMA, **limits: Any) -> N
 def take_the_servers(names: tuple[str, ...], paths: dict[str, str]) -> None:
     """Start sites without a schema of their own, which take the server's."""
     for name in names:
-        write_site(name, paths[name], schema=None, limits={"schema": "server"})
+        write_site(name, paths[name], schema=None, takes="server")
         start_site(Path(), name)
 
 

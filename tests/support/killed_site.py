@@ -207,7 +207,7 @@ def site_of(folder: Path) -> Path:
     (folder / ACCOUNT).touch()
     limit = epsilon_of_examples(NOISY_STEPS["privacy"]["noise_multiplier"], 8 / 24, 3 * AFFORDED, DELTA) * 1.001
     budget = {"data": "x", "account": str(folder / ACCOUNT), "max_epsilon": limit, "delta": DELTA, "protects": "rows"}
-    policy = {"federations": "any", "min_noise": 0.5, "budget": budget}
+    policy = {"federations": "any", "update": {"noise": {"least": 0.5, "budget": budget}}}
     text = {"datamodule": table(str(folder / "north" / "own.csv")), "device": "cpu", "policy": policy}
     (folder / "north" / "data.yaml").write_text(yaml.safe_dump(text))
     return folder

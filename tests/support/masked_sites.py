@@ -22,9 +22,15 @@ LOSSES = [(step, False) for step in (*FIRST, *REST)] + [("update", True), ("open
 """When a site may be lost: a step, and whether it has done that step."""
 
 
-def masked(sites: int = 3, **policy: Any) -> None:
+def masks(**more: Any) -> dict[str, Any]:
+    """Return what a policy says of masks."""
+    return {"masks": {"peers": "peers", **more}}
+
+
+def masked(sites: int = 3, least: int = 3, lost: int = 0, **policy: Any) -> None:
     """Start sites of unlike sizes whose policies require masks."""
-    prepare(sites=sites, **{"secure_aggregation": "required", "peers": "peers", **policy})
+    told = {"tells": ["examples", "steps", "loss"], "update": masks(least=least, lost=lost)}
+    prepare(sites=sites, **{**told, **policy})
 
 
 def plain(rounds: int = 3, strategy: Any = "FedAvg", **federation: Any) -> dict[str, Any]:

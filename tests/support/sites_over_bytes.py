@@ -23,6 +23,7 @@ from fl_lightning.cli.federation_cli import main
 from fl_lightning.flower import envelope
 from fl_lightning.flower.server.sites import RemoteSites
 from fl_lightning.flower.site.data import SiteData
+from fl_lightning.flower.site.policy import FACTS
 from fl_lightning.flower.site.server import SiteServer
 from fl_lightning.flower.site.settings import read_settings, read_site
 from fl_lightning.flower.wire.keys import create_key
@@ -31,9 +32,8 @@ from fl_lightning.messages import ClientInfo
 
 POLICY: dict[str, Any] = {
     "federations": "any",
-    "evaluations": ["training", "validation", "test"],
-    "metrics": "any",
-    "min_examples": 1,
+    "tells": [fact for fact in FACTS if fact not in ("examples/rounded", "label_counts", "statistics", "own_model")],
+    "min_rows": 1,
 }
 """What the sites of the tests allow, unless a test is about it."""
 LINES: list[str] = []
@@ -132,7 +132,7 @@ def start_site(folder: Path, name: str) -> SiteServer:
     SERVERS[name] = SiteServer(
         *(name, None if settings.waits else SiteData(settings), settings.policy, own),
         say=lambda line: LINES.append(f"{name}: {line}"),
-        load=lambda schema: SiteData(read_settings(path, schema)),
+        load=None if settings.schema == "own" else lambda schema: SiteData(read_settings(path, schema)),
         key=own_key.read_bytes() if own_key.exists() else b"",
     )
     return SERVERS[name]

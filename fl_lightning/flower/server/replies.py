@@ -19,7 +19,7 @@ from fl_lightning.functional.compression import misfit, restore
 from fl_lightning.functional.exact_moments import Moments
 from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import UNTOLD, ClientInfo, ClientTask, EvalReport, NameComparison, Note, OwnModel, ServerModel
+from fl_lightning.messages import ClientInfo, ClientTask, EvalReport, NameComparison, Note, OwnModel, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 
 _MOST_EXAMPLES = 2**36
@@ -136,10 +136,6 @@ def info_in(found: Mapping[str, Any], name: str, sent: Mapping[str, Sequence[str
             raise ConfigurationError(f"Site {name} tells names of {kind} that the server does not have. Update the site.")
     if any(printable(text) != text for text in (*info.digests, info.schema)):
         raise ConfigurationError(f"Site {name} tells digests with control characters.")
-    if info.ranges is not None and not all(math.isfinite(value) for one in info.ranges for value in one):
-        raise ConfigurationError(f"Site {name} tells ranges that are not finite. Check the data.yaml there.")
-    if not all(UNTOLD <= count <= _MOST_EXAMPLES for one in info.histograms or () for count in one):
-        raise ConfigurationError(f"Site {name} tells impossible counts of bins. Update the site.")
     batches, rate = info.sampling or (1, 1.0)
     if not (1 <= batches <= _MOST_EXAMPLES and 0 < rate <= 1):
         raise ConfigurationError(f"Site {name} tells impossible batches ({batches} of a share of {rate}). Update the site.")

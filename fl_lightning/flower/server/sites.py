@@ -24,7 +24,6 @@ from fl_lightning.flower.checks import (
     require_names,
     require_parts,
     require_schema,
-    warn_of_ranges,
 )
 from fl_lightning.flower.server.exchange import Exchange, keep_witness
 from fl_lightning.flower.server.remote_pool import RemotePool
@@ -132,12 +131,13 @@ class RemoteSites(ChecksTypes, RemoteClients):
         absent = self._transport.absent() if self.min_sites is not None else {}
         classes, features = (_names_here(trainer, kind) for kind in ("classes", "feature_names"))
         require_fitting_classes(trainer.lightning_module, classes)
-        shows = any(getattr(callback, "reads_inputs", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-        asks = shows or any(not part.is_measured for part in standardized_parts(trainer.lightning_module))
+        callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
+        asks = any(getattr(callback, "reads_inputs", False) for callback in callbacks)
+        asks |= any(not part.is_measured for part in standardized_parts(trainer.lightning_module))
         own = schema_of(trainer.datamodule.datamodule)  # type: ignore[attr-defined]
         here = {"classes": classes, "features": features}
         summed = any(option.seals for option in settings.active_options)  # then the sums of inputs are asked for later
-        more: dict[str, Any] = {"statistics": asks and not summed, "histograms": shows, "summed": asks and summed}
+        more: dict[str, Any] = {"statistics": asks and not summed, "summed": asks and summed}
         more["schema"] = own.text if own else ""
         told = self._described(names, absent, here, more)
         for client, cause in absent.items():
@@ -151,7 +151,6 @@ class RemoteSites(ChecksTypes, RemoteClients):
         training = [info for info in self._infos[: self._trained] if info.num_examples]
         unseen = [info for info in self._infos[self._trained :] if info.num_examples]
         require_parts(settings, training, absent=len(absent), unseen=unseen)
-        warn_of_ranges(known, features)
         self._remember(list(told.values()))
         return self._infos
 
@@ -161,7 +160,7 @@ class RemoteSites(ChecksTypes, RemoteClients):
         """Return what each site that is online tells about its data, compared with the names of the server's set."""
         asked: dict[str, Any] = {**here, **more}
         online = [client for client in range(len(names)) if client not in absent]
-        quiet = {"statistics": False, "histograms": False}  # of held-out sites, whose sums must not be used
+        quiet = {"statistics": False}  # of held-out sites, whose sums must not be used
         requests = {
             k: envelope.request("describe", client=self._numbers[k], **(asked if k < self._trained else asked | quiet))
             for k in online

@@ -7,16 +7,16 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from fl_lightning.flower.site.release import FIELDS, numbers_of
 from fl_lightning.flower.wire.transport import Content
-from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, OwnModel, OwnModelOrder
-from fl_lightning.types import ClientFailure, ClientUpdate
+from fl_lightning.messages import ClientTask, EvalOrder, Note, OwnModelOrder
 
 CUT = "cut off"
 """The kind of a line that cannot be read."""
@@ -40,43 +40,24 @@ def tensors_in(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def in_words(message: Any) -> dict[str, Any]:
-    """Return what an order asks for, or what a report tells, as plain values: every number that is no tensor."""
+    """Return what an order asks for, or all that leaves with an answer but the update's tensors, as plain values."""
     if isinstance(message, ClientTask):
         names = {"round": "round_idx", "period": "period", "epochs": "epochs"}
         return {"train": {word: getattr(message, name, None) for word, name in names.items()}}  # it is not checked yet
     if isinstance(message, EvalOrder):
         asked = {} if message.question is None else {"question": _question(message.question)}
         return {"evaluate": message.part, "metric": message.metric, "turns_alone": len(message.tasks), **asked}
-    if isinstance(message, EvalReport):
-        return _answer(message) if message.n or message.reason else {"value": message.value}
-    if isinstance(message, ClientUpdate):
-        return {"update": _numbers(message)}
-    if isinstance(message, OwnModelOrder | OwnModel):
-        return {"own_model": isinstance(message, OwnModel)}
+    if isinstance(message, OwnModelOrder):
+        return {"own_model": False}
     if isinstance(message, Note):
         step = message.content.get("step", "") if isinstance(message.content, Mapping) else ""
         return {"option": str(message.option)[:40], "step": str(step)[:20]}
-    if isinstance(message, ClientFailure):
-        return {"failure": message.cause}
-    if isinstance(message, ClientInfo):
-        return asdict(message)
-    return {}
+    return {type(message).__name__: numbers_of(message)} if type(message) in FIELDS else {}
 
 
 def _question(question: Any) -> dict[str, Any]:
     """Return a question, which is not checked yet, as text that cannot fill the log."""
     return {name: str(getattr(question, name, None))[:500] for name in ("metric", "resamples", "level")}
-
-
-def _answer(report: EvalReport) -> dict[str, Any]:
-    told = {name: getattr(report, name) for name in ("value", "n", "interval", "reason")}
-    told["points"] = [tensor.tolist() for tensor in report.points]
-    return told | {"sums": {name: tensor.tolist() for name, tensor in report.sums.items()}}
-
-
-def _numbers(update: ClientUpdate) -> dict[str, Any]:
-    names = ("round_idx", "num_examples", "num_steps", "train_loss", "local_score", "global_score", "normalizer", "seconds")
-    return {name: getattr(update, name) for name in names} | {"metrics": dict(update.metrics), "optimizer": update.optimizer}
 
 
 class AuditLog:

@@ -21,7 +21,6 @@ from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.limits import SiteLimits
 from fl_lightning.flower.site.policy import Policy
 from fl_lightning.flower.site.questions import questions_at_site
-from fl_lightning.flower.site.rate_limits import RateLimits
 from fl_lightning.flower.site.recipe import Recipe, RefusedError
 from fl_lightning.functional.keyed_noise import OneTimeKey
 from fl_lightning.functional.recycling import emptied
@@ -113,9 +112,8 @@ def build(
     limits.check_settings(owner, data.units)
     module = _module(recipe, contract["model"], limits)
     _require_classes(module, data)
-    if policy.limits_rates:
-        owner.local = replace(owner.local, callbacks=[RateLimits(policy, owner.local.gradient_clip_val)])
-    owner.faults = replace(owner.faults, deadline=min(policy.max_seconds, owner.faults.deadline or policy.max_seconds))
+    most = policy.machine.hours * 3600
+    owner.faults = replace(owner.faults, deadline=min(most, owner.faults.deadline or most))
     torch.set_num_threads(contract["threads"])
     precision = resolve_precision(owner.local, contract["precision"], device)
     limits.check_module(owner.active_options, precision, module)

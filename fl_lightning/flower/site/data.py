@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import secrets
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset
 
 from fl_lightning.data.federated import FederatedDataModule
-from fl_lightning.data.input_statistics import input_histograms, input_moments, noisy_moments
+from fl_lightning.data.input_statistics import input_moments
 from fl_lightning.data.labels import names_of
 from fl_lightning.data.schema import categories_of, schema_of
-from fl_lightning.data.table_checks import ranges_of, rounded
 from fl_lightning.data.tensor_loader import Coins, PoissonBatches
 from fl_lightning.errors import DataError
 from fl_lightning.flower.checks import compared, digest_of_names, digest_of_schema
 from fl_lightning.flower.site.policy import Policy
 from fl_lightning.flower.site.settings import SiteSettings
 from fl_lightning.functional.digest import digest
-from fl_lightning.functional.histograms import without_few
 from fl_lightning.functional.small_counts import without_channels, without_small
-from fl_lightning.messages import UNTOLD, ClientInfo, Part
+from fl_lightning.messages import ClientInfo, Part
 from fl_lightning.partitioners.base import Partitioner
 
 
@@ -91,6 +87,7 @@ class SiteData:
 
     def __init__(self, settings: SiteSettings) -> None:
         self._datamodule, self._schema = settings.datamodule, digest_of_schema(settings.datamodule)
+        self._takes_schema = settings.schema == "server"
         whole = _whole(settings)
         self._views: dict[Part, FederatedDataModule] = {"training": whole}
         self._separate: dict[Part, FederatedDataModule] = {}
@@ -172,10 +169,9 @@ class SiteData:
         classes: Sequence[str] | None = None,
         features: Sequence[str] | None = None,
         statistics: bool = False,
-        histograms: bool = False,
         summed: bool = False,
     ) -> ClientInfo:
-        """Return what the server learns before the first round.
+        """Return what the site could tell before the first round; what its policy lets leave is a part of it.
 
         Args:
             name: the site's name.
@@ -183,29 +179,34 @@ class SiteData:
             classes: the names of the server's classes, if it has any.
             features: the names of its features, if it has any.
             statistics: whether it asks for the sums of the inputs.
-            histograms: whether it asks how many examples are in each bin.
             summed: whether it asks for the sums of the inputs in a sum over all sites only, which comes later.
         """
-        counts = tuple(int(count) for count in self.whole.label_counts()[0]) if policy.label_counts else None
+        least = policy.min_rows
+        parts: tuple[Part, ...] = ("validation", "test")
+        sizes = {part: self.size(part) if self.units(part) >= least else 0 for part in parts}
         own = self.names("classes"), self.names("feature_names")
         adds = summed and self._tells_moments(policy)
         return ClientInfo(
             name=name,
             num_examples=self.size("training"),
-            label_counts=counts,
-            num_validation=self.size("validation"),
-            num_test=self.size("test"),
+            label_counts=self._label_counts(least) if "label_counts" in policy.told else None,
+            num_validation=sizes["validation"],
+            num_test=sizes["test"],
             streams=self.streams,
-            evaluations=() if policy.min_noise > 0 else tuple(policy.evaluations),
+            evaluations=tuple(part for part in policy.evaluations if self.units(part) >= least),
             classes=compared(own[0], classes),
             features=compared(own[1], features),
             digests=("" if classes else digest_of_names(own[0]), "" if features else digest_of_names(own[1])),
-            ranges=self._ranges() if policy.ranges else None,
             moments=() if adds else self.moments(policy) if statistics else None,
-            histograms=self._histograms(policy) if histograms else None,
             schema=self._schema,
             sampling=self._sampling(),
         )
+
+    def _label_counts(self, least: int) -> tuple[int, ...] | None:
+        """Return the counts of all classes, or None if one is small: with the number of examples, the others would tell it."""
+        if any(0 < count < least for count in self.units_by_class()):
+            return None
+        return tuple(int(count) for count in self.whole.label_counts()[0])
 
     def _sampling(self) -> tuple[int, float] | None:
         if self.whole.client_datasets.size_is_unknown(0) or self.whole.client_datasets.source.batch_size is None:
@@ -214,7 +215,7 @@ class SiteData:
         return len(batches), batches.rate
 
     def _tells_moments(self, policy: Policy) -> bool:
-        return policy.statistics and policy.min_noise == 0 and not self.whole.client_datasets.size_is_unknown(0)
+        return "statistics" in policy.told and not self.whole.client_datasets.size_is_unknown(0)
 
     def moments(self, policy: Policy, summed: bool = False) -> tuple[tuple[str, ...], ...] | None:
         """Return the sums of the training inputs, if the policy allows the server to know them.
@@ -224,54 +225,23 @@ class SiteData:
             summed: whether the server gets them in a sum over sites only. Channels with few numbers are then 0 in the sum;
                 otherwise the site tells nothing if it has any.
         """
-        if not self._tells_moments(policy) or (policy.secure_aggregation == "required" and not summed):
+        if not self._tells_moments(policy) or (policy.masks is not None and not summed):
             return None
-        least, exact = self._least(policy), policy.statistics_epsilon is None
-        few = self.size("training") < least  # an image has many numbers
-        if few and not summed:
-            return None
-        if policy.statistics_epsilon is None:
-            found = input_moments(self.whole, 0)
-        else:
-            epsilon = policy.statistics_epsilon / self._rows_of_a_person
-            found = noisy_moments(self.whole, 0, epsilon, secrets.randbelow)
-        sparse = {k for k, count in enumerate(found.counts) if few or (exact and count < least)}
+        found, size = input_moments(self.whole, 0), self.size("training")
+        least = policy.min_rows * self._rows_of_a_person  # rows in which there are so many persons, whoever they are
+        sparse = {k for k, count in enumerate(found.counts) if count < least or size < least}  # an image has many numbers
         if sparse and not summed:
             return None
-        if exact:
-            found = without_small(found, categories_of(self._datamodule, len(found.counts)), least)
+        if self._takes_schema:  # a server could declare a rare value missing, and count it by what is left
+            sparse |= {k for k, count in enumerate(found.counts) if 0 < size - count < least}
+        found = without_small(found, categories_of(self._datamodule, len(found.counts)), least)
         return without_channels(found, sparse).texts()
-
-    def _least(self, policy: Policy) -> int:
-        """Return the fewest rows in which there are ``min_count`` persons, whoever they are."""
-        return policy.min_count * self._rows_of_a_person
 
     @property
     def _rows_of_a_person(self) -> int:
         """Return the largest number of training rows that a person has; 1 if the data do not name persons."""
         persons = self.whole.splits.persons
         return 1 if persons is None else int(torch.bincount(persons[self.whole.indices[0]]).max())
-
-    def digest(self) -> str:
-        """Return a digest of the exact sums of the training inputs, which never leaves the site."""
-        return hashlib.sha256(repr(input_moments(self.whole, 0)).encode()).hexdigest()
-
-    def _histograms(self, policy: Policy) -> tuple[tuple[int, ...], ...] | None:
-        """Return the counts of the bins that the schema's ranges have, if the policy allows the server to know them."""
-        schema = schema_of(self._datamodule)
-        least = self._least(policy)
-        few = self.size("training") < least or self.whole.client_datasets.size_is_unknown(0)
-        closed = policy.min_noise > 0 or policy.secure_aggregation == "required"
-        if not policy.histograms or closed or schema is None or few:
-            return None
-        counts = [without_few(one, least) for one in input_histograms(self.whole, 0, schema.cuts)]
-        return tuple(tuple(UNTOLD if n is None else n for n in one) for one in counts)
-
-    def _ranges(self) -> tuple[tuple[float, float, float, float], ...] | None:
-        dataset: Any = self.whole.client_datasets.source.dataset
-        if type(dataset) is not TensorDataset or dataset.tensors[0].dim() != 2 or self.names("feature_names") is None:
-            return None
-        return rounded(ranges_of(dataset.tensors[0].double().numpy()))
 
     @property
     def needs_schema(self) -> bool:

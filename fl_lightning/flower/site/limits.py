@@ -15,7 +15,7 @@ from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.core.option import OptionSettings
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.checks import evaluated_parts
-from fl_lightning.flower.site.policy import LARGEST_POWER, Policy
+from fl_lightning.flower.site.policy import FACTS, LARGEST_POWER, Policy
 from fl_lightning.flower.site.questions import check_question
 from fl_lightning.flower.site.recipe import RefusedError
 from fl_lightning.functional.model_state import ModelState
@@ -49,7 +49,7 @@ class SiteLimits:
         if not 1 <= contract["threads"] <= policy.most_threads:
             raise RefusedError(
                 f"The server's 'threads' is {contract['threads']}, but this site allows 1 to {policy.most_threads} "
-                "('policy.max_threads')."
+                "('policy.machine.threads')."
             )
         if not isinstance(local, Mapping):
             raise RefusedError("The server's 'federation.local' must be a mapping.")
@@ -69,12 +69,13 @@ class SiteLimits:
         Raises:
             RefusedError: with both numbers.
         """
-        if rounds * periods > self._policy.max_rounds:
+        most = self._policy.machine.trainings
+        if rounds * periods > most:
             planned = f"{rounds} rounds" if periods == 1 else f"{rounds} rounds of {periods} periods"
-            raise RefusedError(f"The server plans {planned}, but this site allows {self._policy.max_rounds}.")
+            raise RefusedError(f"The server plans {planned}, but this site allows {most} ('policy.machine.trainings').")
 
     def check_settings(self, owner: Any, units: Callable[[Part], int]) -> None:
-        """Refuse settings with less noise than this site requires, and evaluations that it does not allow.
+        """Refuse settings with less noise than this site requires, and those that need more than it tells.
 
         Args:
             owner: the federation's settings.
@@ -85,12 +86,17 @@ class SiteLimits:
         """
         if not _at_own_pace(owner.active_options):
             self.check_plan(owner.rounds, getattr(owner.route, "periods", 1))
-        most, least = _noise(owner.active_options), self._policy.min_noise
+        most, least = _noise(owner.active_options), self._policy.least_noise
         sealed = any(option.seals for option in owner.active_options)
-        if self._policy.secure_aggregation == "required" and not sealed:
+        if self._policy.masks is not None and not sealed:
             raise RefusedError(
-                "This site's 'policy.secure_aggregation' is 'required', so it sends nothing but its part of a sum. Set "
+                "This site's 'policy.update' is masks, so it sends nothing but its part of a sum. Set "
                 "'federation.secure_aggregation' at the server."
+            )
+        if sealed and self._policy.masks is None:
+            raise RefusedError(
+                "The server asks for masks ('federation.secure_aggregation'), but this site has no keys of the others, without "
+                "which the server could invent them. Its staff set 'policy.update.masks.peers'."
             )
         power = getattr(owner.strategy, "weight_power", 1.0)
         if sealed and power > LARGEST_POWER:
@@ -103,18 +109,23 @@ class SiteLimits:
         with self._requiring_noise():
             for option in owner.active_options:
                 option.check_settings(owner)
-        for setting, part in evaluated_parts(owner):
-            if least > 0:
-                raise RefusedError(
-                    f"'{setting}' evaluates models on each client's {part} examples, and this site's 'policy.min_noise' is "
-                    f"{least}, so no figure without noise leaves it. Use FedAvg, and measure nothing else at the clients."
-                )
-            if part not in self._policy.evaluations:
-                raise RefusedError(
-                    f"'{setting}' evaluates models on each client's {part} examples, which this site does not allow. The site "
-                    f"would have to add '{part}' to 'policy.evaluations'."
-                )
+        needed = {f"evaluation/{part}": setting for setting, part in evaluated_parts(owner)}
+        for fact in () if sealed else owner.strategy.reads:  # under masks, they are in the sum
+            needed[fact] = f"federation.strategy {type(owner.strategy).__name__}"
+        self._require_told(needed)
+        for _, part in evaluated_parts(owner):
             self.check_part(part, units(part))
+
+    def _require_told(self, needed: Mapping[str, str]) -> None:
+        """Refuse settings that need a fact which the site does not tell, with the line to add."""
+        told = self._policy.told
+        missing = [fact for fact in needed if fact not in told and not (fact == "examples" and "examples/rounded" in told)]
+        if missing:
+            lacking = "; ".join(FACTS[fact] for fact in missing)
+            raise RefusedError(
+                f"'{needed[missing[0]]}' needs what this site does not tell: {lacking}. If its staff agrees, they write in "
+                f"data.yaml, under 'policy': tells: [{', '.join([*sorted(told), *missing])}]"
+            )
 
     def check_training(self, data: SiteData) -> None:
         """Refuse a training part with fewer persons or rows than this site requires; a stream tells its size only later.
@@ -131,10 +142,10 @@ class SiteLimits:
         Raises:
             RefusedError: naming the limit, without the number.
         """
-        if units < self._policy.min_examples:
+        if units < self._policy.min_rows:
             raise RefusedError(
-                f"This site's {part} part has fewer than {self._policy.min_examples} examples or persons "
-                "('policy.min_examples'), so nothing that is computed from it leaves."
+                f"This site's {part} part has fewer than {self._policy.min_rows} rows or persons ('policy.min_rows'), so "
+                "nothing that is computed from it leaves."
             )
 
     def check_module(self, options: Sequence[OptionSettings], precision: str, module: LightningModule) -> None:
@@ -153,9 +164,10 @@ class SiteLimits:
         Raises:
             RefusedError: with its size.
         """
-        size = sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers())) / 2**20
-        if size > self._policy.max_model:
-            raise RefusedError(f"The model has {size:.0f} MiB, but this site allows {self._policy.max_model:g} MiB.")
+        size = sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers())) / 2**30
+        most = self._policy.machine.memory
+        if size > most:
+            raise RefusedError(f"The model has {size:.3g} GiB, but this site allows {most:g} ('policy.machine.memory').")
 
     def check_buffers(self, options: Sequence[OptionSettings], state: ModelState) -> None:
         """Refuse a model whose buffers would be sent without the required noise.
@@ -172,7 +184,7 @@ class SiteLimits:
 
         A check before the noise would; so would one of an update that leaves masked, and a server could choose the limit.
         """
-        if self._policy.min_noise > 0:
+        if self._policy.noise is not None:
             return replace(model, tolerates_broken=True, max_abs_weight=math.inf)
         sealed = any(option.seals for option in options)
         return replace(model, max_abs_weight=math.inf) if sealed else model
@@ -185,7 +197,7 @@ class SiteLimits:
         except ConfigurationError as error:
             if sealed:
                 raise RefusedError(str(error)) from error
-            if self._policy.min_noise > 0:
+            if self._policy.noise is not None:
                 raise RefusedError(f"This site's policy requires noise at the client. {error}") from error
 
     # ---------------------------------------------------------------- orders
@@ -203,7 +215,7 @@ class SiteLimits:
         """
         policy = self._policy
         passed_on = isinstance(order, ClientTask) and not order.delivers
-        if passed_on and _noise(settings.active_options, delivered=False) < policy.min_noise:
+        if passed_on and _noise(settings.active_options, delivered=False) < policy.least_noise:
             raise RefusedError(
                 "The order asks for a model that passes no transforms, and so for one without the noise that its policy "
                 "requires. Use the route ServerRoute, or noise in every step of the clients' training."
@@ -216,12 +228,7 @@ class SiteLimits:
             turn.local = settings.local if own is None else replace(settings.local, max_epochs=own, max_steps=-1)
             self.check_turn(task, turn, data, leaves=isinstance(order, ClientTask))
         if isinstance(order, EvalOrder):
-            allowed = () if policy.min_noise > 0 else policy.evaluations
-            if order.part not in allowed:
-                raise RefusedError(
-                    f"This site does not allow evaluation on its {order.part} examples: '{order.part}' is not in its "
-                    "'policy.evaluations', or its 'policy.min_noise' is above 0."
-                )
+            self._require_told({f"evaluation/{order.part}": "fl-lightning evaluate"})
             self.check_part(order.part, data.units(order.part))
             if order.question is not None:
                 check_question(order, order.question, policy)
@@ -232,25 +239,23 @@ class SiteLimits:
         Raises:
             RefusedError: naming the limit.
         """
-        if self._policy.own_model != "travels":
-            raise RefusedError("The model of this site stays here ('policy.own_model').")
-        if self._policy.min_noise > 0 or any(option.seals for option in settings.active_options):
-            raise RefusedError("The model of this site would leave without the noise or the masks that this federation has.")
+        self._require_told({"own_model": "the evaluation of each site's own model by the others"})
+        if any(option.seals for option in settings.active_options):
+            raise RefusedError("The model of this site would leave without the masks that this federation has.")
         self.check_training(data)
 
     def check_work(self, update: ClientUpdate) -> None:
-        """Refuse to send an update of fewer rows or steps than this site requires, however few it has done.
+        """Refuse to send an update of no step, or of fewer rows than this site requires, which a stream tells only now.
 
         Raises:
             RefusedError: naming the limit.
         """
-        self.check_part("training", update.num_examples)  # which a stream tells only now
-        steps, least = update.num_steps, self._policy.min_steps
-        if steps < least:
-            raise RefusedError(f"The turn had {steps} steps, but this site's 'policy.min_steps' is {least}.")
+        self.check_part("training", update.num_examples)
+        if update.num_steps < 1:
+            raise RefusedError("The turn had no steps. Let each turn have one at least.")
 
     def check_turn(self, task: ClientTask, settings: FederationSettings, data: SiteData, leaves: bool = True) -> None:
-        """Refuse a turn with more epochs, fewer steps, or smaller batches than this site allows.
+        """Refuse a turn that may read fewer rows, or persons, than this site allows.
 
         Args:
             task: the turn.
@@ -262,40 +267,22 @@ class SiteLimits:
             RefusedError: naming the limit.
         """
         policy = self._policy
-        most = math.inf if _at_own_pace(settings.active_options) else policy.max_rounds
+        most = math.inf if _at_own_pace(settings.active_options) else policy.machine.trainings
         if not 0 <= task.round_idx < most:
-            raise RefusedError(f"Round {task.round_idx} is beyond this site's limit of {policy.max_rounds} rounds.")
+            raise RefusedError(f"Round {task.round_idx} is beyond this site's limit of {most} ('policy.machine.trainings').")
         if not 1 <= task.slowness < math.inf:
             raise RefusedError(f"The turn has a slowness of {task.slowness:g}, which is not 1 or above.")
         every, smallest = data.batches(settings.local.full_batch)
         batches = every if every == math.inf else settings.local.batches(int(every))
         plan = TurnPlan.of(task, settings.local)
         steps = plan.steps(batches, whole=False) / task.slowness
-        epochs = float(plan.epochs)
-        if plan.epochs == -1:  # the number of steps ends the turn
-            epochs = math.inf if batches == math.inf else plan.max_steps / math.ceil(batches / plan.accumulate)
-        if not epochs <= policy.max_epochs:
-            raise RefusedError(f"The turn has {epochs:g} epochs, but this site's 'policy.max_epochs' is {policy.max_epochs}.")
-        if leaves and steps < policy.min_steps:
-            raise RefusedError(f"The turn has {steps:g} steps, but this site's 'policy.min_steps' is {policy.min_steps}.")
         whole = steps if math.isinf(steps) else max(1, int(steps))  # a slow client leaves out a step in part
         read = min(whole * plan.accumulate, batches)  # an epoch repeats no row, and the next one may repeat all
-        noisy = policy.min_noise > 0 and _noise(settings.active_options, delivered=False) >= policy.min_noise
-        if leaves and not noisy:
-            self._check_rows(math.inf if read >= every else read * smallest, smallest)
-
-    def _check_rows(self, read: float, smallest: int) -> None:
-        """Refuse a turn that may read too few rows (or persons), in all or in its smallest batch."""
-        policy = self._policy
-        if read < policy.min_examples:
+        noisy = policy.noise is not None and _noise(settings.active_options, delivered=False) >= policy.least_noise
+        if leaves and not noisy and read < every and read * smallest < policy.min_rows:
             raise RefusedError(
-                f"The turn may read fewer rows or persons than this site's 'policy.min_examples' of {policy.min_examples}. "
-                "Train longer, or on larger batches."
-            )
-        if smallest < policy.min_batch:
-            raise RefusedError(
-                f"A batch may have fewer rows or persons than this site's 'policy.min_batch' of {policy.min_batch}. The "
-                "site's staff can choose a 'batch_size' that leaves no small rest."
+                f"The turn may read fewer rows or persons than this site's 'policy.min_rows' of {policy.min_rows}. Train "
+                "longer, or on larger batches."
             )
 
 

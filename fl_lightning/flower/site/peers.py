@@ -10,17 +10,18 @@ from fl_lightning.flower.wire.keys import read_public_key
 
 
 def read_peers(policy: Policy) -> dict[str, bytes]:
-    """Return the public keys in the folder ``policy.peers`` by the names of their files, which are those of the sites.
+    """Return the public keys in the folder of ``Masks.peers`` by the names of their files, which are those of the sites.
 
     Raises:
         ConfigurationError: if the folder does not exist, has none, or a file is no public key of a site.
     """
-    if policy.peers is None:
+    if policy.masks is None:
         return {}
-    files = sorted(Path(policy.peers).glob("*.pub"))
+    peers = policy.masks.peers
+    files = sorted(Path(peers).glob("*.pub"))
     if not files:
         raise ConfigurationError(
-            f"'policy.peers' is '{policy.peers}', which is no folder with files NAME.pub. Put the public keys there that "
+            f"'policy.update.masks.peers' is '{peers}', which is no folder with files NAME.pub. Put the public keys there that "
             "the other sites have given you, each under the name of its site."
         )
     return {file.stem: read_public_key(file) for file in files}

@@ -35,7 +35,7 @@ def questions_at_site(policy: Policy) -> Questions:
         recipe.check(values, "metrics")
         return recipe.build(values, Metric, "metrics")  # type: ignore[no-any-return]
 
-    return Questions(build, policy.min_examples)
+    return Questions(build, policy.min_rows)
 
 
 def check_question(order: EvalOrder, question: Question, policy: Policy) -> None:
@@ -116,24 +116,24 @@ class SiteQuestions:
         write_whole(self._path, json.dumps(known).encode())
 
     def _add(self, questions: list[str], one: str) -> None:
-        limit = self._policy.max_evaluations
+        limit = self._policy.machine.trainings
         if one not in questions and len(questions) >= limit:
             raise RefusedError(
                 f"This site has answered {len(questions)} questions about these examples, over all federations, and its "
-                f"'policy.max_evaluations' is {limit}. Only the site can raise the limit."
+                f"'policy.machine.trainings' is {limit}. Only the site can raise the limit."
             )
         if one not in questions:
             questions.append(one)
 
     def _require_other(self, units: Sequence[str], known: Mapping[str, Any]) -> None:
         """Refuse a version that few persons or rows distinguish from one before: the difference would tell about these."""
-        now, least = Counter(units), self._policy.min_examples
+        now, least = Counter(units), self._policy.min_rows
         for before in known.values():
             then = Counter(before["units"])
             changed = max((now - then).total(), (then - now).total())
             if changed < least:
                 raise RefusedError(
                     f"The {before['part']} examples of this site have changed since it answered questions about them, but "
-                    f"by fewer than {least} examples or persons ('policy.min_examples'), and the difference of two answers "
+                    f"by fewer than {least} rows or persons ('policy.min_rows'), and the difference of two answers "
                     f"would tell about these. If the server may know that, the site's staff delete '{self._path}'."
                 )

@@ -88,7 +88,7 @@ class SiteRecord:
     def _write(self) -> None:
         write_whole(self._folder / _FILE, json.dumps({"number": self._number, "federations": self._known}).encode())
 
-    def tell_once(self, kind: str, what: str, told: Sequence[Sequence[object]]) -> None:
+    def tell_once(self, kind: str, what: str, told: Sequence[object]) -> None:
         """Keep a digest of what the site tells about its rows, once for all federations.
 
         Args:
@@ -104,23 +104,6 @@ class SiteRecord:
         if not path.exists():
             write_whole(path, digest.encode())
         _require_same(path, what, path.read_text(encoding="utf-8"), digest)
-
-    def first_told(self, digest: str, told: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
-        """Return the sums with noise that the site told first, because the mean of several answers has less noise.
-
-        Args:
-            digest: a digest of the exact sums.
-            told: the sums to tell if it has told none.
-
-        Raises:
-            RefusedError: if the data have changed since.
-        """
-        path = self._folder / "noisy_statistics.json"
-        if not path.exists():
-            write_whole(path, json.dumps({"digest": digest, "told": told}).encode())
-        kept = _values(path)
-        _require_same(path, "the sums of its inputs", kept["digest"], digest)
-        return tuple(map(tuple, kept["told"]))
 
     def take_number(self, number: int) -> None:
         """Keep the number by which the server calls this site, from which its held-back rows follow.
@@ -215,23 +198,16 @@ class SiteRecord:
         self._read()
         if "withdrawn" in self._known[federation]:
             raise RefusedError(f"This site has withdrawn from this federation on {self._known[federation]['withdrawn']}.")
-        before, total = self._known[federation]["turns"], sum(one["turns"] for one in self._known.values())
-        evaluated = self._known[federation].get("evaluations", 0)
-        if evaluated + evaluations > self._policy.max_evaluations:
-            raise RefusedError(
-                f"This site has evaluated {evaluated} models in this federation, and its 'policy.max_evaluations' is "
-                f"{self._policy.max_evaluations}. Evaluations that are repeated after a restart of the server count as well. "
-                "Only the site can raise the limit."
-            )
-        for name, done, where in (
-            ("max_rounds", before, "in this federation"),
-            ("max_total_rounds", total, "in all federations"),
-        ):
-            limit = getattr(self._policy, name)
-            if done + turns > limit:
+        before, evaluated = self._known[federation]["turns"], self._known[federation].get("evaluations", 0)
+        total = sum(one["turns"] for one in self._known.values())
+        all_evaluated = sum(one.get("evaluations", 0) for one in self._known.values())
+        limit = self._policy.machine.trainings
+        for what, done, more in (("trained", total, turns), ("evaluated models", all_evaluated, evaluations)):
+            if done + more > limit:
                 raise RefusedError(
-                    f"This site has trained {done} times {where}, and its 'policy.{name}' is {limit}. Periods of a round, and "
-                    "rounds that are repeated after a restart of the server, count as well. Only the site can raise the limit."
+                    f"This site has {what} {done} times in all federations, and its 'policy.machine.trainings' is {limit}. "
+                    "Periods of a round, and what is repeated after a restart of the server, count as well. Only the site can "
+                    "raise the limit."
                 )
         if turns or evaluations:
             self._known[federation] |= {"turns": before + turns, "evaluations": evaluated + evaluations}

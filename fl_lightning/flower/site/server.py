@@ -20,13 +20,13 @@ from fl_lightning.flower.site.contract import Built, build, check_contract
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.description import SiteDescription
 from fl_lightning.flower.site.errors import SiteErrors
-from fl_lightning.flower.site.figures import Outgoing, update_to_send
 from fl_lightning.flower.site.limits import SiteLimits
 from fl_lightning.flower.site.peers import read_peers
-from fl_lightning.flower.site.policy import Policy
+from fl_lightning.flower.site.policy import Masks, Policy
 from fl_lightning.flower.site.questions import SiteQuestions
 from fl_lightning.flower.site.recipe import RefusedError
 from fl_lightning.flower.site.record import SiteRecord, digest_of, settings_of, whole_digest
+from fl_lightning.flower.site.release import numbers_of, released
 from fl_lightning.flower.site.server_schema import keep_schema
 from fl_lightning.flower.site.state import SiteStore, require_id
 from fl_lightning.flower.validation import listed, require_message, require_model, require_order
@@ -65,7 +65,7 @@ class SiteServer:
         folder: the site's folder, for state, audit log and the details of errors.
         device: the device to train on.
         say: prints a line for the site's staff.
-        load: returns the data as the file of a schema describes them.
+        load: returns the data as the file of the server's schema describes them; None if they have a schema of their own.
         key: the site's private key.
     """
 
@@ -86,8 +86,7 @@ class SiteServer:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._audit, self._record = AuditLog(folder / "audit.jsonl"), SiteRecord(folder, policy, name)
         self._limits, self._questions = SiteLimits(policy), SiteQuestions(folder, policy)
-        self._outgoing = Outgoing(policy, self._say)
-        self._description = SiteDescription(name, policy, self._record, self._outgoing)
+        self._description = SiteDescription(name, policy, self._record)
         self._errors = SiteErrors(folder, self._say, uniform=policy.hides_errors)
         self._work: _Work | None = None
         self._take_data(data)
@@ -136,8 +135,9 @@ class SiteServer:
 
     def _answer(self, parts: Parts) -> Content:
         size = sum(map(len, parts.values()))
-        if size > self._policy.largest_message * 2**20:
-            raise RefusedError(f"The message has {size} bytes, but this site accepts {self._policy.largest_message} MiB.")
+        most = self._policy.machine.memory
+        if size > most * 2**30:
+            raise RefusedError(f"The message has {size} bytes, but this site accepts {most:g} GiB ('policy.machine.memory').")
         if set(parts) not in ({"order"}, {"order", "model"}):
             raise WireError("The message does not have the expected parts.")
         asked = envelope.opened(parts["order"], envelope.KINDS)
@@ -152,7 +152,7 @@ class SiteServer:
         if kind == "describe":
             info = self._described(asked)
             reply: Content = self._reply(info=info)
-            self._audit.record("out", kind, reply, (), federation, told=in_words(info))
+            self._audit.record("out", kind, reply, (), federation, told=numbers_of(info))
         elif kind == "prepare":
             self._prepare(asked)
             reply = self._reply()
@@ -162,7 +162,7 @@ class SiteServer:
         return reply
 
     def _described(self, asked: Mapping[str, Any]) -> Any:
-        schema = keep_schema(self._folder, self._policy, asked.get("schema", ""))
+        schema = keep_schema(self._folder, self._load is not None, asked.get("schema", ""))
         if self._loaded is None and schema is not None and self._load is not None:
             self._take_data(self._load(schema))
             self._say(f"The tables are read as the server's schema says, which is {schema}.")
@@ -173,7 +173,10 @@ class SiteServer:
             )
         self._take_number(asked.get("client"))
         self._limits.check_training(self._data)
-        return self._description.tell(asked, self._data)
+        info = self._description.tell(asked, self._data)
+        if self._data.names("feature_names") is not None and not info.schema:
+            self._say("The tables have no schema, so nobody compares their units with those of other sites: docs/schema.md.")
+        return info
 
     def _take_number(self, client: Any) -> int:
         if type(client) is not int or not 0 <= client < 10**6:
@@ -219,6 +222,7 @@ class SiteServer:
         return self._work
 
     def _place(self, federation: str, contract: Mapping[str, Any]) -> SitePlace:
+        masks = self._policy.masks or Masks("")
         return SitePlace(
             name=self._name,
             key=self._key,
@@ -226,11 +230,11 @@ class SiteServer:
             folder=self._folder,
             federation=federation,
             contract=whole_digest(contract),
-            min_cohort=self._policy.min_cohort,
-            max_lost=self._policy.max_lost,
+            min_cohort=masks.least,
+            max_lost=masks.lost,
             told=self._told,
             moments=lambda: self._description.summand(self._data),
-            hides_sizes=self._policy.examples == "masked",
+            hides_steps="steps" not in self._policy.told,
         )
 
     def _carry_out(self, asked: Mapping[str, Any], parts: Parts) -> Content:
@@ -265,10 +269,10 @@ class SiteServer:
         for note in notes:
             work.site.handle(note)
         self._questions.count(orders, known, self._data, work.site.handle)
-        replies = [self._one(work, order) for order in orders]
+        replies = [released(self._one(work, order), self._policy) for order in orders]
         found = work.built.client.counts()
         counts = {name: {str(client): n for client, n in numbers.items()} for name, numbers in found.items()}
-        reply = self._sent(work, self._reply(replies=replies, releases=counts), replies, **self._outgoing.withheld())
+        reply = self._sent(work, self._reply(replies=replies, releases=counts), replies)
         final = not any(isinstance(one, ClientFailure | Note) for one in replies)  # answers may hold shares of keys
         work.store.save(work.site.state_dict(), key, reply if final else None)
         return reply
@@ -324,12 +328,12 @@ class SiteServer:
             self._say(f"Round {order.round_idx}: {'failed' if isinstance(result, ClientFailure) else 'trained'}.")
         if isinstance(result, ClientUpdate) and not any(option.seals for option in settings.active_options):
             self._limits.check_work(result)
-        return self._outgoing.result(result)
+        return result
 
     def _told(self, update: ClientUpdate) -> ClientUpdate:
         """Return an update that an option is about to seal, with the figures that may leave."""
         self._limits.check_work(update)
-        return update_to_send(update, self._policy)[0]
+        return released(update, self._policy, summed=True)  # type: ignore[no-any-return]
 
     def _computed(self, work: _Work, order: ClientTask | EvalOrder) -> ClientUpdate | ClientFailure | EvalReport:
         """Return the result of an order.

@@ -7,7 +7,6 @@ from typing import Any
 
 from fl_lightning.data.schema_file import parse_schema, read_schema
 from fl_lightning.errors import DataError, WireError
-from fl_lightning.flower.site.policy import Policy
 from fl_lightning.flower.site.recipe import RefusedError
 from fl_lightning.utilities.atomic_file import write_whole
 
@@ -20,13 +19,13 @@ def kept_schema(folder: Path) -> Path | None:
     return path if path.exists() else None
 
 
-def keep_schema(folder: Path, policy: Policy, text: Any) -> Path | None:
+def keep_schema(folder: Path, takes: bool, text: Any) -> Path | None:
     """Keep the schema that a server offers, and return its file; None without an offer.
 
     Args:
         folder: the site's folder.
-        policy: the site's policy. If its tables take the server's schema, they take the first one: a second one could ask for
-            other columns of the same rows.
+        takes: whether the site's tables take the server's schema. They take the first one: a second one could ask for other
+            columns of the same rows.
         text: what the server sent.
 
     Raises:
@@ -37,13 +36,13 @@ def keep_schema(folder: Path, policy: Policy, text: Any) -> Path | None:
         raise WireError("The server's schema is not a text.")
     path = folder / _FILE
     if not text:
-        return kept_schema(folder) if policy.schema == "server" else None
+        return kept_schema(folder) if takes else None
     try:
         schema = parse_schema(text, is_json=True)
     except DataError as error:
         raise RefusedError(f"The server's schema cannot be used: {error}") from error
     known = read_schema(path) if path.exists() else None
-    if known is not None and known.digest() != schema.digest() and policy.schema == "server":
+    if known is not None and known.digest() != schema.digest() and takes:
         raise RefusedError(
             f"The server offers the schema {schema.digest()}, but this site has taken {known.digest()} from it, and another "
             f"one could read other columns. If the site's staff agree, they delete '{path}'."

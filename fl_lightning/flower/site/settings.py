@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
@@ -17,10 +17,9 @@ from fl_lightning.compat.jsonargparse import actions_of, in_words
 from fl_lightning.config.files import refuse_unclear
 from fl_lightning.config.null_settings import refuse_null
 from fl_lightning.config.wrong_value import wrong_value
-from fl_lightning.data.schema import schema_of
 from fl_lightning.errors import ConfigurationError, did_you_mean, require
 from fl_lightning.flower.checks import refuse_parts
-from fl_lightning.flower.site.policy import Policy, with_preset
+from fl_lightning.flower.site.policy import Policy, refuse_former
 from fl_lightning.flower.site.server_schema import kept_schema
 
 _PARTS = ("datamodule", "validation", "test")
@@ -39,11 +38,13 @@ class SiteSettings:
         client_test: the share held back for a test, in [0, 1), instead of ``test``.
         seed: with the site's number, draws the shares that are held back; a simulation with the same seed of its partitioner (0
             by default) holds back the same rows. Only the site knows it.
-        policy: what a server may have this site do.
+        policy: what a server may have this site do, and what it learns.
+        schema: whose schema describes the tables that name none: with ``server``, the first one that a server offers. It reads
+            columns that ``columns`` does not name by its own names, so the file should have no others.
         device: the device to train on: ``auto``, ``cpu``, ``cuda``, or ``cuda:1`` for the second GPU.
 
     Raises:
-        ConfigurationError: if the device is not one of these, or the policy asks for noise without a schema.
+        ConfigurationError: if the device is not one of these.
     """
 
     datamodule: LightningDataModule
@@ -53,18 +54,12 @@ class SiteSettings:
     client_test: float = 0.0
     seed: int = 0
     policy: Policy = field(default_factory=Policy)
+    schema: Literal["own", "server"] = "own"
     device: str = "auto"
 
     def __post_init__(self) -> None:
         known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)
         require(known is not None, "device", "auto, cpu, cuda or cuda:NUMBER", self.device)
-        schema = schema_of(self.datamodule)
-        noise = self.policy.statistics_epsilon
-        if noise is not None and not self.waits and (schema is None or not schema.bounded):
-            raise ConfigurationError(
-                f"'policy.statistics_epsilon' is {noise:g}, but no column has a range in a schema, which noise needs. Set "
-                "'schema' of the datamodule, with 'minimum' and 'maximum' of its fields, or leave it out."
-            )
         refuse_parts({"datamodule": self.datamodule, "validation": self.validation, "test": self.test})
 
     @property
@@ -91,7 +86,7 @@ def read_settings(path: Path, schema: Path | None = None) -> SiteSettings:
     Args:
         path: the file.
         schema: the file of the server's schema, which describes the tables that name none. Without it, there are no datamodules
-            if a table needs it by ``policy.schema: server``.
+            if a table needs it by ``schema: server``.
 
     Raises:
         ConfigurationError: if it cannot be read.
@@ -107,9 +102,8 @@ def read_settings(path: Path, schema: Path | None = None) -> SiteSettings:
         text = path.read_text(encoding="utf-8")
         refuse_unclear(text)
         content = yaml.safe_load(text)
-        given = content.get("policy") if isinstance(content, dict) else None
-        limits = with_preset(given)
-        parsed = parser.parse_path(str(path)) if limits is given else parser.parse_object({**content, "policy": limits})
+        refuse_former(content.get("policy") if isinstance(content, dict) else None)
+        parsed = parser.parse_path(str(path))
         refuse_null(parsed, parser)
         _describe(parsed, schema)
         return SiteSettings(**vars(parser.instantiate(parsed)))
@@ -142,7 +136,7 @@ def _describe(parsed: Any, schema: Path | None) -> None:
     without = [part.init_args for part in parts if "schema" in part.get("init_args", {}) and part.init_args.schema is None]
     for arguments in without if schema is not None else []:
         arguments.schema = str(schema)
-    if without and schema is None and parsed.policy.schema == "server":
+    if without and schema is None and parsed.schema == "server":
         for name in _PARTS:
             parsed[name] = None
 

@@ -56,7 +56,7 @@ def main() -> None:
         sys.exit(UNUSABLE)
     server = SiteServer(
         *(arguments.name, data, settings.policy, folder, device, say),
-        load=lambda schema: SiteData(read_settings(Path(arguments.data), schema)),
+        load=None if settings.schema == "own" else lambda schema: SiteData(read_settings(Path(arguments.data), schema)),
         key=Path(arguments.key).read_bytes(),
     )
     known = "The tables wait for the server's schema." if data is None else f"{data.size('training')} training examples."

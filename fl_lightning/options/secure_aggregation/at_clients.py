@@ -163,7 +163,7 @@ class MasksAtClients(ClientHooks):
             raise ProtocolError("The list of survivors cannot be read.")
         if self._place is not None and len(set(delivered)) < self._place.min_cohort:
             raise ProtocolError(
-                f"The updates of {len(set(delivered))} sites would be added, but this site's 'policy.min_cohort' is "
+                f"The updates of {len(set(delivered))} sites would be added, but this site's 'policy.update.masks.least' is "
                 f"{self._place.min_cohort}."
             )
         if self._place is None:
@@ -215,14 +215,13 @@ class MasksAtClients(ClientHooks):
         if place is not None:
             self._require_sums(description, strategy, update.num_examples, own)
         words = masking.mask(to_words(own, description.layout, len(description.cohort)))
-        sizes, counters = (update.num_examples, update.num_steps), update.snapshot.counters
-        if place is not None and place.hides_sizes:
-            sizes, counters = (1, 0), self._editor.counters
-        snapshot = Snapshot(update.snapshot.vector[:0], counters)
+        hides = place is not None and place.hides_steps
+        snapshot = Snapshot(update.snapshot.vector[:0], self._editor.counters if hides else update.snapshot.counters)
         return ClientUpdate(
             update.client,
             update.round_idx,
-            *sizes,
+            update.num_examples,
+            update.num_steps,
             bytes_down=update.bytes_down,
             bytes_up=8 * len(words),
             model=snapshot,

@@ -30,12 +30,12 @@ def require_round(terms: RoundTerms, client: int, place: SitePlace) -> None:
     unknown = sorted(set(names.values()) - {*place.peers, place.name})
     if unknown:
         raise ProtocolError(
-            f"The round has sites whose public keys this site does not have ('policy.peers'): {unknown[0][:60]!r}."
+            f"The round has sites whose public keys this site does not have ('policy.update.masks.peers'): {unknown[0][:60]!r}."
         )
     if not place.min_cohort <= len(names) <= COMPLETE:
         raise ProtocolError(
-            f"The round has {len(names)} sites, but must have {COMPLETE} at most, and at least this site's 'policy.min_cohort' "
-            f"of {place.min_cohort}."
+            f"The round has {len(names)} sites, but must have {COMPLETE} at most, and at least this site's "
+            f"'policy.update.masks.least' of {place.min_cohort}."
         )
 
 

@@ -1,0 +1,196 @@
+"""The only door out of a site: a table of every field of every message that may leave, which also words ``--check``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+
+from fl_lightning.errors import WireError
+from fl_lightning.flower.site.policy import FACTS, METRIC, Policy
+from fl_lightning.messages import ClientInfo, EvalReport, Note, OwnModel
+from fl_lightning.types import ClientFailure, ClientUpdate
+
+_SIZES = "examples"
+"""The fact that is told exact or rounded."""
+_ALWAYS = ""
+"""The fact of what leaves with every message of its kind."""
+
+
+def counted(number: int, policy: Policy) -> int:
+    """Return a number of examples as the site tells it: rounded to multiples of ``min_rows``, unless it tells exact ones."""
+    step = policy.min_rows
+    return number if _SIZES in policy.told or not number else max(1, (number + step // 2) // step) * step
+
+
+def rounded(value: Any, policy: Policy) -> Any:
+    """Return a figure, or a tuple or tensor of figures, to the digits of the policy."""
+    digits = policy.digits
+    if digits is None or value is None:
+        return value
+    if isinstance(value, torch.Tensor):
+        numbers = [rounded(one, policy) for one in value.flatten().tolist()]
+        return torch.tensor(numbers, dtype=value.dtype).view(value.shape)
+    if isinstance(value, tuple):
+        return tuple(rounded(one, policy) for one in value)
+    return value if not math.isfinite(value) else float(f"{value:.{digits - 1}e}")
+
+
+def _metrics(metrics: Mapping[str, float], policy: Policy) -> dict[str, float]:
+    told = policy.told
+    return {name: rounded(value, policy) for name, value in metrics.items() if "metrics" in told or f"{METRIC}{name}" in told}
+
+
+def _sampling(sampling: tuple[int, float] | None, policy: Policy) -> tuple[int, float] | None:
+    """Return the batches of an epoch; an exact rate would tell the number of examples."""
+    exact = sampling is None or _SIZES in policy.told
+    return sampling if exact else (sampling[0], 2.0 ** -math.floor(-math.log2(sampling[1])))  # type: ignore[index]
+
+
+def _sums(sums: Mapping[str, Any], policy: Policy) -> Mapping[str, Any]:
+    return sums if _exact(policy) else {}
+
+
+def _pooled(why: str, policy: Policy) -> str:
+    return why or ("" if _exact(policy) else "exact sums do not leave this site ('policy.digits', 'policy.tells')")
+
+
+def _exact(policy: Policy) -> bool:
+    """Return whether the sums of a metric's states may leave, which tell exact numbers."""
+    return policy.digits is None and _SIZES in policy.told
+
+
+def _counts(counts: tuple[int, ...] | None, policy: Policy) -> tuple[int, ...] | None:
+    return None if counts is None else tuple(counted(count, policy) for count in counts)
+
+
+def _as_it_is(value: Any, policy: Policy) -> Any:
+    return value
+
+
+@dataclass(frozen=True)
+class Field:
+    """Say when a field of a message may leave, and how.
+
+    Attributes:
+        fact: the name in ``policy.tells`` that lets it leave; empty if it always does.
+        changed: returns the value as it leaves.
+        untold: returns what leaves instead of a value that stays; by default the default of the message's class.
+        is_model: whether it holds the update's tensors, which the log names by shape and digest alone.
+    """
+
+    fact: str = _ALWAYS
+    changed: Callable[[Any, Policy], Any] = _as_it_is
+    untold: Callable[[Any], Any] | None = None
+    is_model: bool = False
+
+    def leaves(self, policy: Policy) -> bool:
+        """Return whether the value leaves."""
+        told = policy.told
+        return self.fact == _ALWAYS or self.fact in told or (self.fact == _SIZES and "examples/rounded" in told)
+
+
+def _one(value: Any) -> int:
+    return 1
+
+
+def _whether_any(number: int) -> int:
+    return min(1, number)
+
+
+_HERE, _MODEL = Field(), Field(is_model=True)
+FIELDS: dict[type, dict[str, Field]] = {
+    ClientUpdate: {
+        **dict.fromkeys(("client", "round_idx"), _HERE),
+        **dict.fromkeys(("model", "extras", "compressed"), _MODEL),
+        "num_examples": Field(_SIZES, counted, _one),
+        "num_steps": Field("steps", untold=lambda steps: 0),
+        "train_loss": Field("loss", rounded),
+        "metrics": Field(changed=_metrics),
+        "normalizer": Field("normalizer", rounded),
+        "local_score": Field("evaluation/validation", rounded),
+        "global_score": Field("evaluation/training", rounded),
+        "seconds": Field("seconds", rounded),
+        "optimizer": Field("optimizer"),
+    },
+    EvalReport: {  # an order about a part that 'tells' does not name is refused before it is carried out
+        **dict.fromkeys(("client", "reason"), _HERE),
+        **dict.fromkeys(("value", "interval", "points"), Field(changed=rounded)),
+        "n": Field(changed=counted),
+        "sums": Field(changed=_sums),
+        "pooled": Field(changed=_pooled),
+    },
+    ClientInfo: {
+        **dict.fromkeys(("name", "evaluations", "classes", "features", "digests", "schema"), _HERE),
+        "num_examples": Field(_SIZES, counted, _one),
+        "num_validation": Field(_SIZES, counted, _whether_any),
+        "num_test": Field(_SIZES, counted, _whether_any),
+        "streams": Field(_SIZES, untold=lambda streams: True),  # as a site that learns its number in training
+        "sampling": Field(_SIZES, _sampling),
+        "label_counts": Field("label_counts", _counts),
+        "moments": Field("statistics"),
+    },
+    ClientFailure: dict.fromkeys(("client", "round_idx", "cause", "attempts"), _HERE),
+    OwnModel: {"client": _HERE, "tensors": Field("own_model", untold=lambda tensors: {}, is_model=True)},
+    Note: {**dict.fromkeys(("option", "client"), _HERE), "content": _MODEL},  # keys, shares and sums of masks
+}
+"""Every message that leaves a site, by field. What is not in the table does not leave, and has its class's default instead."""
+
+
+def released(message: Any, policy: Policy, summed: bool = False) -> Any:
+    """Return a message as it may leave.
+
+    Args:
+        message: the message.
+        policy: what the site allows.
+        summed: whether it is about to be masked, for a sum over sites: then with the numbers by which a strategy weighs.
+
+    Raises:
+        WireError: for a message that is not in the table.
+    """
+    if type(message) not in FIELDS:
+        raise WireError(f"A {type(message).__name__} is no message that leaves a site.")
+    table, left = FIELDS[type(message)], dict[str, Any]()
+    for one in fields(message):
+        value, rule = getattr(message, one.name), table.get(one.name)
+        if rule is not None and (rule.leaves(policy) or (summed and one.name in ("num_examples", "normalizer"))):
+            left[one.name] = rule.changed(value, policy)
+        elif rule is not None and rule.untold is not None:
+            left[one.name] = rule.untold(value)
+    if left.get("compressed") is not None:
+        left["model"] = None
+    return type(message)(**left)
+
+
+def numbers_of(message: Any) -> dict[str, Any]:
+    """Return all of a message that leaves but the update's tensors, as plain values."""
+    table = FIELDS[type(message)]
+    return {name: _plain(getattr(message, name)) for name, rule in table.items() if not rule.is_model}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def in_words(policy: Policy) -> list[str]:
+    """Return what leaves a site in a federation with this policy, in sentences."""
+    masked = policy.masks is not None
+    form = "masked, in a sum with those of other sites" if masked else "plain: the server reads the model that the site trained"
+    if policy.noise is not None:
+        form = f"with noise of a multiplier of {policy.least_noise:g} or more, {'and masked' if masked else 'but not masked'}"
+    elif not masked:
+        form += ", and rows can be reconstructed from it"
+    digits = f", to {policy.digits} digits" if policy.digits else ""
+    told = [words for fact, words in FACTS.items() if fact in policy.told]
+    told += [f"'{fact.removeprefix(METRIC)}' of each training" for fact in sorted(policy.told) if fact.startswith(METRIC)]
+    lines = [f"the update leaves {form}", f"beside it leave {'; '.join(told) or 'no numbers'}{digits}"]
+    return [*lines, "the loss leaves in the sum over sites only"] if masked and "loss" in policy.told else lines
