@@ -334,9 +334,11 @@ def test_a_run_is_extended_with_its_tasks_under_way():
 @pytest.mark.slow
 def test_the_trainings_of_a_site_are_limited_and_not_the_models_of_the_server():
     """The server plans nine models, the sites allow four trainings each; the fifth of north is refused and costs its task."""
-    net.prepare(max_rounds=4)
+    net.prepare(machine={"trainings": 4})
     arrive(0, 1, 0, 2, 0, 1, 0, 2, 0, 1)
-    with pytest.warns(UserWarning, match="without client north: RefusedError|without client north: .*'policy.max_rounds' is 4"):
+    with pytest.warns(
+        UserWarning, match="without client north: RefusedError|without client north: .*'policy.machine.trainings' is 4"
+    ):
         net.federate(asynchronous(1, 9, faults=SKIP))
     trained = Counter(client for _, client, _ in arrivals())
     assert trained[0] == max(trained.values()) == 4

@@ -107,18 +107,18 @@ def test_an_evaluation_changes_nothing_at_a_site(here):
 @pytest.mark.slow
 def test_cells_say_why_they_are_empty(here):
     net.restart("south", limits={"min_rows": 10})
-    net.restart("west", limits={"evaluations": ["validation"]})
-    net.restart("north", limits={"max_evaluations": 3})
+    net.restart("west", limits={"tells": ["examples", "evaluation/validation"]})
+    net.restart("north", limits={"machine": {"trainings": 3}})
     rows = evaluate("real", *SITES, *last("real"), "foreign.pt")
     told = {row["site"]: row["reason"] for row in rows if "Accuracy" in row["metric"] and row["model"] == "global"}
     assert told["north"] == ""
     assert "fewer than 10 rows or persons ('policy.min_rows')" in told["south"]
-    assert "This site does not allow evaluation on its test examples" in told["west"]
+    assert "needs what this site does not tell: figures of models on its test examples" in told["west"]
     assert told["all"].startswith("not told by south, west: RefusedError: ")
     assert "[1]: RefusedError: " in Path("real/evaluation/evaluation.md").read_text()
     answers = [row["reason"] for row in rows if row["site"] == "north"]
     assert answers[:3] == [""] * 3
-    assert "'policy.max_evaluations' is 3" in answers[3]
+    assert "'policy.machine.trainings' is 3" in answers[3]
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def test_masks_and_noise_are_refused_by_name(here):
     words = "'evaluate' measures each client, but with 'federation.secure_aggregation' the server learns no figure"
     assert words in said("--federation.secure_aggregation", "SecureAggregation")
     assert asked == [Path(name, "state/audit.jsonl").read_text() for name in net.NAMES]
-    net.restart("north", limits={"update": {"noise": {"least": 1.0}}})
+    net.restart("north", limits={"update": {"noise": {"least": 1.0}}, "tells": None})
     assert "this site's policy requires 1.0" in said()
 
 
@@ -145,7 +145,7 @@ def test_own_models_stay_or_travel():
     net.federate(config, "real", *TWO)
     simulated = evaluate("simulated", *net.PARTS, *last("simulated"), resamples=20)
     assert {row["model"] for row in simulated} == {f"own of {name}" for name in net.NAMES}  # the shared part alone is no model
-    net.restart("west", limits={"own_model": "travels"})
+    net.restart("west", limits={"tells": [*net.TELLS, "own_model"]})
     real = evaluate("real", *SITES, *last("real"), resamples=20)
     for mine, theirs in zip(real, simulated, strict=True):
         owner = mine["model"].removeprefix("own of ")

@@ -19,7 +19,7 @@ from fl_lightning.cli.federation_cli import main
 
 pytestmark = MARKS
 MASKED = ("--federation.secure_aggregation.threshold", "0.67")
-POLICY = DATA + "  max_epochs: 1000000\n  secure_aggregation: required\n  peers: peers\n  max_lost: 1\n"
+POLICY = DATA + "  tells: [examples, steps, loss]\n  update: {masks: {peers: peers, lost: 1}}\n"
 
 
 @contextlib.contextmanager

@@ -22,9 +22,10 @@ from masked_sites import (
     SECURE,
     SKIP,
     Killed,
-    forget_settings,
     losing_each_step_once,
     masked,
+    masks_from_now_on,
+    no_masks_any_more,
     opened_without,
     plain,
     refuses,
@@ -88,14 +89,14 @@ DEATHS = [("FedAvg", *loss) for loss in LOSSES] + [("Scaffold", "update", False)
 @pytest.mark.parametrize(("strategy", "step", "after"), net.slow_but(DEATHS, ("FedAvg", "update", False)))
 def test_a_site_that_dies_leaves_the_bits_of_the_others(strategy, step, after):
     """Of four, one dies before its keys, shares, update, or signature, after its masked update, or between two rounds."""
-    masked(4, secure_aggregation="allowed", lost=1)
+    masked(4, lost=1)
     in_round = 1 if step in FIRST else 2
     net.HOOK["hook"] = Killed("site2", step, after, in_round)
     found = net.federate(secure(3, strategy, **SKIP), "masked")
     lost = (strategy, step in ("list", "open") or after, in_round)
     if lost not in PLAIN:
         net.HOOK["hook"] = Killed("site2", "plain", *lost[1:])
-        forget_settings()
+        no_masks_any_more()
         PLAIN[lost] = net.federate(plain(3, strategy, **SKIP), "plain")
     assert net.same_bits(PLAIN[lost], found)
 
@@ -148,12 +149,12 @@ def restarting(step: str, ask: Any, steps: list[str]) -> bytes | None:
 @pytest.mark.slow
 def test_a_site_that_was_started_again_stays_out():
     """It has no keys in its round, and sites sign no list that grows. In the next round, all announce new keys."""
-    masked(4, secure_aggregation="allowed", lost=1)
+    masked(4, lost=1)
     steps = steps_of("site1", lambda step, ask: restarting(step, ask, steps))
     found = net.federate(secure(**SKIP), "masked")
     assert steps == [*FIRST, *REST, "update", *FIRST, "update"]
     net.HOOK["hook"] = at(1, "site1")
-    forget_settings()
+    no_masks_any_more()
     assert net.same_bits(found, net.federate(plain(**SKIP), "plain"))
 
 
@@ -185,11 +186,11 @@ def test_a_run_goes_on_after_a_crash_of_the_server():
 @pytest.mark.slow
 def test_a_site_that_is_lost_after_a_crash_is_still_in_the_sum_that_was_opened():
     """The others have signed their list, and sign no other for the model: the server has kept the sum before it used it."""
-    masked(4, secure_aggregation="allowed", lost=1)
+    masked(4, update="plain")
     net.HOOK["hook"] = at(2, "site3")
     whole = net.federate(plain(**SKIP), "plain")
     net.HOOK.clear()
-    forget_settings()
+    masks_from_now_on(lost=1)
     with suppress(SystemExit):
         net.federate(crashing(secure(**SKIP)), "masked")
     net.ABSENT.add("site3")

@@ -18,6 +18,7 @@ from masked_sites import (
     cheating,
     first_order,
     masked,
+    masks,
     note_with,
     plain,
     refuses,
@@ -29,7 +30,7 @@ from fl_lightning import SecureAggregation
 from fl_lightning.errors import ClientError, ProtocolError
 from fl_lightning.flower import envelope
 from fl_lightning.flower.site.limits import SiteLimits
-from fl_lightning.flower.site.policy import Policy
+from fl_lightning.flower.site.policy import Form, Masks, Noise, Policy
 from fl_lightning.flower.site.recipe import RefusedError
 from fl_lightning.flower.site.record import SiteRecord
 from fl_lightning.functional.model_state import ModelState
@@ -334,7 +335,7 @@ def test_sites_that_require_noise_agree_on_the_model():
 @pytest.mark.slow
 def test_noise_in_each_step_and_masks_hold_together():
     """The site requires both; what leaves is masked, and what is under the mask is noisy, so no run equals another."""
-    masked(update={"noise": {"least": 0.5}}, evaluations=[])
+    masked(update={**masks(), "noise": {"least": 0.5}}, tells=None)
     local = {"threads": 1, "privacy": {"noise_multiplier": 0.8, "max_grad_norm": 1.0}}
     one, other = (net.federate(secure(local=local), f"run{k}") for k in range(2))
     assert not net.same_bits(one, other)
@@ -344,7 +345,7 @@ def test_noise_in_each_step_and_masks_hold_together():
 @pytest.mark.slow
 def test_sizes_leave_only_in_sums_if_the_site_says_so():
     """The weights are the numbers of examples, inside of the masks: the mean is that of float64, and no message has a size."""
-    masked(examples="masked")
+    masked(tells=None)
     told: list[Any] = []
 
     def keep(name: str, parts: Any, ask: Any) -> bytes:
@@ -363,9 +364,9 @@ def test_sizes_leave_only_in_sums_if_the_site_says_so():
 
 
 @pytest.mark.slow
-def test_a_site_that_hides_its_sizes_still_counts_its_steps():
-    masked(examples="masked", min_steps=4)
-    assert refuses(secure(), "The turn has 2 steps, but this site's 'policy.min_steps' is 4")
+def test_a_site_that_hides_its_sizes_still_counts_its_rows():
+    masked(tells=None, min_rows=25)
+    assert refuses(secure(), "This site's training part has fewer than 25 rows or persons")
 
 
 def test_whole_numbers_that_would_leave_are_refused_by_the_site():
@@ -388,5 +389,5 @@ def test_a_federation_in_which_trainings_fail_waits_for_the_staff():
     with pytest.raises(RefusedError, match="A training of this federation has failed here"):
         record.admission("f" * 32, "settings").__enter__()
     assert Policy().most_failures is None
-    assert Policy(secure_aggregation="required", peers="peers").most_failures == 3
-    assert Policy(update={"noise": {"least": 1.0}}).most_failures == 1
+    assert Policy(update=Form(masks=Masks("peers"))).most_failures == 3
+    assert Policy(update=Form(Noise(1.0))).most_failures == 1

@@ -24,6 +24,7 @@ from masked_sites import (
     cheating,
     losing_each_step_once,
     masked,
+    masks_from_now_on,
     note_with,
     opened_without,
     refuses,
@@ -54,7 +55,7 @@ def scaled(rounds: int = 1, features: int = 6, **federation: Any) -> dict[str, A
 
 
 def consenting(sites: int = 3, **policy: Any) -> None:
-    masked(sites, statistics=True, **policy)
+    masked(sites, **{"tells": ["examples", "steps", "loss", "statistics"], **policy})
 
 
 def has_scale(final: dict[str, Any], names: Any) -> bool:
@@ -135,10 +136,11 @@ def test_sites_whose_last_answer_before_round_0_got_lost_announce_new_keys():
 
 
 @pytest.mark.slow
-def test_sites_that_only_allow_masks_tell_nothing_else_to_a_server_with_masks():
-    consenting(secure_aggregation="allowed")
+def test_sums_leave_a_site_under_masks_only_inside_of_a_sum():
+    consenting(update="plain")
     plain = net.federate(scaled(), "plain")
     assert all(info.moments for info in net.TOLD.values())
+    masks_from_now_on()
     assert net.same_bits(plain, net.federate(scaled(**SECURE), "masked"))
     assert all(info.moments == () for info in net.TOLD.values())
 
@@ -220,20 +222,20 @@ def test_a_second_question_of_a_federation_is_not_signed():
 
 
 def test_sums_do_not_leave_a_site_that_requires_masks_by_themselves():
-    consenting(histograms=True)
+    consenting()
     assert "but site site0 does not tell the sums of its inputs" in net.refused(scaled())
-    asked = envelope.request("describe", client=0, statistics=True, histograms=True)
+    asked = envelope.request("describe", client=0, statistics=True)
     info = envelope.opened(net.SERVERS["site0"].answer({"order": asked}), ("reply",))["info"]
-    assert (info.moments, info.histograms) == (None, None)
+    assert info.moments is None
     said = site_check._data(Namespace(data="site1/data.yaml", name="site1", schema=None, folder=None))
-    assert "once, the exact sums of its inputs and of their squares inside of a sum over sites; " in said
-    assert "counts of bins" not in said
+    assert "once, to a server that asks, the sums of its inputs and of their squares, by feature; " in said
+    assert "the loss and the sums of inputs leave in sums over sites only; " in said
 
 
 def test_sites_without_consent_are_named_before_anything_is_added(monkeypatch):
     masked()
     said = net.refused(scaled(**SECURE))
-    assert "but site site0 does not tell the sums of its inputs. Its staff set 'policy.statistics'" in said
+    assert "but site site0 does not tell the sums of its inputs. If its staff agrees, they add 'statistics' to" in said
     claimed = net.SERVERS["site0"]._data.info
     monkeypatch.setattr(net.SERVERS["site0"]._data, "info", lambda *args: replace(claimed(*args), moments=()))
     with pytest.raises(Exception, match="This site does not tell the sums of its inputs, also not in a sum over sites"):
@@ -281,8 +283,9 @@ def test_other_words_are_no_total(case):
 @pytest.mark.slow
 def test_a_site_with_few_rows_adds_zeros_and_nobody_learns_that():
     """Without masks it tells nothing, so that no site is measured."""
-    consenting(secure_aggregation="allowed", min_rows=15)
+    consenting(update="plain", min_rows=15)
     assert "but site site0 does not tell the sums" in net.refused(scaled(), "plain")
+    masks_from_now_on()
     assert has_scale(net.federate(scaled(**SECURE), "masked"), ["site1", "site2"])
 
 
@@ -291,7 +294,7 @@ def test_channels_with_few_numbers_are_zero_in_the_sum():
     rows[4:, 1] = math.nan
     data = L.LightningDataModule.from_datasets(TensorDataset(rows, torch.zeros(20)), batch_size=8)
     site = SiteData(SiteSettings(datamodule=data))
-    policy, exact = Policy(statistics=True, min_rows=5), moments_of(rows)
+    policy, exact = Policy(tells=["statistics"], min_rows=5), moments_of(rows)
     assert site.moments(policy) is None
     found = Moments.of_texts(site.moments(policy, summed=True) or ())
     assert found.counts == (20, 0, 20)

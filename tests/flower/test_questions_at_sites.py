@@ -20,7 +20,8 @@ from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Question, R
 from fl_lightning.types import Snapshot
 from fl_lightning.wire import to_bytes
 
-ON = {"evaluations": ["training"], "min_rows": 1, "metrics": "any"}
+ON: dict[str, Any] = {"tells": ["examples", "steps", "evaluation/training"], "min_rows": 1}
+TWO = {"machine": {"trainings": 2}}
 SESSIONS = count()
 
 
@@ -61,7 +62,7 @@ def test_an_honest_question_is_answered_and_written_down():
 
 def test_questions_about_other_own_models_count():
     """A server has the site train its own model from weights of its choice, publishes another one, and asks about the own."""
-    site, versions = north(**ON, max_evaluations=2), count(1)
+    site, versions = north(**ON, **TWO), count(1)
 
     def asks(session: str, seed: int, asked: Any, *settled: RoundCommit) -> str:
         version = next(versions)
@@ -132,9 +133,9 @@ def test_other_questions_are_refused(order, said):
 @pytest.mark.parametrize(
     ("policy", "settings", "said"),
     [
-        ({"evaluations": ["test"]}, {}, "does not allow evaluation on its training examples"),
-        ({"update": {"noise": {"least": 1.0}}}, NOISY, "or its 'policy.min_noise' is above 0"),
-        ({"min_rows": 25}, {}, "fewer than 25 examples"),
+        ({"tells": ["examples", "evaluation/test"]}, {}, "figures of models on its training examples"),
+        ({"tells": None, "update": {"noise": {"least": 1.0}}}, NOISY, "figures of models on its training examples"),
+        ({"min_rows": 25}, {}, "fewer than 25 rows"),
     ],
 )
 def test_parts_that_a_site_does_not_offer_are_not_asked_about(policy, settings, said):
@@ -142,7 +143,7 @@ def test_parts_that_a_site_does_not_offer_are_not_asked_about(policy, settings, 
 
 
 def test_small_parts_and_classes_have_no_answer():
-    report = answer(north(**ON | {"min_rows": 24, "min_batch": 1}))  # 24 rows of three classes
+    report = answer(north(**ON | {"min_rows": 24}))  # 24 rows of three classes
     assert report.reason == "a class of fewer than 24 examples or persons"
     assert (report.n, report.sums, report.points, report.interval) == (0, {}, (), None)
 
@@ -159,12 +160,12 @@ def test_points_of_few_rows_stay():
     assert not ((counts > 0) & (counts < 4)).any()
 
 
-@pytest.mark.parametrize("policy", [{"digits": 2}, {"examples": "rounded", "min_rows": 5}])
+@pytest.mark.parametrize("policy", [{"digits": 2}, {"tells": ["examples/rounded", "evaluation/training"], "min_rows": 5}])
 def test_rounded_figures_have_no_exact_sums_beside_them(policy):
     report = answer(north(**ON | policy), question(MICRO, resamples=100))
     assert report.sums == {}
     if report.reason:
-        assert policy["examples"] == "rounded"
+        assert "tells" in policy
         return
     assert "do not leave this site" in report.pooled
     if "digits" in policy:
@@ -177,18 +178,18 @@ def test_rounded_figures_have_no_exact_sums_beside_them(policy):
 
 
 def test_each_model_counts_and_a_repeated_question_does_not():
-    site = north(**ON, max_evaluations=3)
+    site = north(**ON, machine={"trainings": 3})
     first = answer(site, question(MICRO, resamples=50))
     for _ in range(2):
         assert answer(site, question(MICRO, resamples=50)) == first  # to the bit
     for which in (MICRO, ACCURACY):
         assert not told(asked(site, question(which), seed=1))
-    assert "'policy.max_evaluations' is 3" in told(asked(site, question(MICRO), seed=2))
+    assert "'policy.machine.trainings' is 3" in told(asked(site, question(MICRO), seed=2))
 
 
 def test_the_limit_is_that_of_all_federations_and_outlives_the_site():
     """Another federation had begun at 0 again."""
-    site = north(**ON, max_evaluations=2)
+    site = north(**ON, **TWO)
     for number, federation in enumerate("ab"):
         assert not told(asked(site, seed=number, federation=federation * 32))
     for one in (site, start_site(Path(), "north")):
@@ -199,11 +200,11 @@ def test_the_limit_is_that_of_all_federations_and_outlives_the_site():
 @pytest.mark.parametrize("rows", [1, 9, 10])
 def test_the_difference_of_two_versions_of_the_data_tells_of_no_few_rows(rows):
     """With the same model, the sums before and after a row was added are its label and whether it is recognised."""
-    assert not told(asked(north(**ON, max_evaluations=1), question(MICRO)))
+    assert not told(asked(north(**ON, machine={"trainings": 1}), question(MICRO)))
     path = Path("north/own.csv")
     header, *lines = path.read_text().splitlines()
     path.write_text("\n".join([header, *lines, *lines[:rows]]) + "\n")
-    strict = north(**ON | {"min_rows": 10 if rows > 1 else 2, "max_evaluations": 1})
+    strict = north(**ON | {"min_rows": 10 if rows > 1 else 2, "machine": {"trainings": 1}})
     said = told(asked(strict, question(MICRO)))
     if rows < 10:
         assert "have changed since it answered questions about them, but by fewer than" in said

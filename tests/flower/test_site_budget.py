@@ -74,7 +74,7 @@ def limits(max_epsilon: float, protects: str = "rows", **more: Any) -> dict[str,
 
 def budgeted(max_epsilon: float = 100.0, protects: str = "rows") -> Any:
     LEDGER.touch()
-    return north(update={"noise": {"least": 0.5}}, budget=limits(max_epsilon, protects, data="cardiology"))
+    return north(update={"noise": {"least": 0.5, "budget": limits(max_epsilon, protects, data="cardiology")}})
 
 
 def entries(path: Path = LEDGER) -> list[dict[str, Any]]:
@@ -212,11 +212,12 @@ def test_the_staff_read_what_is_spent(capsys):
 @pytest.mark.slow
 def test_noise_in_each_step_at_sites_costs_what_it_costs_in_the_simulation():
     """The server knows batches and rates from the sites, and each site pays from its own account."""
-    prepare(update={"noise": {"least": 1.0}}, evaluations=[])
+    prepare(update={"noise": {"least": 1.0}}, tells=None)
     rows = {"north": 24, "south": 36, "west": 48}
     for name in rows:
         Path(f"{name}.jsonl").touch()
-        restart(name, limits={"budget": limits(50.0, data=name, account=f"{name}.jsonl")})
+        own = limits(50.0, data=name, account=f"{name}.jsonl")
+        restart(name, limits={"update": {"noise": {"least": 1.0, "budget": own}}})
     private = {"noise_multiplier": 2.0, "max_grad_norm": 1.0, "delta": DELTA}
     config = configuration(local={"threads": 1, "privacy": private}, strategy="FedAvg")
     config["trainer"]["logger"] = {"class_path": "CSVLogger", "init_args": {"save_dir": "logs"}}

@@ -136,7 +136,7 @@ def test_a_fit_starts_without_an_absent_site_which_takes_part_later(seen):
 
 @pytest.mark.slow
 def test_a_chain_passes_an_absent_site():
-    net.prepare(label_counts=True)
+    net.prepare(tells=[*net.TELLS, "label_counts"])
     config = net.configuration(route={"class_path": "Mediators", "init_args": {"clients_per_mediator": 3}}, **SKIP)
     net.disturb("south")
     with pytest.warns(UserWarning, match="without client south"):

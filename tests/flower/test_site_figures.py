@@ -140,8 +140,8 @@ EVERY = {
 
 
 LEAVES: dict[type, str] = {
-    ClientUpdate: "client round_idx model extras compressed metrics=metrics num_examples=examples num_steps=steps train_loss=loss "
-    "normalizer=normalizer local_score=evaluation/validation global_score=evaluation/training seconds=seconds "
+    ClientUpdate: "client round_idx model extras compressed metrics=metrics num_examples=examples num_steps=steps "
+    "train_loss=loss normalizer=normalizer local_score=evaluation/validation global_score=evaluation/training seconds=seconds "
     "optimizer=optimizer",
     EvalReport: "client value n interval points sums=examples reason pooled",
     ClientInfo: "name evaluations classes features digests schema num_examples=examples num_validation=examples "

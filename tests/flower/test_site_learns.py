@@ -61,9 +61,9 @@ def checked_with(tmp_path: Path, *peers: str, **policy: Any) -> str:
 def test_a_site_is_told_whose_updates_hide_its_own(tmp_path):
     said = checked_with(tmp_path, "a", "c", "b", update=masks())
     assert "; the update leaves masked, in a sum with those of other sites; beside it leave the mean loss of each " in said
-    assert "; the loss leaves in the sum over sites only; " in said
+    assert "; the loss and the sums of inputs leave in sums over sites only; " in said
     assert "; a sum has 3 sites or more, of b, c, whose keys are in 'peers'; all sums are over the same sites " in said
-    assert "num_examples 1, num_validation 0, num_test 0, streams True, " in said
+    assert "num_examples 1, num_validation 0, num_test 0, streams True; " in said
     said = checked_with(tmp_path, update={"noise": {"least": 2}})
     assert "; the update leaves with noise of a multiplier of 2 or more, but not masked; " in said
     lost = "; a server could compute the updates of 2 sites that later sums lack ('policy.update.masks.lost'); "

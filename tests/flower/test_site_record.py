@@ -24,6 +24,7 @@ from fl_lightning.messages import ClientTask, EvalOrder, EvalReport
 from fl_lightning.types import ClientFailure
 
 STATE = Path("north/state")
+THREE = {"machine": {"trainings": 3}}
 
 
 # ---------------------------------------------------------------- how often
@@ -31,47 +32,47 @@ STATE = Path("north/state")
 
 def test_a_site_trains_as_often_as_it_allows():
     """Under whatever session, round and period a server asks, and after a restart of the site."""
-    site = north(max_rounds=3)
+    site = north(**THREE)
     for session in ("a", "a", "b"):  # the second request is answered from the store
         assert not told(work(site, session=session))
-    site = north(max_rounds=3)
+    site = north(**THREE)
     assert not told(work(site, order(period=1), session="b"))
     for session, asked in (("b", order(period=2)), ("c", order()), ("c", order(round_idx=1))):
         said = told(work(site, asked, session=session))
-        assert "This site has trained 3 times in this federation, and its 'policy.max_rounds' is 3." in said
+        assert "This site has trained 3 times in all federations, and its 'policy.machine.trainings' is 3." in said
 
 
 def test_trainings_inside_evaluations_count():
-    site = north(evaluations=["training"], max_rounds=4)
+    site = north(tells=["examples", "evaluation/training"], machine={"trainings": 4})
     asked = EvalOrder(1, 0, "training", "evaluation", tasks=(ClientTask(0, 0), ClientTask(0, 1), ClientTask(0, 2)))
-    assert "max_rounds" not in told(work(site, asked))
-    assert "'policy.max_rounds' is 4" in told(work(site, asked, session="t"))
+    assert "trainings" not in told(work(site, asked))
+    assert "'policy.machine.trainings' is 4" in told(work(site, asked, session="t"))
 
 
 def test_rounds_of_all_federations_together_are_limited():
-    site = north(max_total_rounds=3)
+    site = north(**THREE)
     for k in range(3):
         assert not told(work(site, federation=f"{k}" * 32))
     said = told(work(site, federation="9" * 32))
-    assert "This site has trained 3 times in all federations, and its 'policy.max_total_rounds' is 3." in said
+    assert "This site has trained 3 times in all federations, and its 'policy.machine.trainings' is 3." in said
 
 
 def test_evaluations_of_a_federation_are_limited():
     """Under whatever session a server asks, after a restart of the site, and after its staff has agreed again."""
-    evaluation, agreed = EvalOrder(1, 0, "training", "route"), {"max_evaluations": 3, "evaluations": ["training"]}
+    evaluation, agreed = EvalOrder(1, 0, "training", "route"), {**THREE, "tells": ["examples", "evaluation/training"]}
     scored = {"route": named("FedStar")}
     site = north(**agreed)
     for _ in range(2):  # the second time from the store
         assert not told(work(site, evaluation, evaluation, **scored))
     site = north(**agreed)
-    said = "This site has evaluated 2 models in this federation, and its 'policy.max_evaluations' is 3. Evaluations that are"
+    said = "This site has evaluated models 2 times in all federations, and its 'policy.machine.trainings' is 3. Periods of"
     assert said in told(work(site, evaluation, evaluation, session="b", **scored))
     assert not told(work(site, evaluation, order(), session="b", **scored))
     SiteRecord(STATE, Policy()).withdraw(FEDERATION)
     approve(STATE, FEDERATION, settings_of(contract(**scored)))
     site = north(**agreed)
     assert not told(work(site, session="c", **scored))
-    assert "has evaluated 3 models" in told(work(site, evaluation, session="d", **scored))
+    assert "has evaluated models 3 times" in told(work(site, evaluation, session="d", **scored))
 
 
 # ---------------------------------------------------------------- federations
@@ -92,8 +93,9 @@ def test_a_further_federation_needs_the_staffs_agreement():
 
 
 def test_a_fit_that_the_site_refuses_is_not_one_in_which_it_took_part():
-    site = north(federations=1, max_epochs=3)
-    assert "max_epochs" in told(ask(site, "prepare", federation=OTHER, contract=contract(local={"max_epochs": 9})))
+    site = north(federations=1)
+    few = contract(local={"max_steps": 1})
+    assert "min_rows" in told(ask(site, "prepare", federation=OTHER, contract=few))
     assert not told(ask(site, "prepare"))
     assert "it has taken part in 1." in told(ask(site, "prepare", federation=OTHER))
 
@@ -111,7 +113,7 @@ def test_a_fit_that_the_site_refuses_is_not_one_in_which_it_took_part():
     ],
 )
 def test_other_settings_under_a_known_id_need_agreement(changes, agreed):
-    site = north(federations=5, max_threads=4)
+    site = north(federations=5, machine={"threads": 4})
     assert not told(ask(site, "prepare"))
     said = told(ask(site, "prepare", contract=contract(**changes)))
     assert ("The settings of this federation have changed since this site agreed to them" in said) == (not agreed)
@@ -219,10 +221,10 @@ def test_the_log_says_what_left():
     assert [one["train"]["round"] for one in orders if "train" in one] == [0, 1, 2]
     assert {one["evaluate"] for one in orders if "evaluate" in one} == {"test"}
     replies = [one for line in lines for one in line.get("replies", ()) if line["direction"] == "out"]
-    updates = [one["update"] for one in replies if "update" in one]
+    updates = [one["ClientUpdate"] for one in replies if "ClientUpdate" in one]
     assert [one["round_idx"] for one in updates] == [0, 1, 2]
     assert all(one["train_loss"] > 0 and one["metrics"].keys() >= {"train_loss"} for one in updates)
-    assert len([one for one in replies if "value" in one]) == len([one for one in orders if "evaluate" in one])
+    assert len([one for one in replies if "EvalReport" in one]) == len([one for one in orders if "evaluate" in one])
     models = [line["tensors"]["replies[0].model.vector"] for line in lines if "replies[0].model.vector" in line["tensors"]]
     assert models == [["float32", 6 * 5 + 5 + 5 * 3 + 3]] * 3
 
@@ -232,7 +234,7 @@ def test_answers_from_the_store_and_errors_are_logged():
     for client in (0, 0, 2):
         assert bool(told(work(site, order(client=client)))) == (client == 2)
     (stored,) = (line for line in audit() if line.get("stored"))
-    assert stored["replies"][0]["update"]["num_examples"] == 24
+    assert stored["replies"][0]["ClientUpdate"]["num_examples"] == 24
     assert [line["error"] for line in audit() if line["kind"] == "error"] == ["WireError"]
 
 
@@ -272,7 +274,7 @@ def test_a_log_that_is_written_anew_lacks_what_the_server_has_seen(capsys):
     Path("witness.txt").write_text("\n".join(WITNESS["north"]))
     said = command()
     assert f"The log has all {len(WITNESS['north'])} lines of which the server has kept the digest." in said
-    lines = [line for line in audit() if not any("update" in one for one in line.get("replies", ()))]
+    lines = [line for line in audit() if not any("ClientUpdate" in one for one in line.get("replies", ()))]
     assert len(lines) == len(audit()) - 3
     (STATE / "audit.jsonl").unlink()
     previous = "0" * 64
@@ -363,8 +365,8 @@ def test_a_library_that_ends_the_process_is_an_error_of_the_site(monkeypatch):
 
 
 def test_reports_are_logged_in_words():
-    assert in_words(EvalReport(0, 0.5)) == {"value": 0.5}
-    assert in_words(ClientFailure(0, 1, "OSError (code 1)"))["failure"] == "OSError (code 1)"
+    assert in_words(EvalReport(0, 0.5))["EvalReport"]["value"] == 0.5
+    assert in_words(ClientFailure(0, 1, "OSError (code 1)"))["ClientFailure"]["cause"] == "OSError (code 1)"
     assert in_words("anything else") == {}
 
 

@@ -66,9 +66,10 @@ def test_streams_at_the_sites_give_the_bits_of_the_simulation():
     rows = [row.split(",") for row in Path("real/client_rounds.csv").read_text().splitlines()]
     assert [float(row[rows[0].index("examples")]) for row in rows[1:4]] == [24.0, 36.0, 48.0]
     assert net.same_bits(net.simulate(net.configuration() | {"data": {"clients": own}}), real)
-    assert net.SERVERS["west"]._data.info("west", Policy(statistics=True), statistics=True).moments is None
+    assert net.SERVERS["west"]._data.info("west", Policy(tells=["statistics"]), statistics=True).moments is None
     said = site_check._data(argparse.Namespace(data=Path("west/data.yaml"), name="west", schema=None, folder=None))
-    assert said.startswith("the server would learn the name 'west', a stream, whose length it learns in each round; 0 val")
+    assert "name west, " in said
+    assert "num_examples 1, num_validation 0, num_test 0, streams True; " in said
 
 
 @pytest.mark.slow
@@ -120,7 +121,7 @@ def test_sites_get_the_noise_that_was_solved_for_a_target_and_hold_it_to_their_p
     sent = settings["transforms"][0]["init_args"]
     assert sent["target_epsilon"] is None
     assert 1.98 <= gaussian_epsilon(sent["noise_multiplier"] / 2 / math.sqrt(3), 1e-3) <= 2.0
-    net.restart(limits={"update": {"noise": {"least": 50.0}}})
+    net.restart(limits={"update": {"noise": {"least": 50.0}}, "tells": None})
     assert "policy requires 50" in net.refused(config, "strict")
 
 
@@ -219,16 +220,16 @@ NOT_ALLOWED: list[tuple[dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(("settings", "what", "part"), net.slow_but(NOT_ALLOWED, NOT_ALLOWED[2]))
 def test_evaluations_that_sites_do_not_allow_are_refused_first(settings, what, part, monkeypatch):
     """In one message with all of them and the line to add, and by a site itself if a server asks all the same."""
-    net.prepare(evaluations=[])
+    net.prepare(tells=["examples"])
     net.give_parts()
     said = net.refused(net.configuration(**settings))
     assert f"{what} evaluates models on each site's {part} examples." in said
     assert "Sites that do not allow it: north, south, west." in said
-    assert f"they add this line to 'policy' in data.yaml: evaluations: [{part}]" in said
+    assert f"they add 'evaluation/{part}' to 'policy.tells' in data.yaml." in said
     assert {line["kind"] for line in net.audit()} == {"describe"}
     monkeypatch.setattr("fl_lightning.flower.server.sites.require_parts", lambda *args, **kwargs: None)
     said = net.refused(net.configuration(**settings))
-    assert said.count(f"evaluates models on each client's {part} examples, which this site does not allow") == 3
+    assert said.count(f"needs what this site does not tell: figures of models on its {part} examples") == 3
     assert {line["kind"] for line in net.audit()} == {"describe", "prepare", "error"}
 
 

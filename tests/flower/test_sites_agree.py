@@ -156,21 +156,6 @@ def test_a_server_needs_neither_rows_of_its_own_nor_a_partitioner():
 # ---------------------------------------------------------------- odd numbers
 
 
-@pytest.mark.slow
-def test_a_site_with_another_unit_is_named_if_sites_tell_ranges():
-    net.prepare(ranges=True, start=False)
-    head, *rows = [row.split(",") for row in Path("west/own.csv").read_text().splitlines()]
-    in_grams = [[first, f"{float(second) * 88:g}", *more] for first, second, *more in rows]
-    Path("west/own.csv").write_text("\n".join(map(",".join, [head, *in_grams])) + "\n")
-    net.restart()
-    with pytest.warns(UserWarning, match=r"The feature 'pixel_1' is from .* at site west, but from .* at the others"):
-        net.federate(net.configuration(1))
-    assert all(len(f"{abs(value):e}".split("e")[0].rstrip("0").rstrip(".")) <= 3 for value in net.TOLD["west"].ranges[1])
-    net.restart(limits={"ranges": False})
-    net.federate(net.configuration(1), "without consent")
-    assert all(net.TOLD[name].ranges is None for name in net.NAMES)
-
-
 @given(st.floats(0.2, 5.0), st.integers(0, 3))
 def test_ranges_that_differ_by_chance_are_not_named(factor, seed):
     draw = np.random.default_rng(seed)

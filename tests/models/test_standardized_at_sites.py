@@ -33,7 +33,7 @@ def refused(config: dict[str, Any], capsys: Any, folder: str = "real") -> str:
 
 @pytest.mark.slow
 def test_sites_that_consent_give_the_bits_of_the_simulation(tmp_path, monkeypatch):
-    prepare(tmp_path, monkeypatch, {"statistics": True})
+    prepare(tmp_path, monkeypatch, SUMS)
     one, other = simulate(scaled()), at_sites(scaled())
     assert same_bits(one, other)
     (mean,) = (tensor for name, tensor in one.items() if name.endswith("network.mean"))
@@ -41,21 +41,22 @@ def test_sites_that_consent_give_the_bits_of_the_simulation(tmp_path, monkeypatc
     assert np.allclose(mean, rows.mean(0), rtol=1e-6)
 
 
-NO_SUMS = [{}, {"statistics": True, "min_count": 30}, {"statistics": True, "update": {"noise": {"least": 0.5}}}]
+SUMS = {"tells": ["examples", "steps", "loss", "statistics"]}
+NO_SUMS = [{}, {**SUMS, "min_rows": 30}, {"tells": None, "update": {"noise": {"least": 0.5}}}]
 
 
 @pytest.mark.parametrize("policy", NO_SUMS, ids=["not allowed", "few rows", "noise is required"])
 def test_sites_tell_no_sums_unless_their_policy_says_so(policy, tmp_path, monkeypatch, capsys):
     prepare(tmp_path, monkeypatch, policy)
     said = refused(scaled(), capsys)
-    assert "but site north does not tell the sums of its inputs. Its staff set 'policy.statistics' to true" in said
+    assert "but site north does not tell the sums of its inputs. If its staff agrees, they add 'statistics' to" in said
     assert TOLD["north"].moments is None  # the others have more rows
     assert policy or all(info.moments is None for info in TOLD.values())
 
 
 @pytest.mark.slow
 def test_sums_are_not_told_to_a_server_that_does_not_ask(tmp_path, monkeypatch):
-    prepare(tmp_path, monkeypatch, {"statistics": True})
+    prepare(tmp_path, monkeypatch, SUMS)
     at_sites(configuration())
     assert all(info.moments is None for info in TOLD.values())
     assert not list(tmp_path.rglob("statistics.sha256"))
@@ -64,7 +65,7 @@ def test_sums_are_not_told_to_a_server_that_does_not_ask(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_changed_data_are_not_told_again(tmp_path, monkeypatch, capsys):
     """The difference of two answers is the sum over the rows that changed."""
-    prepare(tmp_path, monkeypatch, {"statistics": True})
+    prepare(tmp_path, monkeypatch, SUMS)
     at_sites(scaled())
     at_sites(scaled(), "again")  # the same answer tells nothing new
     path = tmp_path / "south" / "own.csv"
@@ -90,13 +91,13 @@ IMPOSSIBLE = [
 @pytest.mark.slow
 @pytest.mark.parametrize("told", IMPOSSIBLE)
 def test_impossible_sums_are_refused(told, tmp_path, monkeypatch, capsys):
-    prepare(tmp_path, monkeypatch, {"statistics": True})
+    prepare(tmp_path, monkeypatch, SUMS)
     own = SERVERS["west"]._data.info
     monkeypatch.setattr(SERVERS["west"]._data, "info", lambda *args: replace(own(*args), moments=told))
     assert "Site west tells impossible sums of its inputs." in refused(scaled(), capsys)
 
 
 def test_the_check_of_a_site_says_what_would_leave(tmp_path, monkeypatch):
-    prepare(tmp_path, monkeypatch, {"statistics": True})
+    prepare(tmp_path, monkeypatch, SUMS)
     said = site_check._data(Namespace(data=str(tmp_path / "north" / "data.yaml"), name="north", schema=None, folder=None))
     assert "; to a server that asks, once, the exact sums of its inputs and of their squares; " in said

@@ -145,7 +145,7 @@ REFUSALS = [
     ),
     Refusal(
         at_sites(
-            change=streaming, local={"privacy": {"noise_multiplier": 2.0, "max_grad_norm": 1.0}}, policy={"evaluations": []}
+            change=streaming, local={"privacy": {"noise_multiplier": 2.0, "max_grad_norm": 1.0}}, policy={"tells": ["examples"]}
         ),
         "but site south trains on a stream",
     ),
@@ -174,7 +174,6 @@ REFUSALS = [
     Refusal(telling(num_validation=-1), "Site west ... Check the data.yaml there"),
     Refusal(telling(num_test=-1), "Site west ... Check the data.yaml there"),
     Refusal(telling(streams="yes"), "Site west ... has the wrong type"),
-    Refusal(telling(histograms=((-2,),)), "Site west tells impossible counts of bins."),
     *(
         Refusal(lambda wrong=wrong: BytesSites(**wrong), f"'federation.pool.{next(iter(wrong))}' must be")
         for wrong in ({"max_examples": 0}, {"max_examples": {"a": 0}}, {"max_share": 0.0}, {"max_share": 1.5})

@@ -14,7 +14,7 @@ from sites_over_bytes import configuration, prepare, refused, restart, simulate
 
 from fl_lightning import ConfigurationError
 from fl_lightning.flower.site.budget import SiteBudget
-from fl_lightning.flower.site.policy import Budget, Policy
+from fl_lightning.flower.site.policy import Budget, Form, Machine, Masks, Noise, Policy
 from fl_lightning.flower.wire.pool import FlowerPool
 from fl_lightning.options.asynchronous.arrivals import ArrivalFile, Recording
 
@@ -31,8 +31,9 @@ def null(name: str) -> Refusal:
     return Refusal(lambda: north(**{name: None}), f"data.yaml' cannot be read: 'policy.{name}' is null, but needs")
 
 
-def preset(name: str) -> Callable[[], Any]:
-    return lambda: (north(), restart("north", policy=name))
+def written(given: Any) -> Callable[[], Any]:
+    """Return a call that starts a site with this policy in its file."""
+    return lambda: (north(), restart("north", policy=given))
 
 
 HEAD = json.dumps({"clients": ["a", "b"], "seed": 0}) + "\n"
@@ -73,36 +74,39 @@ def replaying(rounds: int = 2, **federation: Any) -> Callable[[], Any]:
 OWN_NOISE = {"class_path": "ClientPrivacy", "init_args": {"max_norm": 1, "noise_multiplier": 1, "noise": "local"}}
 REFUSALS = [
     # the policy
-    Refusal(policy(max_rounds=0), "'policy.max_rounds' must be 1 or above"),
-    Refusal(policy(max_total_rounds=0), "'policy.max_total_rounds'"),
-    Refusal(policy(max_epochs=0), "'policy.max_epochs'"),
-    Refusal(policy(max_evaluations=0), "'policy.max_evaluations'"),
-    Refusal(policy(min_steps=0), "'policy.min_steps'"),
-    Refusal(policy(min_batch=0), "'policy.min_batch'"),
-    Refusal(policy(max_seconds=0.0), "'policy.max_seconds' must be above 0, in seconds"),
-    Refusal(policy(max_model=-1.0), "'policy.max_model' must be above 0, in MiB"),
-    Refusal(policy(largest_message=0.0), "'policy.largest_message'"),
     Refusal(policy(federations=-1), "'policy.federations' must be any, or a number of 0 or above"),
     Refusal(policy(federations="all"), "'policy.federations'"),
-    Refusal(policy(max_threads=0), "'policy.max_threads'"),
-    Refusal(policy(min_noise=-1.0), "'policy.min_noise'"),
-    Refusal(policy(evaluations=["all"]), "'policy.evaluations'"),
-    *map(null, ("min_noise", "max_rounds", "largest_message", "default_classes", "evaluations")),
-    Refusal(preset("strikt"), "preset 'strikt', but must be strict or open, ... Did you mean strict?"),
-    # masks
-    Refusal(policy(examples="masked", secure_aggregation="allowed"), "'policy.examples' must be exact or rounded, unless"),
+    Refusal(policy(digits=0), "'policy.digits' must be 1 or above, or null"),
+    Refusal(policy(min_rows=0), "'policy.min_rows' must be 1 or above"),
+    Refusal(policy(tells=["los"]), "'policy.tells' has 'los', but must be of examples, ... metric/NAME. Did you mean loss?"),
+    Refusal(lambda: Machine(trainings=0), "'policy.machine.trainings' must be 1 or above"),
+    Refusal(lambda: Machine(hours=0.0), "'policy.machine.hours' must be above 0"),
+    Refusal(lambda: Machine(threads=0), "'policy.machine.threads' must be 1 or above, or null"),
+    Refusal(lambda: Machine(memory=0.0), "'policy.machine.memory' must be above 0, in GiB"),
+    *map(null, ("min_rows", "federations", "update", "machine", "code")),
+    *(Refusal(written(name), f"policy' names a preset ({name}). There are none any more") for name in ("strict", "open")),
+    Refusal(written({"min_steps": 3}), "'policy.min_steps' does not exist any more. Remove it: docs/real_federation.md shows"),
+    Refusal(written({"min_noise": 1}), "'policy.min_noise' is now policy.update.noise.least: docs/real_federation.md shows"),
+    Refusal(written({"metrics": "any"}), "'policy.metrics' is now an entry of policy.tells: docs/real_federation.md shows"),
+    Refusal(written({"update": {}}), "'policy.update' must be plain, noise or masks, but is neither"),
+    # noise and masks
+    Refusal(lambda: Noise(0.0), "'policy.update.noise.least' must be above 0"),
     Refusal(
-        policy(secure_aggregation="required"),
-        "'policy.update.masks.peers' must be a folder with 'policy.secure_aggregation': required",
+        policy(update=Form(Noise(1.0)), tells=["loss"]),
+        "'policy.tells' has 'loss', which would leave without the noise that 'policy.update' requires. Remove it: with noise",
     ),
-    Refusal(policy(min_cohort=1), "'policy.update.masks.least' must be 2 or above"),
-    Refusal(policy(max_lost=-1), "'policy.update.masks.lost' must be 0 or above"),
     Refusal(
-        lambda: masked(peers="nowhere"), "'policy.update.masks.peers' is 'nowhere', which is no folder with files NAME.pub"
+        policy(update=Form(masks=Masks("peers")), tells=["seconds"]),
+        "'policy.tells' has 'seconds', which would leave without the masks that 'policy.update' requires. Remove it",
     ),
-    Refusal(lambda: north(secure_aggregation="sometimes"), "secure_aggregation"),
+    Refusal(lambda: Masks("peers", least=1), "'policy.update.masks.least' must be 2 or above"),
+    Refusal(lambda: Masks("peers", lost=-1), "'policy.update.masks.lost' must be 0 or above"),
+    Refusal(
+        lambda: masked(update={"masks": {"peers": "nowhere"}}),
+        "'policy.update.masks.peers' is 'nowhere', which is no folder with files NAME.pub",
+    ),
+    Refusal(lambda: north(update="sometimes"), "policy.update"),
     # the budget
-    Refusal(lambda: Policy(budget=budget()()), "'policy.min_noise' must be above 0 with 'policy.budget', because figures"),
     Refusal(lambda: SiteBudget(budget()(), True), "'policy.update.noise.budget.account' is ...none', which does not exist"),
     Refusal(budget(data=" "), "'policy.update.noise.budget.data' must be"),
     Refusal(budget(max_epsilon=0.0), "'policy.update.noise.budget.max_epsilon' must be"),

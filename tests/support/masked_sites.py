@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sites_over_bytes import HOOK, LINES, REGISTERED, SERVERS, configuration, prepare, refused, start_site
+from sites_over_bytes import HOOK, LINES, REGISTERED, SERVERS, configuration, prepare, refused, restart, start_site
 
 from fl_lightning.flower import envelope
 from fl_lightning.messages import ClientTask, Note
@@ -45,6 +45,18 @@ def forget_settings() -> None:
     """Let sites agree to the settings of another fit."""
     for name in REGISTERED:
         Path(name, "state", "record.json").unlink()
+
+
+def no_masks_any_more() -> None:
+    """Let sites send plain updates in another fit."""
+    forget_settings()
+    restart(limits={"update": "plain"})
+
+
+def masks_from_now_on(**more: int) -> None:
+    """Let sites that sent plain updates require masks in another fit."""
+    forget_settings()
+    restart(limits={"update": masks(**more)})
 
 
 def step_of(parts: Any) -> tuple[str, int]:

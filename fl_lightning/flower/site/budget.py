@@ -42,13 +42,13 @@ class SiteBudget:
         protected = "persons" if persons else "rows"
         if budget.protects not in ("site", protected):
             raise ConfigurationError(
-                f"'policy.update.noise.budget.protects' is {budget.protects}, but the noise in each step protects {protected} of these data"
-                f"{' (person_column)' if persons else ', which name no persons'}. Set it to {protected}, or to site."
+                f"'policy.update.noise.budget.protects' is {budget.protects}, but the noise in each step protects {protected} of "
+                f"these data{' (person_column)' if persons else ', which name no persons'}. Set it to {protected}, or to site."
             )
         if not self._path.is_file():
             raise ConfigurationError(
-                f"'policy.update.noise.budget.account' is '{self._path}', which does not exist. If no federation has trained on these data "
-                "yet, create it as an empty file. Otherwise find it: what they have spent cannot be known without it."
+                f"'policy.update.noise.budget.account' is '{self._path}', which does not exist. If no federation has trained "
+                "on these data yet, create it as an empty file. Otherwise find it: what they have spent cannot be known without it."
             )
         self.releases()
 
@@ -71,7 +71,8 @@ class SiteBudget:
             if entry["protects"] != self._budget.protects:
                 raise ConfigurationError(
                     f"The account '{self._path}' counts the {entry['protects']} of '{self._budget.data}', but "
-                    f"'policy.update.noise.budget.protects' is {self._budget.protects}. Epsilons of both have no sum; set it back."
+                    f"'policy.update.noise.budget.protects' is {self._budget.protects}. Epsilons of both have no sum; set it "
+                    "back."
                 )
             found.append((str(entry["federation"]), Release(**entry["release"])))
         return found
@@ -112,8 +113,8 @@ class SiteBudget:
             if epsilon_of_releases([*before, release], budget.delta) > budget.max_epsilon:
                 raise RefusedError(
                     f"The order would raise epsilon of this site's {budget.protects}, over all federations, above its "
-                    f"'policy.update.noise.budget.max_epsilon' of {budget.max_epsilon:g} at delta {budget.delta:g}. Only the site can raise "
-                    "that."
+                    f"'policy.update.noise.budget.max_epsilon' of {budget.max_epsilon:g} at delta {budget.delta:g}. Only the "
+                    "site can raise that."
                 )
             line = {
                 "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),

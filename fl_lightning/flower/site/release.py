@@ -193,4 +193,4 @@ def in_words(policy: Policy) -> list[str]:
     told = [words for fact, words in FACTS.items() if fact in policy.told]
     told += [f"'{fact.removeprefix(METRIC)}' of each training" for fact in sorted(policy.told) if fact.startswith(METRIC)]
     lines = [f"the update leaves {form}", f"beside it leave {'; '.join(told) or 'no numbers'}{digits}"]
-    return [*lines, "the loss leaves in the sum over sites only"] if masked and "loss" in policy.told else lines
+    return [*lines, "the loss and the sums of inputs leave in sums over sites only"] if masked else lines
