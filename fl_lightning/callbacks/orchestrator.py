@@ -184,7 +184,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         data = getattr(trainer, "datamodule", None)
         sealed = self.enabled and any(option.seals for option in self.active_options)
         if inputs is not None and not sealed and isinstance(data, FederatedDataModule):
-            measure_inputs(trainer, data, inputs, self.seed)
+            measure_inputs(trainer, data, inputs)
         if self._fit is not None:
             self._fit.begin(inputs if sealed else None)
 

@@ -6,7 +6,6 @@ A question is answered from predictions on the client's examples: by a metric, w
 from __future__ import annotations
 
 import math
-import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,13 +19,12 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.compat.torchmetrics import state_names, summed_states
-from fl_lightning.data.input_statistics import input_moments, noisy_moments
+from fl_lightning.data.input_statistics import input_moments
 from fl_lightning.data.schema import categories_of
 from fl_lightning.errors import ClientError, ConfigurationError, VersionError, add_note
 from fl_lightning.functional.bootstrap import percentile_interval, resamples
 from fl_lightning.functional.digest import digest
 from fl_lightning.functional.exact_moments import Moments
-from fl_lightning.functional.seeding import derive_seed
 from fl_lightning.functional.small_cells import curves_among, few, few_predicted, told_states
 from fl_lightning.functional.small_counts import without_small
 from fl_lightning.messages import EvalReport, Question
@@ -273,19 +271,15 @@ INPUTS = "sums of the inputs"
 """The name of the counts, the totals and the totals of the squares of all channels, one after the other."""
 
 
-def told_moments(data: FederatedDataModule, client: int, part: Standardized, seed: int) -> Moments:
-    """Return the sums that a client of a simulation tells: with noise, or without those over few rows.
+def told_moments(data: FederatedDataModule, client: int, part: Standardized) -> Moments:
+    """Return the sums that a client of a simulation tells, without those over few rows.
 
     Args:
         data: the data of all clients.
         client: the client.
         part: the part of the module whose inputs are measured.
-        seed: the seed of the noise.
     """
     try:
-        if part.epsilon is not None:
-            draw = random.Random(derive_seed(seed, client, "noise of sums"))
-            return noisy_moments(data, client, part.epsilon, draw.randrange)
         own = input_moments(data, client)
         return without_small(own, categories_of(data.datamodule, len(own.counts)), part.min_count)
     except Exception as error:
@@ -293,9 +287,7 @@ def told_moments(data: FederatedDataModule, client: int, part: Standardized, see
         raise
 
 
-def numbers_to_add(
-    what: str, client: int, module: LightningModule, data: Any, seed: int, site: SitePlace | None
-) -> tuple[int, ...]:
+def numbers_to_add(what: str, client: int, module: LightningModule, data: Any, site: SitePlace | None) -> tuple[int, ...]:
     """Return the whole numbers of a client that hooks add up; see ``ServerHooks.add_up``.
 
     Raises:
@@ -306,7 +298,7 @@ def numbers_to_add(
         raise ClientError("The server adds up numbers that clients do not have.")
     if site is None:
         part = standardized_parts(module)[0]
-        found = told_moments(data, client, part, seed)
+        found = told_moments(data, client, part)
         part.require_channels(found)
     else:
         found = site.moments()

@@ -111,16 +111,15 @@ class Client:
         """Answers questions about models, which only those may ask who set it."""
 
     def _context(self, option: str, place: Place) -> ClientContext:
-        seed = self._settings.seed
         return ClientContext(
             num_clients=self._num_clients,
-            seed=seed,
+            seed=self._settings.seed,
             device=place.device,
             kept=lambda client: self.memory.drawer(client, f"option {option}"),
             secret=self._secret,
             strategy=self._settings.strategy,
             place=place.site,
-            numbers=lambda client, what: numbers_to_add(what, client, self.resident.module, self._data, seed, place.site),
+            numbers=lambda client, what: numbers_to_add(what, client, self.resident.module, self._data, place.site),
         )
 
     # ---------------------------------------------------------------- orders

@@ -10,12 +10,9 @@ from torch import nn
 from fl_lightning.compat.torch import is_batch_norm
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.remote import RemoteDatasets
-from fl_lightning.data.schema import schema_of
-from fl_lightning.errors import ConfigurationError, DataError
-from fl_lightning.functional.exact_moments import Moments, inputs_of, moments_of_batches
+from fl_lightning.errors import DataError
+from fl_lightning.functional.exact_moments import Moments, moments_of_batches
 from fl_lightning.functional.histograms import Cuts, histograms_of
-from fl_lightning.functional.noisy_moments import RandBelow
-from fl_lightning.functional.noisy_moments import noisy_moments as noisy
 
 
 def input_moments(data: FederatedDataModule, client: int) -> Moments:
@@ -42,28 +39,6 @@ def input_moments(data: FederatedDataModule, client: int) -> Moments:
             "'fl_lightning.functional.exact_moments.together' or 'moments_of' returns."
         )
     return found
-
-
-def noisy_moments(data: FederatedDataModule, client: int, epsilon: float, draw: RandBelow) -> Moments:
-    """Return the sums of one client's training inputs with noise; see :func:`~fl_lightning.functional.noisy_moments`.
-
-    Args:
-        data: the datamodule of all clients.
-        client: the client's id, from 0.
-        epsilon: the privacy loss of a row that is replaced.
-        draw: draws the noise.
-
-    Raises:
-        ConfigurationError: if the inputs are not the features of a schema, which bounds them.
-    """
-    schema, first = schema_of(data.datamodule), next(_evaluated(data, client))
-    inputs = inputs_of(first)
-    if schema is None or inputs.dim() != 2 or inputs.shape[1] != len(schema.feature_names):
-        raise ConfigurationError(
-            "Sums with noise need a schema, whose ranges bound the values. Set 'schema' of a TableDataModule, or leave out "
-            "'epsilon' of Standardized and 'policy.statistics_epsilon'."
-        )
-    return noisy(_evaluated(data, client), schema.bounded, inputs.shape[1], epsilon, draw)
 
 
 def input_histograms(data: FederatedDataModule, client: int, cuts: Cuts) -> list[list[int]]:

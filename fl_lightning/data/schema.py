@@ -17,7 +17,6 @@ import numpy as np
 from fl_lightning.core.capabilities import ResumeRule
 from fl_lightning.data.labels import class_name, names_of
 from fl_lightning.functional.histograms import equal_cuts
-from fl_lightning.functional.noisy_moments import BoundedField
 
 FieldType = Literal["number", "integer", "boolean", "string", "date"]
 Missing = Literal["refuse", "constant", "indicator", "mean", "most_frequent"]
@@ -131,22 +130,11 @@ class Schema:
     @property
     def cuts(self) -> tuple[tuple[float, ...], ...]:
         """Return the borders between ten bins for each feature: of its range, if it has one; none for categories."""
-        ranges = {one.channels[0]: equal_cuts(one.low, one.high) for one in self.bounded if not one.is_binary}
-        return tuple(ranges.get(k, ()) for k in range(len(self.feature_names)))
-
-    @property
-    def bounded(self) -> tuple[BoundedField, ...]:
-        """Return the features whose values are bounded: categories, booleans, and numbers and dates with a range."""
-        found: list[BoundedField] = []
+        found: list[tuple[float, ...]] = []
         for field, span in self._spans():
-            gaps = field.missing in ("mean", "most_frequent")
-            if field.enum:
-                found.append(BoundedField(span, gaps=gaps, is_binary=True))
-                continue
-            low, high = (0.0, 1.0) if field.type == "boolean" else (field.minimum, field.maximum)
-            if low is not None and high is not None and low < high:
-                found.append(BoundedField(span[:1], low, high, gaps, field.type == "boolean"))
-            found += [BoundedField((k,), is_binary=True) for k in span[1:]]  # whether the value is missing
+            low, high = (None, None) if field.enum or field.type == "boolean" else (field.minimum, field.maximum)
+            own = equal_cuts(low, high) if low is not None and high is not None and low < high else ()
+            found += [own, *[()] * (len(span) - 1)]
         return tuple(found)
 
     def _spans(self) -> list[tuple[Field, tuple[int, ...]]]:

@@ -32,10 +32,8 @@ class Standardized(ChecksTypes, nn.Module):
     Args:
         network: the network.
         num_features: the number d of channels, >= 1: of columns in inputs of shape (N, d), of colours in images (N, d, H, W).
-        min_count: the fewest rows of a category that a client of a simulation tells, >= 1; with the sites' ``policy.min_count``
+        min_count: the fewest rows of a category that a client of a simulation tells, >= 1; with the sites' ``policy.min_rows``
             both have the same scale.
-        epsilon: the privacy loss of a row through the sums that a client of a simulation tells, > 0, as with the sites'
-            ``policy.statistics_epsilon``; None tells exact sums.
 
     Raises:
         ConfigurationError: if a number is below 1.
@@ -55,12 +53,11 @@ class Standardized(ChecksTypes, nn.Module):
     std: Tensor
     measured: Tensor
 
-    def __init__(self, network: nn.Module, num_features: int, min_count: int = 1, epsilon: float | None = None) -> None:
+    def __init__(self, network: nn.Module, num_features: int, min_count: int = 1) -> None:
         super().__init__()
         require(num_features >= 1, "model.network.num_features", "at least 1", num_features)
         require(min_count >= 1, "model.network.min_count", "at least 1", min_count)
-        require(epsilon is None or epsilon > 0, "model.network.epsilon", "above 0, or null", epsilon)
-        self.network, self.num_features, self.min_count, self.epsilon = network, num_features, min_count, epsilon
+        self.network, self.num_features, self.min_count = network, num_features, min_count
         self.register_buffer("mean", torch.zeros(num_features))
         self.register_buffer("std", torch.ones(num_features))
         self.register_buffer("fill", torch.zeros(num_features))

@@ -74,14 +74,13 @@ def refuse_reading(trainer: Trainer, parts: Iterable[Part]) -> None:
         check_need(Need(Capability.SINGLE_UPDATES, f"{why}, of each client", remedy), everyone)
 
 
-def measure_inputs(trainer: Trainer, data: FederatedDataModule, part: Standardized, seed: int) -> None:
+def measure_inputs(trainer: Trainer, data: FederatedDataModule, part: Standardized) -> None:
     """Set the scale of a module's inputs to that of all clients' training examples, the same on every rank.
 
     Args:
         trainer: the Trainer.
         data: the datamodule.
         part: the part of the module.
-        seed: the seed of the noise that clients of a simulation add, if they add any.
 
     Raises:
         ConfigurationError: if a client outside this process does not tell its sums.
@@ -89,7 +88,7 @@ def measure_inputs(trainer: Trainer, data: FederatedDataModule, part: Standardiz
     """
 
     def moments(client: int) -> Moments:
-        return input_moments(data, client) if data.is_remote else told_moments(data, client, part, seed)
+        return input_moments(data, client) if data.is_remote else told_moments(data, client, part)
 
     _set(part, together(Collectives(trainer).spread(data.num_clients, moments)), data)
 
@@ -124,11 +123,11 @@ def add_up_inputs(federation: Federation, hooks: Iterable[ServerHooks], part: St
 def _set(part: Standardized, whole: Moments, data: FederatedDataModule) -> None:
     """Set the scale, and warn of channels of which no client tells anything."""
     schema, names = schema_of(data.datamodule), channel_names(data, len(whole.counts))
-    partial = data.is_remote or part.min_count > 1 or part.epsilon is not None
+    partial = data.is_remote or part.min_count > 1
     part.set_moments(whole, () if schema is None else schema.filled, partial, names)
     untold = [name for name, count in zip(names, whole.counts, strict=True) if not count]
     if untold:
         rank_zero_warn(
             f"These inputs are not scaled, because no client tells their sums: {', '.join(untold)}. They would tell of few "
-            "rows, or have no range for noise."
+            "rows."
         )

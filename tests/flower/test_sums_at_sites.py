@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hospitals_over_bytes import config, over_bytes, start_again, start_hospitals, write_site
-from sites_over_bytes import POOL, TELLS, TOLD, refused, same_bits, simulate
+from asked_site import opened
+from hospitals_over_bytes import asking, config, over_bytes, start_again, start_hospitals, write_site
+from sites_over_bytes import POOL, TELLS, TOLD, refused, same_bits, simulate, start_site
 from small_images import paint
 from three_hospitals import NAMES, SCHEMA, clean, expected
 
 from fl_lightning.cli.federation_cli import main
-from fl_lightning.data.schema_file import read_schema
+from fl_lightning.data.schema_file import parse_schema, read_schema
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.policy import Policy
 from fl_lightning.flower.site.settings import read_settings
@@ -64,9 +65,15 @@ def test_sums_over_few_images_do_not_leave_a_site():
 
 
 def test_a_servers_schema_cannot_count_a_rare_value_as_missing(hospitals):
-    """It declares a value of few patients missing; the number of what is left would tell how many have it."""
-    column = next(line for line in SCHEMA.splitlines() if "age" in line)
-    assert column
+    """A server declares the value of one patient missing; how many numbers are left would tell whether north has it."""
+    rare = clean()["platelets"][:30].dropna().astype(int).value_counts().idxmin()
+    schema = SCHEMA.replace("missing: {constant: 250}", "missing: mean").replace('["", NA]', f'["", NA, "{rare}"]')
+    write_site("north", hospitals["north"], schema=None, takes="server", limits={"tells": SUMS, "min_rows": 5})
+    info = opened(start_site(Path(), "north").answer(asking(parse_schema(schema).text, statistics=True)))["info"]
+    place = read_schema("schema.yaml").feature_names.index("platelets")
+    sums = Moments.of_texts(info.moments)
+    assert sums.counts[place] == 0
+    assert sums.counts[0] == 30
 
 
 def test_persons_count_and_not_their_rows(hospitals):

@@ -13,13 +13,11 @@ from algorithms import Scaled
 from client_sites import fitted
 from federations import SIZES, Blobs, Consecutive, Plain, federate, network
 from refusing import Refusal, fitting
-from small_tables import write
 from torch.utils.data import DataLoader
 
 from fl_lightning import (
     MLP,
     VGG19,
-    ClassificationTask,
     ClientEvaluation,
     ClientPrivacy,
     DataError,
@@ -37,8 +35,6 @@ from fl_lightning import (
     TransferLearning,
 )
 from fl_lightning.core.capabilities import Capability, Removal
-from fl_lightning.flower.site.policy import Policy
-from fl_lightning.flower.site.settings import read_settings
 from fl_lightning.functional.exact_moments import moments_of, together
 
 
@@ -111,14 +107,6 @@ def scaling(module: Any = Scaled, **settings: Any) -> Callable[[], Any]:
     return fitting(module=module, **settings)
 
 
-def noise_of_a_site() -> None:
-    write("own.csv", "a,b,target", "1,2,0", "2,1,1")
-    table = "{path: own.csv, kind: classification, test_share: 0, standardize: false}"
-    own = f"datamodule: {{class_path: TableDataModule, init_args: {table}}}"
-    read_settings(Path(write("data.yaml", own, "policy: {statistics_epsilon: 1.0}")))
-
-
-NOISY = {"module": lambda: ClassificationTask(Standardized(MLP(4, [4], 3), 4, epsilon=1.0), 3)}
 PRIVATE = LocalTraining(privacy=ExamplePrivacy(1.0, 0.5, noise_seed=7))
 CHANNELS = "The inputs have 4 channels, but 'model.network.num_features' is 5. Set it to 4."
 INFINITE = {"data": Holding(10, 2, math.inf)}
@@ -146,11 +134,6 @@ SCALES = [
         lambda: together([moments_of(torch.ones(2, 3)), moments_of(torch.ones(2, 2))]),
         "Inputs have different numbers of channels: 2 and 3. Give all clients",
     ),
-    Refusal(fitting(**NOISY), "Sums with noise need a schema, ... 'epsilon' of Standardized and 'policy.statistics_epsilon'"),
-    Refusal(lambda: Standardized(MLP(), 2, epsilon=0.0), "'model.network.epsilon' must be above 0, or null"),
-    Refusal(lambda: Policy(statistics_epsilon=-1.0), "'policy.statistics_epsilon' must be above 0, or null"),
-    Refusal(lambda: Policy(statistics_epsilon=1.0, histograms=True), "'policy.histograms' ... 'policy.statistics_epsilon'"),
-    Refusal(noise_of_a_site, "'policy.statistics_epsilon' is 1, but no column has a range in a schema"),
 ]
 
 

@@ -42,13 +42,15 @@ class SiteBudget:
         protected = "persons" if persons else "rows"
         if budget.protects not in ("site", protected):
             raise ConfigurationError(
-                f"'policy.update.noise.budget.protects' is {budget.protects}, but the noise in each step protects {protected} of "
-                f"these data{' (person_column)' if persons else ', which name no persons'}. Set it to {protected}, or to site."
+                f"'policy.update.noise.budget.protects' is {budget.protects}, but the noise in each step protects {protected} "
+                f"of these data{' (person_column)' if persons else ', which name no persons'}. Set it to "
+                f"{protected}, or to site."
             )
         if not self._path.is_file():
             raise ConfigurationError(
                 f"'policy.update.noise.budget.account' is '{self._path}', which does not exist. If no federation has trained "
-                "on these data yet, create it as an empty file. Otherwise find it: what they have spent cannot be known without it."
+                "on these data yet, create it as an empty file. Otherwise find it: nobody else knows what they have "
+                "spent."
             )
         self.releases()
 

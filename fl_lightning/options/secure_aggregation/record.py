@@ -109,8 +109,8 @@ class SignedLists:
             raise ProtocolError(
                 f"The sum is over {', '.join(listed)}, but this site's update was in one over {', '.join(lists['last'])}. "
                 f"A server that has both could compute the update of {', '.join(wrong)}, and 'policy.update.masks.lost' is "
-                f"{most_lost}. Have the same sites take part. If this site's staff agrees to the other sum, it runs: fl-lightning "
-                "site approve --sites"
+                f"{most_lost}. Have the same sites take part. If this site's staff agrees to the other sum, it runs: "
+                "fl-lightning site approve --sites"
             )
         found["lists"] = {"first": lists.get("first", listed), "last": listed}
 
