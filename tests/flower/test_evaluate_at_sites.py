@@ -108,7 +108,7 @@ def test_an_evaluation_changes_nothing_at_a_site(here):
 def test_cells_say_why_they_are_empty(here):
     net.restart("south", limits={"min_rows": 10})
     net.restart("west", limits={"tells": ["examples", "evaluation/validation"]})
-    net.restart("north", limits={"machine": {"trainings": 3}})
+    net.restart("north", limits={"answers": 3})
     rows = evaluate("real", *SITES, *last("real"), "foreign.pt")
     told = {row["site"]: row["reason"] for row in rows if "Accuracy" in row["metric"] and row["model"] == "global"}
     assert told["north"] == ""
@@ -118,7 +118,7 @@ def test_cells_say_why_they_are_empty(here):
     assert "[1]: RefusedError: " in Path("real/evaluation/evaluation.md").read_text()
     answers = [row["reason"] for row in rows if row["site"] == "north"]
     assert answers[:3] == [""] * 3
-    assert "'policy.machine.trainings' is 3" in answers[3]
+    assert "'policy.answers' is 3" in answers[3]
 
 
 @pytest.mark.slow

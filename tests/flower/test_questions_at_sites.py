@@ -21,7 +21,6 @@ from fl_lightning.types import Snapshot
 from fl_lightning.wire import to_bytes
 
 ON: dict[str, Any] = {"tells": ["examples", "steps", "evaluation/training"], "min_rows": 1}
-TWO = {"machine": {"trainings": 2}}
 SESSIONS = count()
 
 
@@ -56,13 +55,13 @@ def test_an_honest_question_is_answered_and_written_down():
     assert report.value * 24 == pytest.approx(round(report.value * 24))
     assert report.interval[0] <= report.value <= report.interval[1]
     assert sum(float(report.sums[name]) for name in ("tp", "fn")) == 24
-    assert audit()[-1]["replies"][0]["n"] == 24
+    assert audit()[-1]["replies"][0]["EvalReport"]["n"] == 24
     assert "MulticlassAccuracy" in json.dumps([line.get("orders") for line in audit()])
 
 
 def test_questions_about_other_own_models_count():
     """A server has the site train its own model from weights of its choice, publishes another one, and asks about the own."""
-    site, versions = north(**ON, **TWO), count(1)
+    site, versions = north(**ON, answers=2), count(1)
 
     def asks(session: str, seed: int, asked: Any, *settled: RoundCommit) -> str:
         version = next(versions)
@@ -178,18 +177,31 @@ def test_rounded_figures_have_no_exact_sums_beside_them(policy):
 
 
 def test_each_model_counts_and_a_repeated_question_does_not():
-    site = north(**ON, machine={"trainings": 3})
+    site = north(**ON, answers=3)
     first = answer(site, question(MICRO, resamples=50))
     for _ in range(2):
         assert answer(site, question(MICRO, resamples=50)) == first  # to the bit
     for which in (MICRO, ACCURACY):
         assert not told(asked(site, question(which), seed=1))
-    assert "'policy.machine.trainings' is 3" in told(asked(site, question(MICRO), seed=2))
+    assert "'policy.answers' is 3" in told(asked(site, question(MICRO), seed=2))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "nested"),
+    [(7, 8, False), (7, 13, True), (13, 7, True), ([0.2, 0.5], [0.2, 0.51], False), ([0.2, 0.5], [0.5], True), (7, 7, True)],
+)
+def test_two_curves_of_one_model_are_one_answer(one, other, nested):
+    """Their points differ by the rows between two thresholds, which may be those of one patient."""
+    site = north(**ON)
+    assert not told(asked(site, question(metric("MulticlassROC", thresholds=one))))
+    said = told(asked(site, question(metric("MulticlassPrecisionRecallCurve", thresholds=other))))
+    assert ("with other thresholds" in said) == bool(said) != nested
+    assert not told(asked(site, question(metric("MulticlassROC", thresholds=other)), seed=1))  # of another model
 
 
 def test_the_limit_is_that_of_all_federations_and_outlives_the_site():
     """Another federation had begun at 0 again."""
-    site = north(**ON, **TWO)
+    site = north(**ON, answers=2)
     for number, federation in enumerate("ab"):
         assert not told(asked(site, seed=number, federation=federation * 32))
     for one in (site, start_site(Path(), "north")):
@@ -200,11 +212,11 @@ def test_the_limit_is_that_of_all_federations_and_outlives_the_site():
 @pytest.mark.parametrize("rows", [1, 9, 10])
 def test_the_difference_of_two_versions_of_the_data_tells_of_no_few_rows(rows):
     """With the same model, the sums before and after a row was added are its label and whether it is recognised."""
-    assert not told(asked(north(**ON, machine={"trainings": 1}), question(MICRO)))
+    assert not told(asked(north(**ON, answers=1), question(MICRO)))
     path = Path("north/own.csv")
     header, *lines = path.read_text().splitlines()
     path.write_text("\n".join([header, *lines, *lines[:rows]]) + "\n")
-    strict = north(**ON | {"min_rows": 10 if rows > 1 else 2, "machine": {"trainings": 1}})
+    strict = north(**ON | {"min_rows": 10 if rows > 1 else 2, "answers": 1})
     said = told(asked(strict, question(MICRO)))
     if rows < 10:
         assert "have changed since it answered questions about them, but by fewer than" in said
@@ -220,7 +232,7 @@ def test_a_corrected_row_is_a_changed_one():
     header, first, *rest = path.read_text().splitlines()
     features, _, label = first.rpartition(",")
     path.write_text("\n".join([header, f"{features},{(int(float(label)) + 1) % 3}", *rest]) + "\n")
-    assert "by fewer than 2 examples or persons" in told(asked(north(**ON | {"min_rows": 2}), question(MICRO)))
+    assert "by fewer than 2 rows or persons" in told(asked(north(**ON | {"min_rows": 2}), question(MICRO)))
 
 
 # ---------------------------------------------------------------- hostile sites

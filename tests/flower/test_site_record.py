@@ -59,13 +59,13 @@ def test_rounds_of_all_federations_together_are_limited():
 
 def test_evaluations_of_a_federation_are_limited():
     """Under whatever session a server asks, after a restart of the site, and after its staff has agreed again."""
-    evaluation, agreed = EvalOrder(1, 0, "training", "route"), {**THREE, "tells": ["examples", "evaluation/training"]}
+    evaluation, agreed = EvalOrder(1, 0, "training", "route"), {"answers": 3, "tells": ["examples", "evaluation/training"]}
     scored = {"route": named("FedStar")}
     site = north(**agreed)
     for _ in range(2):  # the second time from the store
         assert not told(work(site, evaluation, evaluation, **scored))
     site = north(**agreed)
-    said = "This site has evaluated models 2 times in all federations, and its 'policy.machine.trainings' is 3. Periods of"
+    said = "This site has evaluated models 2 times in all federations, and its 'policy.answers' is 3. Periods of a"
     assert said in told(work(site, evaluation, evaluation, session="b", **scored))
     assert not told(work(site, evaluation, order(), session="b", **scored))
     SiteRecord(STATE, Policy()).withdraw(FEDERATION)
@@ -113,7 +113,7 @@ def test_a_fit_that_the_site_refuses_is_not_one_in_which_it_took_part():
     ],
 )
 def test_other_settings_under_a_known_id_need_agreement(changes, agreed):
-    site = north(federations=5, machine={"threads": 4})
+    site = north(federations=5)
     assert not told(ask(site, "prepare"))
     said = told(ask(site, "prepare", contract=contract(**changes)))
     assert ("The settings of this federation have changed since this site agreed to them" in said) == (not agreed)

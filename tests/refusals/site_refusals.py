@@ -81,7 +81,7 @@ REFUSALS = [
     Refusal(policy(tells=["los"]), "'policy.tells' has 'los', but must be of examples, ... metric/NAME. Did you mean loss?"),
     Refusal(lambda: Machine(trainings=0), "'policy.machine.trainings' must be 1 or above"),
     Refusal(lambda: Machine(hours=0.0), "'policy.machine.hours' must be above 0"),
-    Refusal(lambda: Machine(threads=0), "'policy.machine.threads' must be 1 or above, or null"),
+    Refusal(policy(answers=0), "'policy.answers' must be 1 or above"),
     Refusal(lambda: Machine(memory=0.0), "'policy.machine.memory' must be above 0, in GiB"),
     *map(null, ("min_rows", "federations", "update", "machine", "code")),
     *(Refusal(written(name), f"policy' names a preset ({name}). There are none any more") for name in ("strict", "open")),

@@ -15,7 +15,7 @@ from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.core.option import OptionSettings
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.checks import evaluated_parts
-from fl_lightning.flower.site.policy import FACTS, LARGEST_POWER, Policy
+from fl_lightning.flower.site.policy import FACTS, LARGEST_POWER, Policy, most_threads
 from fl_lightning.flower.site.questions import check_question
 from fl_lightning.flower.site.recipe import RefusedError
 from fl_lightning.functional.model_state import ModelState
@@ -45,11 +45,11 @@ class SiteLimits:
         Raises:
             RefusedError: naming the setting.
         """
-        policy, local = self._policy, contract["federation"]["local"]
-        if not 1 <= contract["threads"] <= policy.most_threads:
+        local = contract["federation"]["local"]
+        if not 1 <= contract["threads"] <= most_threads():
             raise RefusedError(
-                f"The server's 'threads' is {contract['threads']}, but this site allows 1 to {policy.most_threads} "
-                "('policy.machine.threads')."
+                f"The server's 'threads' is {contract['threads']}, but this site has {most_threads()} cores. Set "
+                "'federation.local.threads' at the server."
             )
         if not isinstance(local, Mapping):
             raise RefusedError("The server's 'federation.local' must be a mapping.")

@@ -42,9 +42,9 @@ _UNDER_MASKS = (*_UNDER_NOISE[:3], "loss", "statistics", *(f"evaluation/{part}" 
 
 _RENAMED = {
     **dict.fromkeys(("classes", "default_classes", "models"), "policy.code"),
-    **dict.fromkeys(("max_rounds", "max_total_rounds", "max_evaluations"), "policy.machine.trainings"),
+    **dict.fromkeys(("max_rounds", "max_total_rounds"), "policy.machine.trainings"),
+    "max_evaluations": "policy.answers",
     **dict.fromkeys(("max_epochs", "max_seconds"), "policy.machine.hours"),
-    "max_threads": "policy.machine.threads",
     **dict.fromkeys(("max_model", "largest_message"), "policy.machine.memory"),
     "min_noise": "policy.update.noise.least",
     "budget": "policy.update.noise.budget",
@@ -68,7 +68,7 @@ def refuse_former(given: Any) -> None:
     page = "docs/real_federation.md shows the five headings"
     if isinstance(given, str) or (isinstance(given, dict) and "preset" in given):
         raise ConfigurationError(f"'policy' names a preset ({given}). There are none any more: {page}.")
-    gone = ("min_steps", "min_batch", "min_rate", "max_rate", "ranges", "histograms", "statistics_epsilon")
+    gone = ("min_steps", "min_batch", "min_rate", "max_rate", "max_threads", "ranges", "histograms", "statistics_epsilon")
     for name in given if isinstance(given, dict) else ():
         if name in gone:
             raise ConfigurationError(f"'policy.{name}' does not exist any more. Remove it: {page}.")
@@ -177,12 +177,9 @@ class Machine:
     """What a server may use of this machine.
 
     Args:
-        trainings: how many models the site trains for servers, over all federations, >= 1, and how many it evaluates. Rounds
-            that a server repeats after a restart count again; a question of ``fl-lightning evaluate`` counts once for each
-            version of the data. Each evaluation tells a figure of the same rows, and those of many crafted models can tell
-            single rows.
+        trainings: how many models the site trains for servers, over all federations, >= 1. Rounds that a server repeats after a
+            restart count again.
         hours: the most hours of a training, checked between steps, > 0.
-        threads: the most threads, >= 1; null for the number of this machine's cores.
         memory: the largest accepted message or model in GiB, > 0.
 
     Raises:
@@ -191,13 +188,11 @@ class Machine:
 
     trainings: int = 10_000
     hours: float = 6.0
-    threads: int | None = None
     memory: float = 4.0
 
     def __post_init__(self) -> None:
         require(self.trainings >= 1, "policy.machine.trainings", "1 or above", self.trainings)
         require(self.hours > 0, "policy.machine.hours", "above 0", self.hours)
-        require(self.threads is None or self.threads >= 1, "policy.machine.threads", "1 or above, or null", self.threads)
         require(self.memory > 0, "policy.machine.memory", "above 0, in GiB", self.memory)
 
 
@@ -215,6 +210,9 @@ class Policy:
             and nothing else. Null for what FedAvg needs, and the loss: ``examples``, ``steps`` and ``loss`` of a plain update,
             ``examples`` and ``steps`` with noise, and ``loss`` under masks, where it leaves in a sum over sites only, as the
             numbers do by which a strategy weighs.
+        answers: how many models the site evaluates for servers, over all federations, and how many questions of ``fl-lightning
+            evaluate`` it answers about one version of its data, >= 1. Each tells a figure of the same rows, and those of many
+            crafted models can tell single rows.
         digits: the significant digits of figures that leave, >= 1; null for all.
         min_rows: of how many rows, or persons if the data name them, at least? The fewest behind an update, a count, a sum over
             a feature or an evaluation, >= 1. A smaller part is not evaluated and not told; a training that would read fewer is
@@ -230,6 +228,7 @@ class Policy:
     federations: int | Literal["any"] = 1
     update: Literal["plain"] | Form = "plain"
     tells: list[str] | None = None
+    answers: int = 10_000
     digits: int | None = None
     min_rows: int = 10
     code: list[str] = field(default_factory=lambda: [DEFAULT])
@@ -239,6 +238,7 @@ class Policy:
         agreed = self.federations == "any" or (isinstance(self.federations, int) and self.federations >= 0)
         require(agreed, "policy.federations", "any, or a number of 0 or above", self.federations)
         require(self.digits is None or self.digits >= 1, "policy.digits", "1 or above, or null", self.digits)
+        require(self.answers >= 1, "policy.answers", "1 or above", self.answers)
         require(self.min_rows >= 1, "policy.min_rows", "1 or above", self.min_rows)
         for fact in self.told:
             if fact not in FACTS and not fact.startswith(METRIC):
@@ -303,7 +303,8 @@ class Policy:
         """
         return 1 if self.noise is not None else _FAILURES if self.masks is not None else None
 
-    @property
-    def most_threads(self) -> int:
-        """Return the most threads that a server may set."""
-        return self.machine.threads or os.cpu_count() or 1
+
+def most_threads() -> int:
+    """Return the most threads that a server may set: the number of cores that this process may use."""
+    here = getattr(os, "sched_getaffinity", None)  # not on macOS and Windows
+    return len(here(0)) if here is not None else os.cpu_count() or 1

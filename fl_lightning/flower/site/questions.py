@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torchmetrics import Metric
 
 from fl_lightning.clients.answering import Questions
@@ -110,17 +111,36 @@ class SiteQuestions:
             question = order.question
             assert question is not None
             answering = digest([dict(own(OwnModelOrder(order.version, order.client)).tensors)]) if order.own else ""
+            self._require_same_cuts(known[version].setdefault("cuts", {}).setdefault(tensors + answering, []), question.metric)
             text = json.dumps([tensors, answering, dict(question.metric)], sort_keys=True)
             one = hashlib.sha256(f"{text}{question.resamples}{question.level}".encode()).hexdigest()[:16]
             self._add(known[version]["questions"], one)
         write_whole(self._path, json.dumps(known).encode())
 
+    def _require_same_cuts(self, before: list[list[float]], values: Mapping[str, Any]) -> None:
+        """Refuse thresholds that lie between those of an earlier answer about the model: both would tell of the rows between.
+
+        Thresholds of which one list contains the other tell no more than the longer one, which is without points of few rows.
+        """
+        metric: Any = Recipe(self._policy.accepted_classes).build(values, Metric, "metrics")
+        found, bins = getattr(metric, "thresholds", getattr(metric, "threshold", None)), getattr(metric, "n_bins", None)
+        if isinstance(bins, int):
+            found = torch.linspace(0, 1, bins + 1)
+        if found is None or (cuts := [round(cut, 6) for cut in torch.as_tensor(found).flatten().tolist()]) in before:
+            return
+        if any(set(cuts) - set(one) and set(one) - set(cuts) for one in before):
+            raise RefusedError(
+                f"This site has answered a question about this model with other thresholds ({len(before[0])} of them), and two "
+                "such answers differ by the rows between. Ask with the same 'thresholds', or with some of them."
+            )
+        before.append(cuts)
+
     def _add(self, questions: list[str], one: str) -> None:
-        limit = self._policy.machine.trainings
+        limit = self._policy.answers
         if one not in questions and len(questions) >= limit:
             raise RefusedError(
                 f"This site has answered {len(questions)} questions about these examples, over all federations, and its "
-                f"'policy.machine.trainings' is {limit}. Only the site can raise the limit."
+                f"'policy.answers' is {limit}. Only the site can raise the limit."
             )
         if one not in questions:
             questions.append(one)

@@ -201,13 +201,14 @@ class SiteRecord:
         before, evaluated = self._known[federation]["turns"], self._known[federation].get("evaluations", 0)
         total = sum(one["turns"] for one in self._known.values())
         all_evaluated = sum(one.get("evaluations", 0) for one in self._known.values())
-        limit = self._policy.machine.trainings
-        for what, done, more in (("trained", total, turns), ("evaluated models", all_evaluated, evaluations)):
+        for what, done, more, name, limit in (
+            ("trained", total, turns, "machine.trainings", self._policy.machine.trainings),
+            ("evaluated models", all_evaluated, evaluations, "answers", self._policy.answers),
+        ):
             if done + more > limit:
                 raise RefusedError(
-                    f"This site has {what} {done} times in all federations, and its 'policy.machine.trainings' is {limit}. "
-                    "Periods of a round, and what is repeated after a restart of the server, count as well. Only the site can "
-                    "raise the limit."
+                    f"This site has {what} {done} times in all federations, and its 'policy.{name}' is {limit}. Periods of a "
+                    "round, and what is repeated after a restart of the server, count as well. Only the site can raise it."
                 )
         if turns or evaluations:
             self._known[federation] |= {"turns": before + turns, "evaluations": evaluated + evaluations}
