@@ -28,7 +28,11 @@ def budget(**settings: Any) -> Callable[[], Any]:
 
 
 def null(name: str) -> Refusal:
-    return Refusal(lambda: north(**{name: None}), f"data.yaml' cannot be read: 'policy.{name}' is null, but needs")
+    group, _, inner = name.partition(".")
+    return Refusal(
+        lambda: north(**{group: {inner: None} if inner else None}),
+        f"data.yaml' cannot be read: 'policy.{name}' is null, but needs",
+    )
 
 
 def written(given: Any) -> Callable[[], Any]:
@@ -83,13 +87,22 @@ REFUSALS = [
     Refusal(lambda: Machine(hours=0.0), "'policy.machine.hours' must be above 0"),
     Refusal(policy(answers=0), "'policy.answers' must be 1 or above"),
     Refusal(lambda: Machine(memory=0.0), "'policy.machine.memory' must be above 0, in GiB"),
-    *map(null, ("min_rows", "federations", "update", "machine", "code")),
+    *map(null, ("min_rows", "federations", "code", "machine.trainings")),
     *(Refusal(written(name), f"policy' names a preset ({name}). There are none any more") for name in ("strict", "open")),
     Refusal(written({"min_steps": 3}), "'policy.min_steps' does not exist any more. Remove it: docs/real_federation.md shows"),
     Refusal(written({"min_noise": 1}), "'policy.min_noise' is now policy.update.noise.least: docs/real_federation.md shows"),
     Refusal(written({"metrics": "any"}), "'policy.metrics' is now an entry of policy.tells: docs/real_federation.md shows"),
-    Refusal(written({"update": {}}), "'policy.update' must be plain, noise or masks, but is neither"),
     # noise and masks
+    *(
+        Refusal(written({"update": form}), "'policy.update' must be plain, or have the settings of noise, of masks or of both")
+        for form in (None, {}, "masks", {"mask": {"peers": "peers"}}, {"masks": {}}, {"noise": None})
+    ),
+    Refusal(written({"update": {"noise": {"budget": None}}}), "'policy.update.noise' needs 'least'. Set it; see"),
+    Refusal(written({"update": {"masks": {"least": 3}}}), "'policy.update.masks' needs 'peers'. Set it; see"),
+    Refusal(
+        written({"update": {"masks": {"peers": "peers", "least": 1}}}),
+        "read: 'policy.update.masks.least' must be 2 or above, but is 1",
+    ),
     Refusal(lambda: Noise(0.0), "'policy.update.noise.least' must be above 0"),
     Refusal(
         policy(update=Form(Noise(1.0)), tells=["loss"]),
@@ -99,13 +112,11 @@ REFUSALS = [
         policy(update=Form(masks=Masks("peers")), tells=["seconds"]),
         "'policy.tells' has 'seconds', which would leave without the masks that 'policy.update' requires. Remove it",
     ),
-    Refusal(lambda: Masks("peers", least=1), "'policy.update.masks.least' must be 2 or above"),
     Refusal(lambda: Masks("peers", lost=-1), "'policy.update.masks.lost' must be 0 or above"),
     Refusal(
         lambda: masked(update={"masks": {"peers": "nowhere"}}),
         "'policy.update.masks.peers' is 'nowhere', which is no folder with files NAME.pub",
     ),
-    Refusal(lambda: north(update="sometimes"), "policy.update"),
     # the budget
     Refusal(lambda: SiteBudget(budget()(), True), "'policy.update.noise.budget.account' is ...none', which does not exist"),
     Refusal(budget(data=" "), "'policy.update.noise.budget.data' must be"),

@@ -59,11 +59,11 @@ _RENAMED = {
 }
 
 
-def refuse_former(given: Any) -> None:
-    """Refuse the settings of a policy of earlier versions.
+def read_policy(given: Any) -> Any:
+    """Return the settings of a policy without ``update: plain``, which is the default form.
 
     Raises:
-        ConfigurationError: naming what has taken the place of the setting.
+        ConfigurationError: for a setting of earlier versions, naming what has taken its place.
     """
     page = "docs/real_federation.md shows the five headings"
     if isinstance(given, str) or (isinstance(given, dict) and "preset" in given):
@@ -74,6 +74,14 @@ def refuse_former(given: Any) -> None:
             raise ConfigurationError(f"'policy.{name}' does not exist any more. Remove it: {page}.")
         if name in _RENAMED:
             raise ConfigurationError(f"'policy.{name}' is now {_RENAMED[name]}: {page}.")
+    if not isinstance(given, dict) or "update" not in given:
+        return given
+    form = given["update"]
+    if form == "plain":
+        return {name: value for name, value in given.items() if name != "update"}
+    known = isinstance(form, dict) and form and form.keys() <= {"noise", "masks"} and all(form.values())
+    require(bool(known), "policy.update", "plain, or have the settings of noise, of masks or of both", form)
+    return given
 
 
 @dataclass(frozen=True)
@@ -155,21 +163,15 @@ class Masks:
 
 @dataclass(frozen=True)
 class Form:
-    """In which form the update leaves, if not plain.
+    """In which form the update leaves: plain without noise and masks.
 
     Args:
         noise: the noise that it has at least; null for none.
         masks: with whose updates it is added before the server can read it; null for none.
-
-    Raises:
-        ConfigurationError: if there is neither.
     """
 
     noise: Noise | None = None
     masks: Masks | None = None
-
-    def __post_init__(self) -> None:
-        require(self.noise is not None or self.masks is not None, "policy.update", "plain, noise or masks", "neither")
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,7 @@ class Policy:
     """
 
     federations: int | Literal["any"] = 1
-    update: Literal["plain"] | Form = "plain"
+    update: Form = field(default_factory=Form)
     tells: list[str] | None = None
     answers: int = 10_000
     digits: int | None = None
@@ -254,12 +256,12 @@ class Policy:
     @property
     def noise(self) -> Noise | None:
         """Return the noise that the update has."""
-        return self.update.noise if isinstance(self.update, Form) else None
+        return self.update.noise
 
     @property
     def masks(self) -> Masks | None:
         """Return under which masks the update leaves."""
-        return self.update.masks if isinstance(self.update, Form) else None
+        return self.update.masks
 
     @property
     def least_noise(self) -> float:
@@ -293,7 +295,7 @@ class Policy:
     @property
     def hides_errors(self) -> bool:
         """Return whether all errors are told alike, because their class may depend on rows of this site alone."""
-        return self.update != "plain"
+        return self.update != Form()
 
     @property
     def most_failures(self) -> int | None:

@@ -19,7 +19,7 @@ from fl_lightning.config.null_settings import refuse_null
 from fl_lightning.config.wrong_value import wrong_value
 from fl_lightning.errors import ConfigurationError, did_you_mean, require
 from fl_lightning.flower.checks import refuse_parts
-from fl_lightning.flower.site.policy import Policy, refuse_former
+from fl_lightning.flower.site.policy import Policy, read_policy
 from fl_lightning.flower.site.server_schema import kept_schema
 
 _PARTS = ("datamodule", "validation", "test")
@@ -102,8 +102,9 @@ def read_settings(path: Path, schema: Path | None = None) -> SiteSettings:
         text = path.read_text(encoding="utf-8")
         refuse_unclear(text)
         content = yaml.safe_load(text)
-        refuse_former(content.get("policy") if isinstance(content, dict) else None)
-        parsed = parser.parse_path(str(path))
+        given = content.get("policy") if isinstance(content, dict) else None
+        policy = read_policy(given)
+        parsed = parser.parse_path(str(path)) if policy is given else parser.parse_object({**content, "policy": policy})
         refuse_null(parsed, parser)
         _describe(parsed, schema)
         return SiteSettings(**vars(parser.instantiate(parsed)))
@@ -147,6 +148,9 @@ def _cause(error: Exception, parser: ArgumentParser) -> str:
     if value is not None:
         return str(value)
     text = in_words(" ".join(str(error).split()) or type(error).__name__)[:600].rstrip(".")
+    text = re.sub(r"Does not validate against any of the Union.* Errors: - (.*?) - Expected a NoneType.*", r"\1", text)
+    if (lacks := re.match(r"Parser key \"([\w.]+)\": .*the following arguments are required: ([\w, ]+)", text)) is not None:
+        return f"'{lacks[1]}' needs '{lacks[2]}'. Set it; see docs/site_policy.md."
     if (key := re.match(r"Parser key \"(\w+)\": .*class_path 'lightning\.LightningDataModule'", text)) is not None:
         return f"'{key[1]}' has settings, but no class. Write '{key[1]}: {{class_path: ..., init_args: ...}}'."
     wrong = re.search(r"[Oo]ption '([\w.]+)'", text)
