@@ -13,9 +13,8 @@ import torch
 import yaml
 from accountants import gaussian_epsilon
 
-from fl_lightning import (
-    ConfigurationError,
-)
+import fl_lightning
+from fl_lightning import ConfigurationError
 from fl_lightning.cli.commands.export import main as export
 from fl_lightning.flower.checks import require_names
 from fl_lightning.flower.site import check as site_check
@@ -52,6 +51,31 @@ def test_sites_give_the_bits_of_the_simulation(case):
     config = net.configuration(2, **federation)
     config["model"]["init_args"]["loss"] = loss
     assert net.equal(config)
+
+
+DECLARED: dict[str, dict[str, Any]] = {
+    **{name: {} for name in ("FedAvg", "FedNova", "FedMedian", "TrimmedMean", "Krum", "GeometricMedian", "CosineFilter")},
+    **{name: {} for name in ("Scaffold", "FedDyn", "FedExP", "FedAdagrad", "LastClient", "Ditto", "PFedMe")},
+    **{name: {} for name in ("FedLoss", "QFedAvg", "AFL")},
+    "FedSGD": {"local": once(full_batch=True)},
+    "AdaFed": {"strategy": net.of("AdaFed", metric="val_loss", scored_by="clients")},
+}
+
+
+@pytest.mark.parametrize("name", net.slow_but(DECLARED, "FedNova", "FedMedian"))
+def test_sites_that_tell_just_what_a_strategy_declares_give_the_bits_of_the_simulation(name):
+    """A number that it reads and does not declare would be another one at the server, and so would the weights."""
+    federation = {"strategy": name, **DECLARED[name]}
+    given = federation["strategy"]["init_args"] if isinstance(federation["strategy"], dict) else {}
+    strategy = getattr(fl_lightning, name)(**given)
+    parts = {"validation": strategy.local_metric, "training": strategy.global_metric}
+    tells = [*strategy.reads, *(f"evaluation/{part}" for part, used in parts.items() if used is not None)]
+    net.prepare(tells=tells)
+    config = net.configuration(2, **federation)
+    simulated = net.simulate(config, "simulated", *net.PARTS)
+    net.give_parts()
+    assert net.same_bits(simulated, net.federate(config))
+    assert {update["optimizer"] for line in net.audit() for one in line.get("replies", ()) for update in one.values()} <= {""}
 
 
 @pytest.mark.slow
