@@ -19,7 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -251,24 +251,27 @@ def flower(args: argparse.Namespace) -> None:
     config["trainer"] |= {"max_epochs": args.rounds + 2, "callbacks": [clock]}
     secure = ("--federation.secure_aggregation.threshold", "0.67")
     kinds = {"without": (), "masks": secure, "without, again": ()}
-    with tempfile.TemporaryDirectory() as place:
-        federation = Federation(Path(place), [f"site_{k}" for k in range(args.sites)], life=3000)
-        federation.prepare(*digits(100 + 30 * args.sites), test=100, data=DATA + "  peers: peers\n  max_rounds: 10000\n")
-        (federation.folder / "server" / "config.yaml").write_text(yaml.safe_dump(config))
-        try:
+    forms = {"plain": DATA, "masks": DATA + "  update: {masks: {peers: peers}}\n"}
+    with tempfile.TemporaryDirectory() as place, ExitStack() as running:  # two federations, of which one trains at a time
+        federations: dict[str, Any] = {}
+        for form, data in forms.items():
+            federation = Federation(Path(place) / form, [f"site_{k}" for k in range(args.sites)], life=3000)
+            federation.folder.mkdir()
+            running.callback(federation.stop)
+            federation.prepare(*digits(100 + 30 * args.sites), test=100, data=data)
+            (federation.folder / "server" / "config.yaml").write_text(yaml.safe_dump(config))
             federation.serve()
             federation.register()
             exchange_keys(federation)
             for name in federation.names:
                 federation.start_site(name)
-            seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-            for repeat in range(args.repeats):
-                for kind, more in kinds.items():
-                    seconds[kind] += rounds_of(federation, f"{kind} {repeat}", *more)
-            folder = federation.folder / "server"
-            same = same_bits(weights(folder / "without 0"), weights(folder / "masks 0"))
-        finally:
-            federation.stop()
+            federations[form] = federation
+        seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for repeat in range(args.repeats):
+            for kind, more in kinds.items():
+                seconds[kind] += rounds_of(federations["masks" if more else "plain"], f"{kind} {repeat}", *more)
+        plain, masked = (federations[form].folder / "server" for form in forms)
+        same = same_bits(weights(plain / "without 0"), weights(masked / "masks 0"))
     print(f"{args.sites} sites, hidden layers of {args.hidden}; the bits are {'equal' if same else 'DIFFERENT'}")
     print("| run | s per round, median | from, to | ratio |\n|---|---|---|---|")
     for kind, values in seconds.items():

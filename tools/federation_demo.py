@@ -57,7 +57,6 @@ DATA = """datamodule:
   init_args: {path: own.csv, target: digit, kind: classification, standardize: false, batch_size: 20, test_share: 0}
 policy:
   federations: any # without asking the site's staff; by default, only the first one
-  max_rounds: 50
 """
 ELSEWHERE = ("--data.datamodule.path", "null", "--federation.pool", "FlowerPool")
 """The settings of a fit whose clients are sites: the server has no row of theirs."""
