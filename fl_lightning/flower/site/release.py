@@ -101,6 +101,8 @@ def _whether_any(number: int) -> int:
     return min(1, number)
 
 
+_WEIGHS = ("num_examples", "num_steps", "normalizer")
+"""The numbers by which strategies weigh or check an update, which are in a masked sum whatever the site tells."""
 _HERE, _MODEL = Field(), Field(is_model=True)
 FIELDS: dict[type, dict[str, Field]] = {
     ClientUpdate: {
@@ -156,8 +158,10 @@ def released(message: Any, policy: Policy, summed: bool = False) -> Any:
     table, left = FIELDS[type(message)], dict[str, Any]()
     for one in fields(message):
         value, rule = getattr(message, one.name), table.get(one.name)
-        if rule is not None and (rule.leaves(policy) or (summed and one.name in ("num_examples", "normalizer"))):
+        if rule is not None and rule.leaves(policy):
             left[one.name] = rule.changed(value, policy)
+        elif summed and one.name in _WEIGHS:
+            left[one.name] = value
         elif rule is not None and rule.untold is not None:
             left[one.name] = rule.untold(value)
     if left.get("compressed") is not None:
