@@ -103,7 +103,7 @@ def test_a_site_that_tells_other_names_is_refused():
     net.prepare()
     claim("west", features=NameComparison(("\x1b[2Jsecret",)))
     said = net.refused(net.configuration())
-    assert "Site west tells names of features that the server does not have." in said
+    assert "Site west tells impossible features." in said
     assert "secret" not in said
 
 

@@ -174,7 +174,7 @@ REFUSALS = [
     Refusal(telling(num_validation=-1), "Site west ... Check the data.yaml there"),
     Refusal(telling(num_test=-1), "Site west ... Check the data.yaml there"),
     Refusal(telling(streams="yes"), "Site west ... has the wrong type"),
-    Refusal(telling(histograms=((-2,),)), "Site west tells impossible counts of bins."),
+    Refusal(telling(histograms=((-2,),)), "Site west tells impossible histograms."),
     *(
         Refusal(lambda wrong=wrong: BytesSites(**wrong), f"'federation.pool.{next(iter(wrong))}' must be")
         for wrong in ({"max_examples": 0}, {"max_examples": {"a": 0}}, {"max_share": 0.0}, {"max_share": 1.5})

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from fl_lightning.data.client_splits import chosen
 from fl_lightning.data.labels import names_of
 from fl_lightning.data.schema import schema_of
-from fl_lightning.errors import ClientError, ConfigurationError, WireError, require, require_texts
+from fl_lightning.errors import ClientError, ConfigurationError, require, require_texts
 from fl_lightning.flower import envelope
 from fl_lightning.flower.checks import (
     digest_of_schema,
@@ -26,9 +26,8 @@ from fl_lightning.flower.checks import (
     require_schema,
     warn_of_ranges,
 )
-from fl_lightning.flower.server.exchange import Exchange, keep_witness
-from fl_lightning.flower.server.remote_pool import RemotePool
-from fl_lightning.flower.server.renumbered import RenumberedTransport
+from fl_lightning.flower.server.exchange import Exchange, SiteError
+from fl_lightning.flower.server.pool import RemotePool
 from fl_lightning.flower.server.replies import Needs, info_in
 from fl_lightning.flower.values import build_model, configuration, found_at_start
 from fl_lightning.flower.wire.transport import Content, Transport
@@ -38,9 +37,6 @@ from fl_lightning.routes.server import ServerRoute
 from fl_lightning.settings.server import RemoteClients
 from fl_lightning.utilities.argument_types import ChecksTypes
 from fl_lightning.utilities.collectives import Collectives
-
-_WAIT = 300.0
-"""The seconds for which a site may load its data or build the model."""
 
 
 class RemoteSites(ChecksTypes, RemoteClients):
@@ -72,7 +68,7 @@ class RemoteSites(ChecksTypes, RemoteClients):
         self.grace, self.min_sites, self.model = grace, min_sites, model
         self.max_examples, self.max_share = max_examples, max_share
         self._warned_of: set[int] = set()
-        self._transport: Transport | None = None
+        self._exchange: Exchange | None = None  # until the pool has it, which closes it
         self._infos: tuple[ClientInfo, ...] = ()
         self._numbers: list[int] = []  # of the sites' registration, by their ids in the fit: held-out sites are the last
         self._trained = 0
@@ -127,9 +123,9 @@ class RemoteSites(ChecksTypes, RemoteClients):
         held = _held_out(trainer.datamodule, names)  # type: ignore[attr-defined]
         self._numbers = [*(k for k in range(len(names)) if k not in held), *held]
         self._trained = len(names) - len(held)
-        self._transport = RenumberedTransport(transport, self._numbers) if held else transport
         names = [names[number] for number in self._numbers]
-        absent = self._transport.absent() if self.min_sites is not None else {}
+        self._exchange = Exchange(transport, names, self._numbers, self._witness)
+        absent = self._exchange.absent() if self.min_sites is not None else {}
         classes, features = (_names_here(trainer, kind) for kind in ("classes", "feature_names"))
         require_fitting_classes(trainer.lightning_module, classes)
         shows = any(getattr(callback, "reads_inputs", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
@@ -160,50 +156,33 @@ class RemoteSites(ChecksTypes, RemoteClients):
     ) -> dict[int, ClientInfo]:
         """Return what each site that is online tells about its data, compared with the names of the server's set."""
         asked: dict[str, Any] = {**here, **more}
-        online = [client for client in range(len(names)) if client not in absent]
         quiet = {"statistics": False, "histograms": False}  # of held-out sites, whose sums must not be used
         requests = {
-            k: envelope.request("describe", client=self._numbers[k], **(asked if k < self._trained else asked | quiet))
-            for k in online
+            k: envelope.request("describe", client=number, **(asked if k < self._trained else asked | quiet))
+            for k, number in enumerate(self._numbers)
+            if k not in absent
         }
         found = self._ask_all(requests, names)
-        infos: dict[int, ClientInfo] = {}
-        for client in online:
-            infos[client] = info_in(found[client], names[client], here)
-        return infos
+        return {k: info_in(found[k], names[k], here) for k in requests}
 
-    def _ask_all(self, requests: Mapping[int, Content], names: Sequence[str]) -> dict[int, Mapping[str, Any]]:
+    def _ask_all(self, requests: Mapping[int, Content], names: Sequence[str]) -> dict[int, Any]:
         """Send a request to each client, and return the contents of the replies.
 
         Raises:
             ConfigurationError: with the errors of all sites.
         """
-        assert self._transport is not None
+        assert self._exchange is not None
         for client, content in requests.items():
-            self._transport.send(client, {"order": content}, 0, _WAIT)
-        found, problems, again = {}, [], set(requests)
-        for answer in self._transport.answers():
-            try:
-                if answer.content is None and answer.client in again:  # it may have died a moment ago, and be on its way back
-                    again.remove(answer.client)
-                    self._transport.send(answer.client, {"order": requests[answer.client]}, 0, _WAIT)
-                    continue
-                if answer.content is None:
-                    raise ClientError(answer.cause)
-                opened = envelope.opened(answer.content, ("reply",))
-                keep_witness(opened, names[answer.client], self._witness)
-                if "error" in opened:
-                    raise ClientError(envelope.printable(opened["error"]))
-                found[answer.client] = opened
-            except (ClientError, WireError) as error:
-                problems.append(f"Site {names[answer.client]}: {error}")
+            self._exchange.post(client, content)
+        found = dict(self._exchange.answers(lambda client, reply: reply, skips=True))
+        problems = [f"Site {names[k]}: {error.cause}" for k, error in found.items() if isinstance(error, SiteError)]
         if problems:
             raise ConfigurationError("Some sites cannot take part. " + " ".join(sorted(problems)))
         return found
 
     def build_pool(self, assembly: Any, federation: Callable[[], str]) -> RemotePool:
         """See :class:`RemoteClients`."""
-        assert self._transport is not None
+        assert self._exchange is not None
         settings, trainer, place = self._settings, self._trainer, assembly.place
         sections = self._values["federation"]
         contract = {
@@ -218,17 +197,18 @@ class RemoteSites(ChecksTypes, RemoteClients):
             "logger": place.logger,
             "rounds": max(1, trainer.max_epochs or 1),
         }
-        absent = self._transport.absent() if self.min_sites is not None else {}
+        absent = self._exchange.absent() if self.min_sites is not None else {}
         requests: dict[int, Content] = {
             client: envelope.request("prepare", federation=federation(), client=client, contract=contract)
             for client in range(len(self._infos))
             if client not in absent
         }
         self._ask_all(requests, [info.name for info in self._infos])
-        transport, self._transport = self._transport, None  # the pool closes it
+        exchange, self._exchange = self._exchange, None  # the pool closes it
         limit = None if settings.faults.deadline is None else settings.faults.deadline + self.grace
+        exchange.start(contract, federation, limit, settings.faults.retries)
         return RemotePool(
-            exchange=Exchange(transport, [info.name for info in self._infos], contract, federation, limit, self._witness),
+            exchange=exchange,
             infos=self._infos,
             comm=Collectives(trainer),
             faults=settings.faults,
@@ -256,9 +236,9 @@ class RemoteSites(ChecksTypes, RemoteClients):
 
     def close(self) -> None:
         """See :class:`RemoteClients`."""
-        if self._transport is not None:
-            self._transport.close(False)
-            self._transport = None
+        if self._exchange is not None:
+            self._exchange.close(False)
+            self._exchange = None
 
 
 def _held_out(data: Any, names: Sequence[str]) -> list[int]:

@@ -9,12 +9,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from fl_lightning.clients.answering import NO_OWN
-from fl_lightning.clients.judging import UpdateEditor
 from fl_lightning.core.federation import Chain, PassesOn, RunningChains, Take, Tasks
 from fl_lightning.errors import ClientError, FederationError
 from fl_lightning.flower.server.exchange import Exchange, SiteError
-from fl_lightning.flower.server.replies import Needs, TensorCheck, evaluations_in, note_in, own_model_in, update_in
-from fl_lightning.flower.wire.transport import Answer
+from fl_lightning.flower.server.replies import Needs, UpdateReader, evaluations_in, own_model_in, reply_in
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, OwnModelOrder, ServerModel
 from fl_lightning.settings.server import Faults
@@ -23,10 +21,6 @@ from fl_lightning.utilities.collectives import Collectives
 
 UNKNOWN = "the server does not know its data yet; it takes part after the next start of the fit"
 """The cause by which a site is left out that was never online when a fit started."""
-_REMEDY = (
-    "When the site can answer again, resume with --ckpt_path last; or set 'federation.faults.policy' to 'skip', which "
-    "continues without such a site."
-)
 
 
 class RemotePool:
@@ -59,11 +53,11 @@ class RemotePool:
         self._view, self._prepares, self._needs = view, prepares, needs
         self._model: ServerModel | None = None
         self._between_rounds = False
-        self._checks: dict[int, tuple[TensorCheck, UpdateEditor]] = {}  # by the version of the model
-        self._results: Iterator[ClientUpdate | ClientFailure] | None = None  # until no request is under way
+        self._readers: dict[int, UpdateReader] = {}  # by the version of the model
+        self._results: Iterator[tuple[int, Any]] | None = None  # until no request is under way
         self._absent: Mapping[int, str] = {}
         self._silent: dict[int, str] = {}  # the sites that did not answer an option's message in this round, with causes
-        self._tasks: dict[int, tuple[ClientTask, int]] = {}  # by client, with the number of the attempt
+        self._tasks: dict[int, ClientTask] = {}  # by client
         self._lost: deque[ClientFailure] = deque()
 
     @property
@@ -86,23 +80,16 @@ class RemotePool:
         for note in notes:
             if note.client not in away:
                 self._exchange.send(note.client, [note])
-        found, attempts = dict[int, Note](), dict.fromkeys((note.client for note in notes), 1)
-        try:
-            for answer in self._exchange.answers():
-                if answer.content is None and attempts[answer.client] <= self._faults.retries:
-                    attempts[answer.client] += 1
-                    self._exchange.repeat(answer.client)
-                    continue
-                try:
-                    opened = self._exchange.opened(answer)
-                    if opened is not None:
-                        found[answer.client] = note_in(opened, self._exchange.who(answer.client), answer.client)
-                except ClientError as error:
-                    self._silent[answer.client] = self._skipped(error, answer).cause
-        except BaseException:
-            self._exchange.forget()
-            raise
+        found = dict[int, Note]()
+        for client, answer in self._exchange.answers(self._note, self._faults.skips):
+            if isinstance(answer, SiteError):
+                self._silent[client] = answer.cause
+            else:
+                found[client] = answer
         return found
+
+    def _note(self, client: int, found: Mapping[str, Any]) -> Note:
+        return reply_in(found, self._exchange.who(client), client, Note)  # type: ignore[no-any-return]
 
     def tell(self, notes: Sequence[Note]) -> None:
         """See :meth:`ClientPool.tell`."""
@@ -115,8 +102,8 @@ class RemotePool:
 
     def publish(self, model: ServerModel) -> None:
         """See :meth:`ClientPool.publish`. The model travels with the next order to each site."""
-        needed = {task.version for task, _ in self._tasks.values()}
-        self._checks = {version: checks for version, checks in self._checks.items() if version in needed}
+        needed = {task.version for task in self._tasks.values()}
+        self._readers = {version: reader for version, reader in self._readers.items() if version in needed}
         self._model, self._silent = model, {}
         self._exchange.publish(model)
 
@@ -182,61 +169,34 @@ class RemotePool:
         if client in self._absent:
             self._lost.append(ClientFailure(client, task.round_idx, self._absent[client]))
             return False
-        if model.version not in self._checks:
-            view = self._view()
-            self._checks[model.version] = TensorCheck(view, model, self._needs), UpdateEditor(view, model)
-        self._tasks[client] = task, 1
+        if model.version not in self._readers:
+            self._readers[model.version] = UpdateReader(self._view(), model, self._needs)
+        self._tasks[client] = task
         return True
 
     def follow(self, take: Callable[[ClientUpdate | ClientFailure], bool]) -> None:
         """See :meth:`LastingPool.follow`."""
-        try:
-            while self._followed(take):
-                pass
-        except BaseException:
-            self._exchange.forget()
-            self._results = None
-            raise
+        while self._followed(take):
+            pass
 
     def _followed(self, take: Callable[[ClientUpdate | ClientFailure], bool]) -> bool:
         """Pass on one result, which may hold a model, and return whether to continue."""
         if self._lost:
             return take(self._lost.popleft())
-        self._results = self._results or filter(None, map(self._result, self._exchange.answers()))
-        result = next(self._results, None)
+        self._results = self._results or self._exchange.answers(self._update, self._faults.skips)
+        client, result = next(self._results, (0, None))
         if result is None:
             self._results = None
             return False
+        task = self._tasks.pop(client)
+        if isinstance(result, SiteError):
+            result = ClientFailure(client, task.round_idx, result.cause, result.attempts)
         return take(result)
 
-    def _result(self, answer: Answer) -> ClientUpdate | ClientFailure | None:
-        """Return the result in an answer; None if the request has been sent again."""
-        exchange, client = self._exchange, answer.client
-        task, attempt = self._tasks[client]
-        try:
-            found = exchange.opened(answer)
-            if found is None:
-                return None
-            info = self._infos[client]
-            examples = None if info.streams else info.num_examples
-            checks = self._checks[task.version]
-            update = exchange.sized(update_in(found, exchange.who(client), task, examples, checks), answer)
-        except ClientError as error:
-            if answer.content is None and attempt <= self._faults.retries:
-                self._tasks[client] = task, attempt + 1
-                exchange.repeat(client)
-                return None
-            told = self._skipped(error, answer)
-            del self._tasks[client]
-            return ClientFailure(client, task.round_idx, told.cause, max(told.attempts, attempt))
-        del self._tasks[client]
-        return update
-
-    def _skipped(self, error: ClientError, answer: Answer) -> SiteError:
-        """Return the error of a site that is left out, or raise it if the policy does not leave sites out."""
-        if not self._faults.skips:
-            raise ClientError(f"{error}. {_REMEDY}") if answer.content is None else error
-        return error if isinstance(error, SiteError) else SiteError("", str(error))
+    def _update(self, client: int, found: Mapping[str, Any]) -> ClientUpdate:
+        task, info = self._tasks[client], self._infos[client]
+        examples = None if info.streams else info.num_examples
+        return self._exchange.sized(self._readers[task.version].update_in(found, self._exchange.who(client), task, examples))
 
     # ---------------------------------------------------------------- evaluation
 
@@ -256,49 +216,24 @@ class RemotePool:
         lost = {client: cause for client, cause in self._missing().items() if client in by_client} if skips else {}
         for client in by_client.keys() - lost.keys():
             self._exchange.send(client, [orders[number] for number in by_client[client]])
-        reports: dict[int, EvalReport] = {}
-        try:
-            counts = {k: len(numbers) for k, numbers in by_client.items() if k not in lost}
-            for client, values in self._evaluations(counts, skips, lost, questions):
-                reports |= dict(zip(by_client[client], values, strict=True))
-        except BaseException:
-            self._exchange.forget()
-            raise
-        if questions:
-            reports |= {
-                number: EvalReport(client, math.nan, reason=cause)
-                for client, cause in lost.items()
-                for number in by_client[client]
-            }
-            lost = {}
-        for client, cause in sorted(lost.items()):
-            who = self._exchange.who(client)
-            warnings.warn(f"The evaluation continues without {who[0].lower()}{who[1:]}: {cause}.", stacklevel=2)
-        return [reports.get(number) or EvalReport(order.client, math.nan) for number, order in enumerate(orders)]
+        who, reports, refused = self._exchange.who, dict[int, EvalReport](), None
 
-    def _evaluations(
-        self, counts: Mapping[int, int], skips: bool, lost: dict[int, str], questions: bool = False
-    ) -> Iterator[tuple[int, list[EvalReport]]]:
-        """Yield the results of each client, and add the cause to ``lost`` for a client that is left out."""
-        attempts, refused, found_any = dict.fromkeys(counts, 1), None, False
-        for answer in self._exchange.answers():
-            client = answer.client
-            try:
-                found = self._exchange.opened(answer)
-                if found is not None:
-                    yield client, evaluations_in(found, self._exchange.who(client), client, counts[client])
-                    found_any = True
-            except ClientError as error:
-                if answer.content is None and attempts[client] <= self._faults.retries:
-                    attempts[client] += 1
-                    self._exchange.repeat(client)
-                    continue
-                told = SiteError("", _cause(error)) if questions else self._skipped(error, answer)
-                if not skips:
-                    raise
-                lost[client], refused = told.cause, refused if answer.content is None else told
-        if refused is not None and not found_any and not questions:  # more likely a wrong setting than a failure of all sites
+        def read(client: int, found: Mapping[str, Any]) -> list[EvalReport]:
+            return evaluations_in(found, who(client), client, len(by_client[client]))
+
+        for client, answer in self._exchange.answers(read, skips):
+            if isinstance(answer, SiteError):
+                lost[client], refused = answer.cause, refused if answer.silent else answer
+            else:
+                reports |= dict(zip(by_client[client], answer, strict=True))
+        if refused is not None and not reports and not questions:  # more likely a wrong setting than a failure of all sites
             raise refused
+        for client, cause in () if questions else sorted(lost.items()):
+            warnings.warn(f"The evaluation continues without s{who(client)[1:]}: {cause}.", stacklevel=2)
+        return [
+            reports.get(number) or EvalReport(order.client, math.nan, reason=lost[order.client] if questions else "")
+            for number, order in enumerate(orders)
+        ]
 
     def complete_models(self, like: Mapping[str, Any]) -> list[dict[str, Any] | str]:
         """Return the own complete model of each site by names of tensors, or why there is none.
@@ -310,14 +245,12 @@ class RemotePool:
         for client, cause in enumerate(found):
             if not cause:
                 self._exchange.send(client, [OwnModelOrder(self.published.version, client)])
-        for answer in self._exchange.answers():
-            try:
-                opened = self._exchange.opened(answer)
-                if opened is not None:
-                    who = self._exchange.who(answer.client)
-                    found[answer.client] = own_model_in(opened, who, answer.client, like) or NO_OWN
-            except ClientError as error:
-                found[answer.client] = _cause(error)
+
+        def read(client: int, opened: Mapping[str, Any]) -> dict[str, Any] | str:
+            return own_model_in(opened, self._exchange.who(client), client, like) or NO_OWN
+
+        for client, answer in self._exchange.answers(read, skips=True):
+            found[client] = answer.cause if isinstance(answer, SiteError) else answer
         return found
 
     # ---------------------------------------------------------------- what clients keep
@@ -351,7 +284,3 @@ class RemotePool:
             warnings.warn(f"The sites did not learn that the last round is complete. {error}", stacklevel=2)
         finally:
             self._exchange.close(completed)
-
-
-def _cause(error: ClientError) -> str:
-    return error.cause if isinstance(error, SiteError) else str(error)
