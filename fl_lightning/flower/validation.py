@@ -82,6 +82,13 @@ def listed(asked: Mapping[str, Any], name: str) -> tuple[Any, ...]:
     return found
 
 
+def unlike(mine: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str:
+    """Return in words the first of named tensors that differs in its presence, shape or type; empty if none does."""
+    here, there = ({name: f"{t.dtype} of shape {tuple(t.shape)}" for name, t in one.items()} for one in (mine, other))
+    name = min((name for name, _ in here.items() ^ there.items()), default=None)
+    return "" if name is None else f"'{name[:100]}' is {there.get(name, 'missing')} instead of {here.get(name, 'missing')}"
+
+
 def require_model(model: ServerModel, module: torch.nn.Module) -> None:
     """Refuse a global model whose tensors differ from the module's in names, shapes or types.
 
@@ -90,16 +97,9 @@ def require_model(model: ServerModel, module: torch.nn.Module) -> None:
     """
     state = ModelState(module)
     state.set_apart(held=model.layout.held)
-    mine, held = state.tensors(), state.held_tensors()
-    different = sorted((set(mine) ^ set(model.tensors)) | (set(held) ^ set(model.first)))
-    if different:
-        raise WireError(f"The server's model and the model here differ: only one has '{different[0][:100]}'.")
-    for name, tensor in (mine | held).items():
-        came = {**model.tensors, **model.first}[name]
-        if came.shape != tensor.shape or came.dtype != tensor.dtype:
-            raise WireError(
-                f"'{name}' is {came.dtype} of shape {tuple(came.shape)}, but {tensor.dtype} of {tuple(tensor.shape)} here."
-            )
+    said = unlike(state.tensors(), model.tensors) or unlike(state.held_tensors(), model.first)
+    if said:
+        raise WireError(f"The server's model does not fit the model here: {said}.")
     if len(model.layout.trained) != len(parameters_of(module)):
         raise WireError("The layout of the server's model does not fit the model here.")
     unknown = set(model.layout.modes) - {name for name, _ in module.named_modules()}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from importlib import import_module
@@ -77,7 +79,8 @@ def build_model(model: Mapping[str, Any] | None) -> LightningModule:
     if model is None:
         raise ConfigurationError("The pool has no 'model' to build. Pass model={'class_path': ..., 'init_args': {...}}.")
     values = expanded(model)
-    recipe = Recipe(default_classes() | _classes_in(values))  # the user's own choice; a site has its own list
+    named = re.findall(r'"class_path": "([^"]*)"', json.dumps(values, default=str))  # the user's own; a site has its own list
+    recipe = Recipe({*default_classes(), *named})
     recipe.check(values, "model")
     try:
         return recipe.build(values, LightningModule, "model")  # type: ignore[no-any-return]
@@ -86,13 +89,6 @@ def build_model(model: Mapping[str, Any] | None) -> LightningModule:
             f"The pool's 'model' cannot be built ({type(error).__name__}: {error}). Write every class in it as "
             "{'class_path': ..., 'init_args': {...}}."
         ) from error
-
-
-def _classes_in(value: Any) -> frozenset[str]:
-    if isinstance(value, Mapping):
-        own = frozenset([value["class_path"]]) if isinstance(value.get("class_path"), str) else frozenset[str]()
-        return own.union(*(_classes_in(item) for item in value.values()))
-    return frozenset[str]().union(*map(_classes_in, value)) if isinstance(value, list | tuple) else frozenset()
 
 
 def values_of(value: Any, where: str) -> Any:

@@ -71,7 +71,9 @@ def test_changed_data_are_not_told_again(tmp_path, monkeypatch, capsys):
     path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
     start_site(tmp_path, "south")
     told = refused(scaled(), capsys, "changed")
-    assert "Site south: RefusedError: The data of this site have changed since it told the sums of its inputs" in told
+    assert (
+        "Site south (client 1): RefusedError: The data of this site have changed since it told the sums of its inputs" in told
+    )
     (tmp_path / "south" / "state" / "statistics.sha256").unlink()
     at_sites(scaled(), "third")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -102,7 +102,7 @@ class Exchange:
         self._trained: dict[int, int] = {}  # the rounds of the tasks that no settlement covers yet, by client
         self._open: dict[int, Mapping[int, int]] = {}  # the tasks that outlast a round, as _trained, by that round
         self._requests: dict[int, Request] = {}
-        self._counts: dict[str, dict[int, int]] = {}
+        self._counts: dict[str, Counter[int]] = defaultdict(Counter)
         self._notes: dict[int, Note] = {}
 
     def start(self, contract: Mapping[str, Any], federation: Callable[[], str], limit: float | None, retries: int) -> None:
@@ -302,7 +302,9 @@ class Exchange:
         if request.sends and request.numbered and request.model is not None:
             self._has[client] = request.model.version
         self._settlements.pop(client, None)
-        self._count(client, counts)
+        for name, numbers in counts.items():
+            if (told := numbers.get(str(client), 0)) > 0:
+                self._counts[name][client] += told
         return found
 
     def sized(self, update: ClientUpdate) -> ClientUpdate:
@@ -310,17 +312,10 @@ class Exchange:
         request = self._requests[update.client]
         return replace(update, bytes_down=request.size, bytes_up=request.received)
 
-    def _count(self, client: int, counts: Mapping[str, Mapping[str, int]]) -> None:
-        for name, numbers in counts.items():
-            told = numbers.get(str(client), 0)
-            if told > 0:
-                known = self._counts.setdefault(name, {})
-                known[client] = known.get(client, 0) + told
-
-    def take_counts(self) -> dict[str, dict[int, int]]:
+    def take_counts(self) -> dict[str, Counter[int]]:
         """Return what each site has counted since the last call; see :meth:`ClientPool.counts`."""
-        found, self._counts = self._counts, {}
-        return found
+        found, self._counts = self._counts, defaultdict(Counter)
+        return dict(found)
 
     # ---------------------------------------------------------------- the end of rounds
 

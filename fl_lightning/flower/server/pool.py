@@ -261,7 +261,7 @@ class RemotePool:
 
     def counts(self) -> dict[str, dict[int, int]]:
         """See :meth:`ClientPool.counts`."""
-        return self._exchange.take_counts()
+        return dict(self._exchange.take_counts())
 
     def settle(self, round_idx: int, accepted: Collection[int], saved_round: int) -> dict[str, float]:
         """See :meth:`ClientPool.settle`. The settlement travels with the next order to each site."""

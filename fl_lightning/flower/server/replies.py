@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,12 +14,12 @@ from fl_lightning.clients.judging import UpdateEditor
 from fl_lightning.errors import ConfigurationError, WireError
 from fl_lightning.flower.envelope import printable
 from fl_lightning.flower.server.exchange import SiteError
-from fl_lightning.flower.validation import require_message
+from fl_lightning.flower.validation import require_message, unlike
 from fl_lightning.functional.compression import misfit, restore
 from fl_lightning.functional.exact_moments import Moments
 from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import UNTOLD, ClientInfo, ClientTask, EvalReport, NameComparison, OwnModel, ServerModel
+from fl_lightning.messages import UNTOLD, ClientInfo, ClientTask, EvalReport, OwnModel, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 
 _MOST_EXAMPLES = 2**36
@@ -123,13 +123,12 @@ class UpdateReader:
             raise SiteError(who, f"its update lacks '{missing[0]}', which the strategy needs.")
 
 
-def info_in(found: Mapping[str, Any], name: str, sent: Mapping[str, Sequence[str] | None] | None = None) -> ClientInfo:
+def info_in(found: Mapping[str, Any], name: str) -> ClientInfo:
     """Return what a site tells about its data.
 
     Args:
         found: the contents of the reply.
         name: the registered name of the site.
-        sent: the names of ``classes`` and ``features`` that the server has sent.
 
     Raises:
         ConfigurationError: if it is not a description of this site, or has impossible counts.
@@ -146,10 +145,6 @@ def info_in(found: Mapping[str, Any], name: str, sent: Mapping[str, Sequence[str
     told = {"num_examples": info.num_examples, "num_validation": info.num_validation, "num_test": info.num_test}
     told |= {f"label_counts[{k}]": count for k, count in enumerate(info.label_counts or ())}
     broken = [which for which, count in told.items() if not 0 <= count <= _MOST_EXAMPLES]
-    for kind in ("classes", "features"):
-        compared: NameComparison | None = getattr(info, kind)
-        known = {"", *((sent or {}).get(kind) or ())}
-        broken += [kind] if compared is not None and not {*compared.missing, compared.moved} <= known else []
     broken += ["digests"] if any(printable(text) != text for text in (*info.digests, info.schema)) else []
     broken += ["ranges"] if not all(math.isfinite(value) for one in info.ranges or () for value in one) else []
     broken += ["histograms"] if not all(UNTOLD <= n <= _MOST_EXAMPLES for one in info.histograms or () for n in one) else []
@@ -204,9 +199,9 @@ def own_model_in(found: Mapping[str, Any], who: str, client: int, like: Mapping[
         ClientError: if there is no model, or its tensors have other names, shapes or types than ``like``.
     """
     tensors = dict(reply_in(found, who, client, OwnModel).tensors)
-    form = {name: (tensor.shape, tensor.dtype) for name, tensor in like.items()}
-    if tensors and form != {name: (t.shape, t.dtype) for name, t in tensors.items()}:
-        raise SiteError(who, "its own model does not fit the module.")
+    said = unlike(like, tensors) if tensors else ""
+    if said:
+        raise SiteError(who, f"its own model does not fit the module: {printable(said)}.")
     return tensors
 
 

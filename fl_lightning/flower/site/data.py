@@ -20,7 +20,7 @@ from fl_lightning.data.schema import categories_of, schema_of
 from fl_lightning.data.table_checks import ranges_of, rounded
 from fl_lightning.data.tensor_loader import Coins, PoissonBatches
 from fl_lightning.errors import DataError
-from fl_lightning.flower.checks import compared, digest_of_names, digest_of_schema
+from fl_lightning.flower.checks import digest_of_names, digest_of_schema
 from fl_lightning.flower.site.policy import Policy
 from fl_lightning.flower.site.settings import SiteSettings
 from fl_lightning.functional.digest import digest
@@ -197,8 +197,6 @@ class SiteData:
             num_test=self.size("test"),
             streams=self.streams,
             evaluations=() if policy.min_noise > 0 else tuple(policy.evaluations),
-            classes=compared(own[0], classes),
-            features=compared(own[1], features),
             digests=("" if classes else digest_of_names(own[0]), "" if features else digest_of_names(own[1])),
             ranges=self._ranges() if policy.ranges else None,
             moments=() if adds else self.moments(policy) if statistics else None,
