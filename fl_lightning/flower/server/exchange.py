@@ -14,7 +14,7 @@ from fl_lightning.flower import envelope
 from fl_lightning.flower.site.record import whole_digest
 from fl_lightning.flower.validation import conforms
 from fl_lightning.flower.wire.transport import Answer, Content, LateParts, Transport
-from fl_lightning.functional.digest import Digest
+from fl_lightning.functional.digest import digest
 from fl_lightning.messages import ClientTask, EvalOrder, Note, OwnModelOrder, RoundCommit, ServerModel
 from fl_lightning.types import ClientUpdate
 from fl_lightning.wire import to_bytes
@@ -55,8 +55,7 @@ class Request:
     Attributes:
         order: the envelope.
         model: the model to which its orders refer; None before the fit has one.
-        sends: whether the model goes with them.
-        base: the version of the model with which the sent one shares tensors; 0 for none.
+        base: the version of the model with which the sent one shares tensors, 0 for none; None if no model goes with them.
         numbered: whether the model's version is a number of this process, and not of one before it.
         size: the bytes that were sent.
         received: the bytes of the reply.
@@ -66,8 +65,7 @@ class Request:
 
     order: Content
     model: ServerModel | None = None
-    sends: bool = False
-    base: int = 0
+    base: int | None = None
     numbered: bool = True
     size: int = 0
     received: int = 0
@@ -139,10 +137,8 @@ class Exchange:
             self._has.clear()  # a model with other parts at its clients, which shares no tensors by name
         self._model, self._encoded, self._notes = model, {}, {}
         for name, tensor in model.tensors.items():
-            digest = Digest()
-            digest.add(tensor)
-            if self._digests.get(name) != digest.text():
-                self._digests[name], self._changed[name] = digest.text(), model.version
+            if self._digests.get(name) != (now := digest(tensor)):
+                self._digests[name], self._changed[name] = now, model.version
 
     def post(self, client: int, order: Content) -> None:
         """Send a request without a model."""
@@ -179,9 +175,9 @@ class Exchange:
             notes=[self._notes.pop(client)] if client in self._notes else [],
         )
         known = self._has.get(client, 0)
-        sends = bool(orders) and known != model.version
+        base = known if orders and known != model.version else None
         # an earlier model is older than some with smaller versions, so its version does not tell what else a site has
-        self._requests[client] = Request(content, model, sends, known, numbered=earlier is None)
+        self._requests[client] = Request(content, model, base, numbered=earlier is None)
         self._dispatch(client)
 
     def note(self, task: ClientTask) -> None:
@@ -190,8 +186,7 @@ class Exchange:
 
     def repeat(self, client: int) -> None:
         """Send a site's request again, with the whole model; the site answers from its store if it has done the work."""
-        request = self._requests[client]
-        request.sends, request.base = True, 0
+        self._requests[client].base = 0
         self._dispatch(client)
 
     def request_of(self, client: int) -> bytes:
@@ -208,13 +203,13 @@ class Exchange:
         if not isinstance(version, int) or whole_digest(before.get("contract", {})) != whole_digest(self._contract):
             self.send(client, [task], model)
             return
-        self._requests[client] = Request(asked, replace(model, version=version), True, numbered=False)
+        self._requests[client] = Request(asked, replace(model, version=version), 0, numbered=False)
         self._dispatch(client)
 
     def _dispatch(self, client: int) -> None:
         request = self._requests[client]
         makers: dict[str, Callable[[], Content]] = {"order": lambda: request.order}
-        if request.sends and request.model is not None:
+        if request.base is not None and request.model is not None:
             makers["model"] = functools.partial(self._published, request.model, request.base)
         parts = LateParts(makers)
         request.size += sum(map(len, parts.values()))
@@ -254,7 +249,7 @@ class Exchange:
         self._encoded, request = {}, self._requests[client]
         if answer.lost and request.lost < _MOST_LOST:
             # A site that has done the work does not need the model; another asks for it.
-            request.lost, request.sends = request.lost + 1, False
+            request.lost, request.base = request.lost + 1, None
             self._dispatch(client)
             return None
         if answer.content is None and request.attempts <= self._retries:
@@ -288,10 +283,10 @@ class Exchange:
             found = envelope.opened(answer.content, ("reply",))
         except WireError as error:
             raise SiteError(who, envelope.printable(error)) from error
-        digest = found.get("log")
-        if isinstance(digest, str) and re.fullmatch(r"[0-9a-f]{64}", digest):
-            self._witness(self._names[client], digest)
-        if found.get("needs") == "model" and request.model is not None and (not request.sends or request.base):
+        log = found.get("log")
+        if isinstance(log, str) and re.fullmatch(r"[0-9a-f]{64}", log):
+            self._witness(self._names[client], log)
+        if found.get("needs") == "model" and request.model is not None and request.base != 0:
             self.repeat(client)
             return None
         if "error" in found or "needs" in found:
@@ -299,7 +294,7 @@ class Exchange:
         counts = found.get("releases", {})
         if not conforms(counts, Mapping[str, Mapping[str, int]]) or len(counts) > _MOST_COUNTS:
             raise SiteError(who, "its reply does not count what it has released.")
-        if request.sends and request.numbered and request.model is not None:
+        if request.base is not None and request.numbered and request.model is not None:
             self._has[client] = request.model.version
         self._settlements.pop(client, None)
         for name, numbers in counts.items():

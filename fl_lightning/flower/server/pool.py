@@ -6,6 +6,7 @@ import math
 import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fl_lightning.clients.answering import NO_OWN
@@ -23,6 +24,7 @@ UNKNOWN = "the server does not know its data yet; it takes part after the next s
 """The cause by which a site is left out that was never online when a fit started."""
 
 
+@dataclass(kw_only=True, eq=False)
 class RemotePool:
     """Send orders to sites; see :class:`~fl_lightning.core.federation.LastingPool`.
 
@@ -36,21 +38,16 @@ class RemotePool:
         needs: what the strategy reads of every update.
     """
 
+    exchange: Exchange
+    infos: tuple[ClientInfo, ...]
+    comm: Collectives
+    faults: Faults
+    view: Callable[[], ModelState]
+    prepares: bool
+    needs: Needs
     simulated = False
 
-    def __init__(
-        self,
-        *,
-        exchange: Exchange,
-        infos: Sequence[ClientInfo],
-        comm: Collectives,
-        faults: Faults,
-        view: Callable[[], ModelState],
-        prepares: bool,
-        needs: Needs,
-    ) -> None:
-        self._exchange, self._infos, self.comm, self._faults = exchange, tuple(infos), comm, faults
-        self._view, self._prepares, self._needs = view, prepares, needs
+    def __post_init__(self) -> None:
         self._model: ServerModel | None = None
         self._between_rounds = False
         self._readers: dict[int, UpdateReader] = {}  # by the version of the model
@@ -68,7 +65,7 @@ class RemotePool:
 
     def terms(self) -> dict[str, str]:
         """See :meth:`ClientPool.terms`."""
-        return {**self._exchange.terms(), "session": self.published.session}
+        return {**self.exchange.terms(), "session": self.published.session}
 
     def ask(self, notes: Sequence[Note]) -> dict[int, Note]:
         """See :meth:`ClientPool.ask`. A site that does not answer gets no task in this round.
@@ -79,9 +76,9 @@ class RemotePool:
         away = self._away()
         for note in notes:
             if note.client not in away:
-                self._exchange.send(note.client, [note])
+                self.exchange.send(note.client, [note])
         found = dict[int, Note]()
-        for client, answer in self._exchange.answers(self._note, self._faults.skips):
+        for client, answer in self.exchange.answers(self._note, self.faults.skips):
             if isinstance(answer, SiteError):
                 self._silent[client] = answer.cause
             else:
@@ -89,23 +86,23 @@ class RemotePool:
         return found
 
     def _note(self, client: int, found: Mapping[str, Any]) -> Note:
-        return reply_in(found, self._exchange.who(client), client, Note)  # type: ignore[no-any-return]
+        return reply_in(found, self.exchange.who(client), client, Note)  # type: ignore[no-any-return]
 
     def tell(self, notes: Sequence[Note]) -> None:
         """See :meth:`ClientPool.tell`."""
         for note in notes:
-            self._exchange.tell(note)
+            self.exchange.tell(note)
 
     def clients(self) -> tuple[ClientInfo, ...]:
         """See :meth:`ClientPool.clients`."""
-        return self._infos
+        return self.infos
 
     def publish(self, model: ServerModel) -> None:
         """See :meth:`ClientPool.publish`. The model travels with the next order to each site."""
         needed = {task.version for task in self._tasks.values()}
         self._readers = {version: reader for version, reader in self._readers.items() if version in needed}
         self._model, self._silent = model, {}
-        self._exchange.publish(model)
+        self.exchange.publish(model)
 
     # ---------------------------------------------------------------- training
 
@@ -128,9 +125,9 @@ class RemotePool:
 
     def _require_prepared(self, chain: Chain) -> None:
         """Refuse a model that its site did not prepare for the server, because another site was to train after it."""
-        if self._prepares and chain.trained is not None and chain.tasks[-1].delivers and not chain.trained.delivers:
+        if self.prepares and chain.trained is not None and chain.tasks[-1].delivers and not chain.trained.delivers:
             cause = "its model was lost with the site that was to train after it"
-            if not self._faults.skips:
+            if not self.faults.skips:
                 raise ClientError(cause)
             chain.lose(cause)
 
@@ -141,27 +138,27 @@ class RemotePool:
 
     def _away(self) -> Mapping[int, str]:
         """Return the sites that get no order in this round, with causes: absent ones, and those that did not answer."""
-        return {**self._missing(), **self._silent} if self._faults.skips else {}
+        return {**self._missing(), **self._silent} if self.faults.skips else {}
 
     def _missing(self) -> Mapping[int, str]:
         """Return the sites that cannot train now, with causes; the others need not wait for the transport to notice."""
-        unknown = [client for client, info in enumerate(self._infos) if not info.num_examples]
-        return dict(self._exchange.absent()) | dict.fromkeys(unknown, UNKNOWN)
+        unknown = [client for client, info in enumerate(self.infos) if not info.num_examples]
+        return dict(self.exchange.absent()) | dict.fromkeys(unknown, UNKNOWN)
 
     def begin(self, task: ClientTask) -> None:
         """See :meth:`LastingPool.begin`."""
         if self._begun(task, self.published):
-            self._exchange.send(task.client, [task])
+            self.exchange.send(task.client, [task])
 
     def under_way(self) -> Mapping[int, bytes]:
         """See :meth:`ClientPool.under_way`."""
-        return {client: self._exchange.request_of(client) for client in self._tasks}
+        return {client: self.exchange.request_of(client) for client in self._tasks}
 
     def take_up(self, task: ClientTask, model: ServerModel, asked: bytes) -> None:
         """See :meth:`LastingPool.take_up`. A site that is absent now may have done it before."""
-        self._exchange.note(task)
+        self.exchange.note(task)
         if self._begun(task, model):
-            self._exchange.take_up(task.client, task, model, asked)
+            self.exchange.take_up(task.client, task, model, asked)
 
     def _begun(self, task: ClientTask, model: ServerModel) -> bool:
         """Note a task, and return whether its site is there to get it."""
@@ -170,7 +167,7 @@ class RemotePool:
             self._lost.append(ClientFailure(client, task.round_idx, self._absent[client]))
             return False
         if model.version not in self._readers:
-            self._readers[model.version] = UpdateReader(self._view(), model, self._needs)
+            self._readers[model.version] = UpdateReader(self.view(), model, self.needs)
         self._tasks[client] = task
         return True
 
@@ -183,7 +180,7 @@ class RemotePool:
         """Pass on one result, which may hold a model, and return whether to continue."""
         if self._lost:
             return take(self._lost.popleft())
-        self._results = self._results or self._exchange.answers(self._update, self._faults.skips)
+        self._results = self._results or self.exchange.answers(self._update, self.faults.skips)
         client, result = next(self._results, (0, None))
         if result is None:
             self._results = None
@@ -194,9 +191,9 @@ class RemotePool:
         return take(result)
 
     def _update(self, client: int, found: Mapping[str, Any]) -> ClientUpdate:
-        task, info = self._tasks[client], self._infos[client]
+        task, info = self._tasks[client], self.infos[client]
         examples = None if info.streams else info.num_examples
-        return self._exchange.sized(self._readers[task.version].update_in(found, self._exchange.who(client), task, examples))
+        return self.exchange.sized(self._readers[task.version].update_in(found, self.exchange.who(client), task, examples))
 
     # ---------------------------------------------------------------- evaluation
 
@@ -212,16 +209,16 @@ class RemotePool:
         for number, order in enumerate(orders):
             by_client[order.client].append(number)
         questions = all(order.question is not None for order in orders)
-        skips = questions or (self._faults.skips and all(order.metric == "evaluation" for order in orders))
+        skips = questions or (self.faults.skips and all(order.metric == "evaluation" for order in orders))
         lost = {client: cause for client, cause in self._missing().items() if client in by_client} if skips else {}
         for client in by_client.keys() - lost.keys():
-            self._exchange.send(client, [orders[number] for number in by_client[client]])
-        who, reports, refused = self._exchange.who, dict[int, EvalReport](), None
+            self.exchange.send(client, [orders[number] for number in by_client[client]])
+        who, reports, refused = self.exchange.who, dict[int, EvalReport](), None
 
         def read(client: int, found: Mapping[str, Any]) -> list[EvalReport]:
             return evaluations_in(found, who(client), client, len(by_client[client]))
 
-        for client, answer in self._exchange.answers(read, skips):
+        for client, answer in self.exchange.answers(read, skips):
             if isinstance(answer, SiteError):
                 lost[client], refused = answer.cause, refused if answer.silent else answer
             else:
@@ -241,15 +238,15 @@ class RemotePool:
         Args:
             like: tensors of the same names, shapes and types.
         """
-        found: list[dict[str, Any] | str] = [self._missing().get(client, "") for client in range(len(self._infos))]
+        found: list[dict[str, Any] | str] = [self._missing().get(client, "") for client in range(len(self.infos))]
         for client, cause in enumerate(found):
             if not cause:
-                self._exchange.send(client, [OwnModelOrder(self.published.version, client)])
+                self.exchange.send(client, [OwnModelOrder(self.published.version, client)])
 
         def read(client: int, opened: Mapping[str, Any]) -> dict[str, Any] | str:
-            return own_model_in(opened, self._exchange.who(client), client, like) or NO_OWN
+            return own_model_in(opened, self.exchange.who(client), client, like) or NO_OWN
 
-        for client, answer in self._exchange.answers(read, skips=True):
+        for client, answer in self.exchange.answers(read, skips=True):
             found[client] = answer.cause if isinstance(answer, SiteError) else answer
         return found
 
@@ -261,11 +258,11 @@ class RemotePool:
 
     def counts(self) -> dict[str, dict[int, int]]:
         """See :meth:`ClientPool.counts`."""
-        return dict(self._exchange.take_counts())
+        return dict(self.exchange.take_counts())
 
     def settle(self, round_idx: int, accepted: Collection[int], saved_round: int) -> dict[str, float]:
         """See :meth:`ClientPool.settle`. The settlement travels with the next order to each site."""
-        self._exchange.settle(round_idx, accepted, saved_round, self._tasks)
+        self.exchange.settle(round_idx, accepted, saved_round, self._tasks)
         self._between_rounds = True
         return {}
 
@@ -275,12 +272,12 @@ class RemotePool:
 
     def close(self) -> None:
         """Tell the sites the end of the last round, and end the connection."""
-        completed = self._between_rounds
+        completed, said = self._between_rounds, ""
         try:
-            silent = self._exchange.conclude(self._tasks) if completed else []
-            if silent:
-                warnings.warn(f"These sites did not learn that the last round is complete: {', '.join(silent)}.", stacklevel=2)
+            said = ", ".join(self.exchange.conclude(self._tasks)) if completed else ""
         except FederationError as error:  # the fit itself is complete
-            warnings.warn(f"The sites did not learn that the last round is complete. {error}", stacklevel=2)
+            said = str(error)
         finally:
-            self._exchange.close(completed)
+            self.exchange.close(completed)
+        if said:
+            warnings.warn(f"Some sites did not learn that the last round is complete: {said}", stacklevel=2)

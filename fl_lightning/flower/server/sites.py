@@ -95,9 +95,7 @@ class RemoteSites(ChecksTypes, RemoteClients):
         if self.model is not None:
             said = unlike(self.build_model().state_dict(), trainer.lightning_module.state_dict())
             if said:
-                raise ConfigurationError(
-                    f"In the module of the fit, {said[:-5]} in the pool's 'model'. Fit 'pool.build_model()'."
-                )
+                raise ConfigurationError(f"The fit trains another module than 'model': {said}. Fit 'pool.build_model()'.")
         self._settings, self._trainer = settings, trainer
         if self.min_sites is not None and not settings.faults.skips:
             raise ConfigurationError(
