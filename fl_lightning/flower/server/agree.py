@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch import Trainer
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.checks import evaluated_parts, not_at_sites, standardizes
-from fl_lightning.messages import ClientInfo, Part
+from fl_lightning.messages import ClientInfo
 from fl_lightning.transforms.base import Transform
 
 
@@ -85,7 +85,7 @@ def require_same(infos: Sequence[ClientInfo], schema: str) -> None:
 
 
 def require_parts(settings: Any, infos: Sequence[ClientInfo], absent: int = 0, unseen: Sequence[ClientInfo] = ()) -> None:
-    """Refuse settings that need examples or counts which a site does not have or tell. Sites refuse what they do not allow.
+    """Refuse settings that need all sites, or examples that a site does not have. Sites refuse what they do not allow.
 
     Args:
         settings: the federation's settings.
@@ -102,25 +102,15 @@ def require_parts(settings: Any, infos: Sequence[ClientInfo], absent: int = 0, u
             f"'federation.{fixed[0]}' needs all sites, but some are absent. Remove 'federation.pool.min_sites', or "
             f"'federation.{fixed[0]}'."
         )
-    sizes: dict[Part, Callable[[ClientInfo], int]] = {
-        "training": lambda info: info.num_examples,
-        "validation": lambda info: info.num_validation,
-        "test": lambda info: info.num_test,
-    }
     for name, part in evaluated_parts(settings):
         asked = [*infos, *unseen] if part == "test" else infos
-        lacking = [info.name for info in asked if not sizes[part](info)]
+        size = "num_examples" if part == "training" else f"num_{part}"
+        lacking = [info.name for info in asked if not getattr(info, size)]
         if lacking:
             raise ConfigurationError(
                 f"'{name}' needs a {part} part at each site. Without one: {', '.join(lacking)}. Set 'client_{part}' or "
                 f"'{part}' in the site's data.yaml."
             )
-    silent = [info.name for info in infos if info.label_counts is None]
-    if settings.route.needs_labels and silent:
-        raise ConfigurationError(
-            f"'federation.route' is {type(settings.route).__name__}, which needs label counts. Sites that do not "
-            f"report them: {', '.join(silent)}. A site can set 'policy.label_counts' to true in its data.yaml."
-        )
 
 
 def require_claims(infos: Sequence[ClientInfo], limit: int | dict[str, int] | None) -> None:
