@@ -239,26 +239,6 @@ class RoundCommit:
 
 
 @dataclass(frozen=True, slots=True)
-class NameComparison:
-    """Compare a client's names of classes or features with the server's; it repeats only names that the server sent.
-
-    Attributes:
-        missing: the server's names that the client does not have.
-        further: the number of its names that the server does not have.
-        moved: the first of the server's names that is in another place, if both have the same names; otherwise empty.
-    """
-
-    missing: tuple[str, ...] = ()
-    further: int = 0
-    moved: str = ""
-
-    @property
-    def equal(self) -> bool:
-        """Return whether the names and their order are the same."""
-        return not (self.missing or self.further or self.moved)
-
-
-@dataclass(frozen=True, slots=True)
 class ClientInfo:
     """Describe a client to the server before the first round.
 
@@ -270,8 +250,6 @@ class ClientInfo:
         num_test: the number of examples in its own test part, if it is remote.
         streams: whether it reads a stream without a length, so that each update tells how many examples it trained on.
         evaluations: the parts of its examples on which models may be evaluated, if it is remote.
-        classes: how the names of its classes compare with those that the server sent, if it is remote and both have names.
-        features: the same for the names of its features.
         digests: digests of the names of its classes and features in their order, if the server has none; otherwise empty.
         moments: of the inputs' channels the counts, sums and sums of squares, as
             :class:`~fl_lightning.functional.exact_moments.Moments` writes them; empty if it adds them to those of other sites
@@ -288,8 +266,6 @@ class ClientInfo:
     num_test: int = 0
     streams: bool = False
     evaluations: tuple[Part, ...] = ()
-    classes: NameComparison | None = None
-    features: NameComparison | None = None
     digests: tuple[str, str] = ("", "")
     moments: tuple[tuple[str, ...], ...] | None = None
     schema: str = ""

@@ -1,7 +1,7 @@
 """Convert messages to bytes and back: values as JSON, and the bytes of tensors. Nothing is pickled or executed.
 
 A message is ``length of the JSON (8 bytes, little endian) | JSON | tensors``. Blanks after the JSON and zeros after each tensor
-let each begin at a multiple of 8. The JSON is ``{"format": 13, "tensors": [[type, *shape], ...], "content": ...}``. Within the
+let each begin at a multiple of 8. The JSON is ``{"format": 14, "tensors": [[type, *shape], ...], "content": ...}``. Within the
 content, a tensor is ``{"tensor": number}``, a message ``{"message": name, "fields": {...}}``, a mapping ``{"map": {...}}`` with
 keys of text, and a float that is not finite ``{"float": "nan"}``.
 
@@ -27,7 +27,6 @@ from fl_lightning.messages import (
     EvalOrder,
     EvalReport,
     ModelLayout,
-    NameComparison,
     Note,
     OwnModel,
     OwnModelOrder,
@@ -38,11 +37,11 @@ from fl_lightning.messages import (
 )
 from fl_lightning.types import ClientFailure, ClientUpdate, Compressed, Pull, Snapshot
 
-FORMAT = 13
+FORMAT = 14
 """The version of the format, which increases when a message changes."""
 
 _ORDERS = (ClientTask, EvalOrder, ModelLayout, OwnModelOrder, Progress, Question, ServerModel, RoundCommit)
-_REPORTS = (ClientInfo, EvalReport, NameComparison, Note, OwnModel)
+_REPORTS = (ClientInfo, EvalReport, Note, OwnModel)
 MESSAGES = {kind.__name__: kind for kind in (*_ORDERS, *_REPORTS, ClientFailure, ClientUpdate, Compressed, Pull, Snapshot)}
 _NOT_SENT = {"Snapshot": {"version"}}
 """The fields that are valid only within one process."""

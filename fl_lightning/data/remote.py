@@ -72,7 +72,10 @@ class RemoteDatasets(ClientSource):
         """
         silent = [info.name for info in self.infos if info.label_counts is None]
         if silent:
-            raise DataError(f"No label counts from: {', '.join(silent)}. Use settings that do not need them.")
+            raise DataError(
+                f"No label counts from: {', '.join(silent)}. If their staff agrees, they add 'label_counts' to 'policy.tells' "
+                "in data.yaml."
+            )
         return pad_sequence([torch.tensor(info.label_counts) for info in self.infos], batch_first=True)
 
     def input_moments(self, client: int) -> Moments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,9 +12,7 @@ __all__ = ["FlowerPool"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the pool on first use: the parent process of a site needs no torch."""
-    if name != "FlowerPool":
+    """Import the pool, which loads the server's half, on first use: a site needs neither, and its parent process no torch."""
+    if name not in __all__:
         raise AttributeError(f"module 'fl_lightning.flower' has no attribute '{name}'")
-    from fl_lightning.flower.wire.pool import FlowerPool
-
-    return FlowerPool
+    return getattr(import_module("fl_lightning.flower.wire.pool"), name)

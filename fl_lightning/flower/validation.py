@@ -15,7 +15,6 @@ from fl_lightning.compat.torch import parameters_of
 from fl_lightning.errors import WireError
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ClientTask, EvalOrder, Note, OwnModelOrder, ServerModel
-from fl_lightning.types import Snapshot
 
 LARGEST_INT = 2**63
 """The limit of whole numbers in messages; JSON allows any number of digits, which neither a float nor an int64 holds."""
@@ -82,6 +81,13 @@ def listed(asked: Mapping[str, Any], name: str) -> tuple[Any, ...]:
     return found
 
 
+def unlike(mine: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str:
+    """Return in words the first of named tensors that differs in its presence, shape or type; empty if none does."""
+    here, there = ({name: f"{t.dtype} of shape {tuple(t.shape)}" for name, t in one.items()} for one in (mine, other))
+    name = min((name for name, _ in here.items() ^ there.items()), default=None)
+    return "" if name is None else f"'{name[:100]}' is {there.get(name, 'missing')} instead of {here.get(name, 'missing')}"
+
+
 def require_model(model: ServerModel, module: torch.nn.Module) -> None:
     """Refuse a global model whose tensors differ from the module's in names, shapes or types.
 
@@ -90,16 +96,9 @@ def require_model(model: ServerModel, module: torch.nn.Module) -> None:
     """
     state = ModelState(module)
     state.set_apart(held=model.layout.held)
-    mine, held = state.tensors(), state.held_tensors()
-    different = sorted((set(mine) ^ set(model.tensors)) | (set(held) ^ set(model.first)))
-    if different:
-        raise WireError(f"The server's model and the model here differ: only one has '{different[0][:100]}'.")
-    for name, tensor in (mine | held).items():
-        came = {**model.tensors, **model.first}[name]
-        if came.shape != tensor.shape or came.dtype != tensor.dtype:
-            raise WireError(
-                f"'{name}' is {came.dtype} of shape {tuple(came.shape)}, but {tensor.dtype} of {tuple(tensor.shape)} here."
-            )
+    said = unlike(state.tensors(), model.tensors) or unlike(state.held_tensors(), model.first)
+    if said:
+        raise WireError(f"The server's model does not fit the model here: {said}.")
     if len(model.layout.trained) != len(parameters_of(module)):
         raise WireError("The layout of the server's model does not fit the model here.")
     unknown = set(model.layout.modes) - {name for name, _ in module.named_modules()}
@@ -122,29 +121,23 @@ def require_order(
         WireError: saying what does not fit.
     """
     tasks = (order,) if isinstance(order, ClientTask) else order.tasks if isinstance(order, EvalOrder) else ()
-    asked = {task.client for task in tasks} | (set() if isinstance(order, ClientTask) else {order.client})
+    asked = {order.client, *(task.client for task in tasks)}
     if asked != {client}:
         raise WireError(f"The order is for the clients {sorted(asked)}, but this site is client {client}.")
     for task in tasks:
-        if task.period < 0 or (task.epochs is not None and task.epochs < 0) or not 1 <= task.slowness < 1e9:
-            raise WireError("The order has a period, epochs or slowness outside its range.")
-        place = task.progress
-        if place is not None and not 0 <= place.turn < 10**9:
-            raise WireError("The order has a place in the training outside its range.")
+        turn = 0 if task.progress is None else task.progress.turn
+        least = min(task.period, turn, 0 if task.epochs is None else task.epochs)
+        if least < 0 or turn >= 10**9 or not 1 <= task.slowness < 1e9:
+            raise WireError("The order has a period, epochs, a slowness or a place in the training outside its range.")
         if task.pull is not None:
             _require_vector(task.pull.anchor, state.num_parameters, "anchor")
     start = order.start if isinstance(order, ClientTask) else order.model if isinstance(order, EvalOrder) else None
     if start is not None:
-        _require_snapshot(start, state)
+        _require_vector(start.vector, state.size, "model")
+        if start.counters.dtype != torch.int64 or start.counters.shape != state.counters().shape:
+            raise WireError(f"The counters of the model are {start.counters.dtype} of shape {tuple(start.counters.shape)}.")
     for name, tensor in broadcast.items():
         _require_vector(tensor, state.num_parameters, name)
-
-
-def _require_snapshot(model: Snapshot, state: ModelState) -> None:
-    _require_vector(model.vector, state.size, "model")
-    counters = state.counters()
-    if model.counters.dtype != torch.int64 or model.counters.shape != counters.shape:
-        raise WireError(f"The counters of the model are {model.counters.dtype} of shape {tuple(model.counters.shape)}.")
 
 
 def _require_vector(vector: Tensor, size: int, name: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from importlib import import_module
@@ -77,7 +79,8 @@ def build_model(model: Mapping[str, Any] | None) -> LightningModule:
     if model is None:
         raise ConfigurationError("The pool has no 'model' to build. Pass model={'class_path': ..., 'init_args': {...}}.")
     values = expanded(model)
-    recipe = Recipe(default_classes() | _classes_in(values))  # the user's own choice; a site has its own list
+    named = re.findall(r'"class_path": "([^"]*)"', json.dumps(values, default=str))  # the user's own; a site has its own list
+    recipe = Recipe({*default_classes(), *named})
     recipe.check(values, "model")
     try:
         return recipe.build(values, LightningModule, "model")  # type: ignore[no-any-return]
@@ -86,13 +89,6 @@ def build_model(model: Mapping[str, Any] | None) -> LightningModule:
             f"The pool's 'model' cannot be built ({type(error).__name__}: {error}). Write every class in it as "
             "{'class_path': ..., 'init_args': {...}}."
         ) from error
-
-
-def _classes_in(value: Any) -> frozenset[str]:
-    if isinstance(value, Mapping):
-        own = frozenset([value["class_path"]]) if isinstance(value.get("class_path"), str) else frozenset[str]()
-        return own.union(*(_classes_in(item) for item in value.values()))
-    return frozenset[str]().union(*map(_classes_in, value)) if isinstance(value, list | tuple) else frozenset()
 
 
 def values_of(value: Any, where: str) -> Any:
@@ -115,11 +111,14 @@ def values_of(value: Any, where: str) -> Any:
         return {"class_path": public_path(value), "init_args": {}}
     if isinstance(value, functools.partial) and isinstance(value.func, type) and not value.args:
         return {"class_path": public_path(value.func), "init_args": values_of(value.keywords, where)}
-    if not hasattr(value, "__dict__") or isinstance(value, FunctionType | BuiltinFunctionType | MethodType):
-        raise _no_values(value, where)
-    kept = {name: _kept(value, name) for name in constructor_arguments(type(value))}
-    if (not kept and vars(value)) or any(item is _MISSING for item in kept.values()):
-        raise _no_values(value, where)
+    plain = hasattr(value, "__dict__") and not isinstance(value, FunctionType | BuiltinFunctionType | MethodType)
+    own, names = (vars(value), constructor_arguments(type(value))) if plain else ({}, ())
+    kept = {name: own.get(name, own.get(f"_{name}", _MISSING)) for name in names}
+    if not plain or (own and not kept) or any(item is _MISSING for item in kept.values()):
+        raise ConfigurationError(
+            f"'federation.{where}' is {str(value)[:80]!r}, which sites cannot build from values. Use a class that keeps its "
+            "arguments under their own names, or functools.partial of one."
+        )
     arguments = {name: values_of(item, f"{where}.{name}") for name, item in kept.items()}
     return {"class_path": public_path(type(value)), "init_args": arguments}
 
@@ -141,17 +140,6 @@ def found_at_start(setting: Any, values: Any) -> Any:
         inner = {name: found_at_start(getattr(setting, name, None), value) for name, value in inner.items()}
     inner |= found
     return {**values, "init_args": inner} if "init_args" in values else inner
-
-
-def _kept(value: Any, name: str) -> Any:
-    return vars(value).get(name, vars(value).get(f"_{name}", _MISSING))
-
-
-def _no_values(value: Any, where: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"'federation.{where}' is {str(value)[:80]!r}, which sites cannot build from values. Use a class that keeps its "
-        "arguments under their own names, or functools.partial of one."
-    )
 
 
 @functools.cache

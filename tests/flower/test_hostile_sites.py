@@ -260,7 +260,7 @@ def test_no_evaluation_without_any_site_and_an_error_with_the_policy_fatal():
 def test_a_hostile_evaluation_is_its_sites_error(value):
     for reports in ([EvalReport(1, value)], [EvalReport(1, 0.5), EvalReport(1, value)], [value]):
         found = envelope.opened(envelope.reply(replies=reports), ("reply",))
-        with pytest.raises(ClientError, match="Site south: its reply is not a report of an evaluation"):
+        with pytest.raises(ClientError, match="Site south: its reply does not hold the expected EvalReport"):
             evaluations_in(found, "Site south", 1, len(reports))
 
 

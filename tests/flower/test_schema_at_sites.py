@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import ConfigurationError, DataError
 from fl_lightning.data.schema_file import parse_schema, read_schema
-from fl_lightning.flower.checks import digest_of_schema, require_schema
+from fl_lightning.flower.checks import digest_of_schema
+from fl_lightning.flower.server.agree import require_same
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.policy import Policy
 from fl_lightning.flower.site.settings import SiteSettings, read_settings
@@ -57,8 +58,8 @@ def test_a_site_with_another_schema_is_refused_by_name(hospitals):
     write_site("south", hospitals["south"], IN_CM)
     start_site(Path(), "south")
     assert (
-        "The tables of south have another schema, so the same number would not mean the same as at the server. Send the "
-        "file that 'data.datamodule.schema' names to these sites; they set it as 'schema' of the datamodule in data.yaml"
+        "south and the server have different schemas (or none), so the same number would not mean the same. Send "
+        "the file that 'data.datamodule.schema' names to these sites; they set it as 'schema' in their data.yaml."
         in refused(config(), fit=over_bytes)
     )
     assert not list(Path("real").rglob("*.ckpt"))
@@ -66,16 +67,16 @@ def test_a_site_with_another_schema_is_refused_by_name(hospitals):
 
 def test_sites_are_compared_with_the_server_or_with_each_other():
     infos = [ClientInfo("a", 1), ClientInfo("b", 1, schema="x"), ClientInfo("c", 1, schema="x"), ClientInfo("d", 1, schema="y")]
-    require_schema(infos[:3], "")
-    require_schema(infos[:1], "")
-    require_schema(infos[1:3], "x")
+    require_same(infos[:3], "")
+    require_same(infos[:1], "")
+    require_same(infos[1:3], "x")
     for some, server, words in (
-        (infos, "", r"The tables of d have another schema, so .* as at site b\. Send"),
-        (infos[:3], "x", r"The tables of a have no schema, .* as at the server\."),
-        (infos, "y", r"The tables of a, b, c have another schema \(a without any\), "),
+        (infos, "", r"^d and b have different schemas"),
+        (infos[:3], "x", r"^a and the server have different schemas \(or none\)"),
+        (infos, "y", r"^a, b, c and the server have"),
     ):
         with pytest.raises(ConfigurationError, match=words):
-            require_schema(some, server)
+            require_same(some, server)
 
 
 def test_a_datamodule_of_ones_own_has_a_schema_if_it_says_so():
@@ -91,10 +92,6 @@ def test_what_a_site_tells(hospitals):
     info = SiteData(settings).info("south", Policy())
     assert info.schema == settings.datamodule.schema.digest()
     assert "alter" not in repr(info)
-    assert info.classes is None
-    compared = SiteData(settings).info("south", Policy(), ("healthy", "relapse", "dead"), settings.datamodule.feature_names)
-    assert compared.classes.equal
-    assert compared.features.equal
 
 
 def test_parts_of_a_site_with_two_schemas(hospitals):
@@ -205,8 +202,7 @@ class Named(LightningDataModule):
 
 def test_classes_of_a_datamodule_of_ones_own_are_compared():
     data = SiteData(SiteSettings(Named(), device="cpu"))
-    assert data.info("a", Policy(), ("cat", "dog")).classes.equal
-    assert data.info("a", Policy(), ("dog", "cat")).classes.moved == "dog"
+    assert data.names("classes") == ("cat", "dog")
     assert data.info("a", Policy()).digests[0] != ""
 
 

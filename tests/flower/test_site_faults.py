@@ -194,7 +194,7 @@ def test_a_site_that_restarts_while_a_fit_starts_is_asked_again():
     assert len(lost) >= 2  # the description and the settings
     net.HOOK["hook"] = lambda name, parts, ask: None if name == "south" else ask()
     said = net.refused(net.configuration(), "never")
-    assert "Some sites cannot take part. Site south: no answer within its deadline" in said
+    assert "Some sites cannot take part. Site south (client 1): no answer within its deadline" in said
 
 
 # ---------------------------------------------------------------- faults

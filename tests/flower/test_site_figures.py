@@ -40,7 +40,7 @@ from fl_lightning.flower import envelope
 from fl_lightning.flower.site.policy import FACTS, Policy
 from fl_lightning.flower.site.record import approve, settings_of
 from fl_lightning.flower.site.release import FIELDS, counted, numbers_of, released, rounded
-from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, NameComparison, Note, OwnModel, ServerModel
+from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, OwnModel, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 from fl_lightning.wire import to_bytes
 
@@ -129,7 +129,7 @@ EVERY = {
         3, 0.123456, 1017, (0.234567, 0.345678), (torch.tensor([0.45678]).double(),), {"s": torch.ones(1)}, "why", "no sums"
     ),
     ClientInfo: ClientInfo(
-        *("north", 1017, (1018, 1019), 1020, 1021, False, ("test",), NameComparison(("x",)), NameComparison(further=1022)),
+        *("north", 1017, (1018, 1019), 1020, 1021, False, ("test",)),
         *(("d1", "d2"), (("1",), ("2",), ("3",)), "schema", (1023, 0.123456)),
     ),
     ClientFailure: ClientFailure(3, 4, "a cause", 5),
@@ -144,7 +144,7 @@ LEAVES: dict[type, str] = {
     "train_loss=loss normalizer=normalizer local_score=evaluation/validation global_score=evaluation/training seconds=seconds "
     "optimizer=optimizer",
     EvalReport: "client value n interval points sums=examples reason pooled",
-    ClientInfo: "name evaluations classes features digests schema num_examples=examples num_validation=examples "
+    ClientInfo: "name evaluations digests schema num_examples=examples num_validation=examples "
     "num_test=examples streams=examples sampling=examples label_counts=label_counts moments=statistics",
     ClientFailure: "client round_idx cause attempts",
     OwnModel: "client tensors=own_model",

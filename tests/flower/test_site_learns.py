@@ -35,7 +35,7 @@ def test_a_site_is_told_what_the_server_would_learn(monkeypatch):
     monkeypatch.setattr(site_check, "SiteData", lambda settings: warned(SiteData(settings)))
     said = site_check._data(argparse.Namespace(data="data.yaml", name="a", schema=None, folder=None))
     first, form, told, *_ = said.split("; ")
-    assert first.startswith("before the first round leaves, beside how its classes and columns compare with the server's: ")
+    assert first.startswith("before the first round leaves, ")
     assert "name a, evaluations ['test'], digests ['" in first
     assert "num_examples 9, num_validation 0, num_test 3, streams False, sampling [" in first
     assert form.startswith("the update leaves plain: the server reads the model that the site trained, and rows can be recon")

@@ -16,7 +16,7 @@ from accountants import gaussian_epsilon
 import fl_lightning
 from fl_lightning import ConfigurationError
 from fl_lightning.cli.commands.export import main as export
-from fl_lightning.flower.checks import require_names
+from fl_lightning.flower.server.agree import require_same
 from fl_lightning.flower.site import check as site_check
 from fl_lightning.flower.site.policy import Policy
 from fl_lightning.messages import ClientInfo
@@ -242,18 +242,13 @@ NOT_ALLOWED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("settings", "what", "part"), net.slow_but(NOT_ALLOWED, NOT_ALLOWED[2]))
-def test_evaluations_that_sites_do_not_allow_are_refused_first(settings, what, part, monkeypatch):
-    """In one message with all of them and the line to add, and by a site itself if a server asks all the same."""
+def test_evaluations_that_sites_do_not_allow_are_refused_first(settings, what, part):
+    """In one message with all of them and the line to add."""
     net.prepare(tells=["examples"])
     net.give_parts()
     said = net.refused(net.configuration(**settings))
-    assert f"{what} evaluates models on each site's {part} examples." in said
-    assert "Sites that do not allow it: north, south, west." in said
-    assert f"they add 'evaluation/{part}' to 'policy.tells' in data.yaml." in said
-    assert {line["kind"] for line in net.audit()} == {"describe"}
-    monkeypatch.setattr("fl_lightning.flower.server.sites.require_parts", lambda *args, **kwargs: None)
-    said = net.refused(net.configuration(**settings))
-    assert said.count(f"needs what this site does not tell: figures of models on its {part} examples") == 3
+    assert said.count(f"{what} needs what this site does not tell: figures of models on its {part} examples") == 3
+    assert f"under 'policy': tells: [examples, evaluation/{part}]" in said
     assert {line["kind"] for line in net.audit()} == {"describe", "prepare", "error"}
 
 
@@ -289,13 +284,15 @@ def test_a_site_with_other_columns_is_refused(order, names, who, said):
         columns(Path(name, "own.csv"), order, names)
     net.restart(*who)
     found = net.refused(net.configuration())
-    assert all(f"Site {name} {said}" in found for name in who)
+    assert all(f"Site {name} (client {net.NAMES.index(name)}): RefusedError: This site {said}" in found for name in who)
     assert "Give the tables of all sites the server's columns in the same order." in found
     assert "age" not in found  # a name that the server did not send
 
 
-def test_features_without_names_at_the_server_are_compared_among_sites():
+def test_names_that_the_server_lacks_are_compared_among_sites():
     infos = [ClientInfo("a", 1), ClientInfo("b", 1, digests=("", "x")), ClientInfo("c", 1, digests=("", "x"))]
-    require_names(infos, None, None)
-    with pytest.raises(ConfigurationError, match=r"The columns of d have other names than those of site b"):
-        require_names([*infos, ClientInfo("d", 1, digests=("", "y"))], None, None)
+    require_same(infos, "")
+    with pytest.raises(ConfigurationError, match=r"^d and b have different columns, so .* Give all tables"):
+        require_same([*infos, ClientInfo("d", 1, digests=("", "y"))], "")
+    with pytest.raises(ConfigurationError, match=r"^b and a have different classes, .* Set 'classes' of the datamodules"):
+        require_same([ClientInfo("a", 1, digests=("x", "")), ClientInfo("b", 1, digests=("y", ""))], "")

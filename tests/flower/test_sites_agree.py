@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from hypothesis import strategies as st
 from fl_lightning.data.remote import RemoteDatasets
 from fl_lightning.data.table_checks import ranges_of, sentinels, unlike_ranges
 from fl_lightning.errors import ClientError, ConfigurationError, DataError
-from fl_lightning.flower.checks import compared, require_claims
+from fl_lightning.flower.checks import differing
+from fl_lightning.flower.server.agree import require_claims
 from fl_lightning.flower.site.policy import Policy
-from fl_lightning.messages import ClientInfo, NameComparison
+from fl_lightning.messages import ClientInfo
 from fl_lightning.types import ClientUpdate
 
 # ---------------------------------------------------------------- classes
@@ -54,8 +56,9 @@ def test_sites_whose_classes_are_not_the_servers_are_refused(site, server, said)
         rename(path, server)
     net.restart()
     found = net.refused(net.configuration())
-    assert all(f"Site {name} {said}" in found for name in net.NAMES)
-    assert "Set 'classes' of the site's datamodule to the server's list" in found
+    assert all(f"Site {name} (client {k}): RefusedError: This site {said}" in found for k, name in enumerate(net.NAMES))
+    assert "Set 'classes' of the site's datamodule to this list" in found
+    assert any("Refused: This site " in line for line in net.LINES)  # so the site's staff read it, too
     assert "control" not in found  # a name that the server did not send
     assert "tumour" not in found
     assert not net.TOLD  # nothing of what was refused is remembered
@@ -82,13 +85,13 @@ names = st.lists(st.sampled_from("abcdef"), unique=True, max_size=6)
 
 @given(names, names)
 def test_a_comparison_repeats_only_names_that_the_server_sent(own, servers):
-    found = compared(own, servers)
-    assert found is not None
-    assert set(found.missing) == set(servers) - set(own)
-    assert found.further == len(set(own) - set(servers))
-    assert {*found.missing, found.moved} <= {"", *servers}
-    assert found.equal == (own == servers)
-    assert compared(None, servers) is compared(own, None) is None
+    said = differing(own, servers, "columns")
+    assert (said == "") == (own == servers)
+    assert set(re.findall("'(.)'", said)) <= set(servers)
+    assert all((f"'{name}'" in said) for name in set(servers) - set(own))
+    further = len(set(own) - set(servers))
+    assert (f"has {further} columns that the server lacks" in said) == (further > 0)
+    assert differing(None, servers, "columns") == differing(own, None, "columns") == ""
 
 
 def test_a_digest_of_names_is_told_only_to_a_server_without_names():
@@ -97,14 +100,6 @@ def test_a_digest_of_names_is_told_only_to_a_server_without_names():
     assert all(data.info("north", Policy()).digests)
     assert data.info("north", Policy(), ("0", "1"), None).digests[0] == ""
     assert data.info("north", Policy(), None, ("a", "b")).digests[1] == ""
-
-
-def test_a_site_that_tells_other_names_is_refused():
-    net.prepare()
-    claim("west", features=NameComparison(("\x1b[2Jsecret",)))
-    said = net.refused(net.configuration())
-    assert "Site west tells names of features that the server does not have." in said
-    assert "secret" not in said
 
 
 # ---------------------------------------------------------------- parts, and what a server must bring

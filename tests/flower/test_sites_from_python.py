@@ -79,7 +79,7 @@ def test_a_python_script_is_told_what_sites_cannot_build():
             lambda: net.BytesSites(model=net.configuration()["model"]).build_model(),
             r"cannot be built .* Write every class in it as",
         ),
-        (lambda: script(pool, other), r"whose 'network.layers.1.bias' differs .* Fit 'pool.build_model\(\)'"),
+        (lambda: script(pool, other), r"'network.layers.1.bias' is .* instead of .* Fit 'pool.build_model\(\)'"),
         (lambda: script(pool, strategy=Mine()), r"Sites cannot import .*Mine' from a script"),
         (lambda: script(pool, strategy=Forgetful()), r"'federation.strategy' is .*Forgetful.* cannot build from values"),
     ):

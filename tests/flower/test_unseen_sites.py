@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from sites_over_bytes import LINES, NAMES, configuration, federate, prepare, restart, same_bits, simulate
 
-from fl_lightning.flower.server.renumbered import RenumberedTransport
+from fl_lightning.flower import envelope
+from fl_lightning.flower.server.exchange import Exchange
 from fl_lightning.flower.wire.transport import Answer
 
 
@@ -37,7 +38,6 @@ class Recorded:
 
     def __init__(self) -> None:
         self.sent: list[int] = []
-        self.forgotten, self.closed = False, False
 
     def absent(self) -> dict[int, str]:
         return {1: "it is offline"}
@@ -46,24 +46,15 @@ class Recorded:
         self.sent.append(client)
 
     def answers(self) -> Any:
-        return iter([Answer(client, b"") for client in self.sent])
-
-    def forget(self) -> None:
-        self.forgotten = True
-
-    def close(self, completed: bool) -> None:
-        self.closed = completed
+        return iter([Answer(client, envelope.reply(number=client)) for client in self.sent])
 
 
-def test_renumbered_transport():
-    inner = Recorded()
-    outer = RenumberedTransport(inner, [0, 2, 1])
-    assert outer.absent() == {2: "it is offline"}
+def test_held_out_sites_are_the_last_clients_and_keep_their_numbers():
+    transport: Any = Recorded()
+    exchange = Exchange(transport, "abc", [0, 2, 1], lambda name, digest: None)
+    assert exchange.absent() == {2: "it is offline"}
     for client in range(3):
-        outer.send(client, {}, 0, None)
-    assert inner.sent == [0, 2, 1]
-    assert [answer.client for answer in outer.answers()] == [0, 1, 2]
-    outer.forget()
-    outer.close(True)
-    assert inner.forgotten
-    assert inner.closed
+        exchange.post(client, b"")
+    assert transport.sent == [0, 2, 1]
+    answers = exchange.answers(lambda client, found: found["number"], skips=False)
+    assert list(answers) == [(0, 0), (1, 2), (2, 1)]

@@ -72,7 +72,9 @@ def test_changed_data_are_not_told_again(tmp_path, monkeypatch, capsys):
     path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
     start_site(tmp_path, "south")
     told = refused(scaled(), capsys, "changed")
-    assert "Site south: RefusedError: The data of this site have changed since it told the sums of its inputs" in told
+    assert (
+        "Site south (client 1): RefusedError: The data of this site have changed since it told the sums of its inputs" in told
+    )
     (tmp_path / "south" / "state" / "statistics.sha256").unlink()
     at_sites(scaled(), "third")
 
@@ -94,7 +96,7 @@ def test_impossible_sums_are_refused(told, tmp_path, monkeypatch, capsys):
     prepare(tmp_path, monkeypatch, SUMS)
     own = SERVERS["west"]._data.info
     monkeypatch.setattr(SERVERS["west"]._data, "info", lambda *args: replace(own(*args), moments=told))
-    assert "Site west tells impossible sums of its inputs." in refused(scaled(), capsys)
+    assert "Site west tells impossible moments (" in refused(scaled(), capsys)
 
 
 def test_the_check_of_a_site_says_what_would_leave(tmp_path, monkeypatch):

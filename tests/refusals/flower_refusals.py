@@ -132,7 +132,8 @@ REFUSALS = [
         "but the server of a real federation never has what its clients keep",
     ),
     Refusal(
-        setting("model", "init_args", "num_classes", value=2), "The data have 3 classes ('0', '1', '2'), but 'num_classes'"
+        setting("model", "init_args", "num_classes", value=2),
+        "Site north (client 0): RefusedError: The model has 2 classes, but this site's data have more. Raise 'num_classes'",
     ),
     Refusal(
         simulating("partitioner"),

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fl_lightning.errors import ClientError, WireError
 from fl_lightning.flower import envelope
-from fl_lightning.flower.server.request import Request
 from fl_lightning.flower.site.record import whole_digest
 from fl_lightning.flower.validation import conforms
 from fl_lightning.flower.wire.transport import Answer, Content, LateParts, Transport
-from fl_lightning.functional.digest import Digest
+from fl_lightning.functional.digest import digest
 from fl_lightning.messages import ClientTask, EvalOrder, Note, OwnModelOrder, RoundCommit, ServerModel
 from fl_lightning.types import ClientUpdate
 from fl_lightning.wire import to_bytes
 
+_WAIT = 300.0
+"""The seconds for which a site may load its data or build the model."""
 _FAREWELL = 20.0
 """The seconds for which sites may confirm the end of the last round."""
 _MOST_LOST = 20
 """How often a request that the transport loses is sent again before its site counts as failed."""
 _MOST_COUNTS = 20
 """The largest number of counts, each of an option, in a site's reply."""
+_REMEDY = (
+    "When the site can answer again, resume with --ckpt_path last; or set 'federation.faults.policy' to 'skip', which "
+    "continues without such a site."
+)
 
 
 class SiteError(ClientError):
@@ -35,43 +40,57 @@ class SiteError(ClientError):
         who: the site, for messages that do not name it themselves.
         cause: what happened.
         attempts: how often the site has tried.
+        silent: whether no reply came.
     """
 
-    def __init__(self, who: str, cause: str, attempts: int = 1) -> None:
+    def __init__(self, who: str, cause: str, attempts: int = 1, silent: bool = False) -> None:
         super().__init__(f"{who}: {cause}")
-        self.cause, self.attempts = cause, attempts
+        self.cause, self.attempts, self.silent = cause, attempts, silent
 
 
-def keep_witness(found: Mapping[str, Any], name: str, keep: Callable[[str, str], None]) -> None:
-    """Keep the digest of the last line of a site's log: a log that is written anew at the site does not have it."""
-    digest = found.get("log")
-    if isinstance(digest, str) and re.fullmatch(r"[0-9a-f]{64}", digest):
-        keep(name, digest)
+@dataclass
+class Request:
+    """Hold a request, so that it can be sent again as it was until it is answered.
+
+    Attributes:
+        order: the envelope.
+        model: the model to which its orders refer; None before the fit has one.
+        base: the version of the model with which the sent one shares tensors, 0 for none; None if no model goes with them.
+        numbered: whether the model's version is a number of this process, and not of one before it.
+        size: the bytes that were sent.
+        received: the bytes of the reply.
+        lost: how often the transport has lost it.
+        attempts: how often it was sent because nothing came back, and the first time.
+    """
+
+    order: Content
+    model: ServerModel | None = None
+    base: int | None = None
+    numbered: bool = True
+    size: int = 0
+    received: int = 0
+    lost: int = 0
+    attempts: int = 1
 
 
 class Exchange:
     """Send requests to sites, and open their answers.
 
     Args:
-        transport: exchanges bytes with the sites.
+        transport: exchanges bytes with the sites by the numbers of their registration.
         names: the names of the sites, by client.
-        contract: the settings that sites need, as values.
-        federation: returns the id of the federation.
-        limit: the seconds after which a silent site has failed; None for no limit.
-        witness: keeps the digest of a site's log that a reply brought; see :func:`keep_witness`.
+        numbers: their numbers, by client: held-out sites are the last clients.
+        witness: keeps the digest of the last line of a site's log, by name: a log that is written anew does not have it.
     """
 
     def __init__(
-        self,
-        transport: Transport,
-        names: Sequence[str],
-        contract: Mapping[str, Any],
-        federation: Callable[[], str],
-        limit: float | None,
-        witness: Callable[[str, str], None] = lambda name, digest: None,
+        self, transport: Transport, names: Sequence[str], numbers: Sequence[int], witness: Callable[[str, str], None]
     ) -> None:
-        self._transport, self._names, self._witness = transport, tuple(names), witness
-        self._contract, self._federation, self._limit = contract, federation, limit
+        self._transport, self._names, self._numbers, self._witness = transport, tuple(names), tuple(numbers), witness
+        self._contract: Mapping[str, Any] = {}
+        self._federation: Callable[[], str] = str
+        self._limit: float | None = _WAIT
+        self._retries = 1  # a site may have died a moment ago, and be on its way back
         self._model: ServerModel | None = None
         self._encoded: dict[int, Content] = {}  # the newest model as bytes, by the version that the receiver has; 0 for none
         self._digests: dict[str, str] = {}
@@ -81,8 +100,19 @@ class Exchange:
         self._trained: dict[int, int] = {}  # the rounds of the tasks that no settlement covers yet, by client
         self._open: dict[int, Mapping[int, int]] = {}  # the tasks that outlast a round, as _trained, by that round
         self._requests: dict[int, Request] = {}
-        self._counts: dict[str, dict[int, int]] = {}
+        self._counts: dict[str, Counter[int]] = defaultdict(Counter)
         self._notes: dict[int, Note] = {}
+
+    def start(self, contract: Mapping[str, Any], federation: Callable[[], str], limit: float | None, retries: int) -> None:
+        """Begin a federation, for which the sites are prepared.
+
+        Args:
+            contract: the settings that sites need, as values.
+            federation: returns the id of the federation.
+            limit: the seconds after which a silent site has failed; None for no limit.
+            retries: how often a silent site is asked again.
+        """
+        self._contract, self._federation, self._limit, self._retries = contract, federation, limit, retries
 
     def who(self, client: int) -> str:
         """Return a site's name and number, for messages."""
@@ -98,7 +128,7 @@ class Exchange:
 
     def absent(self) -> Mapping[int, str]:
         """Return the sites that cannot be reached now, each with the cause in words."""
-        return self._transport.absent()
+        return {self._numbers.index(number): cause for number, cause in self._transport.absent().items()}
 
     def publish(self, model: ServerModel) -> None:
         """Send this model with the next order to each site, without tensors that the site has: frozen ones, and constants."""
@@ -107,22 +137,28 @@ class Exchange:
             self._has.clear()  # a model with other parts at its clients, which shares no tensors by name
         self._model, self._encoded, self._notes = model, {}, {}
         for name, tensor in model.tensors.items():
-            digest = Digest()
-            digest.add(tensor)
-            if self._digests.get(name) != digest.text():
-                self._digests[name], self._changed[name] = digest.text(), model.version
+            if self._digests.get(name) != (now := digest(tensor)):
+                self._digests[name], self._changed[name] = now, model.version
+
+    def post(self, client: int, order: Content) -> None:
+        """Send a request without a model."""
+        self._requests[client] = Request(order)
+        self._dispatch(client)
 
     def send(
-        self, client: int, orders: Sequence[ClientTask | EvalOrder | Note | OwnModelOrder], model: ServerModel | None = None
+        self,
+        client: int,
+        orders: Sequence[ClientTask | EvalOrder | Note | OwnModelOrder],
+        earlier: ServerModel | None = None,
     ) -> None:
         """Send orders with what the site must know first; without orders it does not need the model.
 
         Args:
             client: the client.
             orders: the orders.
-            model: the model to which they refer; None for the newest.
+            earlier: the model to which they refer, if another process has published it; None for the newest one.
         """
-        model = model or self._model
+        model = earlier or self._model
         assert model is not None
         for order in orders:
             if isinstance(order, ClientTask):
@@ -139,7 +175,9 @@ class Exchange:
             notes=[self._notes.pop(client)] if client in self._notes else [],
         )
         known = self._has.get(client, 0)
-        self._requests[client] = Request(content, model, bool(orders) and known != model.version, known)
+        base = known if orders and known != model.version else None
+        # an earlier model is older than some with smaller versions, so its version does not tell what else a site has
+        self._requests[client] = Request(content, model, base, numbered=earlier is None)
         self._dispatch(client)
 
     def note(self, task: ClientTask) -> None:
@@ -148,8 +186,7 @@ class Exchange:
 
     def repeat(self, client: int) -> None:
         """Send a site's request again, with the whole model; the site answers from its store if it has done the work."""
-        request = self._requests[client]
-        request.sends, request.base = True, 0
+        self._requests[client].base = 0
         self._dispatch(client)
 
     def request_of(self, client: int) -> bytes:
@@ -165,74 +202,91 @@ class Exchange:
         version = before.get("model_version")
         if not isinstance(version, int) or whole_digest(before.get("contract", {})) != whole_digest(self._contract):
             self.send(client, [task], model)
-            self._requests[client].numbered = False  # the model is older than others with smaller numbers
             return
-        self._requests[client] = Request(asked, replace(model, version=version), True, numbered=False)
+        self._requests[client] = Request(asked, replace(model, version=version), 0, numbered=False)
         self._dispatch(client)
 
     def _dispatch(self, client: int) -> None:
         request = self._requests[client]
         makers: dict[str, Callable[[], Content]] = {"order": lambda: request.order}
-        if request.sends:
+        if request.base is not None and request.model is not None:
             makers["model"] = functools.partial(self._published, request.model, request.base)
         parts = LateParts(makers)
         request.size += sum(map(len, parts.values()))
-        self._transport.send(client, parts, request.model.round_idx, self._limit)
+        round_idx = 0 if request.model is None else request.model.round_idx
+        self._transport.send(self._numbers[client], parts, round_idx, self._limit)
 
     def _published(self, model: ServerModel, base: int) -> Content:
         """Return a model as bytes, for a site that has a version of it; 0 for none."""
         new = {name: tensor for name, tensor in model.tensors.items() if self._changed[name] > base}
         base = base if len(new) < len(model.tensors) or model.first else 0
-        first = {} if base else model.first  # it never changes
-        if model is not self._model:
-            return to_bytes(replace(model, tensors=new, first=first, base=base))
-        if base not in self._encoded:
-            self._encoded[base] = to_bytes(replace(model, tensors=new, first=first, base=base))
-        return self._encoded[base]
+        encoded = self._encoded if model is self._model else {}
+        if base not in encoded:
+            encoded[base] = to_bytes(replace(model, tensors=new, first={} if base else model.first, base=base))
+        return encoded[base]
 
     # ---------------------------------------------------------------- answers
 
-    def answers(self) -> Iterator[Answer]:
-        """Return the answers until no request is under way; what the transport has lost is asked for again.
+    def answers(self, read: Callable[[int, Mapping[str, Any]], Any], skips: bool) -> Iterator[tuple[int, Any]]:
+        """Return each client, until no request is under way, with what ``read`` makes of its reply.
 
-        The model as bytes is dropped, and made again if it is sent again.
+        What the transport has lost is asked for again. Nothing here keeps a reply, which may hold a model; the model as bytes
+        is dropped, and made again if it is sent again.
+
+        Args:
+            read: returns what is wanted of a client's reply, or raises a ClientError.
+            skips: whether to return a SiteError for a site that fails.
+
+        Raises:
+            ClientError: if a site fails, and is not left out.
         """
         self._encoded = {}
-        return filter(self._is_final, self._transport.answers())  # 'filter' keeps no answer, which may hold a model
+        return filter(None, map(functools.partial(self._read, read, skips), self._transport.answers()))
 
-    def _is_final(self, answer: Answer) -> bool:
-        """Return whether to yield an answer, or send a lost request again without the model.
+    def _read(self, read: Callable[[int, Mapping[str, Any]], Any], skips: bool, answer: Answer) -> tuple[int, Any] | None:
+        """Return a client with what its answer holds, or its error; None if its request was sent again."""
+        client = self._numbers.index(answer.client)
+        self._encoded, request = {}, self._requests[client]
+        if answer.lost and request.lost < _MOST_LOST:
+            # A site that has done the work does not need the model; another asks for it.
+            request.lost, request.base = request.lost + 1, None
+            self._dispatch(client)
+            return None
+        if answer.content is None and request.attempts <= self._retries:
+            request.attempts += 1
+            self.repeat(client)
+            return None
+        try:
+            found = self._opened(client, answer)
+            return None if found is None else (client, read(client, found))
+        except ClientError as error:
+            if skips:
+                told = error if isinstance(error, SiteError) else SiteError("", str(error))
+                told.attempts = max(told.attempts, request.attempts)
+                return client, told
+            if answer.content is None:
+                raise ClientError(f"{error}. {_REMEDY}") from error
+            raise
 
-        A site that has done the work does not need it; another asks for it.
-        """
-        self._encoded, request = {}, self._requests[answer.client]
-        again = answer.lost and request.lost < _MOST_LOST
-        if again:
-            request.lost, request.sends = request.lost + 1, False
-            self._dispatch(answer.client)
-        return not again
-
-    def forget(self) -> None:
-        """Ignore the answers to requests that are under way."""
-        self._transport.forget()
-
-    def opened(self, answer: Answer) -> Mapping[str, Any] | None:
+    def _opened(self, client: int, answer: Answer) -> Mapping[str, Any] | None:
         """Return the contents of an answer; None if the site needs the model first, which is then on its way.
 
         Raises:
             ClientError: if the site failed; it names the site.
         """
-        client, who = answer.client, self.who(answer.client)
+        who, request = self.who(client), self._requests[client]
         if answer.content is None:
             self._has.pop(client, None)
-            raise SiteError(who, answer.cause)
+            raise SiteError(who, answer.cause, silent=True)
+        request.received = len(answer.content)
         try:
             found = envelope.opened(answer.content, ("reply",))
         except WireError as error:
             raise SiteError(who, envelope.printable(error)) from error
-        keep_witness(found, self._names[client], self._witness)
-        request = self._requests[client]
-        if found.get("needs") == "model" and (not request.sends or request.base):
+        log = found.get("log")
+        if isinstance(log, str) and re.fullmatch(r"[0-9a-f]{64}", log):
+            self._witness(self._names[client], log)
+        if found.get("needs") == "model" and request.model is not None and request.base != 0:
             self.repeat(client)
             return None
         if "error" in found or "needs" in found:
@@ -240,27 +294,23 @@ class Exchange:
         counts = found.get("releases", {})
         if not conforms(counts, Mapping[str, Mapping[str, int]]) or len(counts) > _MOST_COUNTS:
             raise SiteError(who, "its reply does not count what it has released.")
-        if request.sends and request.numbered:
+        if request.base is not None and request.numbered and request.model is not None:
             self._has[client] = request.model.version
         self._settlements.pop(client, None)
-        self._count(client, counts)
-        return found
-
-    def sized(self, update: ClientUpdate, answer: Answer) -> ClientUpdate:
-        """Return an update with the bytes that were sent for it in both directions."""
-        return replace(update, bytes_down=self._requests[answer.client].size, bytes_up=len(answer.content or b""))
-
-    def _count(self, client: int, counts: Mapping[str, Mapping[str, int]]) -> None:
         for name, numbers in counts.items():
-            told = numbers.get(str(client), 0)
-            if told > 0:
-                known = self._counts.setdefault(name, {})
-                known[client] = known.get(client, 0) + told
-
-    def take_counts(self) -> dict[str, dict[int, int]]:
-        """Return what each site has counted since the last call; see :meth:`ClientPool.counts`."""
-        found, self._counts = self._counts, {}
+            if (told := numbers.get(str(client), 0)) > 0:
+                self._counts[name][client] += told
         return found
+
+    def sized(self, update: ClientUpdate) -> ClientUpdate:
+        """Return an update with the bytes that were sent for it in both directions."""
+        request = self._requests[update.client]
+        return replace(update, bytes_down=request.size, bytes_up=request.received)
+
+    def take_counts(self) -> dict[str, Counter[int]]:
+        """Return what each site has counted since the last call; see :meth:`ClientPool.counts`."""
+        found, self._counts = self._counts, defaultdict(Counter)
+        return dict(found)
 
     # ---------------------------------------------------------------- the end of rounds
 
@@ -290,16 +340,15 @@ class Exchange:
         """Tell the end of the last round, and return the names of the sites that did not confirm it.
 
         Args:
-            under_way: the clients whose tasks have outlasted it; nothing waits for them.
+            under_way: the clients whose tasks have outlasted it; nothing waits for them, nor for what an error left.
         """
-        if under_way:
-            self.forget()
-        clients = [client for client, waiting in self._settlements.items() if waiting and client in self._has]
-        self._limit = _FAREWELL
-        for client in clients:
-            if client not in under_way:
+        self._transport.forget()
+        self._limit, self._retries = _FAREWELL, 0
+        for client, waiting in list(self._settlements.items()):
+            if waiting and client in self._has and client not in under_way:
                 self.send(client, [])
-        return [self._names[answer.client] for answer in self.answers() if answer.content is None]
+        told = self.answers(lambda client, found: None, skips=True)
+        return [self._names[client] for client, error in told if error is not None and error.silent]
 
     def close(self, completed: bool) -> None:
         """End the connection."""

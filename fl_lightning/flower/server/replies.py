@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,12 +14,12 @@ from fl_lightning.clients.judging import UpdateEditor
 from fl_lightning.errors import ConfigurationError, WireError
 from fl_lightning.flower.envelope import printable
 from fl_lightning.flower.server.exchange import SiteError
-from fl_lightning.flower.validation import require_message
+from fl_lightning.flower.validation import require_message, unlike
 from fl_lightning.functional.compression import misfit, restore
 from fl_lightning.functional.exact_moments import Moments
 from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ClientInfo, ClientTask, EvalReport, NameComparison, Note, OwnModel, ServerModel
+from fl_lightning.messages import ClientInfo, ClientTask, EvalReport, OwnModel, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 
 _MOST_EXAMPLES = 2**36
@@ -49,8 +49,8 @@ class Needs:
     sealed: bool = False
 
 
-class TensorCheck:
-    """Refuse an update whose tensors do not fit the model, or that lacks what the strategy reads.
+class UpdateReader:
+    """Read updates of sites that trained one model.
 
     Args:
         state: a view of any copy of the module, of which only the layout is read.
@@ -59,7 +59,7 @@ class TensorCheck:
     """
 
     def __init__(self, state: ModelState, server: ServerModel, needs: Needs) -> None:
-        self._needs, self.sealed = needs, needs.sealed
+        self._needs, self._editor = needs, UpdateEditor(state, server)
         parameters, floats, counters, local = state.names()
         self._size = state.num_parameters
         self._dtypes = [server.tensors[name].dtype for name in (*parameters, *floats)]
@@ -67,13 +67,45 @@ class TensorCheck:
         averaged = {*parameters, *floats, *counters, *local}
         self._frozen = {name: tensor for name, tensor in server.tensors.items() if name not in averaged}
 
-    def __call__(self, who: str, update: ClientUpdate) -> None:
-        """Check the types and shapes.
+    def update_in(self, found: Mapping[str, Any], who: str, task: ClientTask, examples: int | None) -> ClientUpdate:
+        """Return the update in a reply. Of a sealed update, only the counters are checked, and no figure is kept.
+
+        Args:
+            found: the contents of the reply.
+            who: the site, for messages.
+            task: the turn that the site was asked for.
+            examples: the number of training examples that the site has told; None if it learns it in training.
 
         Raises:
-            ClientError: naming the tensor.
+            ClientError: if it cannot be aggregated, or the site reports a failure.
         """
-        self.counted(who, update)
+        sealed = self._needs.sealed
+        update: ClientUpdate = reply_in(found, who, task.client, ClientUpdate)
+        update = update if sealed else self._restored(update, who)
+        _require_numbers(who, update)
+        expected = task.round_idx, update.num_examples if examples is None else examples
+        if update.model is None or (update.round_idx, update.num_examples) != expected:
+            raise SiteError(who, "its update is for another round or number of examples.")
+        counters = update.snapshot.counters
+        if counters.dtype != torch.int64 or counters.shape != (self._counters,):
+            came = f"{counters.dtype} of shape {tuple(counters.shape)}"
+            raise SiteError(who, f"its counters are {came}, but must be {self._counters} of int64.")
+        if sealed:
+            return _bare(update)
+        self._check_tensors(who, update)
+        return self._editor.check(update)
+
+    def _restored(self, update: ClientUpdate, who: str) -> ClientUpdate:
+        """Return an update with its model, if it came compressed."""
+        if update.compressed is None or update.model is not None:
+            return replace(update, compressed=None)
+        state, size = self._editor.state, self._size
+        problem = misfit(update.compressed, size, state.numel() - size)
+        if problem:
+            raise SiteError(who, f"its compressed model does not fit: {problem}.")
+        return replace(update, model=restore(update.compressed, state[:size], state.dtype), compressed=None)
+
+    def _check_tensors(self, who: str, update: ClientUpdate) -> None:
         model = update.snapshot
         if self._dtypes and model.vector.dtype != (wanted := functools.reduce(torch.promote_types, self._dtypes)):
             raise SiteError(who, f"its model is {model.vector.dtype}, but must be {wanted}.")
@@ -90,25 +122,13 @@ class TensorCheck:
         if missing:
             raise SiteError(who, f"its update lacks '{missing[0]}', which the strategy needs.")
 
-    def counted(self, who: str, update: ClientUpdate) -> None:
-        """Check the type and the shape of the counters.
 
-        Raises:
-            ClientError: naming both.
-        """
-        counters = update.snapshot.counters
-        if counters.dtype != torch.int64 or counters.shape != (self._counters,):
-            came = f"{counters.dtype} of shape {tuple(counters.shape)}"
-            raise SiteError(who, f"its counters are {came}, but must be {self._counters} of int64.")
-
-
-def info_in(found: Mapping[str, Any], name: str, sent: Mapping[str, Sequence[str] | None] | None = None) -> ClientInfo:
+def info_in(found: Mapping[str, Any], name: str) -> ClientInfo:
     """Return what a site tells about its data.
 
     Args:
         found: the contents of the reply.
         name: the registered name of the site.
-        sent: the names of ``classes`` and ``features`` that the server has sent.
 
     Raises:
         ConfigurationError: if it is not a description of this site, or has impossible counts.
@@ -124,60 +144,17 @@ def info_in(found: Mapping[str, Any], name: str, sent: Mapping[str, Sequence[str
         raise ConfigurationError(f"Site {name} has no training examples. Check the data.yaml there.")
     told = {"num_examples": info.num_examples, "num_validation": info.num_validation, "num_test": info.num_test}
     told |= {f"label_counts[{k}]": count for k, count in enumerate(info.label_counts or ())}
-    for which, count in told.items():
-        if not 0 <= count <= _MOST_EXAMPLES:
-            raise ConfigurationError(
-                f"Site {name} tells a '{which}' of {count}, but it must be from 0 to 2**36. Check the data.yaml there."
-            )
-    for kind in ("classes", "features"):
-        compared: NameComparison | None = getattr(info, kind)
-        known = {"", *((sent or {}).get(kind) or ())}
-        if compared is not None and not {*compared.missing, compared.moved} <= known:
-            raise ConfigurationError(f"Site {name} tells names of {kind} that the server does not have. Update the site.")
-    if any(printable(text) != text for text in (*info.digests, info.schema)):
-        raise ConfigurationError(f"Site {name} tells digests with control characters.")
+    broken = [which for which, count in told.items() if not 0 <= count <= _MOST_EXAMPLES]
+    broken += ["digests"] if any(printable(text) != text for text in (*info.digests, info.schema)) else []
     batches, rate = info.sampling or (1, 1.0)
-    if not (1 <= batches <= _MOST_EXAMPLES and 0 < rate <= 1):
-        raise ConfigurationError(f"Site {name} tells impossible batches ({batches} of a share of {rate}). Update the site.")
+    broken += ["sampling"] if not (1 <= batches <= _MOST_EXAMPLES and 0 < rate <= 1) else []
     try:
         Moments.of_texts(info.moments or ((), (), ()))
     except ValueError as error:
-        raise ConfigurationError(f"Site {name} tells impossible sums of its inputs. {error} Update the site.") from error
+        broken += [f"moments ({error})"]
+    if broken:
+        raise ConfigurationError(f"Site {name} tells impossible {broken[0]}. Check the data.yaml there, or update the site.")
     return info  # type: ignore[no-any-return]
-
-
-def update_in(
-    found: Mapping[str, Any],
-    who: str,
-    task: ClientTask,
-    examples: int | None,
-    checks: tuple[TensorCheck, UpdateEditor],
-) -> ClientUpdate:
-    """Return the update in a reply.
-
-    Args:
-        found: the contents of the reply.
-        who: the site, for messages.
-        task: the turn that the site was asked for.
-        examples: the number of training examples that the site has told; None if it learns it in training.
-        checks: refuse tensors that do not fit the model, and updates that cannot be aggregated. Of a sealed update, only the
-            counters are checked, and no figure is kept.
-
-    Raises:
-        ClientError: if it cannot be aggregated, or the site reports a failure.
-    """
-    tensors, editor = checks
-    result: ClientUpdate = _reply_in(found, who, ClientUpdate, "an update")
-    update = result if tensors.sealed else _restored(result, who, editor)
-    _require_numbers(who, update)
-    expected = (task.client, task.round_idx, update.num_examples if examples is None else examples)
-    if update.model is None or (update.client, update.round_idx, update.num_examples) != expected:
-        raise SiteError(who, "its update is for another client, round or number of examples.")
-    if tensors.sealed:
-        tensors.counted(who, update)
-        return _bare(update)
-    tensors(who, update)
-    return editor.check(update)
 
 
 def _bare(update: ClientUpdate) -> ClientUpdate:
@@ -187,16 +164,30 @@ def _bare(update: ClientUpdate) -> ClientUpdate:
     return ClientUpdate(update.client, update.round_idx, *counts, model=model, extras=update.extras)
 
 
-def note_in(found: Mapping[str, Any], who: str, client: int) -> Note:
-    """Return the answer to an option's message in a reply.
+def reply_in(found: Mapping[str, Any], who: str, client: int, kind: type) -> Any:
+    """Return the only message in a reply, which must be of a kind and of this client.
 
     Raises:
-        ClientError: if there is none, or the site reports a failure.
+        ClientError: if it is not, or the site reports a failure.
     """
-    note: Note = _reply_in(found, who, Note, "an answer")
-    if note.client != client:
-        raise SiteError(who, "its answer is for another client.")
-    return note
+    (result,) = _replies_in(found, who, client, 1, kind, ClientFailure)
+    if isinstance(result, ClientFailure):
+        raise SiteError(who, printable(result.cause), max(1, result.attempts))
+    return result
+
+
+def _replies_in(found: Mapping[str, Any], who: str, client: int, count: int, *kinds: type) -> tuple[Any, ...]:
+    replies, name = found.get("replies"), kinds[0].__name__
+    if not isinstance(replies, tuple) or len(replies) != count:
+        raise SiteError(who, f"its reply does not hold the expected {name}.")
+    for one in replies:
+        try:
+            require_message(one, *kinds)
+        except WireError as error:
+            raise SiteError(who, f"its reply does not hold the expected {name} ({error}).") from error
+        if one.client != client:
+            raise SiteError(who, f"its {name} is of another client.")
+    return replies
 
 
 def own_model_in(found: Mapping[str, Any], who: str, client: int, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -205,73 +196,29 @@ def own_model_in(found: Mapping[str, Any], who: str, client: int, like: Mapping[
     Raises:
         ClientError: if there is no model, or its tensors have other names, shapes or types than ``like``.
     """
-    model: OwnModel = _reply_in(found, who, OwnModel, "a model")
-    tensors = dict(model.tensors)
-    form = {name: (tensor.shape, tensor.dtype) for name, tensor in like.items()}
-    if model.client != client or (tensors and form != {name: (t.shape, t.dtype) for name, t in tensors.items()}):
-        raise SiteError(who, "its own model is another client's, or does not fit the module.")
+    tensors = dict(reply_in(found, who, client, OwnModel).tensors)
+    said = unlike(like, tensors) if tensors else ""
+    if said:
+        raise SiteError(who, f"its own model does not fit the module: {printable(said)}.")
     return tensors
-
-
-def _reply_in(found: Mapping[str, Any], who: str, kind: type, what: str) -> Any:
-    """Return the only reply, which must be of a kind.
-
-    Raises:
-        ClientError: if there is none, or the site reports a failure.
-    """
-    replies = found.get("replies")
-    try:
-        (result,) = replies if isinstance(replies, tuple) else ()
-        require_message(result, kind, ClientFailure)
-    except (ValueError, WireError) as error:
-        raise SiteError(who, f"its reply is not {what} ({error}).") from error
-    if isinstance(result, ClientFailure):
-        raise SiteError(who, printable(result.cause), max(1, result.attempts))
-    return result
 
 
 def evaluations_in(found: Mapping[str, Any], who: str, client: int, count: int) -> list[EvalReport]:
     """Return the results of evaluations in a reply.
 
     Raises:
-        ClientError: if these are not ``count`` results of this client.
+        ClientError: if these are not ``count`` results of this client, or have impossible numbers, or text that could control
+            the terminal.
     """
-    replies = found.get("replies")
-    reports: list[EvalReport] = [*replies] if isinstance(replies, tuple) else []
-    try:
-        for one in reports:
-            require_message(one, EvalReport)
-    except WireError as error:
-        raise SiteError(who, f"its reply is not a report of an evaluation ({error}).") from error
-    if [one.client for one in reports] != [client] * count:
-        raise SiteError(who, "its reply is not a report of an evaluation.")
-    return [replace(_as_told(who, one), value=float(one.value)) for one in reports]
-
-
-def _as_told(who: str, report: EvalReport) -> EvalReport:
-    """Return the answer to a question; refuse impossible numbers, and text that could control the terminal.
-
-    Raises:
-        ClientError: naming what is impossible.
-    """
-    tensors = (*report.points, *report.sums.values())
-    texts = (report.reason, report.pooled, *report.sums)
-    if not 0 <= report.n <= _MOST_EXAMPLES or any(printable(text) != text for text in texts):
-        raise SiteError(who, "its answer has an impossible number of examples, or text with control characters.")
-    if any(t.dtype != torch.float64 for t in tensors) or sum(t.numel() for t in tensors) > _MOST_NUMBERS:
-        raise SiteError(who, f"its answer has tensors of another type than float64, or more than {_MOST_NUMBERS} numbers.")
-    return report
-
-
-def _restored(update: ClientUpdate, who: str, editor: UpdateEditor) -> ClientUpdate:
-    """Return an update with its model, if it came compressed."""
-    if update.compressed is None or update.model is not None:
-        return replace(update, compressed=None)
-    state, size = editor.state, editor.size
-    problem = misfit(update.compressed, size, state.numel() - size)
-    if problem:
-        raise SiteError(who, f"its compressed model does not fit: {problem}.")
-    return replace(update, model=restore(update.compressed, state[:size], state.dtype), compressed=None)
+    reports: tuple[EvalReport, ...] = _replies_in(found, who, client, count, EvalReport)
+    for report in reports:
+        tensors = (*report.points, *report.sums.values())
+        texts = (report.reason, report.pooled, *report.sums)
+        if not 0 <= report.n <= _MOST_EXAMPLES or any(printable(text) != text for text in texts):
+            raise SiteError(who, "its answer has an impossible number of examples, or text with control characters.")
+        if any(t.dtype != torch.float64 for t in tensors) or sum(t.numel() for t in tensors) > _MOST_NUMBERS:
+            raise SiteError(who, f"its answer has tensors other than float64, or more than {_MOST_NUMBERS} numbers.")
+    return [replace(report, value=float(report.value)) for report in reports]
 
 
 def _require_numbers(who: str, update: ClientUpdate) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,21 +14,14 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from fl_lightning.data.client_splits import chosen
 from fl_lightning.data.labels import names_of
 from fl_lightning.data.schema import schema_of
-from fl_lightning.errors import ClientError, ConfigurationError, WireError, require, require_texts
+from fl_lightning.errors import ClientError, ConfigurationError, require, require_texts
 from fl_lightning.flower import envelope
-from fl_lightning.flower.checks import (
-    digest_of_schema,
-    refuse_simulated,
-    require_claims,
-    require_fitting_classes,
-    require_names,
-    require_parts,
-    require_schema,
-)
-from fl_lightning.flower.server.exchange import Exchange, keep_witness
-from fl_lightning.flower.server.remote_pool import RemotePool
-from fl_lightning.flower.server.renumbered import RenumberedTransport
+from fl_lightning.flower.checks import digest_of_schema
+from fl_lightning.flower.server.agree import refuse_simulated, require_claims, require_parts, require_same
+from fl_lightning.flower.server.exchange import Exchange, SiteError
+from fl_lightning.flower.server.pool import RemotePool
 from fl_lightning.flower.server.replies import Needs, info_in
+from fl_lightning.flower.validation import unlike
 from fl_lightning.flower.values import build_model, configuration, found_at_start
 from fl_lightning.flower.wire.transport import Content, Transport
 from fl_lightning.messages import ClientInfo
@@ -37,9 +30,6 @@ from fl_lightning.routes.server import ServerRoute
 from fl_lightning.settings.server import RemoteClients
 from fl_lightning.utilities.argument_types import ChecksTypes
 from fl_lightning.utilities.collectives import Collectives
-
-_WAIT = 300.0
-"""The seconds for which a site may load its data or build the model."""
 
 
 class RemoteSites(ChecksTypes, RemoteClients):
@@ -71,7 +61,7 @@ class RemoteSites(ChecksTypes, RemoteClients):
         self.grace, self.min_sites, self.model = grace, min_sites, model
         self.max_examples, self.max_share = max_examples, max_share
         self._warned_of: set[int] = set()
-        self._transport: Transport | None = None
+        self._exchange: Exchange | None = None  # until the pool has it, which closes it
         self._infos: tuple[ClientInfo, ...] = ()
         self._numbers: list[int] = []  # of the sites' registration, by their ids in the fit: held-out sites are the last
         self._trained = 0
@@ -83,18 +73,6 @@ class RemoteSites(ChecksTypes, RemoteClients):
             ConfigurationError: if the pool has no ``model``, or its values do not fit.
         """
         return build_model(self.model)
-
-    def _require_same(self, module: LightningModule) -> None:
-        """Refuse a module other than the sites will build."""
-        mine, theirs = (
-            {name: tuple(tensor.shape) for name, tensor in one.state_dict().items()} for one in (module, self.build_model())
-        )
-        different = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
-        if different:
-            raise ConfigurationError(
-                f"The fit trains a {type(module).__name__} whose '{different[0]}' differs from that of the pool's 'model'. Fit "
-                "'pool.build_model()'."
-            )
 
     @abstractmethod
     def _connect(self, settings: Any) -> tuple[Transport, Sequence[str]]:
@@ -115,94 +93,75 @@ class RemoteSites(ChecksTypes, RemoteClients):
         refuse_simulated(settings, trainer, trainer.datamodule)  # type: ignore[attr-defined]
         self._values = configuration(trainer, settings, self.model)
         if self.model is not None:
-            self._require_same(trainer.lightning_module)
+            said = unlike(self.build_model().state_dict(), trainer.lightning_module.state_dict())
+            if said:
+                raise ConfigurationError(f"The fit trains another module than 'model': {said}. Fit 'pool.build_model()'.")
         self._settings, self._trainer = settings, trainer
         if self.min_sites is not None and not settings.faults.skips:
             raise ConfigurationError(
                 f"'federation.pool.min_sites' is {self.min_sites}, but 'federation.faults.policy' is 'fatal', which ends "
                 "the run when a site is absent. Set it to 'skip', or remove 'min_sites'."
             )
-        transport, names = self._connect(settings)
-        held = _held_out(trainer.datamodule, names)  # type: ignore[attr-defined]
-        self._numbers = [*(k for k in range(len(names)) if k not in held), *held]
-        self._trained = len(names) - len(held)
-        self._transport = RenumberedTransport(transport, self._numbers) if held else transport
-        names = [names[number] for number in self._numbers]
-        absent = self._transport.absent() if self.min_sites is not None else {}
-        classes, features = (_names_here(trainer, kind) for kind in ("classes", "feature_names"))
-        require_fitting_classes(trainer.lightning_module, classes)
+        transport, registered = self._connect(settings)
+        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+        held = _held_out(datamodule, registered)
+        self._numbers = [*(k for k in range(len(registered)) if k not in held), *held]
+        self._trained = len(registered) - len(held)
+        names = [registered[number] for number in self._numbers]
+        self._exchange = Exchange(transport, names, self._numbers, self._witness)
+        absent = self._exchange.absent() if self.min_sites is not None else {}
         callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
         asks = any(getattr(callback, "reads_inputs", False) for callback in callbacks)
         asks |= any(not part.is_measured for part in standardized_parts(trainer.lightning_module))
-        own = schema_of(trainer.datamodule.datamodule)  # type: ignore[attr-defined]
-        here = {"classes": classes, "features": features}
         summed = any(option.seals for option in settings.active_options)  # then the sums of inputs are asked for later
-        more: dict[str, Any] = {"statistics": asks and not summed, "summed": asks and summed}
-        more["schema"] = own.text if own else ""
-        told = self._described(names, absent, here, more)
+        own = schema_of(datamodule.datamodule)
+        asked: dict[str, Any] = {
+            "classes": _names_here(datamodule.datamodule, "classes"),
+            "features": _names_here(datamodule.datamodule, "feature_names"),
+            "schema": own.text if own else "",
+            "statistics": asks and not summed,
+            "summed": asks and summed,
+        }
+        quiet = asked | {"statistics": False}  # of held-out sites, whose sums must not be used
+        found = self._ask_all(
+            {
+                k: envelope.request("describe", client=number, **(asked if k < self._trained else quiet))
+                for k, number in enumerate(self._numbers)
+                if k not in absent
+            }
+        )
+        told = {client: info_in(reply, names[client]) for client, reply in sorted(found.items())}
         for client, cause in absent.items():
             rank_zero_warn(f"The fit starts without site {names[client]} (client {client}): {cause}.")
-        everyone = enumerate(names)
-        self._infos = tuple(told.get(k) or self._recall(name) or ClientInfo(name, 0) for k, name in everyone)
-        known = [info for info in self._infos if info.num_examples]
-        require_claims(known, self.max_examples)
-        require_schema(known, digest_of_schema(trainer.datamodule.datamodule))  # type: ignore[attr-defined]
-        require_names(known, classes, features)
-        training = [info for info in self._infos[: self._trained] if info.num_examples]
-        unseen = [info for info in self._infos[self._trained :] if info.num_examples]
+        self._infos = tuple(told.get(k) or self._recall(name) or ClientInfo(name, 0) for k, name in enumerate(names))
+        training, unseen = (
+            [info for info in infos if info.num_examples]
+            for infos in (self._infos[: self._trained], self._infos[self._trained :])
+        )
+        require_claims([*training, *unseen], self.max_examples)
+        require_same([*training, *unseen], digest_of_schema(datamodule.datamodule))
         require_parts(settings, training, absent=len(absent), unseen=unseen)
         self._remember(list(told.values()))
         return self._infos
 
-    def _described(
-        self, names: Sequence[str], absent: Collection[int], here: Mapping[str, Sequence[str] | None], more: Mapping[str, Any]
-    ) -> dict[int, ClientInfo]:
-        """Return what each site that is online tells about its data, compared with the names of the server's set."""
-        asked: dict[str, Any] = {**here, **more}
-        online = [client for client in range(len(names)) if client not in absent]
-        quiet = {"statistics": False}  # of held-out sites, whose sums must not be used
-        requests = {
-            k: envelope.request("describe", client=self._numbers[k], **(asked if k < self._trained else asked | quiet))
-            for k in online
-        }
-        found = self._ask_all(requests, names)
-        infos: dict[int, ClientInfo] = {}
-        for client in online:
-            infos[client] = info_in(found[client], names[client], here)
-        return infos
-
-    def _ask_all(self, requests: Mapping[int, Content], names: Sequence[str]) -> dict[int, Mapping[str, Any]]:
+    def _ask_all(self, requests: Mapping[int, Content]) -> dict[int, Any]:
         """Send a request to each client, and return the contents of the replies.
 
         Raises:
             ConfigurationError: with the errors of all sites.
         """
-        assert self._transport is not None
+        assert self._exchange is not None
         for client, content in requests.items():
-            self._transport.send(client, {"order": content}, 0, _WAIT)
-        found, problems, again = {}, [], set(requests)
-        for answer in self._transport.answers():
-            try:
-                if answer.content is None and answer.client in again:  # it may have died a moment ago, and be on its way back
-                    again.remove(answer.client)
-                    self._transport.send(answer.client, {"order": requests[answer.client]}, 0, _WAIT)
-                    continue
-                if answer.content is None:
-                    raise ClientError(answer.cause)
-                opened = envelope.opened(answer.content, ("reply",))
-                keep_witness(opened, names[answer.client], self._witness)
-                if "error" in opened:
-                    raise ClientError(envelope.printable(opened["error"]))
-                found[answer.client] = opened
-            except (ClientError, WireError) as error:
-                problems.append(f"Site {names[answer.client]}: {error}")
+            self._exchange.post(client, content)
+        found = dict(self._exchange.answers(lambda client, reply: reply, skips=True))
+        problems = [str(error) for error in found.values() if isinstance(error, SiteError)]
         if problems:
             raise ConfigurationError("Some sites cannot take part. " + " ".join(sorted(problems)))
         return found
 
     def build_pool(self, assembly: Any, federation: Callable[[], str]) -> RemotePool:
         """See :class:`RemoteClients`."""
-        assert self._transport is not None
+        assert self._exchange is not None
         settings, trainer, place = self._settings, self._trainer, assembly.place
         sections = self._values["federation"]
         contract = {
@@ -217,17 +176,18 @@ class RemoteSites(ChecksTypes, RemoteClients):
             "logger": place.logger,
             "rounds": max(1, trainer.max_epochs or 1),
         }
-        absent = self._transport.absent() if self.min_sites is not None else {}
+        absent = self._exchange.absent() if self.min_sites is not None else {}
         requests: dict[int, Content] = {
             client: envelope.request("prepare", federation=federation(), client=client, contract=contract)
             for client in range(len(self._infos))
             if client not in absent
         }
-        self._ask_all(requests, [info.name for info in self._infos])
-        transport, self._transport = self._transport, None  # the pool closes it
+        self._ask_all(requests)
+        exchange, self._exchange = self._exchange, None  # the pool closes it
         limit = None if settings.faults.deadline is None else settings.faults.deadline + self.grace
+        exchange.start(contract, federation, limit, settings.faults.retries)
         return RemotePool(
-            exchange=Exchange(transport, [info.name for info in self._infos], contract, federation, limit, self._witness),
+            exchange=exchange,
             infos=self._infos,
             comm=Collectives(trainer),
             faults=settings.faults,
@@ -239,25 +199,22 @@ class RemoteSites(ChecksTypes, RemoteClients):
     def review(self, round_idx: int, influence: Mapping[int, float]) -> None:
         """See :class:`RemoteClients`; warn of a site with more than half of the change, since it may have claimed too much."""
         for client, share in influence.items():
-            name = self._infos[client].name
+            said = f"Site {self._infos[client].name} has {share:.1%} of the change of round {round_idx}"
+            claims = "Its number of examples, steps and losses are its own claims"
             if share > self.max_share:
                 raise ClientError(
-                    f"Site {name} has {share:.1%} of the change of round {round_idx}, but 'federation.pool.max_share' is "
-                    f"{self.max_share}. Its number of examples, steps and losses are its own claims: ask it, then raise the "
-                    "limit, or revoke the site."
+                    f"{said}, but 'federation.pool.max_share' is {self.max_share}. {claims}: ask it, then raise the limit, or "
+                    "revoke the site."
                 )
             if share > 0.5 and len(influence) > 2 and client not in self._warned_of:
                 self._warned_of.add(client)
-                rank_zero_warn(
-                    f"Site {name} has {share:.1%} of the change of round {round_idx}. Its number of examples, steps and losses "
-                    "are its own claims. To limit them, set 'federation.pool.max_share' or 'max_examples'."
-                )
+                rank_zero_warn(f"{said}. {claims}. To limit them, set 'federation.pool.max_share' or 'max_examples'.")
 
     def close(self) -> None:
         """See :class:`RemoteClients`."""
-        if self._transport is not None:
-            self._transport.close(False)
-            self._transport = None
+        if self._exchange is not None:
+            self._exchange.close(False)
+            self._exchange = None
 
 
 def _held_out(data: Any, names: Sequence[str]) -> list[int]:
@@ -272,17 +229,16 @@ def _held_out(data: Any, names: Sequence[str]) -> list[int]:
     return chosen(given, names, seed=0) if given else []
 
 
-def _names_here(trainer: Trainer, kind: str) -> tuple[str, ...] | None:
+def _names_here(datamodule: Any, kind: str) -> tuple[str, ...] | None:
     """Return the names of classes or features of the server's validation or test set, or its datamodule; None without names."""
-    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
     for name in ("val_dataloader", "test_dataloader"):
-        if is_overridden(name, datamodule.datamodule, LightningDataModule):
-            loader = getattr(datamodule.datamodule, name)()
+        if is_overridden(name, datamodule, LightningDataModule):
+            loader = getattr(datamodule, name)()
             first = next(iter(loader.values())) if isinstance(loader, Mapping) else loader
             found = names_of(first[0] if isinstance(first, list | tuple) else first, kind)
             if found is not None:
                 return found
-    return names_of(datamodule.datamodule, kind)
+    return names_of(datamodule, kind)
 
 
 def _needs(settings: Any) -> Needs:

@@ -160,4 +160,6 @@ def _module(recipe: Recipe, model: Mapping[str, Any], limits: SiteLimits) -> Lig
 def _require_classes(module: LightningModule, data: SiteData) -> None:
     classes, outputs = data.names("classes"), getattr(module, "num_classes", None)
     if classes is not None and isinstance(outputs, int) and outputs < len(classes):
-        raise RefusedError(f"The model has {outputs} classes, but this site's data have more.")
+        raise RefusedError(
+            f"The model has {outputs} classes, but this site's data have more. Raise 'num_classes' of the model."
+        )

@@ -17,7 +17,7 @@ from fl_lightning.data.labels import names_of
 from fl_lightning.data.schema import categories_of, schema_of
 from fl_lightning.data.tensor_loader import Coins, PoissonBatches
 from fl_lightning.errors import DataError
-from fl_lightning.flower.checks import compared, digest_of_names, digest_of_schema
+from fl_lightning.flower.checks import digest_of_names, digest_of_schema
 from fl_lightning.flower.site.policy import Policy
 from fl_lightning.flower.site.settings import SiteSettings
 from fl_lightning.functional.digest import digest
@@ -194,8 +194,6 @@ class SiteData:
             num_test=sizes["test"],
             streams=self.streams,
             evaluations=tuple(part for part in policy.evaluations if self.units(part) >= least),
-            classes=compared(own[0], classes),
-            features=compared(own[1], features),
             digests=("" if classes else digest_of_names(own[0]), "" if features else digest_of_names(own[1])),
             moments=() if adds else self.moments(policy) if statistics else None,
             schema=self._schema,

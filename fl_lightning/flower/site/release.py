@@ -126,7 +126,7 @@ FIELDS: dict[type, dict[str, Field]] = {
         "pooled": Field(changed=_pooled),
     },
     ClientInfo: {
-        **dict.fromkeys(("name", "evaluations", "classes", "features", "digests", "schema"), _HERE),
+        **dict.fromkeys(("name", "evaluations", "digests", "schema"), _HERE),
         "num_examples": Field(_SIZES, counted, _one),
         "num_validation": Field(_SIZES, counted, _whether_any),
         "num_test": Field(_SIZES, counted, _whether_any),
