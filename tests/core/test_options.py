@@ -44,7 +44,7 @@ OPTIONS = {
     "client_privacy": ("clientprivacy", "client_privacy"),
     "example_privacy": ("exampleprivacy", "example_privacy", "privatesteps", "local.privacy"),
     "personal": ("personal",),
-    "privacy_account": ("privacy", "ledger"),
+    "privacy_account": ("privacy",),
     "secure_aggregation": ("secure_agg", "secureagg", "maskedround", "maskedsums"),
     "partial_work": ("partial_work", "partialwork", "straggler"),
     "availability": ("availability", "drop_out", "slow_clients", "come_back", "clock"),

@@ -29,7 +29,7 @@ EMBEDDED = "datamodule: {class_path: fl_lightning.MNISTDataModule, init_args: {s
 @pytest.fixture(autouse=True)
 def without_flower(monkeypatch, tmp_path):
     pytest.importorskip("cryptography")
-    for module in ("site", "serve"):
+    for module in ("site.parent", "wire.serve"):
         monkeypatch.setattr(f"fl_lightning.flower.{module}.require_flower", lambda: None)
     monkeypatch.chdir(tmp_path)
 
@@ -92,7 +92,7 @@ def test_wrong_arguments_are_one_message(command, words, said, capsys):
     assert said in refused(capsys, command, *words.split())
 
 
-@pytest.mark.parametrize("module", ["site", "serve"])
+@pytest.mark.parametrize("module", ["site.parent", "wire.serve"])
 def test_commands_that_only_supervise_do_not_load_torch(module):
     """The parent of a site's processes, and the server, stay small: a site's worker has torch for itself."""
     asked = f"import sys, fl_lightning.flower.{module}; print(sorted({{'torch', 'lightning'}} & set(sys.modules)))"
