@@ -153,7 +153,13 @@ class Checkpoints:
 
 
 class RemoteClients(Unassuming, ABC):
-    """Connect to clients outside this process; the value of ``federation.pool``."""
+    """Connect to clients outside this process; the value of ``federation.pool``.
+
+    Attributes:
+        trains: whether clients are asked to train; false if they only answer questions.
+    """
+
+    trains = True
 
     def removes(self) -> Iterator[Removal]:
         """Return what the server of a real federation lacks."""

@@ -31,7 +31,7 @@ from fl_lightning.flower import envelope
 from fl_lightning.flower.site.limits import SiteLimits
 from fl_lightning.flower.site.policy import Policy
 from fl_lightning.flower.site.recipe import RefusedError
-from fl_lightning.flower.site.record import SiteRecord
+from fl_lightning.flower.site.store import SiteRecord
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.sums import Grid
 from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, Note, Progress

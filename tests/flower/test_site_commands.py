@@ -14,7 +14,7 @@ from command_line import ROOT
 from fl_lightning.compat.flower_control import Node
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.site.parent import main as site
-from fl_lightning.flower.site.state import SiteStore
+from fl_lightning.flower.site.store import SiteStore
 from fl_lightning.flower.wire.keys import create_key
 from fl_lightning.flower.wire.pool import FlowerPool
 from fl_lightning.flower.wire.serve import main as serve

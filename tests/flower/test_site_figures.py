@@ -34,7 +34,7 @@ from fl_lightning.clients.site import Site
 from fl_lightning.flower import envelope
 from fl_lightning.flower.site.figures import counted, rounded
 from fl_lightning.flower.site.policy import PRESETS, Policy
-from fl_lightning.flower.site.record import approve, settings_of
+from fl_lightning.flower.site.store import approve, settings_of
 from fl_lightning.messages import ClientTask, EvalOrder, ServerModel
 from fl_lightning.types import ClientUpdate
 from fl_lightning.wire import to_bytes

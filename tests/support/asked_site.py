@@ -78,6 +78,7 @@ def contract(**changes: Any) -> dict[str, Any]:
         "inference_mode": True,
         "logger": False,
         "rounds": 3,
+        "trains": True,
     }
     sections = {name: value for name, value in changes.items() if name in federation}
     top = {name: value for name, value in changes.items() if name not in federation}

@@ -217,6 +217,7 @@ class RemoteSites(ChecksTypes, RemoteClients):
             "inference_mode": place.inference_mode,
             "logger": place.logger,
             "rounds": max(1, trainer.max_epochs or 1),
+            "trains": self.trains,
         }
         absent = self._transport.absent() if self.min_sites is not None else {}
         requests: dict[int, Content] = {

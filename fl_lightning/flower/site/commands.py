@@ -18,8 +18,8 @@ from fl_lightning.flower.site.audit import CUT, digests_in, read_log
 from fl_lightning.flower.site.budget import SiteBudget
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.policy import Policy
-from fl_lightning.flower.site.record import SiteRecord, agreed, approve, asked, digest_of
 from fl_lightning.flower.site.settings import read_settings
+from fl_lightning.flower.site.store import SiteRecord, agreed, approve, asked, digest_of
 from fl_lightning.reporting.tables import text_table
 from fl_lightning.utilities.argument_parser import ArgumentParser
 

@@ -50,6 +50,7 @@ _VALUES = {
     "inference_mode": bool,
     "logger": bool,
     "rounds": int,
+    "trains": bool,
 }
 
 
@@ -105,11 +106,15 @@ def build(
     recipe, sections, limits = Recipe(policy.accepted_classes), contract["federation"], SiteLimits(policy)
     built = {name: recipe.build(sections[name], kind, f"federation.{name}") for name, kind in SECTIONS.items()}
     active = tuple(options_in(built.values()))
-    owner: Any = SimpleNamespace(**built, active_options=active, seed=contract["seed"], rounds=contract["rounds"])
+    owner: Any = SimpleNamespace(
+        **built, active_options=active, **{name: contract[name] for name in ("seed", "rounds", "trains")}
+    )
     owner.transforms = owner.transforms or []
     never = [name for name, asked in not_at_sites(owner).items() if asked]
     if never:
         raise RefusedError(f"Sites do not do this for any server: {', '.join(never)}.")
+    if not owner.trains and policy.examples == "masked":
+        raise RefusedError("Answers to questions have a number of examples, which leaves this site in sums only.")
     limits.check_settings(owner, data.units)
     module = _module(recipe, contract["model"], limits)
     _require_classes(module, data)

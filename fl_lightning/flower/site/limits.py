@@ -87,7 +87,7 @@ class SiteLimits:
             self.check_plan(owner.rounds, getattr(owner.route, "periods", 1))
         most, least = _noise(owner.active_options), self._policy.min_noise
         sealed = any(option.seals for option in owner.active_options)
-        if self._policy.secure_aggregation == "required" and not sealed:
+        if self._policy.secure_aggregation == "required" and owner.trains and not sealed:
             raise RefusedError(
                 "This site's 'policy.secure_aggregation' is 'required', so it sends nothing but its part of a sum. Set "
                 "'federation.secure_aggregation' at the server."
@@ -234,7 +234,8 @@ class SiteLimits:
         """
         if self._policy.own_model != "travels":
             raise RefusedError("The model of this site stays here ('policy.own_model').")
-        if self._policy.min_noise > 0 or any(option.seals for option in settings.active_options):
+        sealed = self._policy.secure_aggregation == "required" or any(option.seals for option in settings.active_options)
+        if self._policy.min_noise > 0 or sealed:
             raise RefusedError("The model of this site would leave without the noise or the masks that this federation has.")
         self.check_training(data)
 

@@ -1,19 +1,23 @@
-"""Remember at a site, over all federations: its number, the federations that it agreed to, and how often it has trained."""
+"""Keep in a site's folder what outlives a restart: what its staff agreed to, how often it has trained, and a client's state."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.errors import WireError
 from fl_lightning.flower.site.policy import Policy
 from fl_lightning.flower.site.recipe import RefusedError
-from fl_lightning.utilities.atomic_file import write_whole
-from fl_lightning.utilities.kept_file import read_kept
+from fl_lightning.flower.wire.transport import Content
+from fl_lightning.utilities.atomic_file import PARTIAL, write_whole
+from fl_lightning.utilities.kept_file import damaged, read_kept
+from fl_lightning.wire import from_bytes, to_bytes
 
 _FILE, _APPROVED, _ASKED = "record.json", "approved.json", "asked.json"
 _MOST_ASKED, _LONGEST = 20, 2**20
@@ -22,14 +26,43 @@ _FIXES = {
     _APPROVED: "Delete it: the staff then agrees again.",
     _ASKED: "Delete it: it has only what servers asked for.",
 }
-_NOT_AGREED = ("rounds", "num_clients", "numbers", "threads", "logger", "inference_mode")
-"""The parts of a contract that may change within a federation: more rounds and sites, another machine."""
+_NOT_AGREED = ("rounds", "num_clients", "numbers", "threads", "logger", "inference_mode", "trains")
+"""The parts of a contract that may change within a federation: more rounds and sites, another machine. ``covers`` says whether
+it trains."""
+_ENDS = {"withdrawn", "suspended"}
+
+
+# ---------------------------------------------------------------- what a site agrees to
 
 
 def settings_of(contract: Mapping[str, Any]) -> str:
-    """Return as text the settings that a site agrees to: model, strategy, training, transforms, seed, precision."""
+    """Return as text what a site agrees to: what it covers, model, strategy, training, transforms, seed, precision."""
     agreed = {name: value for name, value in contract.items() if name not in _NOT_AGREED}
-    return json.dumps(agreed, sort_keys=True, default=str)
+    return json.dumps({**agreed, "covers": covers(contract)}, sort_keys=True, default=str)
+
+
+def covers(contract: Mapping[str, Any]) -> str:
+    """Return in words what an agreement to a contract, which is not checked yet, covers."""
+    if contract.get("trains") is False:
+        return "evaluate models, whose figures for this site alone leave it; not to train"
+    federation = contract.get("federation")
+    if _setting(federation, "secure_aggregation") is not None:
+        return "train; the update leaves in masks, and no figure of this site alone"
+    transforms = _setting(federation, "transforms")
+    noisy = [one for one in transforms if _setting(one, "noise") == "local"] if isinstance(transforms, list | tuple) else []
+    local = _arguments(_setting(federation, "local"))
+    noises = [one for each in (*noisy, *local.values()) if isinstance(one := _setting(each, "noise_multiplier"), int | float)]
+    form = f"with noise of multiplier {max(noises):g}" if noises else "as it is"
+    return f"train, and evaluate models; the update leaves {form}"
+
+
+def _arguments(value: Any) -> Mapping[str, Any]:
+    found = value.get("init_args", value) if isinstance(value, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _setting(value: Any, name: str) -> Any:
+    return _arguments(value).get(name)
 
 
 def digest_of(settings: str) -> str:
@@ -39,7 +72,7 @@ def digest_of(settings: str) -> str:
 
 def whole_digest(contract: Mapping[str, Any]) -> str:
     """Return the digest of all settings that a server sends, 64 hexadecimal digits."""
-    return hashlib.sha256(json.dumps(contract, sort_keys=True, default=str).encode()).hexdigest()
+    return digest_of(json.dumps(contract, sort_keys=True, default=str))
 
 
 def _values(path: Path) -> dict[str, Any]:
@@ -72,7 +105,7 @@ class SiteRecord:
     """
 
     def __init__(self, folder: Path, policy: Policy, name: str = "NAME") -> None:
-        self._folder, self._policy, self._name = folder, policy, name
+        self._folder, self._policy, self._command = folder, policy, f"fl-lightning site approve --name {name}"
         self._number: int | None = None
         self._known: dict[str, dict[str, Any]] = {}
 
@@ -80,10 +113,6 @@ class SiteRecord:
         """Read the file again: the staff may have withdrawn in the meantime."""
         found = _values(self._folder / _FILE)
         self._number, self._known = found.get("number"), found.get("federations", {})
-
-    @property
-    def _command(self) -> str:
-        return f"fl-lightning site approve --name {self._name}"
 
     def _write(self) -> None:
         write_whole(self._folder / _FILE, json.dumps({"number": self._number, "federations": self._known}).encode())
@@ -100,7 +129,7 @@ class SiteRecord:
             RefusedError: if others have been told before.
         """
         path = self._folder / f"{kind}.sha256"
-        digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        digest = digest_of(json.dumps(told))
         if not path.exists():
             write_whole(path, digest.encode())
         _require_same(path, what, path.read_text(encoding="utf-8"), digest)
@@ -139,46 +168,55 @@ class SiteRecord:
             self._write()
 
     @contextmanager
-    def admission(self, federation: str, settings: str) -> Iterator[None]:
+    def admission(self, federation: str, contract: Mapping[str, Any]) -> Iterator[None]:
         """Take part in a federation with these settings, if the policy or the site's staff agrees and the block succeeds.
 
         A fit that the site refuses in the block for its other limits does not count as one in which it took part.
 
-        Settings are compared as text: a server that writes two settings can find two with equal digests if these are short.
+        Settings are compared as text: a server that writes two settings can find two with equal digests if these are short. An
+        agreement to train covers the evaluation of the same settings, unless the update leaves in masks alone.
 
         Raises:
             RefusedError: naming the command by which the staff agrees.
+            WireError: if the federation's id could name a place.
         """
+        if not re.fullmatch(r"[0-9a-f]{32}", federation):
+            raise WireError("The federation's id is not 32 hexadecimal digits.")
         self._read()
-        known, limit = self._known.get(federation), self._policy.federations
-        if known is not None and known.get("settings") == settings and not known.keys() & {"withdrawn", "suspended"}:
+        known, limit, settings = self._known.get(federation, {}), self._policy.federations, settings_of(contract)
+        enough = {settings}
+        if not contract["trains"] and contract["federation"]["secure_aggregation"] is None:
+            enough.add(settings_of({**contract, "trains": True}))
+        kept = {} if known.keys() & _ENDS else {name: known[name] for name in ("settings", "evaluation") if name in known}
+        if enough & set(kept.values()):
             yield
             return
         why = ""
-        if known is not None and "withdrawn" in known:
+        if "withdrawn" in known:
             why = f"This site has withdrawn from this federation on {known['withdrawn']}"
-        elif known is not None and "suspended" in known:
+        elif "suspended" in known:
             why = "A training of this federation has failed here, and whether one fails may tell of single rows"
-        elif limit != "any" and known is not None:
+        elif limit != "any" and known:
             why = "The settings of this federation have changed since this site agreed to them"
         elif limit != "any" and len(self._known) >= limit:
             why = f"This site's 'policy.federations' is {limit}, and it has taken part in {len(self._known)}"
         if why and settings != _values(self._folder / _APPROVED).get(federation):
             self._keep_asked(federation, settings)
-            raise RefusedError(f"{why}. If its staff agrees, it runs: {self._command} {federation} {digest_of(settings)}")
+            asks = f"The server asks to {covers(contract)}. If the site's staff agrees, it runs: {self._command}"
+            raise RefusedError(f"{why}. {asks} {federation} {digest_of(settings)}")
         yield
-        kept = {name: value for name, value in (known or {}).items() if name in ("since", "turns", "evaluations")}
-        self._known[federation] = {"since": _now(), "turns": 0, **kept, "settings": settings}
+        counts = {name: value for name, value in known.items() if name in ("since", "turns", "evaluations")}
+        kept["settings" if contract["trains"] else "evaluation"] = settings
+        self._known[federation] = {"since": _now(), "turns": 0, **counts, **kept}
         self._write()
 
     def _keep_asked(self, federation: str, settings: str) -> None:
         """Keep settings for the staff to read: those of the last federations, so that no server can fill the disk."""
         before = _values(self._folder / _ASKED)
-        if before.get(federation) == settings:
+        if before.pop(federation, None) == settings:
             return
         if len(settings) > _LONGEST:
             raise RefusedError(f"The server's settings have {len(settings)} characters, but a site reads at most {_LONGEST}.")
-        before.pop(federation, None)
         kept = dict(list(before.items())[1 - _MOST_ASKED :])
         write_whole(self._folder / _ASKED, json.dumps({**kept, federation: settings}).encode())
 
@@ -197,12 +235,13 @@ class SiteRecord:
         known["failures"] = known.get("failures", 0) + 1
         ends = bool(known["failures"] >= most)
         if ends:
-            known["suspended"] = True
-            self._withdraw_approvals(federation)
+            self._end(federation, suspended=True)
         self._write()
         return ends
 
-    def _withdraw_approvals(self, federation: str) -> None:
+    def _end(self, federation: str, **why: object) -> None:
+        """Note why the site takes no further part, unless its staff agrees again."""
+        self._known[federation] = {"since": _now(), "turns": 0, **self._known.get(federation, {}), **why}
         kept = {name: value for name, value in _values(self._folder / _APPROVED).items() if name != federation}
         write_whole(self._folder / _APPROVED, json.dumps(kept).encode())
 
@@ -213,38 +252,33 @@ class SiteRecord:
             RefusedError: if the site has trained or evaluated as often as it allows, or has withdrawn.
         """
         self._read()
-        if "withdrawn" in self._known[federation]:
-            raise RefusedError(f"This site has withdrawn from this federation on {self._known[federation]['withdrawn']}.")
-        before, total = self._known[federation]["turns"], sum(one["turns"] for one in self._known.values())
-        evaluated = self._known[federation].get("evaluations", 0)
-        if evaluated + evaluations > self._policy.max_evaluations:
-            raise RefusedError(
-                f"This site has evaluated {evaluated} models in this federation, and its 'policy.max_evaluations' is "
-                f"{self._policy.max_evaluations}. Evaluations that are repeated after a restart of the server count as well. "
-                "Only the site can raise the limit."
-            )
-        for name, done, where in (
-            ("max_rounds", before, "in this federation"),
-            ("max_total_rounds", total, "in all federations"),
+        known = self._known[federation]
+        if "withdrawn" in known:
+            raise RefusedError(f"This site has withdrawn from this federation on {known['withdrawn']}.")
+        trained, evaluated = known["turns"], known.get("evaluations", 0)
+        total = sum(one["turns"] for one in self._known.values())
+        for name, done, more, what in (
+            ("max_evaluations", evaluated, evaluations, f"evaluated {evaluated} models in this federation"),
+            ("max_rounds", trained, turns, f"trained {trained} times in this federation"),
+            ("max_total_rounds", total, turns, f"trained {total} times in all federations"),
         ):
             limit = getattr(self._policy, name)
-            if done + turns > limit:
+            if done + more > limit:
                 raise RefusedError(
-                    f"This site has trained {done} times {where}, and its 'policy.{name}' is {limit}. Periods of a round, and "
-                    "rounds that are repeated after a restart of the server, count as well. Only the site can raise the limit."
+                    f"This site has {what}, and its 'policy.{name}' is {limit}. Periods of a round, and what a server repeats "
+                    "after a restart, count as well. Only the site can raise the limit."
                 )
         if turns or evaluations:
-            self._known[federation] |= {"turns": before + turns, "evaluations": evaluated + evaluations}
+            known |= {"turns": trained + turns, "evaluations": evaluated + evaluations}
             self._write()
 
     def withdraw(self, federation: str) -> bool:
         """Take no further part in a federation unless the staff agrees again, and return whether the site has taken part."""
         self._read()
-        known = self._known.get(federation)
-        self._known[federation] = {"since": _now(), "turns": 0, **(known or {}), "withdrawn": _now()}
-        self._withdraw_approvals(federation)
+        known = federation in self._known
+        self._end(federation, withdrawn=_now())
         self._write()
-        return known is not None
+        return known
 
 
 def _require_same(path: Path, what: str, before: str, now: str) -> None:
@@ -257,3 +291,67 @@ def _require_same(path: Path, what: str, before: str, now: str) -> None:
 
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+# ---------------------------------------------------------------- what the client keeps
+
+
+class SiteStore:
+    """Store the state of the client in one federation by round, and its last reply.
+
+    Args:
+        folder: the site's folder.
+        federation: the id of the federation, which the server keeps in its checkpoints.
+    """
+
+    def __init__(self, folder: Path, federation: str) -> None:
+        self._folder = folder / "federations" / federation
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # A worker that is killed while it writes leaves such a file; a folder has only one worker.
+        for left in self._folder.glob(PARTIAL.format(name="*", process="*")):
+            left.unlink()
+        for reply in self._folder.parent.glob("*/reply-*"):  # an order of another federation's fit is never repeated
+            if reply.parent != self._folder:
+                reply.unlink()
+        self._written: Content | None = None
+
+    def load(self) -> dict[str, Any] | None:
+        """Return the stored state, or None.
+
+        Raises:
+            ConfigurationError: if the file is damaged.
+        """
+        path = self._folder / "state.bin"
+        if not path.exists():
+            return None
+        self._written = path.read_bytes()
+        try:
+            return dict(from_bytes(self._written))
+        except (ValueError, WireError) as error:
+            name = self._folder.name
+            fix = f"Restore it from a copy, or run 'fl-lightning site withdraw' for {name} and agree again: it begins anew."
+            raise damaged(path, fix) from error
+
+    def save(self, state: dict[str, Any], key: str, reply: Content | None) -> None:
+        """Store a state and the reply that belongs to it, at once: the state names the reply.
+
+        Args:
+            state: the state, as plain values and tensors.
+            key: the digest of the request.
+            reply: the reply, or None if the request must not be answered from the store.
+        """
+        if reply is not None:
+            write_whole(self._folder / f"reply-{key}", reply)
+        content = to_bytes({**state, "answered": key if reply is not None else ""})
+        if content != self._written:
+            write_whole(self._folder / "state.bin", content)
+            self._written = content
+        for old in self._folder.glob("reply-*"):  # after the state no longer names it
+            if reply is None or old.name != f"reply-{key}":
+                old.unlink()
+
+    def reply(self, key: str) -> bytes | None:
+        """Return the stored reply to a request, or None."""
+        path = self._folder / f"reply-{key}"
+        kept = self.load() if path.exists() else None
+        return path.read_bytes() if kept is not None and kept.get("answered") == key else None
