@@ -63,7 +63,7 @@ LEAVES = {
 MAY_NAME = {
     "__init__.py",
     "callbacks/orchestrator.py",
-    "flower/site/accepted_classes.py",
+    "flower/site/recipe.py",
     "options/__init__.py",
     "settings/local_training.py",
 }
@@ -84,7 +84,7 @@ OTHER_MEANINGS = {
         ),
         "client_evaluation_view",
     ),
-    "flower/site/accepted_classes.py": "partialwork",  # the names of all public classes that a site may build
+    "flower/site/recipe.py": "partialwork",  # the names of all public classes that a site may build
     "flower/site/connection.py": "clock",  # that of the machine
     "compat/flower_delivery.py": "node_availability",  # a function of Flower
 }

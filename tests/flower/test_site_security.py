@@ -34,8 +34,7 @@ from hypothesis import strategies as st
 from sites_over_bytes import SERVERS, prepare
 
 from fl_lightning.errors import WireError
-from fl_lightning.flower.site.accepted_classes import default_classes
-from fl_lightning.flower.site.recipe import Recipe, RefusedError
+from fl_lightning.flower.site.recipe import Recipe, RefusedError, default_classes
 from fl_lightning.messages import ClientTask, EvalOrder, Progress
 from fl_lightning.types import Pull, Snapshot
 from fl_lightning.wire import to_bytes

@@ -16,13 +16,12 @@ from fl_lightning.clients.module_copy import client_copy
 from fl_lightning.core.option import SitePlace, options_in
 from fl_lightning.data.input_statistics import check_batch_norm
 from fl_lightning.flower.checks import not_at_sites
-from fl_lightning.flower.site.accepted_classes import OPTIONS
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.limits import SiteLimits
 from fl_lightning.flower.site.policy import Policy
 from fl_lightning.flower.site.questions import questions_at_site
 from fl_lightning.flower.site.rate_limits import RateLimits
-from fl_lightning.flower.site.recipe import Recipe, RefusedError
+from fl_lightning.flower.site.recipe import OPTIONS, Recipe, RefusedError
 from fl_lightning.functional.keyed_noise import OneTimeKey
 from fl_lightning.functional.recycling import emptied
 from fl_lightning.routes.base import Route
