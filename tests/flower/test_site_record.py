@@ -490,11 +490,13 @@ def test_the_staff_approves_withdraws_and_reads_the_log(capsys):
     for _ in range(2):
         assert not told(work(site))
     said = command("audit")
-    assert f"federation {FEDERATION}, 20" in said
-    assert f"settings {words[4]}: fl_lightning.ClassificationTask" in said
-    assert "ordered 3 trainings, evaluations: none" in said
-    assert "update of round 0: num_examples 24, num_steps 3, train_loss " in said
-    assert "update of round 0 (again, from the store): num_examples 24" in said
+    assert f"federation {FEDERATION}: " in said
+    assert "messages; ordered 3 trainings, 0 evaluations" in said
+    assert f"    settings: {words[4]}\n    model: fl_lightning.ClassificationTask\n" in said
+    assert "    orders: train round 0, period 0\n" in said
+    told_again = said.partition("    replies: update round_idx 0, num_examples 24, num_steps 3, train_loss ")[2]
+    assert "    replies: update round_idx 0, num_examples 24" in told_again
+    assert "    stored: True\n" in told_again
     assert "error: RefusedError" in said
     assert "the chain is complete." in said
     assert "Deleted what this site kept for it." in command("withdraw", FEDERATION)
