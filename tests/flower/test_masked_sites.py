@@ -381,12 +381,12 @@ def test_whole_numbers_that_would_leave_are_refused_by_the_site():
 
 def test_a_federation_in_which_trainings_fail_waits_for_the_staff():
     """Whether one fails may depend on single rows: a server could ask with a model that overflows on some."""
-    record = SiteRecord(Path(), Policy(federations="any"))
-    with record.admission("f" * 32, "settings"):
+    record, settings = SiteRecord(Path(), Policy(federations="any")), {"trains": True}
+    with record.admission("f" * 32, settings):
         pass
     assert [record.note_failure("f" * 32, 3) for _ in range(3)] == [False, False, True]
     with pytest.raises(RefusedError, match="A training of this federation has failed here"):
-        record.admission("f" * 32, "settings").__enter__()
+        record.admission("f" * 32, settings).__enter__()
     assert Policy().most_failures is None
     assert Policy(secure_aggregation="required", peers="peers").most_failures == 3
     assert Policy(min_noise=1.0).most_failures == 1

@@ -14,12 +14,11 @@ from fl_lightning.clients.site import Site
 from fl_lightning.core.option import SitePlace
 from fl_lightning.errors import WireError
 from fl_lightning.flower import envelope
-from fl_lightning.flower.site.audit import AuditLog, in_words
+from fl_lightning.flower.site.audit import AuditLog, SiteErrors, in_words
 from fl_lightning.flower.site.budget import SiteBudget
 from fl_lightning.flower.site.contract import Built, build, check_contract
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.description import SiteDescription
-from fl_lightning.flower.site.errors import SiteErrors
 from fl_lightning.flower.site.figures import Outgoing, update_to_send
 from fl_lightning.flower.site.limits import SiteLimits
 from fl_lightning.flower.site.peers import read_peers
