@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import secrets
-import shlex
 import signal
 import socket
 import sys
@@ -21,25 +20,6 @@ from fl_lightning.flower.wire.private_files import write_private
 from fl_lightning.flower.wire.requirements import require_flower, require_name
 from fl_lightning.utilities.argument_parser import ArgumentParser
 from fl_lightning.utilities.folder_lock import lock_folder
-
-SYSTEMD = """[Unit]
-Description=fl_lightning site {name}
-After=network-online.target
-Wants=network-online.target
-
-[Service]
-WorkingDirectory={cwd}
-ExecStart={command}
-Restart=on-failure
-RestartSec=10
-KillMode=mixed
-TimeoutStopSec=20
-NoNewPrivileges=true
-PrivateTmp=true
-
-[Install]
-WantedBy=multi-user.target
-"""
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -133,16 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--create_key", metavar="NAME.key", help="Create a key pair, and exit. The private key never leaves.")
     parser.add_argument("--check", action="store_true", help="Test network, certificates, registration and data, and exit.")
     parser.add_argument("--schema", help="With --check: the server's schema; by default the last one that it has offered.")
-    parser.add_argument("--print", choices=["systemd"], help="Print a service file, and exit.")
     return parser
-
-
-def _unit(arguments: argparse.Namespace) -> str:
-    """Return a service file that runs the site; systemd replaces what follows ``%`` or ``$`` unless it is doubled."""
-    given = [(name, getattr(arguments, name)) for name in ("name", "server", "key", "data", "ca", "folder")]
-    options = [word for name, value in given if value for word in (f"--{name}", value)]
-    command = shlex.join([sys.executable, "-m", "fl_lightning", "site", *options]).replace("%", "%%").replace("$", "$$")
-    return SYSTEMD.format(name=arguments.name, cwd=str(Path.cwd()).replace("%", "%%"), command=command)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -164,9 +135,7 @@ def main(arguments: Sequence[str]) -> None:
         if missing:
             parser.error(f"the following arguments are required: {', '.join(missing)}")
         require_name(parsed.name)
-        if parsed.print == "systemd":
-            print(_unit(parsed), end="")
-        elif parsed.check:
+        if parsed.check:
             from fl_lightning.flower.site.check import check
 
             sys.exit(0 if check(parsed) else 1)
