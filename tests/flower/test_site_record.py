@@ -37,7 +37,7 @@ from fl_lightning.flower.site.policy import Policy
 from fl_lightning.flower.site.store import SiteRecord, approve, digest_of, settings_of
 from fl_lightning.flower.wire.serve import _check_database
 from fl_lightning.flower.wire.server_folder import ServerFolder
-from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Question
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, OwnModelOrder, Question
 from fl_lightning.types import ClientFailure
 
 STATE = Path("north/state")
@@ -158,6 +158,20 @@ def test_an_agreement_to_train_covers_evaluations_of_the_same_settings_and_not_t
 def questions() -> list[EvalOrder]:
     metric = {"class_path": "torchmetrics.classification.MulticlassAccuracy", "init_args": {"num_classes": 3}}
     return [EvalOrder(1, 0, "training", "question", question=Question(metric, 0, 0.95))]
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked", "said"),
+    [
+        ({"examples": "masked"}, questions(), "Answers to questions have a number of examples, which leaves this site in sums"),
+        ({"own_model": "travels"}, [OwnModelOrder(1, 0)], "would leave without the noise or the masks"),
+        ({}, [order()], "This site has agreed to evaluate models alone"),
+    ],
+)
+def test_a_site_that_requires_masks_answers_questions_and_sends_nothing_else(policy, asked, said):
+    site = north(secure_aggregation="required", peers="peers", evaluations=["training"], **policy)
+    assert said in told(work(site, *asked, trains=False))
+    assert "sends nothing but its part of a sum" in told(ask(north(secure_aggregation="required", peers="peers"), "prepare"))
 
 
 @pytest.mark.parametrize(

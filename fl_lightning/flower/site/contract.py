@@ -75,10 +75,9 @@ def check_contract(contract: Any, policy: Policy, client: int) -> None:
         RefusedError: naming the setting.
     """
     sections = contract.get("federation") if isinstance(contract, Mapping) else None
-    if not isinstance(contract, Mapping) or set(contract) != {"model", "federation", *_VALUES}:
+    expected = isinstance(sections, Mapping) and set(sections) == set(SECTIONS)
+    if not expected or set(contract) != {"model", "federation", *_VALUES}:
         raise RefusedError("The server's settings do not have the expected sections. Install the same version on both sides.")
-    if not isinstance(sections, Mapping) or set(sections) != set(SECTIONS):
-        raise RefusedError("The server's section 'federation' does not have the expected settings.")
     for name, kind in _VALUES.items():
         if type(contract[name]) is not kind:
             raise RefusedError(f"The server's setting '{name}' must be of type {kind.__name__}.")
@@ -105,9 +104,8 @@ def build(
     recipe, sections, limits = Recipe(policy.accepted_classes), contract["federation"], SiteLimits(policy)
     built = {name: recipe.build(sections[name], kind, f"federation.{name}") for name, kind in SECTIONS.items()}
     active = tuple(options_in(built.values()))
-    owner: Any = SimpleNamespace(
-        **built, active_options=active, **{name: contract[name] for name in ("seed", "rounds", "trains")}
-    )
+    values = {name: contract[name] for name in ("seed", "rounds", "trains")}
+    owner: Any = SimpleNamespace(**built, **values, active_options=active)
     owner.transforms = owner.transforms or []
     never = [name for name, asked in not_at_sites(owner).items() if asked]
     if never:
@@ -123,15 +121,8 @@ def build(
     torch.set_num_threads(contract["threads"])
     precision = resolve_precision(owner.local, contract["precision"], device)
     limits.check_module(owner.active_options, precision, module)
-    place = Place(
-        local=owner.local,
-        precision=precision,
-        device=device,
-        **{name: contract[name] for name in ("logger", "inference_mode")},
-        cohort=1,
-        site=site,
-        compresses=True,
-    )
+    there = {name: contract[name] for name in ("logger", "inference_mode")}
+    place = Place(local=owner.local, precision=precision, device=device, **there, cohort=1, site=site, compresses=True)
     client = Client(
         module=client_copy(module).to(device),
         data=data,
