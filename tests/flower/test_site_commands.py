@@ -81,7 +81,11 @@ def refused(capsys, command, *words: str) -> str:
         (site, "site --name a --server https://h:x --check --key a.key --data taken", "whose port is not a number from"),
         (site, "site --name a --server h --key . --data taken", "'--key' is '.', which is not a file."),
         (site, "site --name a --server h --key a.key --data .", "'--data' is '.', which is not a file."),
-        (site, "site --name a --server h --key a.key --data taken --folder taken", "taken' (File exists). Set '--folder'."),
+        (
+            site,
+            "site --name a --server h --key a.key --data taken --folder taken",
+            "taken', which is not writable (File exists). Set it",
+        ),
         (site, "site --create_key a.key", "'a.key' exists already. Choose another name; a key is not overwritten."),
         (site, "site --create_key a", "'a.pub' exists already. Choose another name; a key is not overwritten."),
         (site, "site --create_key taken/a.key", "Cannot write 'taken/a.key' (File exists). Choose another folder."),
