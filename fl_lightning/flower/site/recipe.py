@@ -119,14 +119,9 @@ class Recipe:
             raise RefusedError(f"'{where[:80]}' is nested more than {_DEPTH} times.")
         if _is_class(value):
             self._require_accepted(value["class_path"], where)
-            extra = set(value) - {"class_path", "init_args"}
-            if extra:
-                raise RefusedError(
-                    f"'{where}' has the keys {sorted(map(str, extra))[:3]}. A class has 'class_path' and 'init_args'."
-                )
-            value = value.get("init_args") or {}
-            if not isinstance(value, Mapping):
-                raise RefusedError(f"'{where}.init_args' must be a mapping.")
+            keys, value = set(value), value.get("init_args") or {}
+            if keys - {"class_path", "init_args"} or not isinstance(value, Mapping):
+                raise RefusedError(f"'{where}' has other keys than 'class_path' and 'init_args', a mapping.")
         if isinstance(value, Mapping):
             for name, item in value.items():
                 if not isinstance(name, str) or not name.isidentifier() or name.startswith("__"):
@@ -170,10 +165,10 @@ class Recipe:
                 return self._call(kind, value, where)
             return {name: self.build(item, Any, f"{where}.{name}") for name, item in value.items()}
         if isinstance(value, list | tuple):
-            kind = next((kind for kind in kinds if typing.get_origin(kind) in (list, tuple, Collection, Sequence)), list)
-            inner = [one for one in typing.get_args(kind) if one is not Ellipsis] or [Any]
+            several = next((one for one in kinds if typing.get_origin(one) in (list, tuple, Collection, Sequence)), list)
+            inner = [one for one in typing.get_args(several) if one is not Ellipsis] or [Any]
             items = [self.build(one, inner[min(k, len(inner) - 1)], f"{where}[{k}]") for k, one in enumerate(value)]
-            return tuple(items) if typing.get_origin(kind) is tuple else items
+            return tuple(items) if typing.get_origin(several) is tuple else items
         fits = any(value in typing.get_args(one) or (isinstance(one, type) and isinstance(value, one)) for one in kinds)
         if value is not None and not fits and any(_CALLABLE in (kind, typing.get_origin(kind)) for kind in kinds):
             raise RefusedError(

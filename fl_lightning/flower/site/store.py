@@ -29,7 +29,6 @@ _FIXES = {
 _NOT_AGREED = ("rounds", "num_clients", "numbers", "threads", "logger", "inference_mode", "trains")
 """The parts of a contract that may change within a federation: more rounds and sites, another machine. ``covers`` says whether
 it trains."""
-_ENDS = {"withdrawn", "suspended"}
 
 
 # ---------------------------------------------------------------- what a site agrees to
@@ -187,7 +186,9 @@ class SiteRecord:
         enough = {settings}
         if not contract["trains"] and contract["federation"]["secure_aggregation"] is None:
             enough.add(settings_of({**contract, "trains": True}))
-        kept = {} if known.keys() & _ENDS else {name: known[name] for name in ("settings", "evaluation") if name in known}
+        kept: dict[str, Any] = {}
+        if not known.keys() & {"withdrawn", "suspended"}:
+            kept = {name: known[name] for name in ("settings", "evaluation") if name in known}
         if enough & set(kept.values()):
             yield
             return
