@@ -155,7 +155,6 @@ def _clients(
     try:
         set_threads(settings.local.threads, trainer, cleanup)
         if settings.pool is not None:
-            settings.pool.trains = False
             data.register_clients(settings.pool.open(trainer, settings))
         assembly = Assembly(settings, run, trainer, module, client_copy(module).to(trainer.strategy.root_device))
         pool = assembly.pool()

@@ -153,13 +153,7 @@ class Checkpoints:
 
 
 class RemoteClients(Unassuming, ABC):
-    """Connect to clients outside this process; the value of ``federation.pool``.
-
-    Attributes:
-        trains: whether clients are asked to train; false if they only answer questions.
-    """
-
-    trains = True
+    """Connect to clients outside this process; the value of ``federation.pool``."""
 
     def removes(self) -> Iterator[Removal]:
         """Return what the server of a real federation lacks."""
