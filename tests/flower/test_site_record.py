@@ -189,6 +189,16 @@ def test_an_agreement_names_what_it_covers(settings, words):
     assert json.loads(settings_of(contract(**settings)))["covers"] == words
 
 
+@pytest.mark.parametrize("other", [False, [], "masks", 1])
+def test_what_an_agreement_covers_is_what_the_settings_do(other):
+    """A value that is no option was left out, after the staff had agreed to an update in masks."""
+    asked = contract(secure_aggregation=other)
+    assert "in masks" in json.loads(settings_of(asked))["covers"]
+    assert "The update would not leave as the settings say: train; the update leaves in masks" in told(
+        ask(north(), "prepare", contract=asked)
+    )
+
+
 def test_a_withdrawn_site_trains_only_if_its_staff_agrees_again():
     assert not told(ask(north(), "prepare"))
     record = SiteRecord(STATE, Policy())

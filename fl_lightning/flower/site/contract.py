@@ -22,6 +22,7 @@ from fl_lightning.flower.site.policy import Policy
 from fl_lightning.flower.site.questions import questions_at_site
 from fl_lightning.flower.site.rate_limits import RateLimits
 from fl_lightning.flower.site.recipe import OPTIONS, Recipe, RefusedError
+from fl_lightning.flower.site.store import covered, covers
 from fl_lightning.functional.keyed_noise import OneTimeKey
 from fl_lightning.functional.recycling import emptied
 from fl_lightning.routes.base import Route
@@ -107,6 +108,9 @@ def build(
     values = {name: contract[name] for name in ("seed", "rounds", "trains")}
     owner: Any = SimpleNamespace(**built, **values, active_options=active)
     owner.transforms = owner.transforms or []
+    noise = max((option.clients_noise(True) for option in active), default=0.0)
+    if covers(contract) != covered(owner.trains, any(option.seals for option in active), noise):
+        raise RefusedError(f"The update would not leave as the settings say: {covers(contract)}.")
     never = [name for name, asked in not_at_sites(owner).items() if asked]
     if never:
         raise RefusedError(f"Sites do not do this for any server: {', '.join(never)}.")

@@ -42,16 +42,22 @@ def settings_of(contract: Mapping[str, Any]) -> str:
 
 def covers(contract: Mapping[str, Any]) -> str:
     """Return in words what an agreement to a contract, which is not checked yet, covers."""
-    if contract.get("trains") is False:
-        return "evaluate models, whose figures for this site alone leave it; not to train"
     federation = contract.get("federation")
-    if _setting(federation, "secure_aggregation") is not None:
-        return "train; the update leaves in masks, and no figure of this site alone"
     transforms = _setting(federation, "transforms")
     noisy = [one for one in transforms if _setting(one, "noise") == "local"] if isinstance(transforms, list | tuple) else []
     local = _arguments(_setting(federation, "local"))
     noises = [one for each in (*noisy, *local.values()) if isinstance(one := _setting(each, "noise_multiplier"), int | float)]
-    form = f"with noise of multiplier {max(noises):g}" if noises else "as it is"
+    masks = _setting(federation, "secure_aggregation") is not None
+    return covered(contract.get("trains") is not False, masks, max(noises, default=0.0))
+
+
+def covered(trains: bool, masks: bool, noise: float) -> str:
+    """Return in words what settings let leave: an update with masks, or with noise of a multiplier, and figures."""
+    if not trains:
+        return "evaluate models, whose figures for this site alone leave it; not to train"
+    if masks:
+        return "train; the update leaves in masks, and no figure of this site alone"
+    form = f"with noise of multiplier {noise:g}" if noise else "as it is"
     return f"train, and evaluate models; the update leaves {form}"
 
 
