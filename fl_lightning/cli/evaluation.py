@@ -15,8 +15,7 @@ from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.evaluation.run import Evaluation, evaluate
 from fl_lightning.evaluation.tables import COLUMNS, draw, in_words, markdown, points_of_curves, rows_of
-from fl_lightning.flower.site.accepted_classes import default_classes
-from fl_lightning.flower.site.recipe import Recipe
+from fl_lightning.flower.site.recipe import Recipe, default_classes
 from fl_lightning.flower.values import public_path
 from fl_lightning.reporting.tables import log_table, text_table
 from fl_lightning.utilities.csv_file import write_csv

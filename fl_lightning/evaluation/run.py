@@ -16,7 +16,7 @@ from torchmetrics import Metric
 
 from fl_lightning.clients.answering import Questions
 from fl_lightning.clients.module_copy import client_copy
-from fl_lightning.core.capabilities import Capability, Need, check_need
+from fl_lightning.core.capabilities import Capability, removals_of
 from fl_lightning.core.federation import ClientPool, parts_of
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
@@ -70,8 +70,11 @@ def refuse_hidden_figures(settings: Any, trainer: Trainer) -> None:
     Raises:
         ConfigurationError: naming the setting.
     """
-    need = Need(Capability.SINGLE_FIGURES, "'evaluate' measures each client", "Evaluate another federation")
-    check_need(need, parts_of(settings))
+    for removal in removals_of(parts_of(settings), Capability.SINGLE_FIGURES):
+        raise ConfigurationError(
+            f"'evaluate' measures each client, but {removal.because}. For this command alone, {removal.remedy}: sites then "
+            "answer questions, and train nothing (docs/evaluate.md)."
+        )
     if trainer.world_size > 1:
         raise ConfigurationError(
             f"'evaluate' runs in one process, but the Trainer has {trainer.world_size}. Set 'trainer.devices' to 1."

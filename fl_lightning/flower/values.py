@@ -17,9 +17,8 @@ from lightning.pytorch.cli import SaveConfigCallback
 from fl_lightning.compat.pyyaml import load
 from fl_lightning.core.option import OptionSettings
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.flower.site.accepted_classes import default_classes
 from fl_lightning.flower.site.contract import SECTIONS
-from fl_lightning.flower.site.recipe import Recipe
+from fl_lightning.flower.site.recipe import Recipe, default_classes
 from fl_lightning.functional.description import constructor_arguments
 
 _MISSING = object()

@@ -44,7 +44,7 @@ OPTIONS = {
     "client_privacy": ("clientprivacy", "client_privacy"),
     "example_privacy": ("exampleprivacy", "example_privacy", "privatesteps", "local.privacy"),
     "personal": ("personal",),
-    "privacy_account": ("privacy", "ledger"),
+    "privacy_account": ("privacy",),
     "secure_aggregation": ("secure_agg", "secureagg", "maskedround", "maskedsums"),
     "partial_work": ("partial_work", "partialwork", "straggler"),
     "availability": ("availability", "drop_out", "slow_clients", "come_back", "clock"),
@@ -63,7 +63,7 @@ LEAVES = {
 MAY_NAME = {
     "__init__.py",
     "callbacks/orchestrator.py",
-    "flower/site/accepted_classes.py",
+    "flower/site/recipe.py",
     "options/__init__.py",
     "settings/local_training.py",
 }
@@ -84,7 +84,7 @@ OTHER_MEANINGS = {
         ),
         "client_evaluation_view",
     ),
-    "flower/site/accepted_classes.py": "partialwork",  # the names of all public classes that a site may build
+    "flower/site/recipe.py": "partialwork",  # the names of all public classes that a site may build
     "flower/site/connection.py": "clock",  # that of the machine
     "compat/flower_delivery.py": "node_availability",  # a function of Flower
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 import sites_over_bytes as net
 import torch
+from masked_sites import masked, plain, secure
 
 from fl_lightning.cli.federation_cli import main
+from fl_lightning.flower.site.parent import main as site
 from fl_lightning.wire import from_bytes
 
 SITES = ("--data.datamodule.path", "few.csv", *net.POOL)
@@ -130,6 +133,28 @@ def test_masks_and_noise_are_refused_by_name(here):
     assert asked == [Path(name, "state/audit.jsonl").read_text() for name in net.NAMES]
     net.restart("north", limits={"update": {"noise": {"least": 1.0}}, "tells": None})
     assert "this site's policy requires 1.0" in said()
+
+
+def test_after_masked_training_the_staff_agree_to_the_evaluation_alone(capsys):
+    """They could only agree to settings without masks, which a training without masks has, too."""
+    masked(federations=1)
+    net.federate(secure(2), "real")
+    answers = said("--part", "training")
+    assert "remove 'federation.secure_aggregation': sites then answer questions, and train nothing" in answers
+    alone = ("--federation.secure_aggregation", "null", "--part", "training")
+    answers = said(*alone)
+    assert answers.count("The server asks to evaluate models, whose figures for this site alone leave it; not to train.") == 3
+    for name, words in re.findall(r"fl-lightning site approve --name (\w+) (\w+ \w+)", answers):
+        site(["site", "approve", "--folder", f"{name}/state", *words.split(), "--yes"])
+        assert '+  "covers": "evaluate models, whose figures for this site' in capsys.readouterr().out
+    rows = evaluate("real", *SITES, *last("real"), *alone)
+    told = {row["site"]: row["value"] for row in rows if "Accuracy" in row["metric"]}
+    assert all(told[name] for name in (*net.REGISTERED, "all"))
+    net.restart(limits={"secure_aggregation": "allowed"})
+    plainly = net.refused(plain(3), "real", "--ckpt_path", "last", "--federation.checkpoints.resume_changed", "true")
+    assert plainly.count("The server asks to train, and evaluate models; the update leaves as it is.") == 3
+    net.restart(limits={"secure_aggregation": "required"})
+    assert net.same_bits(net.simulate(secure(3)), net.federate(secure(3), "real", "--ckpt_path", "last"))
 
 
 # ---------------------------------------------------------------- clients' own models

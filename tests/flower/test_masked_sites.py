@@ -32,7 +32,7 @@ from fl_lightning.flower import envelope
 from fl_lightning.flower.site.limits import SiteLimits
 from fl_lightning.flower.site.policy import Form, Masks, Noise, Policy
 from fl_lightning.flower.site.recipe import RefusedError
-from fl_lightning.flower.site.record import SiteRecord
+from fl_lightning.flower.site.store import SiteRecord
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.sums import Grid
 from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, Note, Progress
@@ -319,7 +319,7 @@ def test_tensors_beside_the_words_are_not_read():
 
 def test_a_site_that_requires_masks_refuses_a_federation_without():
     masked()
-    message = "This site's 'policy.secure_aggregation' is 'required', so it sends nothing but its part of a sum"
+    message = "This site's 'policy.update' is masks, so it sends nothing but its part of a sum"
     assert message in net.refused(plain())
 
 
@@ -382,12 +382,12 @@ def test_whole_numbers_that_would_leave_are_refused_by_the_site():
 
 def test_a_federation_in_which_trainings_fail_waits_for_the_staff():
     """Whether one fails may depend on single rows: a server could ask with a model that overflows on some."""
-    record = SiteRecord(Path(), Policy(federations="any"))
-    with record.admission("f" * 32, "settings"):
+    record, settings = SiteRecord(Path(), Policy(federations="any")), {"trains": True}
+    with record.admission("f" * 32, settings):
         pass
     assert [record.note_failure("f" * 32, 3) for _ in range(3)] == [False, False, True]
     with pytest.raises(RefusedError, match="A training of this federation has failed here"):
-        record.admission("f" * 32, "settings").__enter__()
+        record.admission("f" * 32, settings).__enter__()
     assert Policy().most_failures is None
     assert Policy(update=Form(masks=Masks("peers"))).most_failures == 3
     assert Policy(update=Form(Noise(1.0))).most_failures == 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.flower.site.state import SiteStore
+from fl_lightning.flower.site.store import SiteStore
 from fl_lightning.flower.wire.retention import Sweeper, drop_unnamed, sweep
 
 _UPDATE = b"an update of site a " * 10_000

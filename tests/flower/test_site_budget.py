@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -126,11 +127,15 @@ def test_repeated_turns_are_paid_before_they_happen():
 def test_nothing_leaves_without_a_line(fails, monkeypatch):
     site, trained = budgeted(), []
 
-    def broken(*_: Any) -> None:
-        raise OSError("disk full")
+    real = os.fsync
+
+    def full(descriptor: int) -> None:
+        if os.path.samestat(os.fstat(descriptor), LEDGER.stat()):
+            raise OSError("disk full")
+        real(descriptor)
 
     if fails == "fsync":
-        monkeypatch.setattr("fl_lightning.flower.site.budget.os.fsync", broken)
+        monkeypatch.setattr(os, "fsync", full)
     else:
         LEDGER.unlink()
     monkeypatch.setattr("fl_lightning.clients.site.Site.handle", lambda self, message: trained.append(message))
@@ -149,7 +154,9 @@ def test_a_line_that_a_kill_cut_off_is_dropped_one_without_its_end_counts_and_a_
         assert not told(train(site, f"after {len(spoilt)}"))
         assert len(entries()) == 2
     LEDGER.write_bytes(whole + b'{"release": 3}\n' + whole)
-    with pytest.raises(ConfigurationError, match=r"Line 2 of the account '.*' cannot be read"):
+    with pytest.raises(
+        ConfigurationError, match=r"Line 2 of the ledger '.*' is damaged, so what was spent is not known. Restore it"
+    ):
         budgeted()
 
 
@@ -206,7 +213,7 @@ def test_the_staff_read_what_is_spent(capsys):
     north()
     with pytest.raises(SystemExit):
         main(["site", "budget", "--data", "north/data.yaml"])
-    assert "has no 'policy.budget'" in capsys.readouterr().err
+    assert "has no 'policy.update.noise.budget'" in capsys.readouterr().err
 
 
 @pytest.mark.slow

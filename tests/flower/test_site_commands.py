@@ -13,8 +13,9 @@ from command_line import ROOT
 
 from fl_lightning.compat.flower_control import Node
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.flower.site.parent import _parser
 from fl_lightning.flower.site.parent import main as site
-from fl_lightning.flower.site.state import SiteStore
+from fl_lightning.flower.site.store import SiteStore
 from fl_lightning.flower.wire.keys import create_key
 from fl_lightning.flower.wire.pool import FlowerPool
 from fl_lightning.flower.wire.serve import main as serve
@@ -29,7 +30,7 @@ EMBEDDED = "datamodule: {class_path: fl_lightning.MNISTDataModule, init_args: {s
 @pytest.fixture(autouse=True)
 def without_flower(monkeypatch, tmp_path):
     pytest.importorskip("cryptography")
-    for module in ("site", "serve"):
+    for module in ("site.parent", "wire.serve"):
         monkeypatch.setattr(f"fl_lightning.flower.{module}.require_flower", lambda: None)
     monkeypatch.chdir(tmp_path)
 
@@ -61,6 +62,7 @@ def refused(capsys, command, *words: str) -> str:
         (serve, "register a.pub --name ../a", "The name is '../a'. Use letters, digits, '-' and '_' only."),
         (site, "site", "the following arguments are required: --name, --server, --key, --data. All settings:"),
         (site, "site foo", "unrecognized arguments: foo."),
+        (site, "site --print systemd", "unrecognized arguments: --print systemd."),
         (site, "site --name ../a --server h --key a.key --data d", "The name is '../a'. Use letters, digits,"),
         (site, "site --name a --server h --key b.key --data d", "'--key' is 'b.key', which is not a file. Create one:"),
         (site, "site --name a --server h --key a.pub --data d", "Other accounts can read the private key 'a.pub'. Run: chmod"),
@@ -79,7 +81,11 @@ def refused(capsys, command, *words: str) -> str:
         (site, "site --name a --server https://h:x --check --key a.key --data taken", "whose port is not a number from"),
         (site, "site --name a --server h --key . --data taken", "'--key' is '.', which is not a file."),
         (site, "site --name a --server h --key a.key --data .", "'--data' is '.', which is not a file."),
-        (site, "site --name a --server h --key a.key --data taken --folder taken", "taken' (File exists). Set '--folder'."),
+        (
+            site,
+            "site --name a --server h --key a.key --data taken --folder taken",
+            "taken', which is not writable (File exists). Set it",
+        ),
         (site, "site --create_key a.key", "'a.key' exists already. Choose another name; a key is not overwritten."),
         (site, "site --create_key a", "'a.pub' exists already. Choose another name; a key is not overwritten."),
         (site, "site --create_key taken/a.key", "Cannot write 'taken/a.key' (File exists). Choose another folder."),
@@ -92,7 +98,7 @@ def test_wrong_arguments_are_one_message(command, words, said, capsys):
     assert said in refused(capsys, command, *words.split())
 
 
-@pytest.mark.parametrize("module", ["site", "serve"])
+@pytest.mark.parametrize("module", ["site.parent", "wire.serve"])
 def test_commands_that_only_supervise_do_not_load_torch(module):
     """The parent of a site's processes, and the server, stay small: a site's worker has torch for itself."""
     asked = f"import sys, fl_lightning.flower.{module}; print(sorted({{'torch', 'lightning'}} & set(sys.modules)))"
@@ -238,13 +244,13 @@ def test_a_site_removes_what_a_killed_worker_left():
     assert {path.name for path in folder.iterdir()} == {"state.bin", "reply-key"}
 
 
-@pytest.mark.parametrize("form", [["--print", "systemd"], ["--print=systemd"], ["--check", "--print", "systemd"]])
-def test_a_service_file_runs_the_site(form, capsys):
-    given = ["--name", "a", "--server", "https://h:1", "--key", "a.key", "--data", "my data 5%.yaml"]
-    site(["site", *form, *given])
-    unit = capsys.readouterr().out
-    command = unit.partition("ExecStart=")[2].splitlines()[0]
-    assert shlex.split(command.replace("%%", "%")) == [sys.executable, "-m", "fl_lightning", "site", *given]
+def test_the_service_file_has_the_arguments_of_a_site():
+    """``site --print systemd`` printed one."""
+    unit = (ROOT / "docs/deploy/site.service").read_text().replace("\\\n", " ")
+    command = shlex.split(unit.partition("ExecStart=")[2].splitlines()[0])
+    parsed = vars(_parser().parse_args(command[2:]))
+    assert command[1] == "site"
+    assert [name for name, value in parsed.items() if value] == ["name", "server", "key", "data", "ca"]
     assert "TimeoutStopSec=20" in unit
 
 

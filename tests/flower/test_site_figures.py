@@ -38,8 +38,8 @@ from fl_lightning.clients.site import Site
 from fl_lightning.errors import WireError
 from fl_lightning.flower import envelope
 from fl_lightning.flower.site.policy import FACTS, Policy
-from fl_lightning.flower.site.record import approve, settings_of
 from fl_lightning.flower.site.release import FIELDS, counted, numbers_of, released, rounded
+from fl_lightning.flower.site.store import approve, settings_of
 from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, OwnModel, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 from fl_lightning.wire import to_bytes

@@ -6,21 +6,38 @@ import hashlib
 import json
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from asked_site import FEDERATION, NETWORK, OTHER, ask, contract, model, named, north, order, sgd, told, work
+from asked_site import (
+    FEDERATION,
+    NETWORK,
+    NOISY,
+    NOISY_STEPS,
+    OTHER,
+    ask,
+    contract,
+    model,
+    named,
+    noisy,
+    north,
+    order,
+    sgd,
+    told,
+    work,
+)
 from sites_over_bytes import WITNESS, audit, configuration, federate, prepare, restart
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.site.audit import AuditLog, in_words, read_log
 from fl_lightning.flower.site.parent import main
 from fl_lightning.flower.site.policy import Policy
-from fl_lightning.flower.site.record import SiteRecord, approve, digest_of, settings_of
+from fl_lightning.flower.site.store import SiteRecord, approve, digest_of, settings_of
 from fl_lightning.flower.wire.serve import _check_database
 from fl_lightning.flower.wire.server_folder import ServerFolder
-from fl_lightning.messages import ClientTask, EvalOrder, EvalReport
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, OwnModelOrder, Question
 from fl_lightning.types import ClientFailure
 
 STATE = Path("north/state")
@@ -122,6 +139,68 @@ def test_other_settings_under_a_known_id_need_agreement(changes, agreed):
         assert not told(ask(site, "prepare", contract=contract(**changes)))
 
 
+def test_an_agreement_to_train_covers_evaluations_of_the_same_settings_and_not_the_reverse():
+    """Unless the update leaves in masks: then no figure of this site alone leaves it."""
+    site, limits = north(federations=1, evaluations=["training"]), {"federations": 0, "evaluations": ["training"]}
+    assert not told(ask(site, "prepare"))
+    for federation, settings in ((FEDERATION, {}), (OTHER, {"trains": False})):
+        asked = contract(**settings)
+        approve(STATE, federation, settings_of(asked))
+        assert not told(ask(north(**limits), "prepare", federation=federation, contract=asked))
+    site = north(**limits)
+    assert not told(work(site, *questions(), trains=False))
+    assert "to evaluate models, whose figures" in told(work(site, trains=False, seed=1))
+    said = "RefusedError: This site has agreed to evaluate models alone, so it answers questions, and nothing else."
+    evaluation = EvalOrder(1, 0, "training", "evaluation")
+    for k, order_ in enumerate((order(), evaluation, replace(evaluation, tasks=(ClientTask(0, 0),)))):
+        assert told(work(site, order_, federation=OTHER, trains=False, session=f"{k}")) == said
+    assert "The server asks to train, and evaluate models; the" in told(work(site, federation=OTHER))
+
+
+def questions() -> list[EvalOrder]:
+    metric = {"class_path": "torchmetrics.classification.MulticlassAccuracy", "init_args": {"num_classes": 3}}
+    return [EvalOrder(1, 0, "training", "question", question=Question(metric, 0, 0.95))]
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked", "said"),
+    [
+        ({"examples": "masked"}, questions(), "Answers to questions have a number of examples, which leaves this site in sums"),
+        ({"own_model": "travels"}, [OwnModelOrder(1, 0)], "would leave without the noise or the masks"),
+        ({}, [order()], "This site has agreed to evaluate models alone"),
+    ],
+)
+def test_a_site_that_requires_masks_answers_questions_and_sends_nothing_else(policy, asked, said):
+    site = north(secure_aggregation="required", peers="peers", evaluations=["training"], **policy)
+    assert said in told(work(site, *asked, trains=False))
+    assert "sends nothing but its part of a sum" in told(ask(north(secure_aggregation="required", peers="peers"), "prepare"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "train, and evaluate models; the update leaves as it is"),
+        (NOISY, "train, and evaluate models; the update leaves with noise of multiplier 50"),
+        ({"local": NOISY_STEPS}, "train, and evaluate models; the update leaves with noise of multiplier 50"),
+        ({"transforms": [noisy(noise="central")]}, "train, and evaluate models; the update leaves as it is"),
+        ({"secure_aggregation": {}}, "train; the update leaves in masks, and no figure of this site alone"),
+        ({"trains": False}, "evaluate models, whose figures for this site alone leave it; not to train"),
+    ],
+)
+def test_an_agreement_names_what_it_covers(settings, words):
+    assert json.loads(settings_of(contract(**settings)))["covers"] == words
+
+
+@pytest.mark.parametrize("other", [False, [], "masks", 1])
+def test_what_an_agreement_covers_is_what_the_settings_do(other):
+    """A value that is no option was left out, after the staff had agreed to an update in masks."""
+    asked = contract(secure_aggregation=other)
+    assert "in masks" in json.loads(settings_of(asked))["covers"]
+    assert "The update would not leave as the settings say: train; the update leaves in masks" in told(
+        ask(north(), "prepare", contract=asked)
+    )
+
+
 def test_a_withdrawn_site_trains_only_if_its_staff_agrees_again():
     assert not told(ask(north(), "prepare"))
     record = SiteRecord(STATE, Policy())
@@ -136,7 +215,7 @@ def test_a_withdrawn_site_trains_only_if_its_staff_agrees_again():
 @pytest.mark.parametrize("federations", [0, 1])
 def test_settings_with_the_same_digest_are_others(federations, monkeypatch):
     """A server writes both texts, so it can search for two whose digests are equal: with 64 bits in half an hour."""
-    monkeypatch.setattr("fl_lightning.flower.site.record.digest_of", lambda settings: "0" * 64)
+    monkeypatch.setattr("fl_lightning.flower.site.store.digest_of", lambda settings: "0" * 64)
     harmless, other = contract(), contract(model=model(optimizer=sgd(lr=1.0)))
     site = north(federations=federations)
     ask(site, "prepare", contract=harmless)
@@ -437,11 +516,13 @@ def test_the_staff_approves_withdraws_and_reads_the_log(capsys):
     for _ in range(2):
         assert not told(work(site))
     said = command("audit")
-    assert f"federation {FEDERATION}, 20" in said
-    assert f"settings {words[4]}: fl_lightning.ClassificationTask" in said
-    assert "ordered 3 trainings, evaluations: none" in said
-    assert "update of round 0: num_examples 24, num_steps 3, train_loss " in said
-    assert "update of round 0 (again, from the store): num_examples 24" in said
+    assert f"federation {FEDERATION}: " in said
+    assert "messages; ordered 3 trainings, 0 evaluations" in said
+    assert f"    settings: {words[4]}\n    model: fl_lightning.ClassificationTask\n" in said
+    assert "    orders: train round 0, period 0\n" in said
+    told_again = said.partition("    replies: update round_idx 0, num_examples 24, num_steps 3, train_loss ")[2]
+    assert "    replies: update round_idx 0, num_examples 24" in told_again
+    assert "    stored: True\n" in told_again
     assert "error: RefusedError" in said
     assert "the chain is complete." in said
     assert "Deleted what this site kept for it." in command("withdraw", FEDERATION)

@@ -36,7 +36,8 @@ from fl_lightning import (
     PartialWork,
     TopK,
 )
-from fl_lightning.options.privacy_account.ledger import PrivacyLedger
+from fl_lightning.functional.spending import Spendings
+from fl_lightning.options.privacy_account.server import ledger_in
 
 # ---------------------------------------------------------------- what it costs
 
@@ -186,7 +187,7 @@ def test_without_its_whole_ledger_no_run_is_resumed(tmp_path):
     for content, message in (
         (None, r"ledger '.*' does not exist, but the checkpoint was written after 1 lines, so the"),
         ((tmp_path / "other" / LEDGER).read_text(), "has 0 lines of this run, but the checkpoint was written after 1"),
-        *((text % whole, r"Line 1 of '.*' is damaged, so the privacy spent by this run cannot be") for text in DAMAGED),
+        *((text % whole, r"Line 1 of the ledger '.*' is damaged, so what was spent is not known") for text in DAMAGED),
     ):
         (folder / LEDGER).unlink()
         if content is not None:
@@ -227,6 +228,9 @@ def test_a_line_that_was_cut_off_was_not_released(tmp_path):
     (folder / LEDGER).write_text(whole + whole[: len(whole) // 2])
     private(folder=folder, rounds=2, ckpt_path=last(folder))
     assert [line["round"] for line in lines(folder)] == [0, 1]
+    (folder / LEDGER).write_text((folder / LEDGER).read_text()[:-1])  # without its end alone, a line is whole
+    private(folder=folder, rounds=3, ckpt_path=last(folder))
+    assert [line["round"] for line in lines(folder)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -236,10 +240,11 @@ def test_the_largest_cohort_and_the_highest_rate_count_whenever_they_were(first,
         {"round": 0, "drawn": 1, "steps": {"0": 4}, "rates": {"0": 0.1}},
         {"round": 1, "drawn": 5, "steps": {"0": 4}, "rates": {"0": 1.0}},
     ]
-    ledger = PrivacyLedger(tmp_path, "run")
+    ledger, spending = ledger_in(tmp_path), Spendings()
     for line in (rounds[first], rounds[1 - first]):
-        ledger.append(line | {"noise": {"clients": 4.0, "examples": 3.0}})
-    spending, _ = ledger.read()
+        ledger.append(line | {"run": "run", "noise": {"clients": 4.0, "examples": 3.0}})
+    for entry in ledger.read():
+        spending.of(entry["noise"]).add(entry)
     data = FederatedDataModule(Blobs(), Consecutive([4] * 10))
     data.setup("fit")
     assert ClientPrivacy(1.0, 4.0).spent(spending, data) >= attained(4.0, 5, 10, 2, 1e-5)[0]
@@ -261,7 +266,9 @@ def test_a_ledger_that_cannot_be_written_stops_the_round(tmp_path):
     folder = tmp_path / "run"
     started = Started(folder)
     (folder / LEDGER).mkdir(parents=True)
-    with pytest.raises(CheckpointError, match=r"ledger '.*' cannot be used \(.*\), and a round cannot begin without it"):
+    with pytest.raises(
+        CheckpointError, match=r"ledger '.*' cannot be used \(.*\), and nothing is released without a line in it"
+    ):
         private(folder=folder, callbacks=[started])
     assert not started.events
 

@@ -12,8 +12,7 @@ from sites_over_bytes import prepare, restart
 import fl_lightning
 from fl_lightning.clients.module_copy import client_copy
 from fl_lightning.flower import envelope
-from fl_lightning.flower.site.accepted_classes import default_classes
-from fl_lightning.flower.site.recipe import Recipe
+from fl_lightning.flower.site.recipe import Recipe, default_classes
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ClientTask, ServerModel
 from fl_lightning.wire import to_bytes
@@ -78,6 +77,7 @@ def contract(**changes: Any) -> dict[str, Any]:
         "inference_mode": True,
         "logger": False,
         "rounds": 3,
+        "trains": True,
     }
     sections = {name: value for name, value in changes.items() if name in federation}
     top = {name: value for name, value in changes.items() if name not in federation}

@@ -27,7 +27,7 @@ from fl_lightning.flower.site.budget import SiteBudget
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.server import SiteServer
 from fl_lightning.flower.site.settings import read_site
-from fl_lightning.flower.site.state import SiteStore
+from fl_lightning.flower.site.store import SiteStore
 from fl_lightning.functional.privacy import epsilon_of_examples
 from fl_lightning.messages import ClientTask
 from fl_lightning.wire import to_bytes

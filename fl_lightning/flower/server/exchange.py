@@ -11,7 +11,7 @@ from typing import Any
 
 from fl_lightning.errors import ClientError, WireError
 from fl_lightning.flower import envelope
-from fl_lightning.flower.site.record import whole_digest
+from fl_lightning.flower.site.store import whole_digest
 from fl_lightning.flower.validation import conforms
 from fl_lightning.flower.wire.transport import Answer, Content, LateParts, Transport
 from fl_lightning.functional.digest import digest

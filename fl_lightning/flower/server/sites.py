@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
@@ -175,6 +176,7 @@ class RemoteSites(ChecksTypes, RemoteClients):
             "inference_mode": place.inference_mode,
             "logger": place.logger,
             "rounds": max(1, trainer.max_epochs or 1),
+            "trains": trainer.state.fn == TrainerFn.FITTING,  # a Trainer that does not run only asks questions
         }
         absent = self._exchange.absent() if self.min_sites is not None else {}
         requests: dict[int, Content] = {

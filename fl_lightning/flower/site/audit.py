@@ -1,4 +1,4 @@
-"""Record at a site what crosses its border, in lines that are chained so that a missing or changed one shows."""
+"""Record at a site what crosses its border, in lines that are chained so that a missing or changed one shows; and errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,8 +15,11 @@ from typing import Any
 
 from torch import Tensor
 
+from fl_lightning.errors import ConfigurationError, ProtocolError, WireError
+from fl_lightning.flower.site.recipe import RefusedError
 from fl_lightning.flower.site.release import FIELDS, numbers_of
 from fl_lightning.flower.wire.transport import Content
+from fl_lightning.flower.words import printable
 from fl_lightning.messages import ClientTask, EvalOrder, Note, OwnModelOrder
 
 CUT = "cut off"
@@ -69,19 +73,17 @@ class AuditLog:
 
     Args:
         path: the file.
+
+    Attributes:
+        last: the digest of the last line, which the server keeps as a witness: whoever writes the log anew has another.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._settings: set[str] = set()
-        lines = path.read_bytes().splitlines() if path.exists() else []
-        self._previous = hashlib.sha256(lines[-1]).hexdigest() if lines else _START
-        self._complete = not lines or path.read_bytes().endswith(b"\n")
-
-    @property
-    def last(self) -> str:
-        """Return the digest of the last line, which the server keeps as a witness: whoever writes the log anew has another."""
-        return self._previous
+        known = path.read_bytes() if path.exists() else b""
+        self.last = _digests(known)[-1]
+        self._end = b"\n" if known and not known.endswith(b"\n") else b""  # of a line that was cut off
 
     def record(
         self, direction: str, kind: str, content: Content, messages: Any, federation: object = "", **details: Any
@@ -108,15 +110,15 @@ class AuditLog:
             "sha256": hashlib.sha256(content).hexdigest(),
             **details,
             "tensors": {name: [str(t.dtype).removeprefix("torch."), *t.shape] for name, t in tensors_in(messages)},
-            "previous": self._previous,
+            "previous": self.last,
             "random": secrets.token_hex(16),
         }
         text = json.dumps(line).encode()
         with open(self._path, "ab") as file:
-            file.write((b"" if self._complete else b"\n") + text + b"\n")
+            file.write(self._end + text + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        self._previous, self._complete = hashlib.sha256(text).hexdigest(), True
+        self.last, self._end = hashlib.sha256(text).hexdigest(), b""
 
     def settings(self, digest: str, contract: Mapping[str, Any], federation: str) -> None:
         """Append the text of settings that the site has agreed to, once; those that it refuses could fill its disk."""
@@ -126,26 +128,69 @@ class AuditLog:
             self._settings.add(digest)
 
 
+def _digests(content: bytes) -> list[str]:
+    """Return the digest before the first line, and those of all lines."""
+    return [_START, *(hashlib.sha256(raw).hexdigest() for raw in content.splitlines())]
+
+
+def digests_in(path: Path) -> set[str]:
+    """Return the digests of the lines of a log, and that before the first."""
+    return set(_digests(path.read_bytes()))
+
+
 def read_log(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     """Return the lines of a log, and the numbers of those before which a line is missing or changed, from 1.
 
     A line that a kill or a full disk cut off is of the kind :data:`CUT`; the next one has the digest of what is left of it.
     """
-    entries, broken, previous = [], [], _START
-    for number, raw in enumerate(path.read_bytes().splitlines(), 1):
+    content = path.read_bytes()
+    found = list(map(_entry, content.splitlines()))
+    chain = enumerate(zip(found, _digests(content), strict=False), 1)
+    broken = [number for number, (entry, before) in chain if entry is not None and entry.get("previous") != before]
+    return [{"kind": CUT} if entry is None else entry for entry in found], broken
+
+
+def _entry(raw: bytes) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(raw)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+class SiteErrors:
+    """Tell errors by a code, under which the site's staff find the text in ``errors.log``.
+
+    Args:
+        folder: the site's folder.
+        say: prints a line for the site's staff.
+        uniform: whether to tell all errors alike, because their class may depend on single rows.
+    """
+
+    def __init__(self, folder: Path, say: Callable[[str], None], uniform: bool) -> None:
+        self._path, self._say, self._uniform = folder / "errors.log", say, uniform
+
+    def told(self, error: BaseException) -> str:
+        """Return what the server learns of an error.
+
+        The text of an error is told only if it is about the server's own message, or one of a peer that it passed on.
+        """
+        if isinstance(error, RefusedError | WireError | ProtocolError):
+            self._say(f"Refused: {error}")
+            return f"{type(error).__name__}: {printable(error)}"
+        return self.coded(error)
+
+    def coded(self, error: BaseException) -> str:
+        """Return a code, and write the error to the log under it."""
+        kind, code = type(error).__name__, secrets.token_hex(4)
+        name = "An error" if self._uniform else kind
+        text = "".join(traceback.format_exception(error))
+        lines = "\n".join(map(printable, text.splitlines()))
         try:
-            entry = json.loads(raw)
-        except ValueError:
-            entry = None
-        if not isinstance(entry, dict):
-            entry = {"kind": CUT, "previous": previous}
-        if entry.get("previous") != previous:
-            broken.append(number)
-        previous = hashlib.sha256(raw).hexdigest()
-        entries.append(entry)
-    return entries, broken
-
-
-def digests_in(path: Path) -> set[str]:
-    """Return the digests of the lines of a log, and that before the first."""
-    return {_START, *(hashlib.sha256(raw).hexdigest() for raw in path.read_bytes().splitlines())}
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(f"--- code {code}\n{lines}\n")
+        except OSError as full:
+            self._say(f"{kind} (code {code}): {error}. It cannot be written to errors.log: {full.strerror}.")
+            return f"{name} (code {code})"
+        self._say(f"{kind} (code {code}): {f'{error} ' if isinstance(error, ConfigurationError) else ''}See {self._path}.")
+        return f"{name} (code {code}; its text is in the site's errors.log)"

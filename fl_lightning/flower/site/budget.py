@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,20 @@ from fl_lightning.flower.site.recipe import RefusedError
 from fl_lightning.functional.releases import Protected, Release, epsilon_of_releases
 from fl_lightning.messages import ClientTask
 from fl_lightning.settings.local_training import FederationSettings
-from fl_lightning.utilities.atomic_file import sync_folder
-from fl_lightning.utilities.folder_lock import waiting_for
+from fl_lightning.utilities.ledger import Ledger
 
-_FIELDS = {"time", "data", "delta", "protects", "federation", "round", "release"}
+
+@dataclass(frozen=True)
+class Paid:
+    """Hold a line of the account."""
+
+    time: str
+    data: str
+    delta: float
+    protects: str
+    federation: str
+    round: int
+    release: Release
 
 
 class SiteBudget:
@@ -38,7 +46,8 @@ class SiteBudget:
     """
 
     def __init__(self, budget: Budget, persons: bool) -> None:
-        self._budget, self._path = budget, Path(budget.account)
+        self._budget = budget
+        self._ledger = Ledger(Path(budget.account), _paid, ConfigurationError, "Restore it from a copy.")
         protected = "persons" if persons else "rows"
         if budget.protects not in ("site", protected):
             raise ConfigurationError(
@@ -46,11 +55,10 @@ class SiteBudget:
                 f"of these data{' (person_column)' if persons else ', which name no persons'}. Set it to "
                 f"{protected}, or to site."
             )
-        if not self._path.is_file():
+        if not self._ledger.path.is_file():
             raise ConfigurationError(
-                f"'policy.update.noise.budget.account' is '{self._path}', which does not exist. If no federation has trained "
-                "on these data yet, create it as an empty file. Otherwise find it: nobody else knows what they have "
-                "spent."
+                f"'policy.update.noise.budget.account' is '{budget.account}', which does not exist. If no federation has trained "
+                "on these data yet, create it as an empty file. Otherwise find it: nobody else knows what they have spent."
             )
         self.releases()
 
@@ -60,28 +68,17 @@ class SiteBudget:
         Raises:
             ConfigurationError: if the file cannot be read as an account, or counts something else for these data.
         """
-        return self._releases(self._path.read_bytes())
+        return self._own(self._ledger.read())
 
-    def _releases(self, content: bytes) -> list[tuple[str, Release]]:
-        found = []
-        for number, line in enumerate(_complete(content).splitlines(), 1):
-            entry = _entry(line)
-            if entry is None:
-                raise ConfigurationError(f"Line {number} of the account '{self._path}' cannot be read. Restore it from a copy.")
-            if entry["data"] != self._budget.data:
-                continue
-            if entry["protects"] != self._budget.protects:
-                raise ConfigurationError(
-                    f"The account '{self._path}' counts the {entry['protects']} of '{self._budget.data}', but "
-                    f"'policy.update.noise.budget.protects' is {self._budget.protects}. Epsilons of both have no sum; set it "
-                    "back."
-                )
-            found.append((str(entry["federation"]), Release(**entry["release"])))
-        return found
-
-    def spent(self) -> float:
-        """Return epsilon of all releases so far."""
-        return epsilon_of_releases([release for _, release in self.releases()], self._budget.delta)
+    def _own(self, paid: Sequence[Paid]) -> list[tuple[str, Release]]:
+        own = [one for one in paid if one.data == self._budget.data]
+        other = next((one.protects for one in own if one.protects != self._budget.protects), None)
+        if other is not None:
+            raise ConfigurationError(
+                f"The account '{self._budget.account}' counts the {other} of '{self._budget.data}', but "
+                f"'policy.update.noise.budget.protects' is {self._budget.protects}. Epsilons of both have no sum; set it back."
+            )
+        return [(one.federation, one.release) for one in own]
 
     def require_noise(self, settings: FederationSettings, task: ClientTask, data: SiteData) -> Release:
         """Return what a task releases.
@@ -106,65 +103,40 @@ class SiteBudget:
 
         Raises:
             RefusedError: if it would exceed the budget.
-            OSError: if the line cannot be written; then the site must not train.
+            ConfigurationError: if the line cannot be written; then the site must not train.
         """
         release, budget = self.require_noise(settings, task, data), self._budget
-        with self._path.open("r+b") as file, waiting_for(file):
-            known = file.read()
-            before = [one for _, one in self._releases(known)]
+
+        def check(paid: Sequence[Paid]) -> None:
+            before = [one for _, one in self._own(paid)]
             if epsilon_of_releases([*before, release], budget.delta) > budget.max_epsilon:
                 raise RefusedError(
                     f"The order would raise epsilon of this site's {budget.protects}, over all federations, above its "
                     f"'policy.update.noise.budget.max_epsilon' of {budget.max_epsilon:g} at delta {budget.delta:g}. Only the "
                     "site can raise that."
                 )
-            line = {
-                "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                "data": budget.data,
-                "delta": budget.delta,
-                "protects": budget.protects,
-                "federation": federation,
-                "round": task.round_idx,
-                "release": asdict(release),
-            }
-            complete = _complete(known)
-            file.seek(min(len(known), len(complete)))
-            file.write(complete[len(known) :] + json.dumps(line).encode() + b"\n")
-            file.truncate()
-            file.flush()
-            os.fsync(file.fileno())
-        sync_folder(self._path.parent)
+
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        line = Paid(now, budget.data, budget.delta, budget.protects, federation, task.round_idx, release)
+        self._ledger.append(asdict(line), check)
 
     def in_words(self) -> str:
         """Return how much is spent."""
         budget = self._budget
-        return (
-            f"epsilon {self.spent():.3g} of {budget.max_epsilon:g} is spent on the {budget.protects} of '{budget.data}' "
-            f"(delta {budget.delta:g})"
-        )
+        spent = epsilon_of_releases([release for _, release in self.releases()], budget.delta)
+        of = f"{budget.max_epsilon:g} is spent on the {budget.protects} of '{budget.data}' (delta {budget.delta:g})"
+        return f"epsilon {spent:.3g} of {of}"
 
     def table(self) -> list[Sequence[Any]]:
         """Return for each federation its id, its releases, and their epsilon alone."""
-        by_federation: dict[str, list[Release]] = {}
-        for federation, release in self.releases():
-            by_federation.setdefault(federation, []).append(release)
-        return [
-            (federation, len(own), f"{epsilon_of_releases(own, self._budget.delta):.3g}")
-            for federation, own in by_federation.items()
-        ]
+        paid = self.releases()
+        names = dict.fromkeys(name for name, _ in paid)
+        own = {name: [release for of, release in paid if of == name] for name in names}
+        return [(name, len(own[name]), f"{epsilon_of_releases(own[name], self._budget.delta):.3g}") for name in names]
 
 
-def _complete(content: bytes) -> bytes:
-    """Return the lines without a last one that a kill cut off; if an editor has left out only its end, with that."""
-    end = content.rfind(b"\n") + 1
-    return content[:end] if _entry(content[end:]) is None else content + b"\n"
-
-
-def _entry(line: bytes) -> Mapping[str, Any] | None:
-    """Return the content of a line; None if it is not one of an account."""
-    try:
-        entry = json.loads(line)
-        whole = isinstance(entry, dict) and entry.keys() == _FIELDS and Release(**entry["release"]).count >= 0
-    except (ValueError, TypeError):
-        return None
-    return entry if whole else None
+def _paid(line: dict[str, Any]) -> Paid:
+    paid = Paid(**{**line, "release": Release(**line["release"])})
+    if paid.release.count < 0:
+        raise ValueError("a release that did not happen")
+    return paid

@@ -11,11 +11,9 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
 import fl_lightning
@@ -40,33 +38,52 @@ class FailedTest(Exception):  # noqa: N818
     """A test failed; the message says what to do."""
 
 
-@dataclass
 class _Server:
-    """Hold the server's address, and what tests found out about it."""
+    """Reach the server, and hold what it told.
 
-    host: str
-    port: int
-    ca: str | None
-    proxy: tuple[str, int] | None = None
-    login: dict[str, str] = field(default_factory=dict)
-    certificate: dict[str, Any] = field(default_factory=dict)
-    headers: dict[str, str] = field(default_factory=dict)
+    Attributes:
+        proxy: the proxy on the way; None without one.
+        headers: those of its answer.
+    """
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        host, _, port = address_of(arguments.server).rpartition(":")
+        self.host, self.port, self.ca = host.strip("[]"), int(port), arguments.ca
+        self.proxy: SplitResult | None = None
+        self.headers: dict[str, str] = {}
+
+    @property
+    def first(self) -> tuple[str, int]:
+        """Return what is connected to, the proxy or the server."""
+        if self.proxy is None:
+            return self.host, self.port
+        return str(self.proxy.hostname), self.proxy.port or (443 if self.proxy.scheme == "https" else 80)
 
     def connect(self) -> socket.socket:
         """Return a connection, through the proxy if there is one."""
         if self.proxy is None:
-            return socket.create_connection((self.host, self.port), timeout=_PATIENCE)
-        tunnel = http.client.HTTPConnection(*self.proxy, timeout=_PATIENCE)
-        tunnel.set_tunnel(self.host, self.port, self.login)
+            return socket.create_connection(self.first, timeout=_PATIENCE)
+        words = f"{unquote(self.proxy.username or '')}:{unquote(self.proxy.password or '')}"
+        login = {"Proxy-Authorization": f"Basic {base64.b64encode(words.encode()).decode()}"} if self.proxy.username else {}
+        tunnel = http.client.HTTPConnection(*self.first, timeout=_PATIENCE)
+        tunnel.set_tunnel(self.host, self.port, login)
         tunnel.connect()
         found, tunnel.sock = tunnel.sock, None
         return found
 
+    def ask(self, what: str, *headers: str) -> tuple[list[str], dict[str, Any], ssl.SSLContext]:
+        """Return the first lines of the answer to a request without content, the server's certificate, and the CAs."""
+        context = ssl.create_default_context(cafile=self.ca)
+        with self.connect() as plain, context.wrap_socket(plain, server_hostname=self.host) as tls:
+            asked = (f"POST {FLEET}{what} HTTP/1.1", f"Host: {self.host}", *headers, "Connection: close", "", "")
+            tls.sendall("\r\n".join(asked).encode())
+            told = tls.recv(8192).decode("latin-1").partition("\r\n\r\n")[0]
+            return told.split("\r\n"), dict(tls.getpeercert() or {}), context
+
 
 def connection_tests(arguments: argparse.Namespace) -> list[tuple[str, Callable[[], str]]]:
     """Return the tests by name, in order: each needs the ones before it, returns what it found, and raises if it fails."""
-    host, _, port = address_of(arguments.server).rpartition(":")
-    server = _Server(host.strip("[]"), int(port), arguments.ca)
+    server = _Server(arguments)
     return [
         ("proxy", lambda: _proxy(server)),
         ("name resolution", lambda: _resolves(server)),
@@ -101,17 +118,12 @@ def _proxy(server: _Server) -> str:
         return "none (HTTPS_PROXY is not set)"
     if proxy_bypass_environment(server.host):
         return f"none for {server.host} (NO_PROXY)"
-    parts = urlsplit(address if "://" in address else f"http://{address}")
-    assert parts.hostname  # checked before
-    server.proxy = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
-    if parts.username:
-        words = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        server.login = {"Proxy-Authorization": f"Basic {base64.b64encode(words.encode()).decode()}"}
-    return f"{server.proxy[0]}:{server.proxy[1]} (HTTPS_PROXY)"
+    server.proxy = urlsplit(address if "://" in address else f"http://{address}")
+    return f"{server.first[0]}:{server.first[1]} (HTTPS_PROXY)"
 
 
 def _resolves(server: _Server) -> str:
-    host = server.host if server.proxy is None else server.proxy[0]
+    host = server.first[0]
     try:
         found = sorted({str(one[4][0]) for one in socket.getaddrinfo(host, None)})
     except OSError as error:
@@ -124,11 +136,12 @@ def _connects(server: _Server) -> str:
     try:
         server.connect().close()
     except (OSError, http.client.HTTPException) as error:
-        through = "" if server.proxy is None else f" through the proxy {server.proxy[0]}:{server.proxy[1]}"
-        refused = re.search(r"Tunnel connection failed: (\d+)", str(error))
-        remedy = "Ask for the proxy, or set NO_PROXY." if refused is None else fix_of(int(refused[1]))
-        remedy = remedy if server.proxy is not None else "Ask for the firewall, or the server."
-        raise FailedTest(f"{server.host}:{server.port} does not answer{through} ({error}). {remedy}") from error
+        through, fix = "", "Ask for the firewall, or the server."
+        if server.proxy is not None:
+            refused = re.search(r"Tunnel connection failed: (\d+)", str(error))
+            fix = "Ask for the proxy, or set NO_PROXY." if refused is None else fix_of(int(refused[1]))
+            through = f" through the proxy {server.first[0]}:{server.first[1]}"
+        raise FailedTest(f"{server.host}:{server.port} does not answer{through} ({error}). {fix}") from error
     return f"{server.host}:{server.port} answers"
 
 
@@ -136,27 +149,19 @@ def _certificate(server: _Server) -> str:
     """Check chain, name and expiry, also of the CA, and note the server's time and version."""
     if server.ca:
         require_certificate(server.ca)
-    context = ssl.create_default_context(cafile=server.ca)
     try:
-        with server.connect() as plain, context.wrap_socket(plain, server_hostname=server.host) as tls:
-            server.certificate = dict(tls.getpeercert() or {})
-            asked = (
-                f"POST {FLEET}pull-messages HTTP/1.1\r\nHost: {server.host}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-            )
-            tls.sendall(asked.encode())
-            lines = tls.recv(8192).decode("latin-1").partition("\r\n\r\n")[0].split("\r\n")[1:]
+        lines, certificate, context = server.ask("pull-messages", "Content-Length: 0")
     except ssl.SSLError as error:
         raise FailedTest(f"{error}. Pass the server's ca.crt with '--ca', and use the name in its certificate.") from error
     server.headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    dates = {"certificate": server.certificate["notAfter"]}
+    ends = {"certificate": ssl.cert_time_to_seconds(certificate["notAfter"])}
     if server.ca:
-        dates |= {"CA": min((str(ca["notAfter"]) for ca in context.get_ca_certs()), key=ssl.cert_time_to_seconds)}
-    days = {name: int((ssl.cert_time_to_seconds(date) - time.time()) / 86400) for name, date in dates.items()}
+        ends["CA"] = min(ssl.cert_time_to_seconds(str(ca["notAfter"])) for ca in context.get_ca_certs())
+    days = {name: int((end - time.time()) / 86400) for name, end in ends.items()}
     for name, left in days.items():
         if left < 1:
             raise FailedTest(f"The {name} expires within a day. The server needs a new one.")
-    told = ", ".join(f"{name} {left} more days" for name, left in days.items())
-    return f"valid for {server.host}; {told}"
+    return f"valid for {server.host}; {', '.join(f'{name} {left} more days' for name, left in days.items())}"
 
 
 def _versions(server: _Server) -> str:
@@ -171,25 +176,16 @@ def _versions(server: _Server) -> str:
 
 def _takes_pieces(server: _Server) -> str:
     """Ask whether a request of the size of a piece may come, without sending it."""
-    context = ssl.create_default_context(cafile=server.ca)
-    with server.connect() as plain, context.wrap_socket(plain, server_hostname=server.host) as tls:
-        asked = (
-            f"POST {FLEET}push-object HTTP/1.1\r\nHost: {server.host}\r\nContent-Length: {_PIECE}\r\n"
-            "Expect: 100-continue\r\nConnection: close\r\n\r\n"
-        )
-        tls.sendall(asked.encode())
-        status = tls.recv(64).decode("latin-1").split(" ")[1:2]
-    if status == [str(TOO_LARGE)]:
+    lines, *_ = server.ask("push-object", f"Content-Length: {_PIECE}", "Expect: 100-continue")
+    if lines[0].split(" ")[1:2] == [str(TOO_LARGE)]:
         raise FailedTest(f"A proxy in front of the server answers with status {TOO_LARGE}. {fix_of(TOO_LARGE)}")
     return f"{_PIECE / 1e6:.1f} MB may come"
 
 
 def _clock(server: _Server) -> str:
-    told = server.headers.get("date", "")
-    if not told:
+    if "date" not in server.headers:
         raise FailedTest("The server did not tell its time.")
-    there = email.utils.parsedate_to_datetime(told)
-    apart = abs((datetime.now(timezone.utc) - there).total_seconds())
+    apart = abs(time.time() - email.utils.parsedate_to_datetime(server.headers["date"]).timestamp())
     if apart > _CLOCK:
         raise FailedTest(f"This clock and the server's differ by {apart:.0f} s. Synchronise them (NTP): signatures hold 300 s.")
     return f"{apart:.0f} s apart"

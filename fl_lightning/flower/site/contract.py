@@ -16,12 +16,12 @@ from fl_lightning.clients.module_copy import client_copy
 from fl_lightning.core.option import SitePlace, options_in
 from fl_lightning.data.input_statistics import check_batch_norm
 from fl_lightning.flower.checks import not_at_sites
-from fl_lightning.flower.site.accepted_classes import OPTIONS
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.limits import SiteLimits
 from fl_lightning.flower.site.policy import Policy
 from fl_lightning.flower.site.questions import questions_at_site
-from fl_lightning.flower.site.recipe import Recipe, RefusedError
+from fl_lightning.flower.site.recipe import OPTIONS, Recipe, RefusedError
+from fl_lightning.flower.site.store import covered, covers
 from fl_lightning.functional.keyed_noise import OneTimeKey
 from fl_lightning.functional.recycling import emptied
 from fl_lightning.routes.base import Route
@@ -49,6 +49,7 @@ _VALUES = {
     "inference_mode": bool,
     "logger": bool,
     "rounds": int,
+    "trains": bool,
 }
 
 
@@ -74,10 +75,9 @@ def check_contract(contract: Any, policy: Policy, client: int) -> None:
         RefusedError: naming the setting.
     """
     sections = contract.get("federation") if isinstance(contract, Mapping) else None
-    if not isinstance(contract, Mapping) or set(contract) != {"model", "federation", *_VALUES}:
+    expected = isinstance(sections, Mapping) and set(sections) == set(SECTIONS)
+    if not expected or set(contract) != {"model", "federation", *_VALUES}:
         raise RefusedError("The server's settings do not have the expected sections. Install the same version on both sides.")
-    if not isinstance(sections, Mapping) or set(sections) != set(SECTIONS):
-        raise RefusedError("The server's section 'federation' does not have the expected settings.")
     for name, kind in _VALUES.items():
         if type(contract[name]) is not kind:
             raise RefusedError(f"The server's setting '{name}' must be of type {kind.__name__}.")
@@ -104,8 +104,12 @@ def build(
     recipe, sections, limits = Recipe(policy.accepted_classes), contract["federation"], SiteLimits(policy)
     built = {name: recipe.build(sections[name], kind, f"federation.{name}") for name, kind in SECTIONS.items()}
     active = tuple(options_in(built.values()))
-    owner: Any = SimpleNamespace(**built, active_options=active, seed=contract["seed"], rounds=contract["rounds"])
+    values = {name: contract[name] for name in ("seed", "rounds", "trains")}
+    owner: Any = SimpleNamespace(**built, **values, active_options=active)
     owner.transforms = owner.transforms or []
+    noise = max((option.clients_noise(True) for option in active), default=0.0)
+    if covers(contract) != covered(owner.trains, any(option.seals for option in active), noise):
+        raise RefusedError(f"The update would not leave as the settings say: {covers(contract)}.")
     never = [name for name, asked in not_at_sites(owner).items() if asked]
     if never:
         raise RefusedError(f"Sites do not do this for any server: {', '.join(never)}.")
@@ -117,15 +121,8 @@ def build(
     torch.set_num_threads(contract["threads"])
     precision = resolve_precision(owner.local, contract["precision"], device)
     limits.check_module(owner.active_options, precision, module)
-    place = Place(
-        local=owner.local,
-        precision=precision,
-        device=device,
-        **{name: contract[name] for name in ("logger", "inference_mode")},
-        cohort=1,
-        site=site,
-        compresses=True,
-    )
+    there = {name: contract[name] for name in ("logger", "inference_mode")}
+    place = Place(local=owner.local, precision=precision, device=device, **there, cohort=1, site=site, compresses=True)
     client = Client(
         module=client_copy(module).to(device),
         data=data,

@@ -10,8 +10,8 @@ from fl_lightning.flower.checks import differing
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.policy import Policy
 from fl_lightning.flower.site.recipe import RefusedError
-from fl_lightning.flower.site.record import SiteRecord
 from fl_lightning.flower.site.release import released
+from fl_lightning.flower.site.store import SiteRecord
 from fl_lightning.functional.exact_moments import Moments
 from fl_lightning.messages import ClientInfo
 

@@ -84,11 +84,11 @@ class SiteLimits:
         Raises:
             RefusedError: naming the settings.
         """
-        if not _at_own_pace(owner.active_options):
+        if owner.trains and not _at_own_pace(owner.active_options):
             self.check_plan(owner.rounds, getattr(owner.route, "periods", 1))
         most, least = _noise(owner.active_options), self._policy.least_noise
         sealed = any(option.seals for option in owner.active_options)
-        if self._policy.masks is not None and not sealed:
+        if self._policy.masks is not None and owner.trains and not sealed:
             raise RefusedError(
                 "This site's 'policy.update' is masks, so it sends nothing but its part of a sum. Set "
                 "'federation.secure_aggregation' at the server."
@@ -109,11 +109,12 @@ class SiteLimits:
         with self._requiring_noise():
             for option in owner.active_options:
                 option.check_settings(owner)
-        needed = {f"evaluation/{part}": setting for setting, part in evaluated_parts(owner)}
-        for fact in () if sealed else owner.strategy.reads:  # under masks, they are in the sum
+        evaluated = evaluated_parts(owner) if owner.trains else []
+        needed = {f"evaluation/{part}": setting for setting, part in evaluated}
+        for fact in owner.strategy.reads if owner.trains and not sealed else ():  # under masks, they are in the sum
             needed[fact] = f"federation.strategy {type(owner.strategy).__name__}"
         self._require_told(needed)
-        for _, part in evaluated_parts(owner):
+        for _, part in evaluated:
             self.check_part(part, units(part))
 
     def _require_told(self, needed: Mapping[str, str]) -> None:
@@ -240,7 +241,7 @@ class SiteLimits:
             RefusedError: naming the limit.
         """
         self._require_told({"own_model": "the evaluation of each site's own model by the others"})
-        if any(option.seals for option in settings.active_options):
+        if self._policy.masks is not None or any(option.seals for option in settings.active_options):
             raise RefusedError("The model of this site would leave without the masks that this federation has.")
         self.check_training(data)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import secrets
-import shlex
 import signal
 import socket
 import sys
@@ -22,62 +21,40 @@ from fl_lightning.flower.wire.requirements import require_flower, require_name
 from fl_lightning.utilities.argument_parser import ArgumentParser
 from fl_lightning.utilities.folder_lock import lock_folder
 
-SYSTEMD = """[Unit]
-Description=fl_lightning site {name}
-After=network-online.target
-Wants=network-online.target
-
-[Service]
-WorkingDirectory={cwd}
-ExecStart={command}
-Restart=on-failure
-RestartSec=10
-KillMode=mixed
-TimeoutStopSec=20
-NoNewPrivileges=true
-PrivateTmp=true
-
-[Install]
-WantedBy=multi-user.target
-"""
-
 
 def run(arguments: argparse.Namespace) -> None:
     """Run the site in the foreground until SIGTERM or Ctrl-C."""
     folder = Path(arguments.folder or f"site_{arguments.name}").resolve()
-    key, data = Path(arguments.key), Path(arguments.data)
-    read_private_key(key)
-    if not data.is_file():
-        raise ConfigurationError(f"'--data' is '{data}', which is not a file. Write one; see docs/real_federation.md.")
+    read_private_key(Path(arguments.key))
+    if not Path(arguments.data).is_file():
+        raise ConfigurationError(
+            f"'--data' is '{arguments.data}', which is not a file. Write one; see docs/real_federation.md."
+        )
     if arguments.ca:
         require_certificate(arguments.ca)
     address = address_of(arguments.server)
-    try:
+    with suppress(OSError):  # the next line says what is wrong
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise ConfigurationError(f"Cannot create the folder '{folder}' ({error.strerror}). Set '--folder'.") from error
     with lock_folder(folder, "site", "--folder"):
-        failed = _supervise(arguments, folder, address, key, data)
+        failed = _supervise(arguments, folder, address)
     say("Stopped.")
     if failed:
         sys.exit(1)
 
 
-def _supervise(arguments: argparse.Namespace, folder: Path, address: str, key: Path, data: Path) -> bool:
+def _supervise(arguments: argparse.Namespace, folder: Path, address: str) -> bool:
     """Run SuperNode and worker until the site is told to stop, and return whether the worker cannot work."""
-    secret = folder / "secret"
+    secret, trouble, log, port = folder / "secret", folder / "trouble", folder / "supernode.log", _free_port()
     write_private(secret, secrets.token_bytes(32))
-    port = _free_port()
-    environment = {"FLWR_HOME": str(folder / "flwr"), "PYTHONUNBUFFERED": "1"}
-    trouble = folder / "trouble"
     trouble.unlink(missing_ok=True)
-    node = supernode_command(address, arguments.ca or "", str(key), port, str(secret), str(trouble), str(folder / ORDERS))
+    files = str(secret), str(trouble), str(folder / ORDERS)
+    node = supernode_command(address, arguments.ca or "", arguments.key, port, *files)
     worker = [
-        *(sys.executable, "-m", "fl_lightning.flower.site.worker", "--name", arguments.name, "--data", str(data)),
+        *(sys.executable, "-m", "fl_lightning.flower.site.worker", "--name", arguments.name, "--data", arguments.data),
         *("--folder", str(folder), "--address", f"127.0.0.1:{port}", "--secret", str(secret)),
-        *("--server", address, "--key", str(key), *(["--ca", arguments.ca] if arguments.ca else [])),
+        *("--server", address, "--key", arguments.key, *(["--ca", arguments.ca] if arguments.ca else [])),
     ]
-    log = folder / "supernode.log"
+    environment = {"FLWR_HOME": str(folder / "flwr"), "PYTHONUNBUFFERED": "1"}
     say(f"Site {arguments.name} connects to {address}; its folder is {folder}.")
     children = [
         Child("SuperNode", lambda: node, environment, str(log), explain=lambda: _cause(arguments, log), tells=trouble),
@@ -95,15 +72,14 @@ def _cause(arguments: argparse.Namespace, log: Path) -> str:
 
     try:
         problem = first_problem(arguments)
-        end = log.read_bytes()[-3000:] if log.exists() else b""
+        counted = NOT_ACTIVATED in log.read_bytes()[-3000:]
     except Exception:  # this must never end the site
         return ""
-    if not problem and NOT_ACTIVATED in end:
-        problem = (
-            "The server still counts this site as connected. After a crash this lasts up to half a minute. If it lasts longer, "
-            "the same key is in use on another machine, too: each site needs a key of its own."
-        )
-    return problem
+    again = (
+        "The server still counts this site as connected. After a crash this lasts up to half a minute. If it lasts longer, "
+        "the same key is in use on another machine, too: each site needs a key of its own."
+    )
+    return problem or (again if counted else "")
 
 
 def say(line: str) -> None:
@@ -133,16 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--create_key", metavar="NAME.key", help="Create a key pair, and exit. The private key never leaves.")
     parser.add_argument("--check", action="store_true", help="Test network, certificates, registration and data, and exit.")
     parser.add_argument("--schema", help="With --check: the server's schema; by default the last one that it has offered.")
-    parser.add_argument("--print", choices=["systemd"], help="Print a service file, and exit.")
     return parser
-
-
-def _unit(arguments: argparse.Namespace) -> str:
-    """Return a service file that runs the site; systemd replaces what follows ``%`` or ``$`` unless it is doubled."""
-    given = [(name, getattr(arguments, name)) for name in ("name", "server", "key", "data", "ca", "folder")]
-    options = [word for name, value in given if value for word in (f"--{name}", value)]
-    command = shlex.join([sys.executable, "-m", "fl_lightning", "site", *options]).replace("%", "%%").replace("$", "$$")
-    return SYSTEMD.format(name=arguments.name, cwd=str(Path.cwd()).replace("%", "%%"), command=command)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -164,14 +131,11 @@ def main(arguments: Sequence[str]) -> None:
         if missing:
             parser.error(f"the following arguments are required: {', '.join(missing)}")
         require_name(parsed.name)
-        if parsed.print == "systemd":
-            print(_unit(parsed), end="")
-        elif parsed.check:
+        if parsed.check:
             from fl_lightning.flower.site.check import check
 
             sys.exit(0 if check(parsed) else 1)
-        else:
-            run(parsed)
+        run(parsed)
     except FederationError as error:
         print(f"fl-lightning: error: {error}", file=sys.stderr)
         sys.exit(1)

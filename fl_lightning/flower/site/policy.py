@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from fl_lightning.errors import ConfigurationError, did_you_mean, require
-from fl_lightning.flower.site.accepted_classes import default_classes
+from fl_lightning.flower.site.recipe import default_classes
 from fl_lightning.messages import Part
 
 _FAILURES = 3

@@ -2,6 +2,10 @@
 
 A value is plain (None, bool, int, float, str, lists and mappings of these) or ``{"class_path": ..., "init_args": {...}}``.
 A class is imported only if its dotted path is on an exact list. Functions, paths and URLs are never accepted.
+
+Each class of the list was looked at for what its tensors and numbers can carry of a site's rows: what leaves with them is a
+model's change, sums over many rows such as control variates, and figures that the site's policy allows. A new class is added
+to one of the tables by hand; a test finds those that are in none.
 """
 
 from __future__ import annotations
@@ -10,17 +14,79 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any
 
+from fl_lightning import options
+from fl_lightning.core.option import OptionSettings
 from fl_lightning.errors import ConfigurationError
 
+OPTIONS: dict[str, type[OptionSettings]] = {
+    kind.setting: kind
+    for kind in (getattr(options, name) for name in options.__all__)
+    if issubclass(kind, OptionSettings) and kind.at_sites
+}
+"""The options that sites build, by the setting that holds them."""
+_MODELS = {
+    "tasks": "ClassificationTask LossAdaptation RegressionTask",
+    "models": "DensityCount FrozenBackbone KerasCNN LeNet MLP ResNet18 Standardized UNet VGG19",
+}
+_PARTS = {
+    "losses": "CrossEntropy F1WeightedCrossEntropy HalfSquaredError Hinge MetricWeightedCrossEntropy ProximalLoss RobustLoss",
+    "metrics": "CalibrationCurve DiagnosticOddsRatio PercentageError",
+    "optimizers": "Yogi",
+    "routes": "FedCyclic FedStar LocalOnly Mediators RingFed ServerRoute WarmStart",
+    "strategies": (
+        "AFL APFL AdaFed CosineFilter Ditto FedAdagrad FedAsync FedAvg FedAvgM FedBABU FedBuff FedDyn FedExP FedLoss FedMedian "
+        "FedNova FedRep FedSGD GeometricMedian Krum LastClient MOON PFedMe QFedAvg Scaffold ShapleyValues TrimmedMean"
+    ),
+    "options": "Asynchronous ClientPrivacy ExamplePrivacy PartialWork SecureAggregation",
+    "settings": "Faults LocalTraining",
+    "transforms": "ClipUpdate HalfPrecision Quantize TopK",
+}
+_TORCH = {
+    "torch.nn": (
+        "BCELoss BCEWithLogitsLoss CrossEntropyLoss HuberLoss L1Loss MSELoss MultiLabelSoftMarginLoss MultiMarginLoss NLLLoss "
+        "PoissonNLLLoss SmoothL1Loss SoftMarginLoss"
+    ),
+    "torch.optim": "ASGD Adadelta Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD",
+    "torch.optim.lr_scheduler": (
+        "ConstantLR CosineAnnealingLR CosineAnnealingWarmRestarts ExponentialLR LinearLR MultiStepLR PolynomialLR StepLR"
+    ),
+}
+_TORCHMETRICS = {
+    "torchmetrics.classification": (
+        "BinaryAUROC BinaryAccuracy BinaryAveragePrecision BinaryCohenKappa BinaryConfusionMatrix BinaryF1Score "
+        "BinaryMatthewsCorrCoef BinaryPrecision BinaryPrecisionRecallCurve BinaryROC BinaryRecall BinarySpecificity "
+        "MulticlassAUROC MulticlassAccuracy MulticlassAveragePrecision MulticlassCohenKappa MulticlassConfusionMatrix "
+        "MulticlassF1Score MulticlassMatthewsCorrCoef MulticlassPrecision MulticlassPrecisionRecallCurve MulticlassROC "
+        "MulticlassRecall MulticlassSpecificity"
+    ),
+    "torchmetrics.regression": "MeanAbsoluteError MeanSquaredError PearsonCorrCoef R2Score SpearmanCorrCoef",
+}
+"""Metrics to which every example contributes: no largest or smallest error, which is one row's, and no maximum over bins."""
 _LOCATION = re.compile(r"(?:^|_)(?:weights|path|paths|root|dir|dirpath|folder|file|filename|url|checkpoint|ckpt)$")
 _PLAIN_TEXT = re.compile(r"[\w .,:=+%()-]{0,200}")
 _DEPTH = 30
+_CALLABLE = typing.get_origin(Callable[[], None])
+
+
+def model_classes() -> frozenset[str]:
+    """Return the dotted paths of the tasks and networks that a site accepts by default."""
+    return frozenset(f"fl_lightning.{name}" for names in _MODELS.values() for name in names.split())
+
+
+def default_classes() -> frozenset[str]:
+    """Return all dotted paths that a site accepts by default."""
+    own = {f"fl_lightning.{name}" for names in _PARTS.values() for name in names.split()}
+    own |= {f"fl_lightning.{kind.__name__}" for kind in OPTIONS.values()}
+    return (
+        frozenset(own | {f"{module}.{name}" for module, names in (_TORCH | _TORCHMETRICS).items() for name in names.split()})
+        | model_classes()
+    )
 
 
 class RefusedError(ConfigurationError):
@@ -52,19 +118,10 @@ class Recipe:
         if depth > _DEPTH:
             raise RefusedError(f"'{where[:80]}' is nested more than {_DEPTH} times.")
         if _is_class(value):
-            path, extra = value["class_path"], set(value) - {"class_path", "init_args"}
-            if extra:
-                raise RefusedError(
-                    f"'{where}' has the keys {sorted(map(str, extra))[:3]}. A class has 'class_path' and 'init_args'."
-                )
-            if not isinstance(path, str) or path not in self._allowed:
-                raise RefusedError(
-                    f"'{where}' is the class '{str(path)[:100]}', which this site does not accept. If you trust it, add this "
-                    "exact path to 'policy.classes' of the site's data.yaml."
-                )
-            value = value.get("init_args") or {}
-            if not isinstance(value, Mapping):
-                raise RefusedError(f"'{where}.init_args' must be a mapping.")
+            self._require_accepted(value["class_path"], where)
+            keys, value = set(value), value.get("init_args") or {}
+            if keys - {"class_path", "init_args"} or not isinstance(value, Mapping):
+                raise RefusedError(f"'{where}' has other keys than 'class_path' and 'init_args', a mapping.")
         if isinstance(value, Mapping):
             for name, item in value.items():
                 if not isinstance(name, str) or not name.isidentifier() or name.startswith("__"):
@@ -81,6 +138,13 @@ class Recipe:
         elif value is not None and not isinstance(value, bool | int | float):
             raise RefusedError(f"'{where}' is a {type(value).__name__}. Use plain values.")
 
+    def _require_accepted(self, path: Any, where: str) -> None:
+        if not isinstance(path, str) or path not in self._allowed:
+            raise RefusedError(
+                f"'{where}' is the class '{str(path)[:100]}', which this site does not accept. If you trust it, add this "
+                "exact path to 'policy.classes' of the site's data.yaml."
+            )
+
     def build(self, value: Any, hint: Any, where: str) -> Any:
         """Return the object that a value describes; call :meth:`check` for the whole value first.
 
@@ -93,59 +157,40 @@ class Recipe:
             RefusedError: if the value has another type.
         """
         kinds = _alternatives(hint)
-        if value is None or hint is Any or hint is inspect.Parameter.empty:
-            return self._untyped(value, where)
         if _is_class(value):
             return self._object(value, kinds, where)
-        for kind in kinds:
-            if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
+        if isinstance(value, Mapping):
+            kind = next((kind for kind in kinds if is_dataclass(kind) and isinstance(kind, type)), None)
+            if kind is not None:
                 return self._call(kind, value, where)
-        for kind in kinds:
-            origin = typing.get_origin(kind)
-            if origin in (list, tuple, Collection, typing.Sequence) and isinstance(value, list | tuple):
-                inner = [a for a in typing.get_args(kind) if a is not Ellipsis] or [Any]
-                items = [self.build(v, inner[min(k, len(inner) - 1)], f"{where}[{k}]") for k, v in enumerate(value)]
-                return tuple(items) if origin is tuple else items
-            if origin is typing.Literal and value in typing.get_args(kind):
-                return value
-        if any(typing.get_origin(kind) is collections_callable or kind is Callable for kind in kinds) and not any(
-            isinstance(kind, type) and isinstance(value, kind) for kind in kinds
-        ):
+            return {name: self.build(item, Any, f"{where}.{name}") for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            several = next((one for one in kinds if typing.get_origin(one) in (list, tuple, Collection, Sequence)), list)
+            inner = [one for one in typing.get_args(several) if one is not Ellipsis] or [Any]
+            items = [self.build(one, inner[min(k, len(inner) - 1)], f"{where}[{k}]") for k, one in enumerate(value)]
+            return tuple(items) if typing.get_origin(several) is tuple else items
+        fits = any(value in typing.get_args(one) or (isinstance(one, type) and isinstance(value, one)) for one in kinds)
+        if value is not None and not fits and any(_CALLABLE in (kind, typing.get_origin(kind)) for kind in kinds):
             raise RefusedError(
                 f"'{where}' needs a class with 'class_path', but is {str(value)[:60]!r}. A function is not accepted."
             )
-        if float in kinds and isinstance(value, int) and not isinstance(value, bool) and int not in kinds:
-            return float(value)
-        return self._untyped(value, where)
-
-    def _untyped(self, value: Any, where: str) -> Any:
-        if _is_class(value):
-            return self._object(value, [], where)
-        if isinstance(value, list | tuple):
-            return [self._untyped(item, f"{where}[{number}]") for number, item in enumerate(value)]
-        if isinstance(value, Mapping):
-            return {name: self._untyped(item, f"{where}.{name}") for name, item in value.items()}
-        return value
+        return float(value) if type(value) is int and float in kinds and int not in kinds else value
 
     def _object(self, value: Mapping[str, Any], kinds: Collection[Any], where: str) -> Any:
         """Return an object of a class on the list, or a function that creates it from further arguments."""
-        path = value["class_path"]
-        if path not in self._allowed:
-            raise RefusedError(f"'{where}' is the class '{str(path)[:100]}', which this site does not accept.")
+        path, arguments = value["class_path"], value.get("init_args") or {}
+        self._require_accepted(path, where)
         module, _, name = path.rpartition(".")
         found = getattr(import_module(module), name)
         if not isinstance(found, type):
             raise RefusedError(f"'{where}' is '{path}', which is not a class.")
-        arguments = value.get("init_args") or {}
-        wanted = [kind for kind in kinds if isinstance(kind, type)]
-        if wanted and issubclass(found, tuple(wanted)):
-            return self._call(found, arguments, where)
-        made = [typing.get_args(kind)[-1] for kind in kinds if typing.get_origin(kind) is collections_callable]
-        creates = [kind for one in made for kind in _alternatives(one) if isinstance(kind, type)]
-        if creates and issubclass(found, tuple(creates)):
+        wanted = tuple(kind for kind in kinds if isinstance(kind, type))
+        made = [typing.get_args(kind)[-1] for kind in kinds if typing.get_origin(kind) is _CALLABLE]
+        creates = tuple(kind for one in made for kind in _alternatives(one) if isinstance(kind, type))
+        if not issubclass(found, wanted) and issubclass(found, creates):
             return partial(found, **self._arguments(found, arguments, where))
-        if kinds and (wanted or creates):
-            raise RefusedError(f"'{where}' is '{path}', but needs {' or '.join(k.__name__ for k in [*wanted, *creates])}.")
+        if not issubclass(found, wanted) and (wanted or creates):
+            raise RefusedError(f"'{where}' is '{path}', but needs {' or '.join(k.__name__ for k in (*wanted, *creates))}.")
         return self._call(found, arguments, where)
 
     def _call(self, kind: Any, arguments: Mapping[str, Any], where: str) -> Any:
@@ -161,14 +206,11 @@ class Recipe:
         return {name: self.build(item, hints.get(name, Any), f"{where}.{name}") for name, item in arguments.items()}
 
 
-collections_callable = typing.get_origin(Callable[[], None])
-
-
 def _alternatives(hint: Any) -> list[Any]:
-    """Return the members of a union, or the type itself."""
+    """Return the members of a union, or the type itself; none if any will do."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return [kind for member in typing.get_args(hint) for kind in _alternatives(member)]
-    return [hint]
+    return [] if hint is Any else [hint]
 
 
 def _hints(kind: Any) -> dict[str, Any]:

@@ -14,21 +14,19 @@ from fl_lightning.clients.site import Site
 from fl_lightning.core.option import SitePlace
 from fl_lightning.errors import WireError
 from fl_lightning.flower import envelope
-from fl_lightning.flower.site.audit import AuditLog, in_words
+from fl_lightning.flower.site.audit import AuditLog, SiteErrors, in_words
 from fl_lightning.flower.site.budget import SiteBudget
 from fl_lightning.flower.site.contract import Built, build, check_contract
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.description import SiteDescription
-from fl_lightning.flower.site.errors import SiteErrors
 from fl_lightning.flower.site.limits import SiteLimits
 from fl_lightning.flower.site.peers import read_peers
 from fl_lightning.flower.site.policy import Masks, Policy
 from fl_lightning.flower.site.questions import SiteQuestions
 from fl_lightning.flower.site.recipe import RefusedError
-from fl_lightning.flower.site.record import SiteRecord, digest_of, settings_of, whole_digest
 from fl_lightning.flower.site.release import numbers_of, released
 from fl_lightning.flower.site.server_schema import keep_schema
-from fl_lightning.flower.site.state import SiteStore, require_id
+from fl_lightning.flower.site.store import SiteRecord, SiteStore, digest_of, settings_of, whole_digest
 from fl_lightning.flower.validation import listed, require_message, require_model, require_order
 from fl_lightning.flower.wire.transport import Content, Parts
 from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, OwnModel, OwnModelOrder, RoundCommit, ServerModel
@@ -201,9 +199,7 @@ class SiteServer:
         self._work = None
         self._take_number(contract["numbers"][client])
         self._data.client_id = client
-        require_id(federation)
-        settings = settings_of(contract)
-        with self._record.admission(federation, settings):
+        with self._record.admission(federation, contract):
             built = build(
                 contract, self._data, self._policy, self._device, self._errors.told, self._place(federation, contract)
             )
@@ -211,7 +207,7 @@ class SiteServer:
             self._limits.check_training(self._data)
             if self._account is not None:
                 self._account.require_noise(built.settings, ClientTask(client, 0), self._data)
-        self._audit.settings(digest_of(settings), contract, federation)
+        self._audit.settings(digest_of(settings_of(contract)), contract, federation)
         store = SiteStore(self._folder, federation)
         site = Site(built.client)
         kept = store.load()
@@ -287,6 +283,8 @@ class SiteServer:
         settings = work.built.settings
         for order in orders:
             require_message(order, ClientTask, EvalOrder, Note, OwnModelOrder)
+            if not work.contract["trains"] and not (isinstance(order, OwnModelOrder) or getattr(order, "question", None)):
+                raise RefusedError("This site has agreed to evaluate models alone, so it answers questions, and nothing else.")
             if isinstance(order, OwnModelOrder):
                 self._limits.check_own_model(settings, self._data)
             elif not isinstance(order, Note):

@@ -15,15 +15,17 @@ from fl_lightning.core.federation import Federation, ServerContext
 from fl_lightning.core.option import ServerHooks, guarantees, options_of
 from fl_lightning.core.plan import RoundPlan
 from fl_lightning.errors import CheckpointError, ConfigurationError
-from fl_lightning.functional.spending import Entry, Spendings
+from fl_lightning.functional.spending import Entry, Spending, Spendings
 from fl_lightning.messages import ClientTask
 from fl_lightning.options.privacy_account.budget import Budget
 from fl_lightning.options.privacy_account.checks import check_data
-from fl_lightning.options.privacy_account.ledger import PrivacyLedger, folder_of
 from fl_lightning.options.privacy_account.settings import PrivateOption
 from fl_lightning.types import ClientUpdate, RoundResult
 from fl_lightning.utilities.collectives import Collectives
+from fl_lightning.utilities.ledger import Ledger
 
+LEDGER = "privacy_ledger.jsonl"
+"""The file in ``trainer.default_root_dir``, append-only. Runs in one folder share it, and each line names its run."""
 SHARED = (
     "Some persons have examples at several clients, at up to {}. Epsilon of examples is composed over all clients of a person. "
     "Epsilon of clients covers the examples that one client has of a person, not all of them. The same name at two clients is "
@@ -51,7 +53,7 @@ class PrivacyAccount(ServerHooks):
         spending: the releases of the run so far.
     """
 
-    _ledger: PrivacyLedger  # on the first rank
+    _ledger: Ledger[Entry]  # on the first rank
 
     def __init__(self, private: Sequence[PrivateOption], context: ServerContext) -> None:
         self._private, self._trainer = private, context.trainer
@@ -105,9 +107,11 @@ class PrivacyAccount(ServerHooks):
                 f"'trainer.default_root_dir' is {folder}, but the privacy ledger must be synced to a disk. "
                 "Use a folder on this machine."
             )
-        self._ledger = PrivacyLedger(folder_of(Path(folder)), run)
-        spending, lines = self._ledger.read()
-        if lines < before.get("lines", 0):
+        self._ledger = ledger_in(Path(folder))
+        spending, own = Spendings(), [entry for entry in self._ledger.read() if entry["run"] == run]
+        for entry in own:
+            spending.of(entry["noise"]).add(entry)
+        if (lines := len(own)) < before.get("lines", 0):
             there = f"has {lines} lines of this run" if self._ledger.path.exists() else "does not exist"
             raise CheckpointError(
                 f"The privacy ledger '{self._ledger.path}' {there}, but the checkpoint was written after {before['lines']} "
@@ -180,7 +184,7 @@ class PrivacyAccount(ServerHooks):
             CheckpointError: if the ledger cannot be written; other ranks raise ClientError.
         """
         if self._written:
-            line: Entry = {**entry, "noise": self._budget.noise}
+            line: Entry = {"run": self._run, **entry, "noise": self._budget.noise}
             Collectives(self._trainer).spread(1, lambda _: self._ledger.append(line))
         self._lines += 1
         self.spending.of(self._budget.noise).add(entry)
@@ -198,6 +202,19 @@ class PrivacyAccount(ServerHooks):
         self._budget.stop_if_spent(round_idx, self.spending)
         figures |= self._budget.figures()
         return figures | ({} if self._noise_seed is None else {"noise_is_simulated": 1.0})
+
+
+def ledger_in(root: Path) -> Ledger[Entry]:
+    """Return a run's ledger: in its folder, or in ``lightning_logs`` of the current one, where a Trainer without one logs."""
+    folder = root / "lightning_logs" if root.absolute() == Path.cwd() else root
+    fix = "Restore the file from a copy, or start again without 'ckpt_path' in another folder."
+    return Ledger(folder / LEDGER, _checked, CheckpointError, fix, creates=True)
+
+
+def _checked(line: Entry) -> Entry:
+    """Return a line of any run that can be counted."""
+    Spending().add({**line, "run": line["run"], "noise": line["noise"]})
+    return line
 
 
 def account_of(option: PrivateOption, context: ServerContext) -> ServerHooks:
