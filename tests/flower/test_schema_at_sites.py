@@ -127,7 +127,7 @@ def test_a_site_that_does_not_take_it_keeps_it_for_its_staff_alone(hospitals):
         assert "note    schema: that of the server (" in text
         assert ") describes the same tables as this site's" in text
         assert "'exports/north.csv' has further columns, which are ignored: ward." in text
-        assert "the site takes the server's schema only with 'policy.schema: server'" in text
+        assert "the site takes the server's schema only with 'schema: server'" in text
     with pytest.raises(DataError, match="has no column 'target'"):
         start_site(Path(), "north")
 
@@ -141,7 +141,7 @@ def test_the_check_of_tables_that_wait_for_the_server_or_have_another_schema(hos
     take_the_servers(("north",), hospitals)
     passed, text = checked(path)
     assert not passed
-    assert "FAILED  data: The tables wait for the server's schema ('policy.schema' is 'server'), and no server has" in text
+    assert "FAILED  data: The tables wait for the server's schema ('schema' is 'server'), and no server has" in text
     passed, text = checked(path, schema="schema.yaml")
     assert passed, text
 
@@ -216,7 +216,7 @@ def test_the_check_of_a_good_export(hospitals):
     assert "'exports/south.csv' has 30 rows." in text
     assert "'exports/south.csv' has 'age' in 'alter'." in text
     assert "% of the values of 'height'." in text
-    assert "the digest " in text
+    assert re.search(r", schema \w{8}", text)
 
 
 def test_the_check_of_an_export_with_many_mistakes(hospitals):

@@ -179,7 +179,7 @@ def test_persons_and_rows_are_never_added():
     for protects, said in (("rows", "protects persons of these data"), ("persons", "counts the rows of 'cardiology'")):
         budget = limits(100.0, protects, data="cardiology")
         with pytest.raises(ConfigurationError, match=said):
-            restart("north", datamodule=own, limits={"budget": budget})
+            restart("north", datamodule=own, limits={"update": {"noise": {"least": 0.5, "budget": budget}}})
 
 
 def test_federations_at_the_same_time_do_not_overspend():

@@ -141,7 +141,8 @@ def test_other_settings_under_a_known_id_need_agreement(changes, agreed):
 
 def test_an_agreement_to_train_covers_evaluations_of_the_same_settings_and_not_the_reverse():
     """Unless the update leaves in masks: then no figure of this site alone leaves it."""
-    site, limits = north(federations=1, evaluations=["training"]), {"federations": 0, "evaluations": ["training"]}
+    tells = ["examples", "evaluation/training"]
+    site, limits = north(federations=1, tells=tells), {"federations": 0, "tells": tells}
     assert not told(ask(site, "prepare"))
     for federation, settings in ((FEDERATION, {}), (OTHER, {"trains": False})):
         asked = contract(**settings)
@@ -163,17 +164,19 @@ def questions() -> list[EvalOrder]:
 
 
 @pytest.mark.parametrize(
-    ("policy", "asked", "said"),
+    ("asked", "said"),
     [
-        ({"examples": "masked"}, questions(), "Answers to questions have a number of examples, which leaves this site in sums"),
-        ({"own_model": "travels"}, [OwnModelOrder(1, 0)], "would leave without the noise or the masks"),
-        ({}, [order()], "This site has agreed to evaluate models alone"),
+        (questions(), ""),
+        ([OwnModelOrder(1, 0)], "needs what this site does not tell: the model that the site keeps for itself"),
+        ([order()], "This site has agreed to evaluate models alone"),
     ],
 )
-def test_a_site_that_requires_masks_answers_questions_and_sends_nothing_else(policy, asked, said):
-    site = north(secure_aggregation="required", peers="peers", evaluations=["training"], **policy)
-    assert said in told(work(site, *asked, trains=False))
-    assert "sends nothing but its part of a sum" in told(ask(north(secure_aggregation="required", peers="peers"), "prepare"))
+def test_a_site_that_requires_masks_answers_questions_and_sends_nothing_else(asked, said):
+    masked: dict[str, Any] = {"update": {"masks": {"peers": "peers"}}}
+    found = told(work(north(**masked, tells=["evaluation/training"]), *asked, trains=False))
+    assert said in found
+    assert bool(said) == bool(found)
+    assert "sends nothing but its part of a sum" in told(ask(north(**masked), "prepare"))
 
 
 @pytest.mark.parametrize(
@@ -520,8 +523,8 @@ def test_the_staff_approves_withdraws_and_reads_the_log(capsys):
     assert "messages; ordered 3 trainings, 0 evaluations" in said
     assert f"    settings: {words[4]}\n    model: fl_lightning.ClassificationTask\n" in said
     assert "    orders: train round 0, period 0\n" in said
-    told_again = said.partition("    replies: update round_idx 0, num_examples 24, num_steps 3, train_loss ")[2]
-    assert "    replies: update round_idx 0, num_examples 24" in told_again
+    told_again = said.partition("    replies: ClientUpdate client 0, round_idx 0, num_examples 24, num_steps 3, train_loss ")[2]
+    assert "    replies: ClientUpdate client 0, round_idx 0, num_examples 24" in told_again
     assert "    stored: True\n" in told_again
     assert "error: RefusedError" in said
     assert "the chain is complete." in said

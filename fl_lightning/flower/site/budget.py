@@ -57,8 +57,8 @@ class SiteBudget:
             )
         if not self._ledger.path.is_file():
             raise ConfigurationError(
-                f"'policy.update.noise.budget.account' is '{budget.account}', which does not exist. If no federation has trained "
-                "on these data yet, create it as an empty file. Otherwise find it: nobody else knows what they have spent."
+                f"'policy.update.noise.budget.account' is '{budget.account}', which does not exist. If no federation "
+                "has trained on these data yet, create it as an empty file. Otherwise find it: nobody else knows."
             )
         self.releases()
 
