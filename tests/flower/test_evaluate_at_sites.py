@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import sites_over_bytes as net
 import torch
-from masked_sites import masked, plain, secure
+from masked_sites import masked, masks, plain, secure
 
 from fl_lightning.cli.federation_cli import main
 from fl_lightning.flower.site.parent import main as site
@@ -137,7 +137,7 @@ def test_masks_and_noise_are_refused_by_name(here):
 
 def test_after_masked_training_the_staff_agree_to_the_evaluation_alone(capsys):
     """They could only agree to settings without masks, which a training without masks has, too."""
-    masked(federations=1)
+    masked(federations=1, tells=["examples", "steps", "loss", "evaluation/training"])
     net.federate(secure(2), "real")
     answers = said("--part", "training")
     assert "remove 'federation.secure_aggregation': sites then answer questions, and train nothing" in answers
@@ -150,10 +150,10 @@ def test_after_masked_training_the_staff_agree_to_the_evaluation_alone(capsys):
     rows = evaluate("real", *SITES, *last("real"), *alone)
     told = {row["site"]: row["value"] for row in rows if "Accuracy" in row["metric"]}
     assert all(told[name] for name in (*net.REGISTERED, "all"))
-    net.restart(limits={"secure_aggregation": "allowed"})
+    net.restart(limits={"update": "plain"})
     plainly = net.refused(plain(3), "real", "--ckpt_path", "last", "--federation.checkpoints.resume_changed", "true")
     assert plainly.count("The server asks to train, and evaluate models; the update leaves as it is.") == 3
-    net.restart(limits={"secure_aggregation": "required"})
+    net.restart(limits={"update": masks()})
     assert net.same_bits(net.simulate(secure(3)), net.federate(secure(3), "real", "--ckpt_path", "last"))
 
 
