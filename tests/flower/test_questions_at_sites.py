@@ -248,10 +248,10 @@ F64 = torch.float64
         ({"reason": "\x1b[2J"}, "control characters"),
         ({"pooled": "\x1b[2J"}, "control characters"),
         ({"sums": {"\x1b": torch.zeros(1, dtype=F64)}}, "control characters"),
-        ({"sums": {"tp": torch.zeros(1, dtype=torch.float16)}}, "another type than float64"),
+        ({"sums": {"tp": torch.zeros(1, dtype=torch.float16)}}, "tensors other than float64"),
         ({"points": (torch.zeros(10**6 + 1, dtype=F64),)}, "more than 1000000 numbers"),
-        ({"interval": (0.1,)}, "not a report of an evaluation"),
-        ({"points": "x"}, "not a report of an evaluation"),
+        ({"interval": (0.1,)}, "does not hold the expected EvalReport"),
+        ({"points": "x"}, "does not hold the expected EvalReport"),
     ],
 )
 def test_impossible_answers_of_a_site_are_its_failure(changes, said):

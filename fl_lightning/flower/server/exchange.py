@@ -16,6 +16,7 @@ from fl_lightning.flower.validation import conforms
 from fl_lightning.flower.wire.transport import Answer, Content, LateParts, Transport
 from fl_lightning.functional.digest import digest
 from fl_lightning.messages import ClientTask, EvalOrder, Note, OwnModelOrder, RoundCommit, ServerModel
+from fl_lightning.settings.server import Faults
 from fl_lightning.types import ClientUpdate
 from fl_lightning.wire import to_bytes
 
@@ -90,7 +91,7 @@ class Exchange:
         self._contract: Mapping[str, Any] = {}
         self._federation: Callable[[], str] = str
         self._limit: float | None = _WAIT
-        self._retries = 1  # a site may have died a moment ago, and be on its way back
+        self._faults = Faults("skip", retries=1)  # a site may have died a moment ago, and be on its way back
         self._model: ServerModel | None = None
         self._encoded: dict[int, Content] = {}  # the newest model as bytes, by the version that the receiver has; 0 for none
         self._digests: dict[str, str] = {}
@@ -103,16 +104,17 @@ class Exchange:
         self._counts: dict[str, Counter[int]] = defaultdict(Counter)
         self._notes: dict[int, Note] = {}
 
-    def start(self, contract: Mapping[str, Any], federation: Callable[[], str], limit: float | None, retries: int) -> None:
+    def start(self, contract: Mapping[str, Any], federation: Callable[[], str], faults: Faults, grace: float) -> None:
         """Begin a federation, for which the sites are prepared.
 
         Args:
             contract: the settings that sites need, as values.
             federation: returns the id of the federation.
-            limit: the seconds after which a silent site has failed; None for no limit.
-            retries: how often a silent site is asked again.
+            faults: how to handle sites that fail.
+            grace: the seconds beyond the deadline after which a silent site has failed.
         """
-        self._contract, self._federation, self._limit, self._retries = contract, federation, limit, retries
+        self._contract, self._federation, self._faults = contract, federation, faults
+        self._limit = None if faults.deadline is None else faults.deadline + grace
 
     def who(self, client: int) -> str:
         """Return a site's name and number, for messages."""
@@ -227,7 +229,7 @@ class Exchange:
 
     # ---------------------------------------------------------------- answers
 
-    def answers(self, read: Callable[[int, Mapping[str, Any]], Any], skips: bool) -> Iterator[tuple[int, Any]]:
+    def answers(self, read: Callable[[int, Mapping[str, Any]], Any], skips: bool | None = None) -> Iterator[tuple[int, Any]]:
         """Return each client, until no request is under way, with what ``read`` makes of its reply.
 
         What the transport has lost is asked for again. Nothing here keeps a reply, which may hold a model; the model as bytes
@@ -235,13 +237,14 @@ class Exchange:
 
         Args:
             read: returns what is wanted of a client's reply, or raises a ClientError.
-            skips: whether to return a SiteError for a site that fails.
+            skips: whether to return a SiteError for a site that fails; None if the policy says so.
 
         Raises:
             ClientError: if a site fails, and is not left out.
         """
         self._encoded = {}
-        return filter(None, map(functools.partial(self._read, read, skips), self._transport.answers()))
+        read_one = functools.partial(self._read, read, self._faults.skips if skips is None else skips)
+        return filter(None, map(read_one, self._transport.answers()))
 
     def _read(self, read: Callable[[int, Mapping[str, Any]], Any], skips: bool, answer: Answer) -> tuple[int, Any] | None:
         """Return a client with what its answer holds, or its error; None if its request was sent again."""
@@ -252,7 +255,7 @@ class Exchange:
             request.lost, request.base = request.lost + 1, None
             self._dispatch(client)
             return None
-        if answer.content is None and request.attempts <= self._retries:
+        if answer.content is None and request.attempts <= self._faults.retries:
             request.attempts += 1
             self.repeat(client)
             return None
@@ -264,7 +267,7 @@ class Exchange:
                 told = error if isinstance(error, SiteError) else SiteError("", str(error))
                 told.attempts = max(told.attempts, request.attempts)
                 return client, told
-            if answer.content is None:
+            if answer.content is None and not self._faults.skips:
                 raise ClientError(f"{error}. {_REMEDY}") from error
             raise
 
@@ -343,11 +346,11 @@ class Exchange:
             under_way: the clients whose tasks have outlasted it; nothing waits for them, nor for what an error left.
         """
         self._transport.forget()
-        self._limit, self._retries = _FAREWELL, 0
+        self._limit, self._faults = _FAREWELL, Faults("skip")
         for client, waiting in list(self._settlements.items()):
             if waiting and client in self._has and client not in under_way:
                 self.send(client, [])
-        told = self.answers(lambda client, found: None, skips=True)
+        told = self.answers(lambda client, found: None)
         return [self._names[client] for client, error in told if error is not None and error.silent]
 
     def close(self, completed: bool) -> None:

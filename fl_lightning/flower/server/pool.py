@@ -78,7 +78,7 @@ class RemotePool:
             if note.client not in away:
                 self.exchange.send(note.client, [note])
         found = dict[int, Note]()
-        for client, answer in self.exchange.answers(self._note, self.faults.skips):
+        for client, answer in self.exchange.answers(self._note):
             if isinstance(answer, SiteError):
                 self._silent[client] = answer.cause
             else:
@@ -180,7 +180,7 @@ class RemotePool:
         """Pass on one result, which may hold a model, and return whether to continue."""
         if self._lost:
             return take(self._lost.popleft())
-        self._results = self._results or self.exchange.answers(self._update, self.faults.skips)
+        self._results = self._results or self.exchange.answers(self._update)
         client, result = next(self._results, (0, None))
         if result is None:
             self._results = None

@@ -154,7 +154,7 @@ class RemoteSites(ChecksTypes, RemoteClients):
         assert self._exchange is not None
         for client, content in requests.items():
             self._exchange.post(client, content)
-        found = dict(self._exchange.answers(lambda client, reply: reply, skips=True))
+        found = dict(self._exchange.answers(lambda client, reply: reply))
         problems = [str(error) for error in found.values() if isinstance(error, SiteError)]
         if problems:
             raise ConfigurationError("Some sites cannot take part. " + " ".join(sorted(problems)))
@@ -186,8 +186,7 @@ class RemoteSites(ChecksTypes, RemoteClients):
         }
         self._ask_all(requests)
         exchange, self._exchange = self._exchange, None  # the pool closes it
-        limit = None if settings.faults.deadline is None else settings.faults.deadline + self.grace
-        exchange.start(contract, federation, limit, settings.faults.retries)
+        exchange.start(contract, federation, settings.faults, self.grace)
         return RemotePool(
             exchange=exchange,
             infos=self._infos,
