@@ -45,9 +45,18 @@ else:
 
 
 @contextmanager
-def waiting_for(file: IO[Any]) -> Iterator[None]:
-    """Keep other processes out of an open file while a block runs, after waiting for them."""
-    _wait(file)
+def waiting_for(file: IO[Any], needed: bool = True) -> Iterator[None]:
+    """Keep other processes out of an open file while a block runs, after waiting for them.
+
+    Args:
+        file: the file.
+        needed: whether a file system without locks is an error.
+    """
+    try:
+        _wait(file)
+    except OSError:
+        if needed:
+            raise
     try:
         yield
     finally:

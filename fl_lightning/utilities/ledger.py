@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -60,7 +60,7 @@ class Ledger(Generic[T]):
         with self._usable():
             if self.creates:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "a+b" if self.creates else "r+b") as file, waiting_for(file) if check else nullcontext():
+            with open(self.path, "a+b" if self.creates else "r+b") as file, waiting_for(file, needed=check is not None):
                 file.seek(0 if check else max(0, file.seek(0, os.SEEK_END) - 1))
                 known = file.read()
                 if not known.endswith(b"\n"):

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import launching
@@ -231,6 +232,17 @@ def test_a_line_that_was_cut_off_was_not_released(tmp_path):
     (folder / LEDGER).write_text((folder / LEDGER).read_text()[:-1])  # without its end alone, a line is whole
     private(folder=folder, rounds=3, ckpt_path=last(folder))
     assert [line["round"] for line in lines(folder)] == [0, 1, 2]
+
+
+def test_runs_that_write_at_the_same_time_lose_no_line(tmp_path):
+    """A line that another run is writing is not one that a kill cut off."""
+
+    def write(run: int) -> None:
+        ledger_in(tmp_path).append({"run": str(run), "noise": {}, "sent": {"0": 1}, "long": "x" * 200_000})
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(48)))
+    assert sorted(int(entry["run"]) for entry in ledger_in(tmp_path).read()) == list(range(48))
 
 
 @pytest.mark.parametrize("first", [0, 1])
