@@ -18,8 +18,10 @@ from fl_lightning.compat.flower_objects import array_of, receive, send
 from fl_lightning.compat.flower_records import as_parts, as_record
 from fl_lightning.compat.flower_runtime import acquired, heartbeat, patient, runtime
 
-TESTED = ((1, 41), (1, 42))
-"""The minor versions of flwr whose private names are used here, all of which speak the same protocol."""
+FLOWER = "1.42"
+"""The minor version of flwr whose private names are used here, at the server and at all sites."""
+VERSION = "x-fl-lightning"
+"""The header with the server's version of fl_lightning."""
 
 FLEET = "/v1/fleet/"
 """The paths that sites use; nothing else of a SuperLink must be reachable from outside."""
@@ -30,20 +32,14 @@ _FAREWELL = 1.5
 """The seconds for which the end of a run waits for the SuperLink, twice."""
 
 
-def installed_version() -> tuple[int, ...] | None:
-    """Return the version of flwr, or None if it is not installed."""
+def installed_version() -> str | None:
+    """Return the minor version of flwr, such as 1.42, or None if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return minor_version(version("flwr"))
+        return ".".join(version("flwr").split(".")[:2])
     except PackageNotFoundError:
         return None
-
-
-def minor_version(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version; none if they are no numbers."""
-    found = version.split(".")[:2]
-    return tuple(map(int, found)) if all(map(str.isdecimal, found)) else ()
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.compat.flower import VERSION
+
 TOO_LARGE = 413
 """The status of a proxy that limits the size of a request, and the code by which a site tells the server so."""
+DISK_FULL = 507
+"""The status with which a server answers whose disk is full."""
 _PIECE = 1 << 16
 """The bytes of a request that are written at a time: each of them may take as long as Flower allows for the whole."""
 _UNSENT = 1 << 19
@@ -51,13 +55,30 @@ def in_words(error: BaseException) -> str:
     """Return what is wrong with the line, and the fix."""
     import httpx
 
-    status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else 0
+    if isinstance(error, httpx.HTTPStatusError):
+        status = error.response.status_code
+        if status == DISK_FULL:
+            return "The disk of the server is full. Its staff must free space."
+        if VERSION in error.response.headers:
+            return f"The server answers with an error (status {status}), whose cause 'fl-lightning serve' prints there."
+        return f"A proxy answers instead of the server, with status {status}. {fix_of(status)}"
     if isinstance(error, httpx.ProxyError):
         status = next((number for number in _FIXES if str(error).startswith(str(number))), 0)
         return f"The proxy of HTTPS_PROXY refuses the connection ({error}). {fix_of(status)}"
-    if status:
-        return f"A proxy answers instead of the server, with status {status}. {fix_of(status)}"
     return f"The server does not answer ({type(error).__name__}{f': {error}' if str(error) else ''})."
+
+
+def cause_at_server(error: BaseException) -> str:
+    """Return why the SuperLink refuses a process on its own machine, and the fix, without a full stop; empty for others."""
+    status = getattr(getattr(error, "response", None), "status_code", 0)
+    if status == DISK_FULL:
+        return "The disk of the server's folder is full. Free space"
+    if status == 401:
+        return (
+            "The SuperLink no longer knows this fit as the one that has the run (status 401): the clock of this machine was "
+            "set, or another fit uses the folder. Correct the clock, or end the other fit"
+        )
+    return ""
 
 
 def is_of_the_line(error: BaseException) -> bool:

@@ -1,6 +1,6 @@
-"""Run Flower's SuperLink with a database that shrinks, and for sites whose Flower has another tested version.
+"""Run Flower's SuperLink with a database that shrinks, and check what its sites sign before a request is read.
 
-Upstream: flower#7193 (peers of another minor version are refused); for the database we know of no issue.
+Upstream: for both we know of no issue.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from fl_lightning.compat.flower import TESTED, installed_version, minor_version
+from fl_lightning.compat.flower import installed_version
 from fl_lightning.compat.flower_contents import contents_of, keep_contents_in_files
 from fl_lightning.compat.flower_control import prepare_environment
 from fl_lightning.compat.flower_delivery import keep_orders
@@ -53,7 +54,6 @@ def superlink_app(files: Mapping[str, str], host: str, port: int) -> Any:
     from unittest.mock import patch
 
     from flwr.supercore import sql_mixin
-    from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
     from flwr.superlink.main import create_app
 
@@ -71,13 +71,41 @@ def superlink_app(files: Mapping[str, str], host: str, port: int) -> Any:
     keep_orders()
     keep_contents_in_files(contents_of(Path(files["database"])))
     write_seldom()
-    metadata: Any = RuntimeVersionMetadata
-    metadata.check_compatibility = accepting(metadata.check_compatibility)
     # ``auto_vacuum`` comes first: it has no effect on a database that has pages.
     sql_mixin.SQLITE_PRAGMAS = tuple((_PRAGMAS | dict(sql_mixin.SQLITE_PRAGMAS) | _PRAGMAS).items())
     with patch.object(sys, "argv", arguments):
         config = _parse_superlink_lifespan_config()
     return create_app(config, SuperLinkLifespan)
+
+
+def signature_check(app: Any) -> Callable[[Mapping[str, str]], bool]:
+    """Return what tells by the headers of a request whether a registered site signed it in the last five minutes.
+
+    Flower checks the same, but after it has read the body.
+
+    Args:
+        app: the SuperLink.
+    """
+    from binascii import a2b_base64
+
+    from fastapi import HTTPException
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+    from flwr.superlink.routers.fleet.node_auth import authenticate_node
+
+    def signed(headers: Mapping[str, str]) -> bool:
+        try:
+            key = a2b_base64(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], strict_mode=True)
+            node = app.state.linkstate_factory.state().get_node_id_by_public_key(key)
+            if node is None:
+                return False
+            request: Any = SimpleNamespace(app=app, headers=headers, state=SimpleNamespace())
+            request.state.protobuf_request = SimpleNamespace(node_id=node)
+            authenticate_node(request)
+        except (HTTPException, KeyError, ValueError):
+            return False
+        return True
+
+    return signed
 
 
 @functools.cache
@@ -129,21 +157,6 @@ def _require_known(database: Path) -> None:
         ScriptDirectory(str(ALEMBIC_DIR)).get_revisions(revisions)
     except CommandError:
         raise ConfigurationError(
-            f"'{database}' was used by a newer version of Flower than {'.'.join(map(str, installed_version() or ()))}, which "
-            "cannot read it. Install the newer one again: the sites' versions need not be the server's."
+            f"'{database}' was used by a newer version of Flower than {installed_version()}, which "
+            "cannot read it. Install the newer one again, with the fl_lightning that needs it, here and at all sites."
         ) from None
-
-
-def accepting(check: Callable[[Any, Any], str | None]) -> Callable[[Any, Any], str | None]:
-    """Let a SuperLink accept peers of every version in ``TESTED``; Flower's own accepts its own minor version alone.
-
-    Args:
-        check: Flower's ``RuntimeVersionMetadata.check_compatibility``, which returns why a peer is refused, or None.
-    """
-
-    def checked(local: Any, peer: Any) -> str | None:
-        if peer is not None and peer.package_name == "flwr" and minor_version(peer.package_version) in TESTED:
-            return None
-        return check(local, peer)
-
-    return checked

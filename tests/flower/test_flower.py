@@ -119,10 +119,10 @@ def test_only_the_sites_paths_are_reachable_from_outside(federation):
 
     context = ssl.create_default_context(cafile=str(federation.folder / "server" / "fed" / "ca.crt"))
 
-    def status(method: str, path: str) -> int:
+    def status(method: str, path: str, length: int = 0) -> int:
         connection = http.client.HTTPSConnection("localhost", federation.port, context=context, timeout=10)
         connection.putrequest(method, path, skip_host=False)
-        connection.putheader("content-length", "0")
+        connection.putheader("content-length", str(length))
         connection.endheaders()
         found = connection.getresponse().status
         connection.close()
@@ -134,7 +134,8 @@ def test_only_the_sites_paths_are_reachable_from_outside(federation):
     assert {path: status("POST", path) for path in outside} == dict.fromkeys(outside, 404)
     assert status("GET", "/v1/fleet/pull-messages") == 404
     assert status("GET", "/docs") == 404
-    assert status("POST", "/v1/fleet/pull-messages") != 404
+    assert status("POST", "/v1/fleet/pull-messages") == 401
+    assert status("POST", "/v1/fleet/push-object", 2**20) == 401  # at once: the server waits for no body without a signature
 
 
 def check(federation: Federation, name: str, *more: str, key: str = "") -> tuple[int, str]:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.compat.flower import TESTED, installed_version
+from fl_lightning.compat.flower import FLOWER, installed_version
 from fl_lightning.compat.flower_line import TOO_LARGE, LostError, Trouble, in_pieces, is_of_the_line, noticing, telling_refusals
 from fl_lightning.compat.flower_records import as_record
 
 own = pytest.importorskip("flower_own", reason="needs flwr", exc_type=ImportError)
 pytestmark = [
     pytest.mark.flower,
-    pytest.mark.skipif(installed_version() not in TESTED, reason="needs flwr of a tested minor version"),
+    pytest.mark.skipif(installed_version() != FLOWER, reason="needs flwr of the tested minor version"),
 ]
 
 

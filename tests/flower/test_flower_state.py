@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.compat.flower import TESTED, Reply, ServerLink, installed_version
+from fl_lightning.compat.flower import FLOWER, Reply, ServerLink, installed_version
 from fl_lightning.compat.flower_contents import LARGE, getting, putting
 from fl_lightning.compat.flower_objects import array_of, receive
 from fl_lightning.compat.flower_records import as_parts, as_record
 from fl_lightning.compat.flower_runtime import patient
-from fl_lightning.compat.flower_superlink import _require_known
+from fl_lightning.compat.flower_superlink import _require_known, signature_check
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.site.processes import length
 
 own = pytest.importorskip("flower_own", reason="needs flwr", exc_type=ImportError)
 pytestmark = [
     pytest.mark.flower,
-    pytest.mark.skipif(installed_version() not in TESTED, reason="needs flwr of a tested minor version"),
+    pytest.mark.skipif(installed_version() != FLOWER, reason="needs flwr of the tested minor version"),
 ]
 
 
@@ -49,6 +49,33 @@ def test_a_database_that_a_newer_flower_has_used_is_refused(revision):
     said = r"state.db' was used by a newer version of Flower than 1\.4\d, .*Install the newer"
     with pytest.raises(ConfigurationError, match=said):
         _require_known(path)
+
+
+@pytest.mark.parametrize("who", ["a site", "revoked", "unknown", "nobody", "a thief", "late", "early", "no key"])
+def test_what_a_registered_site_has_signed_just_now_passes(who, monkeypatch):
+    """By the headers that Flower's own SuperNode adds."""
+    from datetime import datetime, timezone
+
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+    from flwr.supernode import node_auth_http_interceptor as own_signature
+
+    private, other = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    state = own.Post("state.db", monkeypatch).state
+    if who != "unknown":
+        node = state.create_node(own.NOOP_FLWR_AID, own.NOOP_ACCOUNT_NAME, public_key_to_bytes(private.public_key()), 15)
+        if who == "revoked":
+            state.delete_node(own.NOOP_FLWR_AID, node)
+    apart = timedelta(seconds={"late": -310, "early": 10}.get(who, 0))
+    monkeypatch.setattr(own_signature, "now", lambda: datetime.now(timezone.utc) + apart)
+    context, request = SimpleNamespace(request=None), SimpleNamespace(headers={})
+    context.request = request
+    monkeypatch.setattr(own_signature, "add_headers", lambda request, headers: request.headers.update(headers))
+    signing = own_signature.NodeAuthHttpInterceptor(other if who == "a thief" else private, private.public_key())
+    signing.intercept(context, lambda context: None)
+    headers = {} if who == "nobody" else request.headers | ({"flwr-public-key": "?"} if who == "no key" else {})
+    app = SimpleNamespace(state=SimpleNamespace(linkstate_factory=SimpleNamespace(state=lambda: state)))
+    assert signature_check(app)(headers) == (who == "a site")
 
 
 # ---------------------------------------------------------------- messages and their pieces

@@ -10,6 +10,7 @@ import pytest
 
 from fl_lightning.compat.flower import Reply
 from fl_lightning.compat.flower_control import Node
+from fl_lightning.errors import RankError
 from fl_lightning.flower.wire.pool import FlowerPool, FlowerTransport
 from fl_lightning.flower.wire.server_folder import ServerFolder
 from fl_lightning.flower.wire.silence import SilenceWatch
@@ -77,6 +78,28 @@ def test_orders_without_an_answer_are_sent_again_when_the_superlink_is_back(caps
     assert link.pushed[3:] == [(10, {"order": b"0"}, "7"), (12, {"order": b"2"}, "7")]
     assert link.asked == ["10-4", "12-3", "12-5"]
     assert capsys.readouterr().out == "The SuperLink is back. Orders without an answer are sent again.\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (507, "The disk of the server's folder is full. Free space, and resume from the last checkpoint: --ckpt_path last."),
+        (401, "the clock of this machine was set, or another fit uses the folder. .* the other fit, and resume from the last"),
+        (500, r"The connection to the SuperLink was lost \(HTTPError: .*\). Start 'fl-lightning serve' again, and resume"),
+    ],
+)
+def test_a_fit_says_why_its_server_refuses_it(status, said):
+    """A full disk and a wrong clock read as a lost connection."""
+
+    class HTTPError(Exception):
+        response = SimpleNamespace(status_code=status)
+
+    def push(*_: Any) -> str:
+        raise HTTPError(f"status {status}")
+
+    transport = FlowerTransport(SimpleNamespace(push=push), [10])  # type: ignore[arg-type]
+    with pytest.raises(RankError, match=said):
+        transport.send(0, {}, 0, None)
 
 
 def test_an_order_that_was_sent_again_ends_at_its_deadline_once():

@@ -16,11 +16,11 @@ import pytest
 from relay import Relay
 
 import fl_lightning
+from fl_lightning.compat.flower import VERSION
 from fl_lightning.compat.flower_control import prepare_environment
 from fl_lightning.flower.site import check as site_check
 from fl_lightning.flower.site import connection as site_connection
 from fl_lightning.flower.wire.certificates import create_certificates
-from fl_lightning.flower.wire.front import VERSION
 from fl_lightning.flower.wire.server_folder import ServerFolder
 
 pytest.importorskip("cryptography")

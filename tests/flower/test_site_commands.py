@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from command_line import ROOT
 
 from fl_lightning.compat.flower_control import Node
 from fl_lightning.errors import ConfigurationError
@@ -29,7 +27,7 @@ EMBEDDED = "datamodule: {class_path: fl_lightning.MNISTDataModule, init_args: {s
 @pytest.fixture(autouse=True)
 def without_flower(monkeypatch, tmp_path):
     pytest.importorskip("cryptography")
-    for module in ("site", "serve"):
+    for module in ("site.parent", "wire.serve"):
         monkeypatch.setattr(f"fl_lightning.flower.{module}.require_flower", lambda: None)
     monkeypatch.chdir(tmp_path)
 
@@ -90,14 +88,6 @@ def test_wrong_arguments_are_one_message(command, words, said, capsys):
     Path("taken").write_text("not a folder, a key or a certificate")
     Path("rsa.pub").write_text(RSA)
     assert said in refused(capsys, command, *words.split())
-
-
-@pytest.mark.parametrize("module", ["site", "serve"])
-def test_commands_that_only_supervise_do_not_load_torch(module):
-    """The parent of a site's processes, and the server, stay small: a site's worker has torch for itself."""
-    asked = f"import sys, fl_lightning.flower.{module}; print(sorted({{'torch', 'lightning'}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout == "[]\n"
 
 
 PLAIN = SimpleNamespace(faults=Faults())

@@ -15,7 +15,7 @@ from own_certificates import put_certificate
 from refusing import Refusal
 
 from fl_lightning import DataError
-from fl_lightning.compat.flower import TESTED
+from fl_lightning.compat.flower import FLOWER
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.settings import read_settings
 from fl_lightning.flower.wire import requirements
@@ -125,7 +125,7 @@ def folder_is_a_file() -> None:
     ServerFolder(Path("taken")).prepare("h", 1, 2)
 
 
-def requiring(version: Any = TESTED[0], **environment: str) -> Callable[[], Any]:
+def requiring(version: Any = FLOWER, **environment: str) -> Callable[[], Any]:
     """Return a look at Flower's version and the proxies of the environment."""
 
     def call() -> None:
@@ -140,7 +140,7 @@ def requiring(version: Any = TESTED[0], **environment: str) -> Callable[[], Any]
     return call
 
 
-FLOWER = "needs Flower 1.41 or 1.42, but 'flwr' {} ... fl_lightning[flower]"
+ONE_VERSION = "needs Flower 1.42 at the server and at all sites, but 'flwr' {} here. ... pip install 'flwr==1.42.*'"
 NO_PROXY = "which is not an HTTP proxy. Correct or unset"
 UNUSABLE = "server.crt', its key ... cannot be used ... Put PEM files there that belong"
 HAS_NO_CLASS = "'{0}' has settings, but no class. Write '{0}: {{class_path: ..., init"
@@ -188,8 +188,8 @@ REFUSALS = [
         for url in ("http://fed.example.org", "https://", "https://h/path")
     ),
     # Flower and proxies
-    Refusal(requiring(None), FLOWER.format("is not installed")),
-    Refusal(requiring((1, 40)), FLOWER.format("has version 1.40")),
+    Refusal(requiring(None), ONE_VERSION.format("is not installed")),
+    Refusal(requiring("1.41"), ONE_VERSION.format("has version 1.41")),
     Refusal(
         requiring(HTTPS_PROXY="socks5://127.0.0.1:9"),
         "HTTPS_PROXY is 'socks5://... which is not an HTTP proxy. Correct or unset",

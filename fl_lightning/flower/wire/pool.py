@@ -12,7 +12,7 @@ from typing import Any
 
 from fl_lightning.compat.flower import Reply, ServerLink
 from fl_lightning.compat.flower_control import ControlLink
-from fl_lightning.compat.flower_line import TOO_LARGE
+from fl_lightning.compat.flower_line import TOO_LARGE, cause_at_server
 from fl_lightning.errors import ConfigurationError, RankError, require
 from fl_lightning.flower.server.sites import RemoteSites
 from fl_lightning.flower.wire.requirements import require_flower
@@ -276,10 +276,9 @@ class FlowerTransport:
         try:
             return call()
         except Exception as error:
-            raise RankError(
-                f"The connection to the SuperLink was lost ({type(error).__name__}: {str(error)[:200]}). Start 'fl-lightning "
-                "serve' again, and resume from the last checkpoint: --ckpt_path last."
-            ) from error
+            lost = f"The connection to the SuperLink was lost ({type(error).__name__}: {str(error)[:200]}). Start 'fl-lightning"
+            cause = cause_at_server(error) or f"{lost} serve' again"
+            raise RankError(f"{cause}, and resume from the last checkpoint: --ckpt_path last.") from error
 
     def forget(self) -> None:
         """See :meth:`Transport.forget`."""

@@ -1,11 +1,11 @@
-"""Refuse to run without the version of Flower that was tested."""
+"""Refuse to run with another version of Flower, a proxy that cannot be used, or a name that is none."""
 
 from __future__ import annotations
 
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment
 
-from fl_lightning.compat.flower import TESTED, installed_version
+from fl_lightning.compat.flower import FLOWER, installed_version
 from fl_lightning.compat.flower_control import prepare_environment
 from fl_lightning.errors import ConfigurationError
 
@@ -14,14 +14,14 @@ def require_flower() -> None:
     """Check the installed version of Flower, and the proxies for its connections.
 
     Raises:
-        ConfigurationError: if it is missing, or no minor version that was tested; or if a proxy cannot be used.
+        ConfigurationError: if it is missing or another minor version, or if a proxy cannot be used.
     """
-    found, wanted = installed_version(), " or ".join(".".join(map(str, tested)) for tested in TESTED)
-    if found not in TESTED:
-        came = "is not installed" if found is None else f"has version {'.'.join(map(str, found))}"
+    found = installed_version()
+    if found != FLOWER:
+        came = "is not installed here" if found is None else f"has version {found} here"
         raise ConfigurationError(
-            f"A federation over a network needs Flower {wanted}, but 'flwr' {came}. Install it in an environment of its own: "
-            "pip install 'fl_lightning[flower]' (Python 3.11 or later)."
+            f"A federation needs Flower {FLOWER} at the server and at all sites, but 'flwr' {came}. Install it in an "
+            f"environment of its own: pip install 'flwr=={FLOWER}.*' (Python 3.11 or later)."
         )
     _require_proxies()
     prepare_environment()

@@ -18,15 +18,14 @@ from typing import Any
 import fl_lightning
 from fl_lightning.compat.flower_contents import contents_of
 from fl_lightning.compat.flower_control import ControlLink
-from fl_lightning.compat.flower_superlink import superlink_app
+from fl_lightning.compat.flower_superlink import signature_check, superlink_app
 from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.flower.wire.certificates import answering
-from fl_lightning.flower.wire.front import OnlyFleet
+from fl_lightning.flower.wire.gate import Gate, InTurn
 from fl_lightning.flower.wire.keys import read_public_key
 from fl_lightning.flower.wire.requirements import require_flower, require_name
 from fl_lightning.flower.wire.retention import Sweeper
 from fl_lightning.flower.wire.server_folder import ServerFolder, refuse_answer
-from fl_lightning.flower.wire.turns import InTurn
 from fl_lightning.utilities.allocator import reuse_pieces
 from fl_lightning.utilities.argument_parser import ArgumentParser
 from fl_lightning.utilities.folder_lock import lock_folder
@@ -83,8 +82,10 @@ def _serve(arguments: argparse.Namespace, folder: ServerFolder) -> None:
     logging.getLogger("flwr").setLevel(logging.WARNING)
     database = Path(folder.files["database"])
     _check_database(database)
-    superlink = InTurn(superlink_app(folder.files, "127.0.0.1", local_port), contents_of(database))
-    app = OnlyFleet(superlink, port, fl_lightning.__version__)
+    superlink = superlink_app(folder.files, "127.0.0.1", local_port)
+    app = Gate(
+        InTurn(superlink, contents_of(database)), folder.path, port, signature_check(superlink), fl_lightning.__version__
+    )
     config = uvicorn.Config(
         app,
         ssl_context_factory=lambda config, default: answering(folder.public, folder.local),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fl_lightning.compat.flower_line import cause_at_server
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.wire.certificates import LOOPBACK, TlsFiles, create_certificates, names_in, require_host
 from fl_lightning.flower.wire.private_files import write_private
@@ -173,9 +174,9 @@ def refuse_answer(error: Exception, folder: ServerFolder) -> None:
         return
     where, cause = folder.local_address, " ".join(str(error).split())[:200]
     if type(error).__name__ == "HTTPStatusError":
+        fix = "Look at its output, and end other servers and fits that use its folder"
         raise ConfigurationError(
-            f"The server at {where} refused the request ({cause}). Look at its output, and end other servers and fits that use "
-            "its folder."
+            f"The server at {where} refused the request ({cause}). {cause_at_server(error) or fix}."
         ) from error
     raise ConfigurationError(
         f"The server at {where} did not answer ({type(error).__name__}: {cause}). Start it first: fl-lightning serve --folder "
