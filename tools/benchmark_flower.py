@@ -169,7 +169,7 @@ def ours(folder: Path, hidden: list[int], rounds: int, sites: int) -> tuple[list
 
 def bare(folder: Path, parameters: int, rounds: int, sites: int) -> tuple[list[float], dict[str, float]]:
     """Return seconds per round and peak memory in GB of an app that only sends arrays, with Flower's own commands."""
-    from fl_lightning.compat.flower_control import ControlLink
+    from fl_lightning.compat.flower_server import ControlLink
     from fl_lightning.flower.wire.certificates import create_certificates
     from fl_lightning.flower.wire.keys import create_key
     from fl_lightning.flower.wire.server_folder import ServerFolder

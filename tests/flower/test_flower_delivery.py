@@ -11,7 +11,7 @@ import pytest
 
 from fl_lightning.compat.flower import FLOWER, installed_version
 from fl_lightning.compat.flower_line import TOO_LARGE, LostError, Trouble, in_pieces, is_of_the_line, noticing, telling_refusals
-from fl_lightning.compat.flower_records import as_record
+from fl_lightning.compat.flower_messages import as_record
 
 own = pytest.importorskip("flower_own", reason="needs flwr", exc_type=ImportError)
 pytestmark = [

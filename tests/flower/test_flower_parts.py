@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.compat.flower_control import Node
+from fl_lightning.compat.flower_server import Node
 from fl_lightning.compat.flower_superlink import seldom
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.wire.addresses import address_of
@@ -118,7 +118,7 @@ def test_numbers_are_never_given_again(tmp_path):
 
 def waits(pool, names, found, monkeypatch):
     """Return what a pool finds when these sites are registered and these (name to online) exist at the SuperLink."""
-    nodes = [Node(10 + k, name, online, b"") for k, (name, online) in enumerate(found.items())]
+    nodes = [Node(10 + k, name, online) for k, (name, online) in enumerate(found.items())]
     link = SimpleNamespace(nodes=lambda: nodes, close=lambda: None)
     monkeypatch.setattr("fl_lightning.flower.wire.pool.ControlLink", lambda address, certificate: link)
     return pool._wait("127.0.0.1:1", b"", names)

@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.compat.flower import FLOWER, Reply, ServerLink, installed_version
+from fl_lightning.compat.flower import FLOWER, installed_version, patient
 from fl_lightning.compat.flower_contents import LARGE, getting, putting
-from fl_lightning.compat.flower_objects import array_of, receive
-from fl_lightning.compat.flower_records import as_parts, as_record
-from fl_lightning.compat.flower_runtime import patient
-from fl_lightning.compat.flower_superlink import _require_known, signature_check
+from fl_lightning.compat.flower_messages import array_of, as_parts, as_record, receive
+from fl_lightning.compat.flower_server import Reply, ServerLink
+from fl_lightning.compat.flower_superlink import of_this_version, signature_check
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.flower.site.processes import length
 
 own = pytest.importorskip("flower_own", reason="needs flwr", exc_type=ImportError)
 pytestmark = [
@@ -32,23 +30,22 @@ def _be_a_fit(monkeypatch):
     own.be_a_fit(monkeypatch)
 
 
-@pytest.mark.parametrize("revision", ["heads", "of a later version", None])
+@pytest.mark.parametrize("revision", ["heads", "of a later version"])
 def test_a_database_that_a_newer_flower_has_used_is_refused(revision):
-    from alembic.script import ScriptDirectory
-    from flwr.supercore.state.alembic.utils import ALEMBIC_DIR
+    from flwr.superlink.config_loader import get_federation_manager, get_objectstore_linkstate_factories
 
-    heads, path = ScriptDirectory(str(ALEMBIC_DIR)).get_heads(), Path("state.db")
-    with closing(sqlite3.connect(path)) as database, database:
-        if revision is not None:
-            database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32))")
-            found = heads if revision == "heads" else [revision]
-            database.executemany("INSERT INTO alembic_version VALUES (?)", [(one,) for one in found])
-    if revision != "of a later version":
-        _require_known(path)
+    def opened() -> Any:
+        return get_objectstore_linkstate_factories("state.db", get_federation_manager(is_simulation=False))[1].state()
+
+    of_this_version(opened, "state.db")
+    if revision == "heads":
+        of_this_version(opened, "state.db")
         return
-    said = r"state.db' was used by a newer version of Flower than 1\.4\d, .*Install the newer"
+    with closing(sqlite3.connect("state.db")) as database, database:
+        database.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+    said = r"state.db' was used by a newer version of Flower than 1\.42, .*Install the newer"
     with pytest.raises(ConfigurationError, match=said):
-        _require_known(path)
+        of_this_version(opened, "state.db")
 
 
 @pytest.mark.parametrize("who", ["a site", "revoked", "unknown", "nobody", "a thief", "late", "early", "no key"])
@@ -164,7 +161,7 @@ def test_a_message_of_a_run_that_ends_while_it_arrives_is_dropped(step):
     from flwr.supernode.servicer.runtime.runtime_handlers import acquire_task
     from flwr.supernode.start_client_internal import _pull_and_store_message
 
-    from fl_lightning.compat.flower_supernode import dropping_incomplete
+    from fl_lightning.compat.flower_line import noticing
 
     store = own.InMemoryObjectStore()
     state = own.InMemoryNodeState(store)
@@ -179,33 +176,30 @@ def test_a_message_of_a_run_that_ends_while_it_arrives_is_dropped(step):
     calls = {"pull_object": lambda _, name: objects[name], "confirm_message_received": lambda *_: None, step: ended}
     where = {"state": state, "object_store": store, "node_config": {}, "trusted_entities": None}
     run = {"get_run": ended, "get_fab": ended, "receive": lambda: (message, tree)}
-    assert dropping_incomplete(_pull_and_store_message)(**where, **run, **calls) is None
+    noted = noticing(_pull_and_store_message, ("pull_object", "confirm_message_received"))
+    assert noted(**where, **run, **calls) is None
     assert not acquire_task(AcquireTaskRequest(supported_task_types=[own.TaskType.CLIENT_APP]), state).token
     assert len(store) == 0
 
 
-def test_a_worker_hears_of_each_order_once(monkeypatch):
-    """Not of its own replies; a file that cannot be written costs a pause, not the order."""
-    from fl_lightning.compat.flower_supernode import tell_of_orders
+def test_a_worker_waits_for_the_message_of_its_task(monkeypatch):
+    """The SuperNode makes the task a moment earlier; a worker that took it had no message, and nobody answered the order."""
+    from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 
-    monkeypatch.setattr(own.InMemoryNodeState, "store_message", own.InMemoryNodeState.store_message)
-    told = Path("orders")
-    tell_of_orders(told)
-    state = own.InMemoryNodeState(own.InMemoryObjectStore())
+    from fl_lightning.compat import flower_site
 
-    def store(message: Any) -> None:
-        assert state.store_message(own.identified(message)) == message.object_id
+    store, asked = own.Runtime(), list[Any]()
+    store.reply("m", as_record({"order": b"content"}))
+    pulled = store.PullMessages
 
-    first, second, third = (own.order(kind=f"train.{name}") for name in "abc")
-    store(first)
-    assert length(told) == 1
-    store(second)
-    assert length(told) == 2
-    store(own.Message(own.RecordDict(), reply_to=second))
-    assert length(told) == 2
-    told.unlink()
-    told.mkdir()
-    store(third)
+    def late(request: Any) -> Any:
+        asked.append(request)
+        return pulled(request) if len(asked) > 2 else PullAppMessagesResponse()
+
+    monkeypatch.setattr(store, "PullMessages", late)
+    monkeypatch.setattr(flower_site, "_LATE", 0.0)
+    assert as_parts(flower_site._message(store, None, 7).content) == {"order": b"content"}
+    assert len(asked) == 3
 
 
 @pytest.mark.parametrize("taken", [True, False], ids=["with the message", "before it took the message"])
@@ -295,7 +289,7 @@ def test_objects_that_are_no_message_are_the_sites_own_error(children, content):
 def test_a_model_is_cut_once_for_all_sites(monkeypatch):
     """Both get the same pieces; another model with the same bytes is cut again."""
     cut: list[Any] = []
-    monkeypatch.setattr("fl_lightning.compat.flower.array_of", lambda content: cut.append(content) or array_of(content))
+    monkeypatch.setattr("fl_lightning.compat.flower_server.array_of", lambda content: cut.append(content) or array_of(content))
     store, model = own.Runtime(), bytearray(3_000_000)
     link = store.link()
     for site in (3, 4):

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.compat.flower import Reply
-from fl_lightning.compat.flower_control import Node
+from fl_lightning.compat.flower_server import Node, Reply
 from fl_lightning.errors import RankError
 from fl_lightning.flower.wire.pool import FlowerPool, FlowerTransport
 from fl_lightning.flower.wire.server_folder import ServerFolder
@@ -19,7 +18,7 @@ from fl_lightning.settings.server import Faults
 
 
 def test_the_transport_names_sites_that_are_offline_or_revoked():
-    nodes = [Node(10, "a", True, b""), Node(11, "b", False, b"")]
+    nodes = [Node(10, "a", True), Node(11, "b", False)]
     link: Any = SimpleNamespace(nodes=lambda: nodes)
     transport = FlowerTransport(link, [10, 11, None, 12])
     assert transport.absent() == {1: "it is offline", 2: "it was revoked", 3: "it was revoked"}
@@ -54,7 +53,7 @@ class Link:
         return self.replies.pop(0)
 
     def nodes(self) -> list[Node]:
-        return [Node(10, "ten", True, b""), Node(12, "twelve", True, b"")]
+        return [Node(10, "ten", True), Node(12, "twelve", True)]
 
     def recovered(self) -> bool:
         died, self.died = self.died, False
@@ -149,11 +148,11 @@ def test_a_silent_site_is_named_now_and_then_until_it_is_back(monkeypatch):
     watch = SilenceWatch(43200, said.append)
     for now in range(0, 3 * 3600, 5):
         clock[0] = 10_000.0 + now
-        watch.look([Node(1, "north", True, b"", clock[0] - 4), Node(2, "south", False, b"", 10_000.0)])
+        watch.look([Node(1, "north", True, clock[0] - 4), Node(2, "south", False, 10_000.0)])
     spans = [
         re.search(r"^Site south .* since [-0-9]+ [:0-9]+ \((.*)\)\. Its order waits until [-0-9]+ [:0-9]+\.$", s) for s in said
     ]
     assert [span and span[1] for span in spans] == ["60 s", "3 min", "9 min", "27 min", "81 min", "2.4 h"]
-    watch.look([Node(2, "south", True, b"", clock[0])])
-    watch.look([Node(2, "south", True, b"", clock[0])])
+    watch.look([Node(2, "south", True, clock[0])])
+    watch.look([Node(2, "south", True, clock[0])])
     assert said[6:] == ["Site south is back after 3.0 h."]

@@ -16,8 +16,7 @@ import pytest
 from relay import Relay
 
 import fl_lightning
-from fl_lightning.compat.flower import VERSION
-from fl_lightning.compat.flower_control import prepare_environment
+from fl_lightning.compat.flower import VERSION, prepare_environment
 from fl_lightning.flower.site import check as site_check
 from fl_lightning.flower.site import connection as site_connection
 from fl_lightning.flower.wire.certificates import create_certificates

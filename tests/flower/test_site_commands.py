@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fl_lightning.compat.flower_control import Node
+from fl_lightning.compat.flower_server import Node
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.site.parent import main as site
 from fl_lightning.flower.site.state import SiteStore
@@ -151,7 +151,7 @@ class Link:
         self.removed: list[int] = []
 
     def nodes(self) -> list[Node]:
-        return [Node(7, "a", True, b""), Node(8, "b", False, b"")]
+        return [Node(7, "a", True), Node(8, "b", False)]
 
     def unregister(self, node_id: int) -> None:
         print(f"unregistered {node_id}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
 import threading
@@ -124,27 +125,20 @@ def test_a_process_that_always_crashes_is_started_for_ever(monkeypatch):
     assert waits == [f"{wait} s." for wait in (1, 2, 4, 8, *[15] * 1096)]
 
 
-@pytest.mark.parametrize("seconds", [0, 0.1], ids=["between its question and its wait", "while it waits"])
-def test_a_worker_asks_again_when_it_hears_of_an_order(seconds, monkeypatch):
-    """It is told as soon as its SuperNode has the order, and asks once."""
-    orders, asked, said = Path("orders"), list[bool](), list[str]()
-    monkeypatch.setattr(worker, "_ASK", 1e9)
-    monkeypatch.setattr(worker.os, "getppid", lambda: len(asked) > 1)
-
-    def arrive() -> None:
-        with orders.open("ab") as file:
-            file.write(b".")
+def test_a_worker_asks_often_after_an_order_and_seldom_later(monkeypatch):
+    clock, asked, said = [0.0], list[float](), list[str]()
+    monkeypatch.setattr(worker.os, "getppid", lambda: len(asked) >= 60)
+    monkeypatch.setattr(worker.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(worker.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
 
     class Link:
         @contextmanager
         def task(self) -> Any:
-            asked.append(orders.exists())
-            if seconds:
-                threading.Timer(seconds, arrive).start()
-            else:
-                arrive()
+            asked.append(clock[0])
             yield None
 
-    worker._work(Link(), None, None, said.append, orders)
-    assert asked == [False, True]
+    worker._work(Link(), None, None, said.append)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(asked)]
+    assert pauses[:50] == pytest.approx([0.1] * 50)
+    assert all(pause < 0.021 * moment for pause, moment in zip(pauses[51:], asked[51:], strict=False))
     assert not said

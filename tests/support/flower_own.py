@@ -41,10 +41,9 @@ from flwr.superlink.config_loader import get_federation_manager, get_objectstore
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 from sqlalchemy import update
 
-from fl_lightning.compat.flower import ServerLink
 from fl_lightning.compat.flower_delivery import keep_orders, kind_of
-from fl_lightning.compat.flower_objects import receive, send
-from fl_lightning.compat.flower_records import as_record
+from fl_lightning.compat.flower_messages import as_record, receive, send
+from fl_lightning.compat.flower_server import ServerLink
 
 LARGE = bytes(range(250)) * 50_000
 """A content of three pieces."""
@@ -111,7 +110,7 @@ class Runtime:
     def link(self) -> ServerLink:
         """Return a server's connection to this API."""
         link = object.__new__(ServerLink)
-        link._grid, link.run_id = SimpleNamespace(_runtime_client=self, node=Node(node_id=1)), 7
+        link._client, link._node, link.run_id = self, Node(node_id=1), 7
         return link
 
     def reply(self, to: str, content: Any) -> None:

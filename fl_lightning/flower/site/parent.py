@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fl_lightning.compat.flower_supernode import NOT_ACTIVATED, supernode_command
 from fl_lightning.errors import ConfigurationError, FederationError
-from fl_lightning.flower.site.processes import ALIVE, ORDERS, UNUSABLE, Child, Supervisor
+from fl_lightning.flower.site.processes import ALIVE, UNUSABLE, Child, Supervisor
 from fl_lightning.flower.wire.addresses import address_of
 from fl_lightning.flower.wire.keys import create_key, read_private_key, require_certificate
 from fl_lightning.flower.wire.private_files import write_private
@@ -71,7 +71,7 @@ def _supervise(arguments: argparse.Namespace, folder: Path, address: str, key: P
     environment = {"FLWR_HOME": str(folder / "flwr"), "PYTHONUNBUFFERED": "1"}
     trouble = folder / "trouble"
     trouble.unlink(missing_ok=True)
-    node = supernode_command(address, arguments.ca or "", str(key), port, str(secret), str(trouble), str(folder / ORDERS))
+    node = supernode_command(address, arguments.ca or "", str(key), port, str(secret), str(trouble))
     worker = [
         *(sys.executable, "-m", "fl_lightning.flower.site.worker", "--name", arguments.name, "--data", str(data)),
         *("--folder", str(folder), "--address", f"127.0.0.1:{port}", "--secret", str(secret)),

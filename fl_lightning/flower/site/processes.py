@@ -18,8 +18,6 @@ UNUSABLE = 78
 """The exit status of a process whose settings or data cannot be used, so that another start would not help (EX_CONFIG)."""
 ALIVE = "alive"
 """The file in a site's folder by which its worker gives signs of life."""
-ORDERS = "orders"
-"""The file in a site's folder that its SuperNode makes longer when there is an order for the worker."""
 _PR_SET_PDEATHSIG = 1
 _LONGEST = 15.0
 _STABLE = 120.0
@@ -44,28 +42,6 @@ def give_signs_of_life(path: Path) -> None:
             time.sleep(_BEAT)
 
     threading.Thread(target=beat, daemon=True).start()
-
-
-def length(path: Path) -> int:
-    """Return the bytes of a file; 0 if there is none."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def wait_for_change(path: Path, known: int, seconds: float, look: float = 0.02) -> None:
-    """Wait until a file has another length, or the time is over.
-
-    Args:
-        path: the file, which need not exist.
-        known: its length in bytes.
-        seconds: the longest wait.
-        look: the seconds between two looks, each of which takes microseconds.
-    """
-    end = time.monotonic() + seconds
-    while length(path) == known and time.monotonic() < end:
-        time.sleep(look)
 
 
 @dataclass

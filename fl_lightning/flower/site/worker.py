@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.flower import envelope
-from fl_lightning.flower.site.processes import ALIVE, ORDERS, UNUSABLE, give_signs_of_life, length, wait_for_change
+from fl_lightning.flower.site.processes import ALIVE, UNUSABLE, give_signs_of_life
 from fl_lightning.utilities.allocator import share_heaps
 
-_ASK = 2.0
-"""The seconds after which the SuperNode is asked for a message even if it has told of none."""
+_ASK = 0.1, 1.0
+"""The shortest and the longest pause in seconds between two questions for a message: a fiftieth of the time since the last."""
 _LOOK = 2.0
 """The seconds between two checks that the run is still active."""
 
@@ -63,10 +63,10 @@ def main() -> None:
     say(f"{known} Waiting for the server.")
     link = SiteLink(arguments.address, Path(arguments.secret).read_bytes())
     roots = Path(arguments.ca).read_bytes() if arguments.ca else None
-    _work(link, server, RunWatch(arguments.server, roots, Path(arguments.key).read_bytes()), say, folder / ORDERS)
+    _work(link, server, RunWatch(arguments.server, roots, Path(arguments.key).read_bytes()), say)
 
 
-def _work(link: Any, server: Any, watch: Any, say: Callable[[str], None], orders: Path) -> None:
+def _work(link: Any, server: Any, watch: Any, say: Callable[[str], None]) -> None:
     """Answer messages until the parent process ends.
 
     Args:
@@ -74,13 +74,12 @@ def _work(link: Any, server: Any, watch: Any, say: Callable[[str], None], orders
         server: answers requests.
         watch: tells whether a run is active.
         say: prints a line.
-        orders: the file that becomes longer with each message.
     """
     from fl_lightning.functional.recycling import release_unused_memory  # with torch, which comes after 'share_heaps'
 
-    parent = os.getppid()
+    parent, since = os.getppid(), time.monotonic()
     while os.getppid() == parent:
-        task, answered, known = None, False, length(orders)
+        task, answered = None, False
         try:
             with link.task() as task:
                 if task is not None:
@@ -96,7 +95,9 @@ def _work(link: Any, server: Any, watch: Any, say: Callable[[str], None], orders
                 sys.exit(1)  # a SuperNode waits for ever for a worker that lives and does not answer
             time.sleep(1)  # it may be starting again
         if task is None:
-            wait_for_change(orders, known, _ASK)
+            time.sleep(min(_ASK[1], max(_ASK[0], (time.monotonic() - since) / 50)))
+        else:
+            since = time.monotonic()
 
 
 @contextmanager

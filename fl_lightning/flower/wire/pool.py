@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.compat.flower import Reply, ServerLink
-from fl_lightning.compat.flower_control import ControlLink
 from fl_lightning.compat.flower_line import TOO_LARGE, cause_at_server
+from fl_lightning.compat.flower_server import ControlLink, Reply, ServerLink
 from fl_lightning.errors import ConfigurationError, RankError, require
 from fl_lightning.flower.server.sites import RemoteSites
 from fl_lightning.flower.wire.requirements import require_flower

@@ -5,8 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment
 
-from fl_lightning.compat.flower import FLOWER, installed_version
-from fl_lightning.compat.flower_control import prepare_environment
+from fl_lightning.compat.flower import FLOWER, installed_version, prepare_environment
 from fl_lightning.errors import ConfigurationError
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import fl_lightning
 from fl_lightning.compat.flower_contents import contents_of
-from fl_lightning.compat.flower_control import ControlLink
+from fl_lightning.compat.flower_server import ControlLink
 from fl_lightning.compat.flower_superlink import signature_check, superlink_app
 from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.flower.wire.certificates import answering

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
 
-from fl_lightning.compat.flower_control import Node
+from fl_lightning.compat.flower_server import Node
 
 _FIRST = 60.0
 """The seconds of silence of which the first line tells; the next ones come after three times as long, and at least hourly."""

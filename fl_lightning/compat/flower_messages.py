@@ -1,4 +1,4 @@
-"""Send and receive Flower's messages a piece at a time, in place of Flower's own functions, which hold a model several times.
+"""Put named bytes into Flower's messages, and send and receive them a piece at a time, in place of Flower's own functions.
 
 Flower makes a tree of objects of a message: a large content is an ``Array`` with a piece of 5 MB in each of its children. Its
 functions keep all pieces that they send, and join what they receive three times. Upstream: flower#2515. A message without an
@@ -11,12 +11,14 @@ from __future__ import annotations
 import functools
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from threading import Event
 from typing import Any
 
+_SMALL = 1 << 20
+"""The largest content, in bytes, that travels whole."""
 _AT_ONCE = 2
 """The pieces that are under way at a time, of which a receiver holds one more."""
 WAIT: dict[str, Any] = {"initial_backoff": 0.05, "backoff_cap": 1.0, "max_tries_per_object": None}
@@ -49,6 +51,49 @@ def array_of(content: bytes | bytearray) -> Any:
     pieces = [_chunk()(view[start : start + FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE]) for start in starts]
     array.__dict__["_chunks"] = [(piece.object_id, piece) for piece in pieces]
     return array
+
+
+def as_record(parts: Mapping[str, bytes | bytearray], array: Callable[[bytes | bytearray], Any] = array_of) -> Any:
+    """Return named bytes as a record of Flower, one within it for each.
+
+    A large content is an array, which Flower cuts into pieces of 5 MB; the SuperLink gets equal pieces once. A small one needs
+    no object of its own: see :func:`send`.
+
+    Args:
+        parts: the bytes by name.
+        array: makes the array of a large content.
+    """
+    from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+    def record(content: bytes | bytearray) -> Any:
+        if len(content) <= _SMALL:
+            return ConfigRecord({"bytes": bytes(content)})
+        found = ArrayRecord()
+        found["bytes"] = array(content)  # the constructor would copy it
+        return found
+
+    return RecordDict({name: record(content) for name, content in parts.items()})
+
+
+def as_parts(record: Any) -> dict[str, bytes | bytearray]:
+    """Return the named bytes of such a record.
+
+    Raises:
+        ValueError: if it holds anything else.
+    """
+    from flwr.app import ArrayRecord, ConfigRecord
+
+    def content(one: Any) -> bytes | bytearray:
+        found = None
+        if isinstance(one, ArrayRecord) and list(one) == ["bytes"]:
+            found = one["bytes"].data
+        elif isinstance(one, ConfigRecord):
+            found = one.get("bytes")
+        if isinstance(found, bytes | bytearray):
+            return found
+        raise ValueError("The message holds something other than named bytes.")
+
+    return {str(name): content(one) for name, one in record.items()}
 
 
 def send(client: Any, message: Any, node: Any, run_id: int) -> str | None:
