@@ -22,7 +22,7 @@ from flower_processes import LONG, MARKS, as_simulated, descendants, ended, in_a
 
 import fl_lightning
 from fl_lightning.cli.federation_cli import main
-from fl_lightning.flower.wire.certificates import create_certificates
+from fl_lightning.flower.wire.keys import create_certificates
 from fl_lightning.flower.wire.server_folder import ServerFolder
 
 pytestmark = MARKS
@@ -211,7 +211,7 @@ def other_site(federation: Federation, how: str) -> list[str]:
     if how == "another CA":
         other = ServerFolder(elsewhere / "other")
         other.path.mkdir()
-        create_certificates(other.public, other.ca_key, "localhost")
+        create_certificates(other.files, other.ca_key, "localhost")
         shutil.copy(other.files["ca"], elsewhere / "ca.crt")
     if how == "an unknown key":
         for path in elsewhere.glob("hospital_a.*"):

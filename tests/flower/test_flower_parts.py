@@ -12,10 +12,10 @@ import pytest
 from fl_lightning.compat.flower_server import Node
 from fl_lightning.compat.flower_superlink import seldom
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.flower.wire.addresses import address_of
-from fl_lightning.flower.wire.certificates import create_certificates
 from fl_lightning.flower.wire.gate import Gate
+from fl_lightning.flower.wire.keys import create_certificates
 from fl_lightning.flower.wire.pool import FlowerPool
+from fl_lightning.flower.wire.requirements import address_of
 from fl_lightning.flower.wire.server_folder import ServerFolder
 from fl_lightning.messages import ClientInfo
 
@@ -151,7 +151,7 @@ def test_the_certificate_names_host_and_loopback_and_verifies(tmp_path):
     x509 = pytest.importorskip("cryptography.x509")
     folder = ServerFolder(tmp_path / "fed")
     folder.path.mkdir()
-    create_certificates(folder.public, folder.ca_key, "fed.example.org")
+    create_certificates(folder.files, folder.ca_key, "fed.example.org")
     found = {name: Path(path).read_bytes() for name, path in folder.files.items() if name in ("ca", "certificate")}
     ca, server = (x509.load_pem_x509_certificate(found[name]) for name in ("ca", "certificate"))
     server.verify_directly_issued_by(ca)

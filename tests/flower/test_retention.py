@@ -65,21 +65,6 @@ def test_a_sweep_takes_many_short_transactions(database: tuple[Path, sqlite3.Con
     assert connection.execute("PRAGMA freelist_count").fetchone()[0] == 0
 
 
-def test_a_sweep_shrinks_a_database_of_an_earlier_version(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA secure_delete = OFF")  # the default of some builds is ON
-        connection.execute("CREATE TABLE messages (content BLOB)")
-        connection.executemany("INSERT INTO messages VALUES (?)", [(_UPDATE,)] * 20)
-        connection.commit()
-        connection.execute("DELETE FROM messages")
-        connection.commit()
-    assert _found(tmp_path) > 0
-    sweep(path)
-    assert _found(tmp_path) == 0
-    assert path.stat().st_size < len(_UPDATE)
-
-
 def test_a_sweeper_waits_while_the_superlink_writes_and_sweeps_at_the_end(
     database: tuple[Path, sqlite3.Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:

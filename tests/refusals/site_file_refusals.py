@@ -19,9 +19,9 @@ from fl_lightning.compat.flower import FLOWER
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.settings import read_settings
 from fl_lightning.flower.wire import requirements
-from fl_lightning.flower.wire.addresses import address_of
 from fl_lightning.flower.wire.keys import create_key, read_private_key
 from fl_lightning.flower.wire.pool import FlowerPool
+from fl_lightning.flower.wire.requirements import address_of
 from fl_lightning.flower.wire.serve import _listen as listen
 from fl_lightning.flower.wire.server_folder import ServerFolder
 from fl_lightning.settings.server import Faults
@@ -81,21 +81,21 @@ def of_another_ca(folder: ServerFolder) -> None:
     other = ServerFolder(Path("other"))
     for each in (folder, other):
         each.prepare("h", 1, 2)
-    Path(folder.public.certificate).unlink()
+    Path(folder.files["certificate"]).unlink()
     other.ca_key.replace(folder.ca_key)
 
 
 def with_another_key(folder: ServerFolder) -> None:
     put_certificate(folder, "h")
-    kept = Path(folder.public.certificate).read_bytes()
+    kept = Path(folder.files["certificate"]).read_bytes()
     put_certificate(folder, "h")
-    Path(folder.public.certificate).write_bytes(kept)
+    Path(folder.files["certificate"]).write_bytes(kept)
 
 
 def spoilt(name: str, content: str | None = "no PEM") -> Callable[[ServerFolder], None]:
     def make(folder: ServerFolder) -> None:
         put_certificate(folder, "h")
-        path = Path(getattr(folder.public, name))
+        path = Path(folder.files[name])
         path.unlink()
         if content is not None:
             path.write_text(content)
@@ -172,11 +172,7 @@ REFUSALS = [
     *(serving(spoilt(name), UNUSABLE) for name in ("ca", "certificate", "key")),
     serving(spoilt("key", None), UNUSABLE),
     serving(put_certificate, "server.crt' is for no host, so no site would connect."),
-    serving(
-        lambda folder: put_certificate(folder, "192.0.2.7"),
-        "'--host' is the address '192.0.2.7', but ... does not name 127.0.0.1",
-        "192.0.2.7",
-    ),
+    serving(lambda folder: put_certificate(folder, "h"), "server.crt' is not for 127.0.0.1, ... see docs/deployment.md."),
     # folders, ports and addresses
     Refusal(folder_is_a_file, "Cannot create the folder 'taken' (File exists). Choose another."),
     Refusal(listening_twice, "Cannot listen on 127.0.0.1: ... Choose another port."),

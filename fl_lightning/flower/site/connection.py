@@ -22,8 +22,8 @@ import fl_lightning
 from fl_lightning.compat.flower import FLEET, VERSION, installed_version
 from fl_lightning.compat.flower_line import TOO_LARGE, fix_of
 from fl_lightning.errors import FederationError
-from fl_lightning.flower.wire.addresses import address_of
 from fl_lightning.flower.wire.keys import read_private_key, require_certificate
+from fl_lightning.flower.wire.requirements import address_of
 from fl_lightning.flower.words import minor
 
 _CLOCK = 120.0

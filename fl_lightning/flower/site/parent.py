@@ -15,10 +15,8 @@ from pathlib import Path
 from fl_lightning.compat.flower_supernode import NOT_ACTIVATED, supernode_command
 from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.flower.site.processes import ALIVE, UNUSABLE, Child, Supervisor
-from fl_lightning.flower.wire.addresses import address_of
-from fl_lightning.flower.wire.keys import create_key, read_private_key, require_certificate
-from fl_lightning.flower.wire.private_files import write_private
-from fl_lightning.flower.wire.requirements import require_flower, require_name
+from fl_lightning.flower.wire.keys import create_key, read_private_key, require_certificate, write_private
+from fl_lightning.flower.wire.requirements import address_of, require_flower, require_name
 from fl_lightning.utilities.argument_parser import ArgumentParser
 from fl_lightning.utilities.folder_lock import lock_folder
 

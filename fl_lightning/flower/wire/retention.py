@@ -23,9 +23,6 @@ def sweep(database: Path) -> None:
     The SuperLink deletes a message when the fit has it, and SQLite overwrites what is deleted (``secure_delete``).
     """
     with closing(sqlite3.connect(database, timeout=_PATIENCE)) as connection:
-        if not connection.execute("PRAGMA auto_vacuum").fetchone()[0]:  # a database of an earlier version
-            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            connection.execute("VACUUM")
         connection.execute("PRAGMA secure_delete = ON")
         while connection.execute("PRAGMA freelist_count").fetchone()[0]:
             connection.executescript(f"PRAGMA incremental_vacuum({_PAGES});")  # ``execute`` would stop after the first page
