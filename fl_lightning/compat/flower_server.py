@@ -10,7 +10,7 @@ from typing import Any
 
 from fl_lightning.compat.flower import acquired, begun, heartbeat, patient, prepare_environment, runtime
 from fl_lightning.compat.flower_delivery import BEATS, kind_of
-from fl_lightning.compat.flower_messages import array_of, as_parts, as_record, receive, send
+from fl_lightning.compat.flower_messages import as_record, pieces_of, receive, send
 
 LOST = 4
 """The code of a reply whose contents are missing."""
@@ -152,7 +152,7 @@ class ServerLink:
         patience: the seconds for which a lost SuperLink is waited for.
     """
 
-    _newest: tuple[bytes | bytearray, Any] | None = None  # the last large content with its array
+    _newest: tuple[bytes | bytearray, Any] | None = None  # the last large content with its pieces
 
     def __init__(self, address: str, certificate: bytes, secret: bytes, patience: float = 60.0) -> None:
         from flwr.supercore.constant import TaskType
@@ -201,20 +201,19 @@ class ServerLink:
         from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
         def pushed() -> str | None:
-            message = Message(
-                as_record(parts, self._array), dst_node_id=node_id, message_type=kind_of(patience), group_id=group, ttl=seconds
-            )
-            return send(self._client, message, self._node, self.run_id)
+            record, pieces = as_record(parts, self._cut)
+            message = Message(record, dst_node_id=node_id, message_type=kind_of(patience), group_id=group, ttl=seconds)
+            return send(self._client, message, pieces, self._node, self.run_id)
 
         try:
             return pushed()
         except ObjectPushError:  # the SuperLink died between the message and its contents
             return pushed()
 
-    def _array(self, content: bytes | bytearray) -> Any:
-        """Return the array of a large content, whose digests are computed once for all sites that get it."""
+    def _cut(self, content: bytes | bytearray) -> Any:
+        """Return the pieces of a large content, whose digests are computed once for all sites that get it."""
         if self._newest is None or self._newest[0] is not content:
-            self._newest = content, array_of(content)
+            self._newest = content, pieces_of(content)
         return self._newest[1]
 
     def pull(self, orders: Collection[str]) -> Iterator[Reply]:
@@ -231,10 +230,8 @@ class ServerLink:
         from google.protobuf.message import DecodeError
 
         try:
-            message = receive(self._client, tree, self._node, self.run_id)
-            if message.has_error():
-                return Reply(order, None, message.error.code)
-            return Reply(order, as_parts(message.content)["reply"])
+            message, parts = receive(self._client, tree, self._node, self.run_id)
+            return Reply(order, None, message.error.code) if message.has_error() else Reply(order, parts["reply"])
         except ObjectPullError:
             return Reply(order, None, LOST)
         except (ValueError, TypeError, LookupError, AttributeError, DecodeError):  # the site's; the link's are those of httpx

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fl_lightning.compat.flower import acquired, begun, heartbeat, prepare_environment, runtime
-from fl_lightning.compat.flower_messages import as_parts, as_record, receive, send
+from fl_lightning.compat.flower_messages import as_record, receive, send
 
 _LATE = 0.05
 """The seconds between two questions for a message whose task has come first."""
@@ -29,7 +29,8 @@ class Task:
         """Send the answer."""
         from flwr.app import Message
 
-        send(self.client, Message(as_record({"reply": content}), reply_to=self.message), self.node, self.run_id)
+        record, pieces = as_record({"reply": content})
+        send(self.client, Message(record, reply_to=self.message), pieces, self.node, self.run_id)
 
 
 class SiteLink:
@@ -60,9 +61,7 @@ class SiteLink:
         status, context = "failed", None
         try:
             context, node = begun(client)
-            message = _message(client, node, context.run_id)
-            parts = as_parts(message.content)
-            message.content.clear()  # who answers frees the parts
+            message, parts = _message(client, node, context.run_id)
             yield Task(parts, client, message, node, context.run_id)
             status = "completed"
         finally:
@@ -71,16 +70,16 @@ class SiteLink:
             client.close()
 
 
-def _message(client: Any, node: Any, run_id: int) -> Any:
-    """Return the message of a task, for which the SuperNode makes a task a moment before it has the message."""
+def _message(client: Any, node: Any, run_id: int) -> tuple[Any, Mapping[str, bytes | bytearray]]:
+    """Return the message of a task, and the named bytes in it, for which the SuperNode makes a task a moment before it has the message."""
     from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 
     while not (found := client.PullMessages(PullAppMessagesRequest())).messages_list:
         time.sleep(_LATE)
     tree = found.message_object_trees[0]
-    message = receive(client, tree, node, run_id, limit=None)
+    message, parts = receive(client, tree, node, run_id, limit=None)
     message.metadata.__dict__["_message_id"] = tree.object_id
-    return message
+    return message, parts
 
 
 class RunWatch:

@@ -37,26 +37,26 @@ def test_an_order_waits_for_a_silent_site_as_long_as_it_says(post):
 def test_a_reply_is_there_when_its_contents_are(post):
     order = post.order()
     (taken,) = post.taken()
-    missing = post.reply(taken, pieces=2)
+    missing = post.reply(taken, sent=2)
     assert post.answers(order) == []
     post.fall_silent(80)
     assert post.answers(order) == []
     post.fall_silent(91)
     assert post.answers(order) == [5]
-    assert len(missing) == 7  # message, records, array, and three pieces
+    assert len(missing) == 4  # the message, and three pieces
 
 
 def test_an_order_is_delivered_to_the_next_supernode_and_its_reply_needs_only_what_is_missing(post):
     order = post.order()
     (taken,) = post.taken()
     assert post.taken() == []
-    first = post.reply(taken, pieces=5)
+    first = post.reply(taken, sent=2)
     post.fall_silent(40)
     post.start()
     (again,) = post.taken()
     assert again.metadata.message_id == taken.metadata.message_id
     second = post.reply(again)
-    assert len(first) == 7
+    assert len(first) == 4
     assert len(second) == 2  # the last piece, and the message
     assert post.answers(order) == [None]
     post.fall_silent(40)
@@ -67,7 +67,7 @@ def test_an_order_is_delivered_to_the_next_supernode_and_its_reply_needs_only_wh
 def test_an_error_takes_the_place_of_a_reply_that_a_proxy_refuses(post):
     order = post.order()
     (taken,) = post.taken()
-    post.reply(taken, pieces=2)
+    post.reply(taken, sent=2)
     post.reply(taken, error=TOO_LARGE)
     assert post.answers(order) == [TOO_LARGE]
 
@@ -76,7 +76,7 @@ def test_nothing_of_a_reply_that_was_replaced_stays_on_the_disk(post):
     order = post.order()
     (taken,) = post.taken()
     begun = len(post.state.object_store)
-    post.reply(taken, pieces=5)
+    post.reply(taken, sent=2)
     assert len(post.state.object_store) > begun
     post.reply(taken, error=TOO_LARGE)
     (answer,) = post.state.get_message_res(message_ids={order}, run_id=post.run)
@@ -173,7 +173,7 @@ def test_a_reply_that_a_proxy_refuses_ends_with_an_error_that_both_sides_hear(po
     sent: list[Any] = []
 
     def push(*, send: Any, push_object: Any, **_: Any) -> None:
-        message = own.Message(as_record({"reply": own.LARGE}), reply_to=taken)
+        message = own.Message(as_record({"reply": own.LARGE})[0], reply_to=taken)
         vars(own.identified(message).metadata)["_src_node_id"] = post.node
         send(message, None, 1.0)
         try:

@@ -13,7 +13,7 @@ import pytest
 
 from fl_lightning.compat.flower import FLOWER, installed_version, patient
 from fl_lightning.compat.flower_contents import LARGE, getting, putting
-from fl_lightning.compat.flower_messages import array_of, as_parts, as_record, receive
+from fl_lightning.compat.flower_messages import pieces_of, receive
 from fl_lightning.compat.flower_server import Reply, ServerLink
 from fl_lightning.compat.flower_superlink import of_this_version, signature_check
 from fl_lightning.errors import ConfigurationError
@@ -79,37 +79,32 @@ def test_what_a_registered_site_has_signed_just_now_passes(who, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 20, (1 << 20) + 1, 11_000_000])
-def test_a_message_with_small_contents_is_one_object(size):
-    """A large content goes in pieces of 5 MB, beside its array, its record, and the message, its record and the other one."""
+def test_a_message_is_one_object_and_the_pieces_of_its_large_contents(size):
+    """Flower's own checks and readers take each of them."""
     parts, store = {"order": b"content", "model": bytes(k % 251 for k in range(size))}, own.Runtime()
     store.push(parts)
-    assert len(store.objects) == (1 if size <= 1 << 20 else 3 + 2 + -(-size // 5_242_880))
-    got = store.pull()
-    assert as_parts(got.content) == parts
-    assert got.metadata.dst_node_id == 3
+    assert len(store.objects) == (1 if size <= 1 << 20 else 1 + -(-size // 5_242_880))
+    for name, content in store.objects.items():
+        own.validate_object_content(content)
+        assert own.get_object_id(content) == name
+    (whole,) = [store.objects[store.tree.object_id]]
+    assert {child.object_id for child in store.tree.children} == set(own.get_object_children_ids_from_object_content(whole))
+    message, got = store.pull()
+    assert got == parts
+    assert message.metadata.dst_node_id == 3
+    assert message.metadata.message_type == "train"
     assert store.confirmed == [store.tree.object_id]
 
 
-@pytest.mark.parametrize("model", [b"", b"small", bytes(11_000_000), bytes(range(250)) * 50_000])
-def test_pieces_are_those_that_flower_makes_and_reads(model):
-    """Sent by us and read by Flower; sent by Flower and read by us. Of zeros, two pieces are equal."""
-    parts, ours, theirs = {"order": b"content", "model": model}, own.Runtime(), own.Runtime()
-    assert ours.push(parts) == "m"
-    read: Any
-    if len(model) > 1 << 20:
-        read = own.inflate_object_from_contents(ours.tree.object_id, dict(ours.objects))
-    else:  # one object, in the protocol's form
-        (content,) = ours.objects.values()
-        read = own.message_from_proto(own.ProtoMessage.FromString(own.get_object_body(content, own.Message)))
-    assert as_parts(read.content) == parts
-    large = own.ArrayRecord({"bytes": own.Array("uint8", (len(model),), "bytes", model)})
-    sent = large if len(model) > 1 << 20 else own.ConfigRecord({"bytes": model})
-    message = own.order(own.RecordDict({"order": own.ConfigRecord({"bytes": b"content"}), "model": sent}))
-    theirs.objects, theirs.tree = own.objects_of(message), own.get_object_tree(message)
-    received = theirs.pull()
-    assert as_parts(received.content) == parts
-    assert theirs.confirmed == [message.object_id]
-    assert received.metadata.message_type == "train"
+@pytest.mark.parametrize("model", [bytes(11_000_000), bytes(range(250)) * 50_000])
+def test_pieces_are_those_that_flower_cuts(model):
+    """Of zeros, two pieces are equal, and go once."""
+    array = own.Array("uint8", (len(model),), "bytes", model)
+    pieces = pieces_of(model)
+    theirs = own.get_all_nested_objects(array)
+    ours = {name: make() for name, make in pieces}
+    assert {name: one.deflate() for name, one in theirs.items() if type(one).__name__ == "ArrayChunk"} == ours
+    assert len(pieces) == 3
 
 
 def test_a_message_with_a_missing_piece_is_not_confirmed():
@@ -135,19 +130,24 @@ def test_a_worker_waits_for_a_piece_as_long_as_it_takes(limit):
     store = Late()
     store.push({"order": b"content"})
     if limit is None:
-        assert as_parts(store.pull(limit).content) == {"order": b"content"}
+        assert store.pull(limit)[1] == {"order": b"content"}
     else:
         with pytest.raises(own.ObjectPullError):
             store.pull(limit)
 
 
-@pytest.mark.parametrize("strange", ["text", "two arrays", "metrics"])
-def test_other_records_are_refused(strange):
-    arrays = {name: own.Array("uint8", (1,), "bytes", b"1") for name in ("bytes", "more")}
-    records = {"text": own.ConfigRecord({"bytes": "1"}), "two arrays": own.ArrayRecord(arrays)}
-    records["metrics"] = own.MetricRecord({"bytes": 1})
+@pytest.mark.parametrize("strange", ["text", "an array", "a number", "others' pieces"])
+def test_other_records_are_refused_and_confirmed(strange):
+    """What was refused must not stay on the server's disk."""
+    records: dict[str, Any] = {"text": own.ConfigRecord({"bytes": "1"}), "a number": own.MetricRecord({"bytes": 1})}
+    records["an array"] = own.ArrayRecord({"bytes": own.Array("uint8", (1,), "bytes", b"1")})
+    store = own.Runtime()
+    store.reply("another site", {"reply": bytes(6_000_000)})
+    records["others' pieces"] = own.ConfigRecord({"pieces": [child.object_id for child in store.replies[0][1].children]})
+    store.reply("strange", own.RecordDict({"order": records[strange]}))
     with pytest.raises(ValueError, match="something other than named bytes"):
-        as_parts(own.RecordDict({"order": records[strange]}))
+        receive(store, store.replies[1][1], None, 7)
+    assert store.confirmed == [store.replies[1][1].object_id]
 
 
 # ---------------------------------------------------------------- a site's SuperNode
@@ -167,8 +167,8 @@ def test_a_message_of_a_run_that_ends_while_it_arrives_is_dropped(step):
     state = own.InMemoryNodeState(store)
     state.set_node_id(3)
     state.store_run(Run.create_empty(7))
-    message = own.identified(own.order())
-    objects, tree = own.objects_of(message), own.get_object_tree(message)
+    message = own.order()
+    tree, objects = own.objects_of(message)
 
     def ended(*_: object) -> bytes:
         raise RunNotRunningException
@@ -189,7 +189,7 @@ def test_a_worker_waits_for_the_message_of_its_task(monkeypatch):
     from fl_lightning.compat import flower_site
 
     store, asked = own.Runtime(), list[Any]()
-    store.reply("m", as_record({"order": b"content"}))
+    store.reply("m", {"order": b"content"})
     pulled = store.PullMessages
 
     def late(request: Any) -> Any:
@@ -198,7 +198,7 @@ def test_a_worker_waits_for_the_message_of_its_task(monkeypatch):
 
     monkeypatch.setattr(store, "PullMessages", late)
     monkeypatch.setattr(flower_site, "_LATE", 0.0)
-    assert as_parts(flower_site._message(store, None, 7).content) == {"order": b"content"}
+    assert flower_site._message(store, None, 7)[1] == {"order": b"content"}
     assert len(asked) == 3
 
 
@@ -246,7 +246,7 @@ def test_an_order_whose_contents_were_lost_is_pushed_again():
     store = Dying()
     assert store.link().push(3, {"order": b"content"}, "0", 60.0, 60.0) == "m"
     assert store.trees[0] != store.trees[-1] == store.tree.object_id
-    assert as_parts(receive(store, store.tree, None, 7).content) == {"order": b"content"}
+    assert receive(store, store.tree, None, 7)[1] == {"order": b"content"}
 
 
 GOOD = {"reply": b"content"}
@@ -254,7 +254,7 @@ GOOD = {"reply": b"content"}
 
 def pulled_beside(store: Any) -> list[Reply]:
     """Return what a fit gets of a strange reply and of a good one."""
-    store.reply("good", as_record(GOOD))
+    store.reply("good", GOOD)
     return list(store.link().pull(["strange", "good"]))
 
 
@@ -278,7 +278,7 @@ def test_an_error_that_flower_replies_is_told():
 @pytest.mark.parametrize("children", [True, False])
 def test_objects_that_are_no_message_are_the_sites_own_error(children, content):
     store = own.Runtime()
-    store.reply("strange", as_record(GOOD))
+    store.reply("strange", {"reply": own.LARGE})
     tree = store.replies[0][1]
     store.objects[tree.object_id] = content
     if not children:
@@ -289,12 +289,13 @@ def test_objects_that_are_no_message_are_the_sites_own_error(children, content):
 def test_a_model_is_cut_once_for_all_sites(monkeypatch):
     """Both get the same pieces; another model with the same bytes is cut again."""
     cut: list[Any] = []
-    monkeypatch.setattr("fl_lightning.compat.flower_server.array_of", lambda content: cut.append(content) or array_of(content))
+    cutting = lambda content: cut.append(content) or pieces_of(content)  # noqa: E731
+    monkeypatch.setattr("fl_lightning.compat.flower_server.pieces_of", cutting)
     store, model = own.Runtime(), bytearray(3_000_000)
     link = store.link()
     for site in (3, 4):
         link.push(site, {"order": bytes([site]), "model": model}, "0", 60.0, 60.0)
-        assert as_parts(receive(store, store.tree, None, 7).content) == {"order": bytes([site]), "model": model}
+        assert receive(store, store.tree, None, 7)[1] == {"order": bytes([site]), "model": model}
     assert len(cut) == 1
     link.push(3, {"order": b"5", "model": bytearray(model)}, "1", 60.0, 60.0)
     assert len(cut) == 2
@@ -304,7 +305,7 @@ def test_replies_are_fetched_one_after_another_and_a_lost_one_costs_its_site():
     """The second is not asked for before the first has been used: each may hold a model."""
     store = own.Runtime()
     for number in range(3):
-        store.reply(str(number), as_record({"reply": bytes([number]) * 3_000_000}))
+        store.reply(str(number), {"reply": bytes([number]) * 3_000_000})
     del store.objects[max(store.objects, key=lambda name: store.objects[name].count(bytes([1])))]
     replies = store.link().pull(["0", "1", "2"])
     assert next(replies) == Reply("0", bytes(3_000_000))
