@@ -9,7 +9,6 @@ others we know of no issue.
 from __future__ import annotations
 
 import contextlib
-import copy
 import socket
 import threading
 import time
@@ -21,7 +20,7 @@ from typing import Any
 from fl_lightning.compat.flower import VERSION
 
 TOO_LARGE = 413
-"""The status of a proxy that limits the size of a request, and the code by which a site tells the server so."""
+"""The status of a proxy that limits the size of a request."""
 DISK_FULL = 507
 """The status with which a server answers whose disk is full."""
 _PIECE = 1 << 16
@@ -93,7 +92,7 @@ def is_of_the_line(error: BaseException) -> bool:
 
     if isinstance(error, httpx.HTTPStatusError):
         status = status_of(error)
-        return status >= 500 or (status not in (401, TOO_LARGE) and FlowerError.from_json(error.response.text) is None)
+        return status >= 500 or (status != 401 and FlowerError.from_json(error.response.text) is None)
     return isinstance(error, httpx.TransportError) and "certificate verify failed" not in str(error).lower()
 
 
@@ -155,7 +154,7 @@ def last(path: Path) -> None:
     line.HeartbeatSender = lambda beat: sender(surviving(beat))
     client.HEARTBEAT_CALL_TIMEOUT = _BEAT
     loop._pull_and_store_message = noticing(loop._pull_and_store_message, ("pull_object", "confirm_message_received"))
-    loop._push_messages = telling_refusals(loop._push_messages, trouble)
+    loop._push_messages = noticing(loop._push_messages, ("send", "push_object"))
 
 
 def retrying(invoker: Any, trouble: Trouble) -> Any:
@@ -248,41 +247,3 @@ def noticing(step: Callable[..., Any], calls: tuple[str, ...]) -> Callable[..., 
         return done
 
     return stepped
-
-
-def telling_refusals(push: Callable[..., Any], trouble: Trouble) -> Callable[..., Any]:
-    """Let a reply that a proxy finds too large end with an error that the server understands.
-
-    Args:
-        push: the SuperNode's ``_push_messages``.
-        trouble: tells the staff.
-    """
-    noted = noticing(push, ("send", "push_object"))
-
-    def pushed(*, send: Callable[..., Any], push_object: Callable[..., Any], **given: Any) -> None:
-        from flwr.app import Error
-        from flwr.app.message.message import make_message
-        from flwr.supercore.inflatable.inflatable_object import get_object_tree
-
-        sent: list[Any] = []
-
-        def sending(message: Any, *more: Any) -> Any:
-            sent.append(message)
-            return send(message, *more)
-
-        try:
-            noted(send=sending, push_object=push_object, **given)
-            return
-        except LostError as error:
-            cause: Any = error.__cause__
-            if status_of(cause) != TOO_LARGE:
-                raise
-            trouble.tell(in_words(cause))
-        about = copy.copy(sent[-1].metadata)
-        about.__dict__["_message_id"] = ""
-        instead = make_message(about, error=Error(TOO_LARGE, "too large for a proxy"))
-        about.__dict__["_message_id"] = instead.object_id
-        _, session = send(instead, get_object_tree(instead), 0.0)
-        push_object(about.run_id, session, instead.object_id, instead.deflate())
-
-    return pushed

@@ -1,6 +1,6 @@
 """Send and receive named bytes as Flower's messages, a piece at a time, in place of Flower's own functions.
 
-Flower makes a tree of five or more objects of a message, keeps all pieces that it sends, and joins what it receives three times.
+Flower makes a tree of five or more objects of a message, keeps all pieces that it sends, and joins thrice what it receives.
 Each object takes requests of server and site to the SuperLink, which are most of a round's time if the model is small. Here, a
 message is one object, and its children are the pieces of its large contents. Upstream: flower#2515.
 """

@@ -71,7 +71,7 @@ class SiteLink:
 
 
 def _message(client: Any, node: Any, run_id: int) -> tuple[Any, Mapping[str, bytes | bytearray]]:
-    """Return the message of a task, and the named bytes in it, for which the SuperNode makes a task a moment before it has the message."""
+    """Return the message of a task, which the SuperNode has a moment after the task, and the named bytes in it."""
     from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 
     while not (found := client.PullMessages(PullAppMessagesRequest())).messages_list:

@@ -117,15 +117,6 @@ def test_what_is_lost_on_its_way_is_no_failure_of_the_site():
     assert list(transport.answers()) == [Answer(client, None, cause, lost=True) for client, cause in enumerate(told)]
 
 
-def test_the_server_says_that_a_proxy_refuses_a_reply():
-    link = Link([[Reply("10-1", None, 413)]])
-    transport = FlowerTransport(link, [10])  # type: ignore[arg-type]
-    transport.send(0, {}, 0, None)
-    (answer,) = transport.answers()
-    assert not answer.lost
-    assert re.search("a proxy .* refuses the size of its reply .*413.* 'client_max_body_size 16m;'", answer.cause)
-
-
 @pytest.mark.parametrize(("policy", "given", "patience"), [("fatal", None, 43200), ("skip", None, 300), ("skip", 90, 90)])
 def test_how_long_a_site_may_be_silent(policy, given, patience, tmp_path, monkeypatch):
     pool, link = FlowerPool(str(tmp_path), timeout=given), Link([[]])

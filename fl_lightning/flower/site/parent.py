@@ -78,8 +78,8 @@ def _supervise(arguments: argparse.Namespace, folder: Path, address: str, key: P
     log = folder / "supernode.log"
     say(f"Site {arguments.name} connects to {address}; its folder is {folder}.")
     children = [
-        Child("SuperNode", lambda: node, environment, str(log), explain=lambda: _cause(arguments, log), tells=trouble),
-        Child("worker", lambda: worker, environment, last=UNUSABLE, alive=folder / ALIVE),
+        Child("SuperNode", node, environment, str(log), explain=lambda: _cause(arguments, log), tells=trouble),
+        Child("worker", worker, environment, last=UNUSABLE, alive=folder / ALIVE),
     ]
     supervisor = Supervisor(children, say)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -46,7 +46,7 @@ def main() -> None:
     from fl_lightning.flower.site.server import SiteServer
     from fl_lightning.flower.site.settings import read_settings, read_site
 
-    folder = Path(arguments.folder)
+    folder, key = Path(arguments.folder), Path(arguments.key).read_bytes()
     try:
         settings = read_site(Path(arguments.data), folder)
         device = settings.torch_device()
@@ -57,13 +57,13 @@ def main() -> None:
     server = SiteServer(
         *(arguments.name, data, settings.policy, folder, device, say),
         load=lambda schema: SiteData(read_settings(Path(arguments.data), schema)),
-        key=Path(arguments.key).read_bytes(),
+        key=key,
     )
     known = "The tables wait for the server's schema." if data is None else f"{data.size('training')} training examples."
     say(f"{known} Waiting for the server.")
-    link = SiteLink(arguments.address, Path(arguments.secret).read_bytes())
     roots = Path(arguments.ca).read_bytes() if arguments.ca else None
-    _work(link, server, RunWatch(arguments.server, roots, Path(arguments.key).read_bytes()), say)
+    link, watch = SiteLink(arguments.address, Path(arguments.secret).read_bytes()), RunWatch(arguments.server, roots, key)
+    _work(link, server, watch, say)
 
 
 def _work(link: Any, server: Any, watch: Any, say: Callable[[str], None]) -> None:
@@ -113,8 +113,7 @@ def _ended_with(watch: Any, task: Any, say: Callable[[str], None]) -> Iterator[N
                     task.reply(envelope.reply(error="stopped"))
                 os.kill(os.getpid(), signal.SIGKILL)  # training may be in the middle of a long call
 
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
+    threading.Thread(target=look, daemon=True).start()
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.compat.flower_line import TOO_LARGE, cause_at_server
+from fl_lightning.compat.flower_line import cause_at_server
 from fl_lightning.compat.flower_server import ControlLink, Node, Reply, ServerLink
 from fl_lightning.errors import ConfigurationError, RankError, require
 from fl_lightning.flower.server.sites import RemoteSites
@@ -37,8 +37,6 @@ _CAUSES = {
     3: "the order was lost on its way",
     4: "its reply was lost on its way",
     8: "its worker died",
-    TOO_LARGE: "a proxy between it and the server refuses the size of its reply (status 413), which travels in pieces of 5 MB. "
-    "There, allow 16 MB: for nginx, 'client_max_body_size 16m;'",
 }
 
 
