@@ -187,7 +187,7 @@ def in_pieces(client: type[Any]) -> type[Any]:
             context.request.extensions = {**context.request.extensions, "trace": _hold_little}
             if len(context.request.content) > _PIECE:
                 view = memoryview(context.request.content)
-                parts = (view[start : start + _PIECE] for start in range(0, len(view), _PIECE))
+                parts: Any = (view[start : start + _PIECE] for start in range(0, len(view), _PIECE))
                 context.request.stream = httpx.Request("POST", context.request.url, content=parts).stream
             return super()._send(context, stream=stream)
 

@@ -34,7 +34,7 @@ _LIMIT = 7200.0
 """The seconds for which Flower waits for a piece. A server asks for what has arrived; a worker waits as long as it takes."""
 
 
-def pieces_of(content: Content) -> list[tuple[str, Callable[[], bytes]]]:
+def pieces_of(content: Content) -> list[tuple[str, Any]]:
     """Return the pieces of a content in order, of which some may be equal: the id of each, and what makes it."""
     found, view = [], memoryview(content)
     for start in range(0, len(view), _PIECE):

@@ -63,10 +63,10 @@ class Gate:
                 message["headers"] = [*message.get("headers", ()), self._header]
             await send(message)
 
-        status = await self._refusal(scope) if scope["server"][1] == self._public_port else 0
         try:
+            status = await self._refusal(scope) if scope["server"][1] == self._public_port else 0
             await (_refuse(tell, status) if status else self._app(scope, receive, tell))
-        except OSError:
+        except Exception:
             if answered or not self._is_full():
                 raise
             await _refuse(tell, DISK_FULL)
