@@ -25,6 +25,8 @@ _SMALL = 1 << 20
 """The largest content, in bytes, that is a part of the message itself."""
 _PIECE = 5 * 2**20
 """The bytes of a piece, as in Flower."""
+_NUMBER = 8
+"""The bytes before a piece that say where it begins."""
 _AT_ONCE = 2
 """The pieces that are under way at a time, of which a receiver holds one more."""
 WAIT: dict[str, Any] = {"initial_backoff": 0.05, "backoff_cap": 1.0, "max_tries_per_object": None}
@@ -35,11 +37,11 @@ _LIMIT = 7200.0
 
 
 def pieces_of(content: Content) -> list[tuple[str, Any]]:
-    """Return the pieces of a content in order, of which some may be equal: the id of each, and what makes it."""
+    """Return the pieces of a content in order: the id of each, and what makes it. Each says where it begins: none are equal."""
     found, view = [], memoryview(content)
     for start in range(0, len(view), _PIECE):
         part = view[start : start + _PIECE]
-        head = _head("ArrayChunk", {}, len(part))
+        head = _head("ArrayChunk", {}, _NUMBER + len(part)) + start.to_bytes(_NUMBER, "big")
         digest = sha256(head)
         digest.update(part)
         found.append((digest.hexdigest(), partial(add, head, part)))
@@ -47,7 +49,7 @@ def pieces_of(content: Content) -> list[tuple[str, Any]]:
 
 
 def as_record(parts: Mapping[str, Content], cut: Callable[[Content], Any] = pieces_of) -> tuple[Any, Makers]:
-    """Return named bytes as a record of Flower, and the pieces of the large ones; the SuperLink gets equal pieces once.
+    """Return named bytes as a record of Flower, and the pieces of the large ones, which the SuperLink gets once for all sites.
 
     Args:
         parts: the bytes by name.
@@ -156,7 +158,7 @@ def _content(record: Any, children: set[str], pull: Callable[[str], bytes]) -> C
     found, names = record.get("bytes"), record.get("pieces")
     if isinstance(found, bytes):
         return found
-    if isinstance(names, list) and children.issuperset(names):
+    if isinstance(names, list) and children.issuperset(names) and len(set(names)) == len(names):  # a piece fills memory once
         return _joined(names, pull)
     raise ValueError("The message holds something other than named bytes.")
 
@@ -169,5 +171,5 @@ def _joined(names: list[str], pull: Callable[[str], bytes]) -> bytearray:
         while coming:
             piece = coming.popleft().result()
             coming.extend(threads.submit(pull, following) for following in islice(rest, 1))
-            whole += memoryview(piece)[piece.index(b"\0") + 1 :]
+            whole += memoryview(piece)[piece.index(b"\0") + 1 + _NUMBER :]
     return whole

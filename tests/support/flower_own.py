@@ -116,9 +116,9 @@ class Runtime:
         link._client, link._node, link.run_id = self, Node(node_id=1), 7
         return link
 
-    def reply(self, to: str, content: Any) -> None:
+    def reply(self, to: str, content: Any, pieces: Any = ()) -> None:
         """Let a site have replied to an order: with named bytes, a record of Flower, or an error."""
-        record, pieces = as_record(content) if type(content) is dict else (content, {})
+        record, pieces = as_record(content) if type(content) is dict else (content, pieces)
         message = Message(record, reply_to=order(to=1))
         vars(message.metadata)["_reply_to_message_id"] = to
         tree, objects = objects_of(message, pieces)

@@ -60,7 +60,6 @@ def _serve(arguments: argparse.Namespace, folder: ServerFolder) -> None:
         app,
         ssl_certfile=folder.files["certificate"],
         ssl_keyfile=folder.files["key"],
-        ssl_keyfile_password="",
         log_level="warning",
         timeout_graceful_shutdown=3,
     )
