@@ -17,19 +17,17 @@ BIN := .venv/bin
 fit: .venv/runs
 	$(BIN)/fl-lightning compare --config first_run
 
-# FLOWER=1.41 takes that version of Flower, and OTHER=1.42 another one for the sites of the demonstration.
-FLOWER ?= 1.42
-OTHER ?= $(FLOWER)
+FLOWER := 1.42
 SITE_PACKAGES := python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
-.venv-flower-%/installed: .venv/installed # an environment of its own on top of .venv, because Flower pins many packages
+.venv-flower-$(FLOWER)/installed: .venv/installed # an environment of its own on top of .venv, because Flower pins many packages
 	$(PYTHON) -m venv $(@D)
 	(echo $(CURDIR); $(BIN)/$(SITE_PACKAGES)) > "$$($(@D)/bin/$(SITE_PACKAGES))/on_top.pth"
-	$(@D)/bin/pip install -qqq 'flwr==$*.*'
+	$(@D)/bin/pip install -qqq 'flwr==$(FLOWER).*'
 	touch $@
 
-federation: .venv-flower-$(FLOWER)/installed .venv-flower-$(OTHER)/installed
-	.venv-flower-$(FLOWER)/bin/python tools/federation_demo.py --site_python $(CURDIR)/.venv-flower-$(OTHER)/bin/python
+federation: .venv-flower-$(FLOWER)/installed
+	.venv-flower-$(FLOWER)/bin/python tools/federation_demo.py
 
 test-flower: .venv-flower-$(FLOWER)/installed # two federations beside each other, because these tests mostly wait
 	.venv-flower-$(FLOWER)/bin/python -m pytest -m flower --numprocesses 2 --dist loadfile tests/flower/test_flower.py tests/flower/test_flower_faults.py tests/flower/test_flower_masks.py tests/flower/test_flower_asynchronous.py tests/flower/test_flower_state.py tests/flower/test_flower_delivery.py tests/flower/test_flower_schema.py

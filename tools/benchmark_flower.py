@@ -169,15 +169,14 @@ def ours(folder: Path, hidden: list[int], rounds: int, sites: int) -> tuple[list
 
 def bare(folder: Path, parameters: int, rounds: int, sites: int) -> tuple[list[float], dict[str, float]]:
     """Return seconds per round and peak memory in GB of an app that only sends arrays, with Flower's own commands."""
-    from fl_lightning.compat.flower_control import ControlLink
-    from fl_lightning.flower.wire.certificates import create_certificates
-    from fl_lightning.flower.wire.keys import create_key
+    from fl_lightning.compat.flower_server import ControlLink
+    from fl_lightning.flower.wire.keys import create_certificates, create_key
     from fl_lightning.flower.wire.server_folder import ServerFolder
 
     server, (port, *local) = ServerFolder(folder), free_ports(1 + sites)
     folder.mkdir()
     files = server.files
-    create_certificates(server.public, server.ca_key, "localhost")
+    create_certificates(server.files, server.ca_key, "localhost")
     address, scripts = f"127.0.0.1:{port}", Path(sys.executable).parent
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     environment["PATH"] = f"{scripts}{os.pathsep}{environment['PATH']}"

@@ -1,7 +1,7 @@
 """Does an algorithm compute what its paper and other packages compute? The same rounds here and there, in float64.
 
 python tools/conformance.py                                    # the papers' listings and byzfl, in this environment
-python tools/conformance.py --peer fluke=/envs/fluke/bin/python --peer flwr=.venv-flower-1.41/bin/python
+python tools/conformance.py --peer fluke=/envs/fluke/bin/python --peer flwr=/envs/flwr/bin/python
 
 Each peer's adapter (tools/conformance_peers) runs in that peer's environment, reads case_*.npz and writes result_*.npz.
 """

@@ -85,11 +85,10 @@ class Federation:
         folder: the folder of the demonstration; each party works in a folder of its own within it.
         names: the names of the sites.
         life: the seconds after which a command that must end counts as hung.
-        site_python: the Python of the sites, whose environment may have another version of Flower.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str] = NAMES, life: int = 900, site_python: str = sys.executable) -> None:
-        self.folder, self.names, self.life, self.site_python = folder, tuple(names), life, site_python
+    def __init__(self, folder: Path, names: Sequence[str] = NAMES, life: int = 900) -> None:
+        self.folder, self.names, self.life = folder, tuple(names), life
         self.server: subprocess.Popen[bytes] | None = None
         self.sites: dict[str, subprocess.Popen[bytes]] = {}
         self.port, self.local_port = free_ports(2)
@@ -163,8 +162,7 @@ class Federation:
     def site_command(self, name: str, port: int | None = None) -> list[str]:
         """Return the command of a site, which connects to the server's port or to another one."""
         address = ("--server", f"https://localhost:{port or self.port}", "--ca", "ca.crt")
-        command = self.command("site", "--name", name, *address, "--key", f"{name}.key", "--data", "data.yaml")
-        return [self.site_python, *command[1:]]
+        return self.command("site", "--name", name, *address, "--key", f"{name}.key", "--data", "data.yaml")
 
     def start_site(self, name: str, port: int | None = None) -> None:
         """Start a site; see :meth:`site_command`."""
@@ -231,11 +229,10 @@ def main() -> None:
     """Run the demonstration."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/federation"))
-    parser.add_argument("--site_python", default=sys.executable, help="The Python of the sites.")
     parser.add_argument("fit", nargs="*", help="Further arguments of 'fit', for both runs.")
     arguments = parser.parse_args()
     shutil.rmtree(arguments.folder, ignore_errors=True)
-    federation = Federation(arguments.folder.resolve(), site_python=arguments.site_python)
+    federation = Federation(arguments.folder.resolve())
     federation.prepare(*digits(2000), test=500)
     print("1. Simulate the federation in one process.", flush=True)
     federation.call("server", "fit", "--config", "config.yaml", "--trainer.default_root_dir", "simulated", *arguments.fit)

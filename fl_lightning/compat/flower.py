@@ -1,203 +1,179 @@
-"""Use Flower as a transport of bytes.
+"""Use Flower as a transport of bytes: what its processes share, with the versions that they have.
 
-Everything private of flwr is in this module and its neighbours ``flower_*``, for the minor versions in ``pyproject.toml``.
+Everything private of flwr is in this module and its neighbours ``flower_*``, for the minor version in ``pyproject.toml``.
 Each function says what of Flower it stands in for. Messages are opaque bytes: no content is pickled, and the app bundle that
 Flower requires of a run is a stub without code, which neither side unpacks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import functools
+import os
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from fl_lightning.compat.flower_control import ControlLink, Node
-from fl_lightning.compat.flower_delivery import kind_of
-from fl_lightning.compat.flower_objects import array_of, receive, send
-from fl_lightning.compat.flower_records import as_parts, as_record
-from fl_lightning.compat.flower_runtime import acquired, heartbeat, patient, runtime
-
-TESTED = ((1, 41), (1, 42))
-"""The minor versions of flwr whose private names are used here, all of which speak the same protocol."""
-
+FLOWER = "1.42"
+"""The minor version of flwr whose private names are used here, at the server and at all sites."""
+VERSION = "x-fl-lightning"
+"""The header with the server's version of fl_lightning."""
 FLEET = "/v1/fleet/"
 """The paths that sites use; nothing else of a SuperLink must be reachable from outside."""
-
-LOST = 4
-"""The code of a reply whose contents are missing."""
-_FAREWELL = 1.5
-"""The seconds for which the end of a run waits for the SuperLink, twice."""
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
-def installed_version() -> tuple[int, ...] | None:
-    """Return the version of flwr, or None if it is not installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
+def installed_version() -> str | None:
+    """Return the minor version of flwr, such as 1.42, or None if it is not installed."""
     try:
-        return minor_version(version("flwr"))
+        return ".".join(version("flwr").split(".")[:2])
     except PackageNotFoundError:
         return None
 
 
-def minor_version(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version; none if they are no numbers."""
-    found = version.split(".")[:2]
-    return tuple(map(int, found)) if all(map(str.isdecimal, found)) else ()
+def prepare_environment() -> None:
+    """Disable Flower's telemetry and update check, before flwr is imported, and any proxy for this machine's own addresses."""
+    os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+    os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
+    for name in ("NO_PROXY", "no_proxy"):
+        given = [one for one in os.environ.get(name, "").split(",") if one]
+        os.environ[name] = ",".join(dict.fromkeys([*given, "127.0.0.1", "localhost"]))
 
 
-@dataclass(frozen=True)
-class Reply:
-    """Hold a site's reply.
+# ---------------------------------------------------------------- memory
 
-    Attributes:
-        order: the id that :meth:`ServerLink.push` returned.
-        content: the bytes; None after an error of the transport.
-        error: the error's code, or 0.
+
+@functools.cache
+def free_what_is_done() -> None:
+    """Let Flower free each piece of a model as soon as it has passed it on, in all clients and servers of this process.
+
+    Flower and its libraries keep requests and responses in cycles of objects, each with a piece of 5 MB. Python looks for
+    cycles by the number of objects, not by their size, so up to several models would stay in memory. Upstream:
+    flower#4934 frees what the SuperLink stores; for the cycles we know of no issue.
     """
+    from flwr.supercore.protobuf.client import ProtobufClient
+    from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
 
-    order: str
-    content: bytes | bytearray | None
-    error: int = 0
-
-
-def _replied(record: Any) -> bytes | bytearray:
-    """Return the bytes that a site replied; none from a record of another kind, which is the site's error, not the link's."""
-    try:
-        return as_parts(record)["reply"]
-    except (KeyError, ValueError):
-        return b""
+    client: Any = ProtobufClient
+    client._send = freeing(client._send)
+    server: Any = ProtobufTranslationMiddleware
+    server.dispatch = forgetting(server.dispatch)
 
 
-class ServerLink:
-    """Be the ServerApp of a run in this process, in place of ``flwr-serverapp``.
+def freeing(send: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a client free each response, and the request that it answers, when it has been read: httpx ties it to its stream.
 
     Args:
-        address: the SuperLink's local address, host and port.
-        certificate: the CA's certificate, PEM.
-        secret: the secret that allows a process to acquire the server's task.
-        patience: the seconds for which a lost SuperLink is waited for.
+        send: the client's ``_send``.
     """
 
-    _newest: tuple[bytes | bytearray, Any] | None = None  # the last large content with its array
+    def sent(client: Any, context: Any, *, stream: bool = False) -> Any:
+        response = send(client, context, stream=stream)
+        if not stream:
+            del response.stream
+        return response
 
-    def __init__(self, address: str, certificate: bytes, secret: bytes, patience: float = 60.0) -> None:
-        self.control = ControlLink(address, certificate)
-        self.control.stop_runs()
-        self.run_id = self.control.start_run()
-        token = self._acquire(address, certificate, secret)
-        from flwr.common.serde import run_from_proto
-        from flwr.proto.runtime_pb2 import PullTaskInputRequest
-        from flwr.supercore.task_identity import TaskIdentity
-        from flwr.superlink.grid import HttpGrid
+    return sent
 
-        self._grid = HttpGrid(address, False, certificate, token=token)
-        self._recovered = False
-        self._grid._retry_invoker = patient(patience, self._note)
-        self.control.client._retry_invoker = patient(patience)
-        self._heartbeat = heartbeat(self._grid._runtime_client)
-        given = self._grid._runtime_client.PullTaskInput(PullTaskInputRequest())
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = given.task_id, given.run.run_id, given.context.node_id
-        self._grid.set_run(run_from_proto(given.run))
 
-    def _acquire(self, address: str, certificate: bytes, secret: bytes) -> str:
-        from flwr.supercore.constant import TaskType
+def forgetting(dispatch: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Let a server free the body of each request, and the message in it, when the request has been handled.
 
-        client = runtime(address, certificate, secret, "SuperExec")
+    Args:
+        dispatch: the ``dispatch`` of the middleware that reads messages.
+    """
+
+    async def dispatched(middleware: Any, request: Any, call_next: Any) -> Any:
         try:
-            while True:
-                got = acquired(client, TaskType.SERVER_APP)
-                if got is None:
-                    raise RuntimeError("The SuperLink has no task for the server. Another process has taken it; start again.")
-                if got[0] == self.run_id:
-                    return got[1]
+            return await dispatch(middleware, request, call_next)
         finally:
-            client.close()
+            vars(request).pop("_body", None)
+            request.scope.get("state", {}).pop("protobuf_request", None)
 
-    def nodes(self) -> list[Node]:
-        """Return the sites that are registered and not revoked."""
-        return self.control.nodes()
+    return dispatched
 
-    def _note(self, state: Any) -> None:
-        if state.tries > 1:
-            self._recovered = True
 
-    def recovered(self) -> bool:
-        """Return whether the SuperLink was lost and found again since the last call of this method.
+# ---------------------------------------------------------------- the Runtime API, which server and sites share
 
-        It delivers each message at most once: one that was on its way to or from it when it died is lost without an error.
-        """
-        found, self._recovered = self._recovered, False
-        return found
 
-    def push(
-        self, node_id: int, parts: Mapping[str, bytes | bytearray], group: str, seconds: float, patience: float
-    ) -> str | None:
-        """Send named bytes to a site, and return the id of the order; None if the SuperLink refuses it.
+def patient(seconds: float, tell: Callable[[Any], None] | None = None) -> Any:
+    """Return a retry policy that gives up, in place of Flower's, which retries forever and interrupts the process.
 
-        Args:
-            node_id: the site.
-            parts: the bytes by name.
-            group: the round, for logs.
-            seconds: the seconds for which the order is good.
-            patience: the seconds without a sign of life from the site after which the order has failed.
-        """
-        from flwr.app import Message
-        from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+    Args:
+        seconds: the seconds after which it gives up.
+        tell: is called after each success, with the number of attempts as ``tries``.
+    """
+    import httpx
+    from flwr.supercore.retry import RetryInvoker, exponential
 
-        def pushed() -> str | None:
-            message = Message(
-                as_record(parts, self._array), dst_node_id=node_id, message_type=kind_of(patience), group_id=group, ttl=seconds
-            )
-            return send(self._grid._runtime_client, message, self._grid.node, self.run_id)
+    def final(error: Exception) -> bool:
+        return isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in (502, 503, 504)
 
-        try:
-            return pushed()
-        except ObjectPushError:  # the SuperLink died between the message and its contents
-            return pushed()
+    recoverable = (httpx.TransportError, httpx.HTTPStatusError)
+    return RetryInvoker(lambda: exponential(max_delay=5), recoverable, None, seconds, on_success=tell, should_giveup=final)
 
-    def _array(self, content: bytes | bytearray) -> Any:
-        """Return the array of a large content, whose digests are computed once for all sites that get it."""
-        if self._newest is None or self._newest[0] is not content:
-            self._newest = content, array_of(content)
-        return self._newest[1]
 
-    def pull(self, orders: Collection[str]) -> Iterator[Reply]:
-        """Yield the replies that have arrived; each is fetched when it is asked for."""
-        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
-        from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
-        from google.protobuf.message import DecodeError
+def runtime(
+    address: str, certificate: bytes | None, component: str, *, secret: bytes = b"", token: str = "", policy: Any = None
+) -> Any:
+    """Return a client of a Runtime API.
 
-        client = self._grid._runtime_client
-        self._newest = None  # it holds a model
-        found = client.PullMessages(PullAppMessagesRequest(message_ids=list(orders)))
-        for about, tree in zip(found.messages_list, found.message_object_trees, strict=True):
-            order = about.metadata.reply_to_message_id
-            try:
-                message = receive(client, tree, self._grid.node, self.run_id)
-            except ObjectPullError:
-                yield Reply(order, None, LOST)
-                continue
-            except (ValueError, TypeError, LookupError, AttributeError, DecodeError):  # the link's errors are those of httpx
-                yield Reply(order, b"")
-                continue
-            if message.has_error():
-                yield Reply(order, None, message.error.code)
-            else:
-                yield Reply(order, _replied(message.content))
-            del message  # it holds a model
+    Args:
+        address: its address, host and port.
+        certificate: the CA's certificate; None for no TLS, which only loopback allows.
+        component: what the process calls itself.
+        secret: the secret that allows a process to acquire tasks; empty with a token.
+        token: the token of the task that it works on.
+        policy: the retry policy; None for one of 30 s.
+    """
+    from flwr.supercore import interceptors as by
+    from flwr.supercore.runtime import RuntimeHttpClient
 
-    def close(self, completed: bool) -> None:
-        """End the run, so that sites stop working on it."""
-        from flwr.proto.runtime_pb2 import PushTaskOutputRequest
+    free_what_is_done()
+    if token:
+        allowed: Any = by.RuntimeTokenHttpInterceptor(token)
+    else:
+        allowed = by.SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])
+    return RuntimeHttpClient.from_server_address(
+        server_address=address,
+        insecure=certificate is None,
+        root_certificates=certificate,
+        interceptors=[by.RuntimeVersionHttpInterceptor(component_name=component), allowed],
+        retry_invoker=policy or patient(30.0),
+    )
 
-        for client in (self._grid._runtime_client, self.control.client):  # the SuperLink may be gone
-            client._client.timeout, client._retry_invoker = _FAREWELL, None
+
+def acquired(client: Any, kind: Any) -> tuple[int, str] | None:
+    """Acquire a task, and return its run's id and its token, or None if no task is waiting."""
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest
+
+    got = client.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
+    return (int(got.task.run_id), got.token) if got.HasField("task") and got.token else None
+
+
+def begun(client: Any) -> tuple[Any, Any]:
+    """Begin the task of a client's token, and return its context and its node; the bundle is not read."""
+    from flwr.common.serde import context_from_proto
+    from flwr.proto.node_pb2 import Node
+    from flwr.proto.runtime_pb2 import PullTaskInputRequest
+    from flwr.supercore.task_identity import TaskIdentity
+
+    given = client.PullTaskInput(PullTaskInputRequest())
+    context = context_from_proto(given.context)
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = given.task_id, given.run.run_id, context.node_id
+    return context, Node(node_id=context.node_id)
+
+
+def heartbeat(client: Any) -> Any:
+    """Start to tell that this process works on its task. Failures show in the next call of the client, not here."""
+    from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
+    from flwr.supercore.heartbeat import HeartbeatSender
+
+    def beat() -> bool:
         with suppress(Exception):
-            status = "completed" if completed else "stopped"
-            self._grid._runtime_client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
-        with suppress(Exception):
-            self.control.stop_runs()
-        self._heartbeat._stop_event.set()  # without waiting for a heartbeat under way
-        self._grid.close()
-        self.control.close()
+            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        return True
+
+    sender = HeartbeatSender(beat)
+    sender.start()
+    return sender

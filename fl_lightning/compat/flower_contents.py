@@ -7,7 +7,6 @@ other writers wait. Upstream: we know of no issue.
 from __future__ import annotations
 
 import functools
-import os
 import re
 import tempfile
 from collections.abc import Callable
@@ -56,18 +55,18 @@ def putting(put: Callable[..., None], folder: Path) -> Callable[..., None]:
             if get_object_id(object_content) != object_id:
                 raise ValueError(f"Object ID {object_id} does not match content hash")
             validate_object_content(content=object_content)
-        number, written = tempfile.mkstemp(dir=folder)
-        try:
-            with os.fdopen(number, "wb") as file:
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+            written = Path(file.name)
+            try:
                 file.write(object_content)
-            with store.session():  # nothing deletes files during a transaction
-                unchecked = SimpleNamespace(session=store.session, verify=False)
-                put(unchecked, object_id, _IN_FILE + str(len(object_content)).encode())
-                Path(written).replace(folder / object_id)
-        except BaseException:
-            with suppress(FileNotFoundError):
-                Path(written).unlink()
-            raise
+                file.flush()
+                with store.session():  # nothing deletes files during a transaction
+                    unchecked = SimpleNamespace(session=store.session, verify=False)
+                    put(unchecked, object_id, _IN_FILE + str(len(object_content)).encode())
+                    written.replace(folder / object_id)
+            except BaseException:
+                written.unlink(missing_ok=True)
+                raise
 
     return stored
 

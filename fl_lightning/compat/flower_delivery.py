@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 HEARTBEAT = 15
@@ -159,19 +158,11 @@ def replacing(store: Callable[..., tuple[bool, list[str]]]) -> Callable[..., tup
     return stored
 
 
-@dataclass(frozen=True)
-class _Arriving:
-    """Hold an order whose reply is on its way: its type, the reply, the reply's push, and until when its site is online."""
+def _incomplete(state: Any, orders: Collection[str]) -> list[Any]:
+    """Return those of the orders whose replies are on their way.
 
-    order: str
-    kind: str
-    reply: str
-    push: str
-    online_until: float | None
-
-
-def _incomplete(state: Any, orders: Collection[str]) -> list[_Arriving]:
-    """Return those of the orders whose replies are on their way."""
+    Each has its id and type, the reply, the push of the reply, and until when its site is online, None if the site is gone.
+    """
     from flwr.server.superlink.linkstate.sql_linkstate import MessageInsModel as Order
     from flwr.server.superlink.linkstate.sql_linkstate import MessageResModel as Answer
     from flwr.server.superlink.linkstate.sql_linkstate import NodeModel as Node
@@ -182,7 +173,13 @@ def _incomplete(state: Any, orders: Collection[str]) -> list[_Arriving]:
     if not orders:
         return []
     found = (
-        select(Order.message_id, Order.message_type, Answer.message_id, Push.session_id, Node.online_until)
+        select(
+            Order.message_id.label("order"),
+            Order.message_type.label("kind"),
+            Answer.message_id.label("reply"),
+            Push.session_id.label("push"),
+            Node.online_until,
+        )
         .join(Answer, Answer.reply_to_message_id == Order.message_id)
         .join(Root, Root.root_object_id == Answer.message_id)
         .join(Push, Push.session_id == Root.session_id)
@@ -190,4 +187,4 @@ def _incomplete(state: Any, orders: Collection[str]) -> list[_Arriving]:
         .where(Order.message_id.in_(set(orders)), Push.pending_count > 0)
     )
     with state.session() as session:
-        return [_Arriving(*row) for row in session.execute(found)]
+        return list(session.execute(found))

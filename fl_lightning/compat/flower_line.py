@@ -12,13 +12,17 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.compat.flower import VERSION
+
 TOO_LARGE = 413
-"""The status of a proxy that limits the size of a request, and the code by which a site tells the server so."""
+"""The status of a proxy that limits the size of a request."""
+DISK_FULL = 507
+"""The status with which a server answers whose disk is full."""
 _PIECE = 1 << 16
 """The bytes of a request that are written at a time: each of them may take as long as Flower allows for the whole."""
 _UNSENT = 1 << 19
@@ -47,17 +51,38 @@ def fix_of(status: int) -> str:
     return _FIXES.get(status, "Ask its administrators.")
 
 
+def status_of(error: BaseException) -> int:
+    """Return the status of the response that an error is about; 0 for none."""
+    return int(getattr(getattr(error, "response", None), "status_code", 0))
+
+
 def in_words(error: BaseException) -> str:
     """Return what is wrong with the line, and the fix."""
     import httpx
 
-    status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else 0
+    status = status_of(error)
+    if status == DISK_FULL:
+        return "The disk of the server is full. Its staff must free space."
+    if isinstance(error, httpx.HTTPStatusError) and VERSION in error.response.headers:
+        return f"The server answers with an error (status {status}), whose cause 'fl-lightning serve' prints there."
+    if status:
+        return f"A proxy answers instead of the server, with status {status}. {fix_of(status)}"
     if isinstance(error, httpx.ProxyError):
         status = next((number for number in _FIXES if str(error).startswith(str(number))), 0)
         return f"The proxy of HTTPS_PROXY refuses the connection ({error}). {fix_of(status)}"
-    if status:
-        return f"A proxy answers instead of the server, with status {status}. {fix_of(status)}"
     return f"The server does not answer ({type(error).__name__}{f': {error}' if str(error) else ''})."
+
+
+def cause_at_server(error: BaseException) -> str:
+    """Return why the SuperLink refuses a process on its own machine, and the fix, without a full stop; empty for others."""
+    if status_of(error) == DISK_FULL:
+        return "The disk of the server's folder is full. Free space"
+    if status_of(error) == 401:
+        return (
+            "The SuperLink no longer knows this fit as the one that has the run (status 401): the clock of this machine was "
+            "set, or another fit uses the folder. Correct the clock, or end the other fit"
+        )
+    return ""
 
 
 def is_of_the_line(error: BaseException) -> bool:
@@ -66,8 +91,8 @@ def is_of_the_line(error: BaseException) -> bool:
     from flwr.supercore.error import FlowerError
 
     if isinstance(error, httpx.HTTPStatusError):
-        status = error.response.status_code
-        return status >= 500 or (status not in (401, TOO_LARGE) and FlowerError.from_json(error.response.text) is None)
+        status = status_of(error)
+        return status >= 500 or (status != 401 and FlowerError.from_json(error.response.text) is None)
     return isinstance(error, httpx.TransportError) and "certificate verify failed" not in str(error).lower()
 
 
@@ -79,7 +104,7 @@ class Trouble:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._lock = path, threading.Lock()
+        self._path, self._lock = path, threading.RLock()
         self._since: float | None = None
         self._told = ""
 
@@ -90,23 +115,19 @@ class Trouble:
             self._since = now if self._since is None else self._since
             kind = words.partition(" (")[0]  # a broken line has many errors
             if kind != self._told and now - self._since >= _QUIET:
-                self._tell(f"{words} It is tried again until it works.")
+                self.tell(f"{words} It is tried again until it works.")
                 self._told = kind
 
     def worked(self) -> None:
         """Note that an attempt worked."""
         with self._lock:
             if self._told and self._since is not None:
-                self._tell(f"The server answers again, after {time.monotonic() - self._since:.0f} s.")
+                self.tell(f"The server answers again, after {time.monotonic() - self._since:.0f} s.")
             self._since, self._told = None, ""
 
     def tell(self, line: str) -> None:
-        """Tell something else."""
-        with self._lock:
-            self._tell(line)
-
-    def _tell(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # a full disk
+        """Write a line for the parent process, unless the disk is full."""
+        with self._lock, contextlib.suppress(OSError):
             new = self._path.with_suffix(".new")
             new.write_text(line, encoding="utf-8")
             new.replace(self._path)
@@ -133,7 +154,7 @@ def last(path: Path) -> None:
     line.HeartbeatSender = lambda beat: sender(surviving(beat))
     client.HEARTBEAT_CALL_TIMEOUT = _BEAT
     loop._pull_and_store_message = noticing(loop._pull_and_store_message, ("pull_object", "confirm_message_received"))
-    loop._push_messages = telling_refusals(loop._push_messages, trouble)
+    loop._push_messages = noticing(loop._push_messages, ("send", "push_object"))
 
 
 def retrying(invoker: Any, trouble: Trouble) -> Any:
@@ -145,19 +166,11 @@ def retrying(invoker: Any, trouble: Trouble) -> Any:
     """
     import httpx
 
-    gives_up, backed_off, succeeded = invoker.should_giveup, invoker.on_backoff, invoker.on_success
-
-    def failed(state: Any) -> None:
-        trouble.failed(state.exception)
-        backed_off(state)
-
-    def worked(state: Any) -> None:
-        trouble.worked()
-        succeeded(state)
-
+    gives_up = invoker.should_giveup
     invoker.recoverable_exceptions = (httpx.TransportError, httpx.HTTPStatusError)
     invoker.should_giveup = lambda error: not is_of_the_line(error) and gives_up(error)
-    invoker.on_backoff, invoker.on_success = failed, worked
+    invoker.on_backoff = lambda state: trouble.failed(state.exception)
+    invoker.on_success = lambda state: trouble.worked()
     return invoker
 
 
@@ -169,18 +182,13 @@ def in_pieces(client: type[Any]) -> type[Any]:
     """
     import httpx
 
-    class Pieces(httpx.SyncByteStream):
-        def __init__(self, content: bytes) -> None:
-            self._view = memoryview(content)
-
-        def __iter__(self) -> Iterator[Any]:
-            return (self._view[start : start + _PIECE] for start in range(0, len(self._view), _PIECE))
-
     class Client(client):  # type: ignore[misc]
         def _send(self, context: Any, *, stream: bool = False) -> Any:
             context.request.extensions = {**context.request.extensions, "trace": _hold_little}
             if len(context.request.content) > _PIECE:
-                context.request.stream = Pieces(context.request.content)
+                view = memoryview(context.request.content)
+                parts: Any = (view[start : start + _PIECE] for start in range(0, len(view), _PIECE))
+                context.request.stream = httpx.Request("POST", context.request.url, content=parts).stream
             return super()._send(context, stream=stream)
 
     return Client
@@ -195,10 +203,9 @@ def surviving(beat: Callable[[], bool]) -> Callable[[], bool]:
     """Return a heartbeat that counts any error as a failed attempt."""
 
     def beats() -> bool:
-        try:
+        with contextlib.suppress(Exception):
             return beat()
-        except Exception:
-            return False
+        return False
 
     return beats
 
@@ -206,7 +213,9 @@ def surviving(beat: Callable[[], bool]) -> Callable[[], bool]:
 def noticing(step: Callable[..., Any], calls: tuple[str, ...]) -> Callable[..., Any]:
     """Let the SuperNode end if it had to drop a message: the SuperLink delivers it to the next one.
 
-    Flower logs the error and forgets the message, for which the server would wait.
+    Flower logs the error and forgets the message, for which the server would wait. If the run has ended, it must drop the
+    message as after a broken connection: otherwise a worker takes its task and waits for the contents forever, because
+    ``RunNotRunningException`` is no ``Exception`` there.
 
     Args:
         step: a step of the SuperNode's main loop.
@@ -215,8 +224,6 @@ def noticing(step: Callable[..., Any], calls: tuple[str, ...]) -> Callable[..., 
     from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
     from flwr.supercore.run import RunNotRunningException
 
-    passing = (RunNotRunningException, ObjectUnavailableError)  # of which Flower tries the second again
-
     def stepped(**given: Any) -> Any:
         errors: list[BaseException] = []
 
@@ -224,7 +231,9 @@ def noticing(step: Callable[..., Any], calls: tuple[str, ...]) -> Callable[..., 
             def ask(*arguments: Any) -> Any:
                 try:
                     return call(*arguments)
-                except passing:
+                except RunNotRunningException as error:
+                    raise RuntimeError("the run has ended") from error
+                except ObjectUnavailableError:  # which Flower tries again
                     raise
                 except Exception as error:
                     errors.append(error)
@@ -238,58 +247,3 @@ def noticing(step: Callable[..., Any], calls: tuple[str, ...]) -> Callable[..., 
         return done
 
     return stepped
-
-
-def telling_refusals(push: Callable[..., Any], trouble: Trouble) -> Callable[..., Any]:
-    """Let a reply that a proxy finds too large end with an error that the server understands.
-
-    Args:
-        push: the SuperNode's ``_push_messages``.
-        trouble: tells the staff.
-    """
-    import httpx
-
-    noted = noticing(push, ("send", "push_object"))
-
-    def pushed(*, send: Callable[..., Any], push_object: Callable[..., Any], **given: Any) -> Any:
-        sent: list[Any] = []
-
-        def sending(message: Any, *more: Any) -> Any:
-            sent.append(message)
-            return send(message, *more)
-
-        try:
-            return noted(send=sending, push_object=push_object, **given)
-        except LostError as error:
-            cause = error.__cause__
-            if not isinstance(cause, httpx.HTTPStatusError) or cause.response.status_code != TOO_LARGE:
-                raise
-            trouble.tell(in_words(cause))
-            _refuse(sent[-1], send, push_object)
-
-    return pushed
-
-
-def _refuse(reply: Any, send: Callable[..., Any], push_object: Callable[..., Any]) -> None:
-    """Send an error in place of a reply."""
-    from flwr.app import Error
-    from flwr.app.message.message import make_message
-    from flwr.app.metadata import Metadata
-    from flwr.supercore.inflatable.inflatable_object import get_object_tree
-
-    about = reply.metadata
-    metadata = Metadata(
-        run_id=about.run_id,
-        message_id="",
-        src_node_id=about.src_node_id,
-        dst_node_id=about.dst_node_id,
-        reply_to_message_id=about.reply_to_message_id,
-        group_id=about.group_id,
-        created_at=about.created_at,
-        ttl=about.ttl,
-        message_type=about.message_type,
-    )
-    message = make_message(metadata, error=Error(TOO_LARGE, "too large for a proxy"))
-    metadata.__dict__["_message_id"] = message.object_id
-    _, session = send(message, get_object_tree(message), 0.0)
-    push_object(about.run_id, session, message.object_id, message.deflate())

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from fl_lightning.compat.flower_control import prepare_environment
-from fl_lightning.compat.flower_objects import receive, send
-from fl_lightning.compat.flower_records import as_parts, as_record
-from fl_lightning.compat.flower_runtime import acquired, heartbeat, runtime
+from fl_lightning.compat.flower import acquired, begun, heartbeat, prepare_environment, runtime
+from fl_lightning.compat.flower_messages import as_record, receive, send
+
+_LATE = 0.05
+"""The seconds between two questions for a message whose task has come first."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Hold a message that a site must answer; see :meth:`SiteLink.tasks`."""
+    """Hold a message that a site must answer; see :meth:`SiteLink.task`."""
 
     parts: Mapping[str, bytes | bytearray]
     client: Any
     message: Any
-    context: Any
+    node: Any
+    run_id: int
 
     def reply(self, content: bytes | bytearray) -> None:
         """Send the answer."""
         from flwr.app import Message
 
-        message = Message(as_record({"reply": content}), reply_to=self.message)
-        send(self.client, message, _node(self.context), self.context.run_id)
+        record, pieces = as_record({"reply": content})
+        send(self.client, Message(record, reply_to=self.message), pieces, self.node, self.run_id)
 
 
 class SiteLink:
@@ -40,8 +43,8 @@ class SiteLink:
 
     def __init__(self, address: str, secret: bytes) -> None:
         prepare_environment()
-        self._address, self._secret = address, secret
-        self._client = runtime(address, None, secret, "SuperExec")
+        self._address = address
+        self._client = runtime(address, None, "SuperExec", secret=secret)
 
     @contextmanager
     def task(self) -> Iterator[Task | None]:
@@ -53,54 +56,30 @@ class SiteLink:
         if got is None:
             yield None
             return
-        client = runtime(self._address, None, self._secret, "flwr-clientapp", got[1])
+        client = runtime(self._address, None, "flwr-clientapp", token=got[1])
         beating = heartbeat(client)
         status, context = "failed", None
         try:
-            message, context = _task_input(client)
-            parts = as_parts(message.content)
-            message.content.clear()  # who answers frees the parts
-            yield Task(parts, client, message, context)
+            context, node = begun(client)
+            message, parts = _message(client, node, context.run_id)
+            yield Task(parts, client, message, node, context.run_id)
             status = "completed"
         finally:
             push_task_output(client, context, status, "")
             beating.stop()
             client.close()
 
-    @staticmethod
-    def is_gone(error: Exception) -> bool:
-        """Return whether an error says that the SuperNode does not run."""
-        import httpx
 
-        return isinstance(error, httpx.TransportError)
+def _message(client: Any, node: Any, run_id: int) -> tuple[Any, Mapping[str, bytes | bytearray]]:
+    """Return the message of a task, which the SuperNode has a moment after the task, and the named bytes in it."""
+    from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._client.close()
-
-
-def _node(context: Any) -> Any:
-    from flwr.proto.node_pb2 import Node as NodeProto
-
-    return NodeProto(node_id=context.node_id)
-
-
-def _task_input(client: Any) -> tuple[Any, Any]:
-    """Return the message and the context of a task, in place of ``pull_task_input``; the bundle is not read."""
-    from flwr.common.serde import context_from_proto
-    from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullTaskInputRequest
-    from flwr.supercore.task_identity import TaskIdentity
-
-    given = client.PullTaskInput(PullTaskInputRequest())
-    context = context_from_proto(given.context)
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = given.task_id, given.run.run_id, context.node_id
-    found = client.PullMessages(PullAppMessagesRequest())
-    if not found.messages_list:
-        raise RuntimeError("The SuperNode has no message for its task.")
+    while not (found := client.PullMessages(PullAppMessagesRequest())).messages_list:
+        time.sleep(_LATE)
     tree = found.message_object_trees[0]
-    message = receive(client, tree, _node(context), context.run_id, limit=None)
+    message, parts = receive(client, tree, node, run_id, limit=None)
     message.metadata.__dict__["_message_id"] = tree.object_id
-    return message, context
+    return message, parts
 
 
 class RunWatch:
@@ -150,13 +129,11 @@ class RunWatch:
     def ended(self, task: Task) -> bool:
         """Return whether the server says that the run of a task has ended; a server that does not answer says nothing."""
         import httpx
-        from flwr.proto.node_pb2 import Node as NodeProto
         from flwr.proto.run_pb2 import GetRunRequest
         from flwr.supercore.error import FlowerError
 
-        node = NodeProto(node_id=task.context.node_id)
         try:
-            self._client.GetRun(GetRunRequest(node=node, run_id=task.context.run_id))
+            self._client.GetRun(GetRunRequest(node=task.node, run_id=task.run_id))
         except httpx.HTTPStatusError as error:
             return error.response.status_code == 403 and FlowerError.from_json(error.response.text) is not None
         except httpx.HTTPError:

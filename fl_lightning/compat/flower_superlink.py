@@ -1,32 +1,23 @@
-"""Run Flower's SuperLink with a database that shrinks, and for sites whose Flower has another tested version.
+"""Run Flower's SuperLink with a database that shrinks, and check what its sites sign before a request is read.
 
-Upstream: flower#7193 (peers of another minor version are refused); for the database we know of no issue.
+Upstream: for both we know of no issue.
 """
 
 from __future__ import annotations
 
 import functools
-import sqlite3
-import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from fl_lightning.compat.flower import TESTED, installed_version, minor_version
+from fl_lightning.compat.flower import free_what_is_done, installed_version, prepare_environment
 from fl_lightning.compat.flower_contents import contents_of, keep_contents_in_files
-from fl_lightning.compat.flower_control import prepare_environment
 from fl_lightning.compat.flower_delivery import keep_orders
-from fl_lightning.compat.flower_memory import free_what_is_done
 from fl_lightning.errors import ConfigurationError
 
-_PRAGMAS = {
-    "auto_vacuum": "INCREMENTAL",
-    "secure_delete": "ON",
-    "busy_timeout": "120000",
-    "cache_size": "-4000",
-}
+_PRAGMAS = {"auto_vacuum": "INCREMENTAL", "secure_delete": "ON", "busy_timeout": "120000", "cache_size": "-4000"}
 """What SQLite deletes would otherwise stay in the file, which would never shrink. Flower's wait of 5 s for another writer is
 too short on a busy machine: sites would get errors. Each of up to 15 connections has a cache, of 64 MB in Flower."""
 
@@ -48,36 +39,78 @@ def superlink_app(files: Mapping[str, str], host: str, port: int) -> Any:
     """
     prepare_environment()
     free_what_is_done()
-    _require_known(Path(files["database"]))
     import sys
     from unittest.mock import patch
 
     from flwr.supercore import sql_mixin
-    from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
     from flwr.superlink.main import create_app
 
-    arguments = [
-        *("flower-superlink", "--host", host, "--port", str(port), "--isolation", "process", "--enable-supernode-auth"),
-        *(
-            "--disable-runtime-dependency-installation",
-            "--ssl-ca-certfile",
-            files["ca"],
-            "--ssl-certfile",
-            files["certificate"],
-        ),
-        *("--ssl-keyfile", files["key"], "--database", files["database"], "--superexec-auth-secret-file", files["secret"]),
-    ]
+    given = {
+        "host": host,
+        "port": str(port),
+        "isolation": "process",
+        "database": files["database"],
+        "superexec-auth-secret-file": files["secret"],
+        **{f"ssl-{kind}file": files[name] for kind, name in (("ca-cert", "ca"), ("cert", "certificate"), ("key", "key"))},
+    }
+    arguments = [word for name, value in given.items() for word in (f"--{name}", value)]
+    flags = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
     keep_orders()
     keep_contents_in_files(contents_of(Path(files["database"])))
     write_seldom()
-    metadata: Any = RuntimeVersionMetadata
-    metadata.check_compatibility = accepting(metadata.check_compatibility)
     # ``auto_vacuum`` comes first: it has no effect on a database that has pages.
     sql_mixin.SQLITE_PRAGMAS = tuple((_PRAGMAS | dict(sql_mixin.SQLITE_PRAGMAS) | _PRAGMAS).items())
-    with patch.object(sys, "argv", arguments):
+    with patch.object(sys, "argv", ["flower-superlink", *flags, *arguments]):
         config = _parse_superlink_lifespan_config()
-    return create_app(config, SuperLinkLifespan)
+    return of_this_version(lambda: create_app(config, SuperLinkLifespan), files["database"])
+
+
+def of_this_version(opened: Callable[[], Any], database: str) -> Any:
+    """Return what a function that opens a database returns.
+
+    Raises:
+        ConfigurationError: if the database has a migration that the installed Flower lacks.
+    """
+    from alembic.util import CommandError
+
+    try:
+        return opened()
+    except CommandError as error:
+        raise ConfigurationError(
+            f"'{database}' was used by a newer version of Flower than {installed_version()}, which cannot read it. Install the "
+            "newer one again, with the fl_lightning that needs it, here and at all sites."
+        ) from error
+
+
+def signature_check(app: Any) -> Callable[[Mapping[str, str]], bool]:
+    """Return what tells by the headers of a request whether a registered site signed it in the last five minutes.
+
+    Flower checks the same, but after it has read the body.
+
+    Args:
+        app: the SuperLink.
+    """
+    from binascii import a2b_base64
+
+    from fastapi import HTTPException
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+    from flwr.superlink.routers.fleet.node_auth import authenticate_node
+
+    def signed(headers: Mapping[str, str]) -> bool:
+        try:
+            key = a2b_base64(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], strict_mode=True)
+            node = app.state.linkstate_factory.state().get_node_id_by_public_key(key)
+            if node is None:
+                return False
+            request: Any = SimpleNamespace(app=app, headers=headers, state=SimpleNamespace())
+            request.state.protobuf_request = SimpleNamespace(node_id=node)
+            authenticate_node(request)
+        except (HTTPException, KeyError, ValueError):
+            return False
+        return True
+
+    return signed
 
 
 @functools.cache
@@ -99,51 +132,12 @@ def seldom(clean: Callable[[Any], None], pause: float = _SELDOM) -> Callable[[An
         clean: the clean-up, a method.
         pause: the seconds, >= 0.
     """
-    lock, after = threading.Lock(), 0.0
+    after = 0.0
 
     def cleaned(state: Any) -> None:
         nonlocal after
-        with lock:
-            if time.monotonic() < after:
-                return
+        if time.monotonic() >= after:
             after = time.monotonic() + pause
-        clean(state)
+            clean(state)
 
     return cleaned
-
-
-def _require_known(database: Path) -> None:
-    """Refuse a database with a migration that the installed Flower lacks: it could not open it."""
-    from alembic.script import ScriptDirectory
-    from alembic.util import CommandError
-    from flwr.supercore.state.alembic.utils import ALEMBIC_DIR
-
-    if not database.exists():
-        return
-    with closing(sqlite3.connect(database)) as connection:
-        named = "SELECT count(*) FROM sqlite_master WHERE name = 'alembic_version'"
-        if not connection.execute(named).fetchone()[0]:
-            return
-        revisions = [row[0] for row in connection.execute("SELECT version_num FROM alembic_version")]
-    try:
-        ScriptDirectory(str(ALEMBIC_DIR)).get_revisions(revisions)
-    except CommandError:
-        raise ConfigurationError(
-            f"'{database}' was used by a newer version of Flower than {'.'.join(map(str, installed_version() or ()))}, which "
-            "cannot read it. Install the newer one again: the sites' versions need not be the server's."
-        ) from None
-
-
-def accepting(check: Callable[[Any, Any], str | None]) -> Callable[[Any, Any], str | None]:
-    """Let a SuperLink accept peers of every version in ``TESTED``; Flower's own accepts its own minor version alone.
-
-    Args:
-        check: Flower's ``RuntimeVersionMetadata.check_compatibility``, which returns why a peer is refused, or None.
-    """
-
-    def checked(local: Any, peer: Any) -> str | None:
-        if peer is not None and peer.package_name == "flwr" and minor_version(peer.package_version) in TESTED:
-            return None
-        return check(local, peer)
-
-    return checked

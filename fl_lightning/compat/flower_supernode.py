@@ -8,16 +8,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from fl_lightning.compat import flower_line
-from fl_lightning.compat.flower_control import prepare_environment
+from fl_lightning.compat.flower import free_what_is_done, prepare_environment
 from fl_lightning.compat.flower_delivery import HEARTBEAT
-from fl_lightning.compat.flower_memory import free_what_is_done
-from fl_lightning.compat.flower_objects import WAIT
+from fl_lightning.compat.flower_messages import WAIT
 
 NOT_ACTIVATED = b"[code: 2004]"
 """What a SuperNode logs if the server refuses to activate it, as long as it counts another one with its key as online."""
@@ -40,33 +38,6 @@ class Pauses:
             time.sleep(min(seconds, 0.05))
         else:
             time.sleep(min(seconds, max(0.1, (time.monotonic() - self._since) / 5)))
-
-
-def dropping_incomplete(pull: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the SuperNode drop a message whose run ends while its contents arrive, as it drops one whose connection breaks.
-
-    Flower leaves such a message and its task: the worker takes the task and waits for the contents forever, and so
-    does the SuperNode for the worker. ``RunNotRunningException`` is no ``Exception`` there, so its clean-up misses it.
-
-    Args:
-        pull: the SuperNode's ``_pull_and_store_message``.
-    """
-    from flwr.supercore.run import RunNotRunningException
-
-    def failing(call: Callable[..., Any]) -> Callable[..., Any]:
-        def ask(*arguments: Any) -> Any:
-            try:
-                return call(*arguments)
-            except RunNotRunningException as error:
-                raise RuntimeError("the run has ended") from error
-
-        return ask
-
-    def pulled(**given: Any) -> Any:
-        ends = ("pull_object", "confirm_message_received")
-        return pull(**{name: failing(value) if name in ends else value for name, value in given.items()})
-
-    return pulled
 
 
 def answering_unread(expired: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
@@ -93,51 +64,16 @@ def answering_unread(expired: Callable[[Any, Any], None]) -> Callable[[Any, Any]
     return handled
 
 
-def answer_unread() -> None:
-    """Let the state of SuperNodes in this process use :func:`answering_unread`."""
-    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
-
-    state: Any = InMemoryNodeState
-    state._on_task_tokens_expired = answering_unread(state._on_task_tokens_expired)
-
-
-def telling_of_orders(store: Callable[[Any, Any], Any], path: Path) -> Callable[[Any, Any], Any]:
-    """Let the SuperNode make a file longer with each order, so that the worker need not ask many times a second.
-
-    Args:
-        store: the node state's ``store_message``, which comes after the order's task: who asked in between got a task
-            without a message.
-        path: the file.
-    """
-
-    def stored(state: Any, message: Any) -> Any:
-        name = store(state, message)
-        if not message.metadata.reply_to_message_id:
-            with suppress(OSError), path.open("ab") as file:  # a full disk; the worker also asks by itself now and then
-                file.write(b".")
-        return name
-
-    return stored
-
-
-def tell_of_orders(path: Path) -> None:
-    """Let the state of SuperNodes in this process use :func:`telling_of_orders`."""
-    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
-
-    state: Any = InMemoryNodeState
-    state.store_message = telling_of_orders(state.store_message, path)
-
-
-def run_supernode(trouble: str, orders: str) -> None:
+def run_supernode(trouble: str) -> None:
     """Run Flower's SuperNode with the arguments of this process, in place of ``flower-supernode``.
 
     Args:
         trouble: the file in which it tells the site's staff what is wrong with the line.
-        orders: the file that becomes longer with each order for the worker.
     """
     prepare_environment()
     free_what_is_done()
     from flwr.supernode.cli.flower_supernode import flower_supernode
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
     loop: Any = import_module("flwr.supernode.start_client_internal")
     loop.time = Pauses()
@@ -145,10 +81,9 @@ def run_supernode(trouble: str, orders: str) -> None:
     for module in ("flwr.supernode.fleet_http_connection", "flwr.supercore.heartbeat"):
         changed: Any = import_module(module)
         changed.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT
-    loop._pull_and_store_message = dropping_incomplete(loop._pull_and_store_message)
+    state: Any = InMemoryNodeState
+    state._on_task_tokens_expired = answering_unread(state._on_task_tokens_expired)
     flower_line.last(Path(trouble))
-    answer_unread()
-    tell_of_orders(Path(orders))
     try:
         flower_supernode()
     except Exception:
@@ -156,7 +91,7 @@ def run_supernode(trouble: str, orders: str) -> None:
     os._exit(1)  # its main loop has ended, but a thread of its Runtime API keeps the process
 
 
-def supernode_command(address: str, certificate: str, key: str, port: int, secret: str, trouble: str, orders: str) -> list[str]:
+def supernode_command(address: str, certificate: str, key: str, port: int, secret: str, trouble: str) -> list[str]:
     """Return the command of a site's SuperNode, which runs nothing by itself.
 
     Args:
@@ -166,11 +101,10 @@ def supernode_command(address: str, certificate: str, key: str, port: int, secre
         port: the port on loopback at which the worker finds it.
         secret: the file of the secret that allows the worker to take tasks.
         trouble: the file in which it tells what is wrong with the line.
-        orders: the file that becomes longer with each order for the worker.
     """
     start = (
         "from fl_lightning.utilities.allocator import reuse_pieces; reuse_pieces(); "
-        f"from fl_lightning.compat.flower_supernode import run_supernode; run_supernode({trouble!r}, {orders!r})"
+        f"from fl_lightning.compat.flower_supernode import run_supernode; run_supernode({trouble!r})"
     )
     roots = ["--root-certificates", certificate] if certificate else []
     return [

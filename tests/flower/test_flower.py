@@ -22,7 +22,7 @@ from flower_processes import LONG, MARKS, as_simulated, descendants, ended, in_a
 
 import fl_lightning
 from fl_lightning.cli.federation_cli import main
-from fl_lightning.flower.wire.certificates import create_certificates
+from fl_lightning.flower.wire.keys import create_certificates
 from fl_lightning.flower.wire.server_folder import ServerFolder
 
 pytestmark = MARKS
@@ -119,10 +119,10 @@ def test_only_the_sites_paths_are_reachable_from_outside(federation):
 
     context = ssl.create_default_context(cafile=str(federation.folder / "server" / "fed" / "ca.crt"))
 
-    def status(method: str, path: str) -> int:
+    def status(method: str, path: str, length: int = 0) -> int:
         connection = http.client.HTTPSConnection("localhost", federation.port, context=context, timeout=10)
         connection.putrequest(method, path, skip_host=False)
-        connection.putheader("content-length", "0")
+        connection.putheader("content-length", str(length))
         connection.endheaders()
         found = connection.getresponse().status
         connection.close()
@@ -134,7 +134,8 @@ def test_only_the_sites_paths_are_reachable_from_outside(federation):
     assert {path: status("POST", path) for path in outside} == dict.fromkeys(outside, 404)
     assert status("GET", "/v1/fleet/pull-messages") == 404
     assert status("GET", "/docs") == 404
-    assert status("POST", "/v1/fleet/pull-messages") != 404
+    assert status("POST", "/v1/fleet/pull-messages") == 401
+    assert status("POST", "/v1/fleet/push-object", 2**20) == 401  # at once: the server waits for no body without a signature
 
 
 def check(federation: Federation, name: str, *more: str, key: str = "") -> tuple[int, str]:
@@ -210,7 +211,7 @@ def other_site(federation: Federation, how: str) -> list[str]:
     if how == "another CA":
         other = ServerFolder(elsewhere / "other")
         other.path.mkdir()
-        create_certificates(other.public, other.ca_key, "localhost")
+        create_certificates(other.files, other.ca_key, "localhost")
         shutil.copy(other.files["ca"], elsewhere / "ca.crt")
     if how == "an unknown key":
         for path in elsewhere.glob("hospital_a.*"):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.compat.flower_memory import forgetting, free_what_is_done, freeing
+from fl_lightning.compat.flower import forgetting, free_what_is_done, freeing
 
 PIECE = 2**20
 

@@ -9,39 +9,52 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.compat.flower_control import Node
-from fl_lightning.compat.flower_superlink import accepting, seldom
+from fl_lightning.compat.flower_server import Node
+from fl_lightning.compat.flower_superlink import seldom
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.flower.wire.addresses import address_of
-from fl_lightning.flower.wire.certificates import create_certificates
-from fl_lightning.flower.wire.front import OnlyFleet
+from fl_lightning.flower.wire.gate import Gate
+from fl_lightning.flower.wire.keys import create_certificates
 from fl_lightning.flower.wire.pool import FlowerPool
+from fl_lightning.flower.wire.requirements import address_of
 from fl_lightning.flower.wire.server_folder import ServerFolder
 from fl_lightning.messages import ClientInfo
 
+KEY = {"flwr-public-key": "of a site"}
+
 
 def status(
-    path: str, method: str = "POST", port: int = 8443, raw: bytes | None = None, length: str | None = "0", kind: str = "http"
+    path: str = "/v1/fleet/push-object",
+    method: str = "POST",
+    port: int = 8443,
+    raw: bytes | None = None,
+    length: str | None = "0",
+    kind: str = "http",
+    key: dict[str, str] = KEY,
+    answer: int | Exception = 200,
 ) -> int:
-    """Return what the public port answers; 200 is the SuperLink's."""
+    """Return what a server answers; 200 is the SuperLink's, which alone may read the body."""
     sent: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        if isinstance(answer, Exception):
+            raise answer
+        await send({"type": "http.response.start", "status": answer, "headers": []})
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    headers = [] if length is None else [(b"content-length", length.encode())]
-    scope = {"type": kind, "server": ("0.0.0.0", port), "method": method, "path": path, "headers": headers}
+    headers = key if length is None else {**key, "content-length": length}
+    scope = {"type": kind, "server": ("0.0.0.0", port), "method": method, "path": path}
+    scope["headers"] = [(name.encode(), value.encode()) for name, value in headers.items()]
     scope["raw_path"] = path.encode() if raw is None else raw
-    asyncio.run(OnlyFleet(app, 8443, "1.2.3")(scope, None, send))  # type: ignore[arg-type]
-    if sent[0].get("status") == 200:
-        assert ((b"x-fl-lightning", b"1.2.3") in sent[0]["headers"]) == (port == 8443)
+    gate = Gate(app, Path.cwd(), 8443, lambda headers: headers.get("flwr-public-key") == "of a site", "1.2.3")
+    asyncio.run(gate(scope, None, send))  # type: ignore[arg-type]
+    if kind == "http":
+        assert (b"x-fl-lightning", b"1.2.3") in sent[0]["headers"]
     return int(sent[0].get("status", sent[0].get("code")))
 
 
-def test_the_front_passes_the_sites_paths_only():
+def test_the_gate_passes_the_sites_paths_only():
     assert status("/v1/fleet/pull-messages") == 200
     assert status("/v1/control/list-nodes", port=8444) == 200
     assert status("/v1/control/list-nodes") == 404
@@ -61,11 +74,30 @@ def test_the_front_passes_the_sites_paths_only():
     assert status("/v1/fleet/pull-messages\n") == 404
 
 
-def test_the_front_refuses_bodies_of_unknown_or_absurd_length_and_other_protocols():
-    assert status("/v1/fleet/push-object", length=str(64 * 2**20)) == 200
-    assert status("/v1/fleet/push-object", length=str(64 * 2**20 + 1)) == 413
-    assert status("/v1/fleet/push-object", length=None) == 413
-    assert status("/v1/fleet/push-object", kind="websocket") == 1000
+def test_the_gate_refuses_what_no_site_has_signed_bodies_of_unknown_or_absurd_length_and_other_protocols():
+    """Without reading the body, which is None here: 16 connections filled a gigabyte of the server's disk."""
+    assert status(length=str(16 * 2**20)) == 200
+    assert status(length=str(16 * 2**20 + 1)) == 413
+    assert status(length=None) == 413
+    assert status(length="-1") == 413
+    assert status(key={}) == 401
+    assert status(key={"flwr-public-key": "of another"}) == 401
+    assert status(key={}, port=8444) == 200
+    assert status(kind="websocket") == 1000
+
+
+@pytest.mark.parametrize("port", [8443, 8444])
+def test_a_full_disk_is_told_to_sites_and_fits(port, monkeypatch):
+    """It read as a lost SuperLink, or as a proxy's error."""
+    full = OSError(28, "No space left on device")
+    assert status(answer=500, port=port) == 500
+    with pytest.raises(OSError, match="No space left"):
+        status(answer=full, port=port)
+    monkeypatch.setattr("fl_lightning.flower.wire.gate.shutil.disk_usage", lambda folder: SimpleNamespace(free=10_000))
+    assert status(answer=500, port=port) == 507
+    assert status(answer=full, port=port) == 507
+    assert status(answer=200, port=port) == 200
+    assert status(answer=401, port=port) == 401
 
 
 @pytest.mark.parametrize(("pause", "cleaned"), [(0, 2), (1000, 1)])
@@ -86,7 +118,7 @@ def test_numbers_are_never_given_again(tmp_path):
 
 def waits(pool, names, found, monkeypatch):
     """Return what a pool finds when these sites are registered and these (name to online) exist at the SuperLink."""
-    nodes = [Node(10 + k, name, online, b"") for k, (name, online) in enumerate(found.items())]
+    nodes = [Node(10 + k, name, online) for k, (name, online) in enumerate(found.items())]
     link = SimpleNamespace(nodes=lambda: nodes, close=lambda: None)
     monkeypatch.setattr("fl_lightning.flower.wire.pool.ControlLink", lambda address, certificate: link)
     return pool._wait("127.0.0.1:1", b"", names)
@@ -119,7 +151,7 @@ def test_the_certificate_names_host_and_loopback_and_verifies(tmp_path):
     x509 = pytest.importorskip("cryptography.x509")
     folder = ServerFolder(tmp_path / "fed")
     folder.path.mkdir()
-    create_certificates(folder.public, folder.ca_key, "fed.example.org")
+    create_certificates(folder.files, folder.ca_key, "fed.example.org")
     found = {name: Path(path).read_bytes() for name, path in folder.files.items() if name in ("ca", "certificate")}
     ca, server = (x509.load_pem_x509_certificate(found[name]) for name in ("ca", "certificate"))
     server.verify_directly_issued_by(ca)
@@ -140,26 +172,3 @@ def test_the_certificate_names_host_and_loopback_and_verifies(tmp_path):
 )
 def test_addresses(server, address):
     assert address_of(server) == address
-
-
-@pytest.mark.parametrize(
-    ("name", "version", "refused"),
-    [
-        ("flwr", "1.41.0", False),
-        ("flwr", "1.42.3", False),
-        ("flwr", "1.43.0", True),
-        ("flwr", "1.40.1", True),
-        ("flwr", "1.x", True),
-        ("other", "1.42.0", True),
-    ],
-)
-def test_a_server_takes_sites_with_any_tested_version_of_flower(name, version, refused):
-    def other_minor_version(local, peer):
-        return f"received {peer.package_name} {peer.package_version}"
-
-    peer = SimpleNamespace(package_name=name, package_version=version)
-    told = accepting(other_minor_version)(SimpleNamespace(), peer)
-    assert told == (f"received {name} {version}" if refused else None)
-    assert (
-        accepting(lambda local, peer: "none")(SimpleNamespace(), None) == "none"
-    )  # Flower decides on those that tell no version

@@ -11,19 +11,17 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.compat.flower import TESTED, Reply, ServerLink, installed_version
+from fl_lightning.compat.flower import FLOWER, installed_version, patient
 from fl_lightning.compat.flower_contents import LARGE, getting, putting
-from fl_lightning.compat.flower_objects import array_of, receive
-from fl_lightning.compat.flower_records import as_parts, as_record
-from fl_lightning.compat.flower_runtime import patient
-from fl_lightning.compat.flower_superlink import _require_known
+from fl_lightning.compat.flower_messages import pieces_of, receive
+from fl_lightning.compat.flower_server import Reply, ServerLink
+from fl_lightning.compat.flower_superlink import of_this_version, signature_check
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.flower.site.processes import length
 
 own = pytest.importorskip("flower_own", reason="needs flwr", exc_type=ImportError)
 pytestmark = [
     pytest.mark.flower,
-    pytest.mark.skipif(installed_version() not in TESTED, reason="needs flwr of a tested minor version"),
+    pytest.mark.skipif(installed_version() != FLOWER, reason="needs flwr of the tested minor version"),
 ]
 
 
@@ -32,60 +30,80 @@ def _be_a_fit(monkeypatch):
     own.be_a_fit(monkeypatch)
 
 
-@pytest.mark.parametrize("revision", ["heads", "of a later version", None])
+@pytest.mark.parametrize("revision", ["heads", "of a later version"])
 def test_a_database_that_a_newer_flower_has_used_is_refused(revision):
-    from alembic.script import ScriptDirectory
-    from flwr.supercore.state.alembic.utils import ALEMBIC_DIR
+    from flwr.superlink.config_loader import get_federation_manager, get_objectstore_linkstate_factories
 
-    heads, path = ScriptDirectory(str(ALEMBIC_DIR)).get_heads(), Path("state.db")
-    with closing(sqlite3.connect(path)) as database, database:
-        if revision is not None:
-            database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32))")
-            found = heads if revision == "heads" else [revision]
-            database.executemany("INSERT INTO alembic_version VALUES (?)", [(one,) for one in found])
-    if revision != "of a later version":
-        _require_known(path)
+    def opened() -> Any:
+        return get_objectstore_linkstate_factories("state.db", get_federation_manager(is_simulation=False))[1].state()
+
+    of_this_version(opened, "state.db")
+    if revision == "heads":
+        of_this_version(opened, "state.db")
         return
-    said = r"state.db' was used by a newer version of Flower than 1\.4\d, .*Install the newer"
+    with closing(sqlite3.connect("state.db")) as database, database:
+        database.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+    said = r"state.db' was used by a newer version of Flower than 1\.42, .*Install the newer"
     with pytest.raises(ConfigurationError, match=said):
-        _require_known(path)
+        of_this_version(opened, "state.db")
+
+
+@pytest.mark.parametrize("who", ["a site", "revoked", "unknown", "nobody", "a thief", "late", "early", "no key"])
+def test_what_a_registered_site_has_signed_just_now_passes(who, monkeypatch):
+    """By the headers that Flower's own SuperNode adds."""
+    from datetime import datetime, timezone
+
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+    from flwr.supernode import node_auth_http_interceptor as own_signature
+
+    private, other = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    state = own.Post("state.db", monkeypatch).state
+    if who != "unknown":
+        node = state.create_node(own.NOOP_FLWR_AID, own.NOOP_ACCOUNT_NAME, public_key_to_bytes(private.public_key()), 15)
+        if who == "revoked":
+            state.delete_node(own.NOOP_FLWR_AID, node)
+    apart = timedelta(seconds={"late": -310, "early": 10}.get(who, 0))
+    monkeypatch.setattr(own_signature, "now", lambda: datetime.now(timezone.utc) + apart)
+    context, request = SimpleNamespace(request=None), SimpleNamespace(headers={})
+    context.request = request
+    monkeypatch.setattr(own_signature, "add_headers", lambda request, headers: request.headers.update(headers))
+    signing = own_signature.NodeAuthHttpInterceptor(other if who == "a thief" else private, private.public_key())
+    signing.intercept(context, lambda context: None)
+    headers = {} if who == "nobody" else request.headers | ({"flwr-public-key": "?"} if who == "no key" else {})
+    app = SimpleNamespace(state=SimpleNamespace(linkstate_factory=SimpleNamespace(state=lambda: state)))
+    assert signature_check(app)(headers) == (who == "a site")
 
 
 # ---------------------------------------------------------------- messages and their pieces
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 20, (1 << 20) + 1, 11_000_000])
-def test_a_message_with_small_contents_is_one_object(size):
-    """A large content goes in pieces of 5 MB, beside its array, its record, and the message, its record and the other one."""
+def test_a_message_is_one_object_and_the_pieces_of_its_large_contents(size):
+    """Flower's own checks and readers take each of them."""
     parts, store = {"order": b"content", "model": bytes(k % 251 for k in range(size))}, own.Runtime()
     store.push(parts)
-    assert len(store.objects) == (1 if size <= 1 << 20 else 3 + 2 + -(-size // 5_242_880))
-    got = store.pull()
-    assert as_parts(got.content) == parts
-    assert got.metadata.dst_node_id == 3
+    assert len(store.objects) == (1 if size <= 1 << 20 else 1 + -(-size // 5_242_880))
+    for name, content in store.objects.items():
+        own.validate_object_content(content)
+        assert own.get_object_id(content) == name
+    (whole,) = [store.objects[store.tree.object_id]]
+    assert {child.object_id for child in store.tree.children} == set(own.get_object_children_ids_from_object_content(whole))
+    message, got = store.pull()
+    assert got == parts
+    assert message.metadata.dst_node_id == 3
+    assert message.metadata.message_type == "train"
     assert store.confirmed == [store.tree.object_id]
 
 
-@pytest.mark.parametrize("model", [b"", b"small", bytes(11_000_000), bytes(range(250)) * 50_000])
-def test_pieces_are_those_that_flower_makes_and_reads(model):
-    """Sent by us and read by Flower; sent by Flower and read by us. Of zeros, two pieces are equal."""
-    parts, ours, theirs = {"order": b"content", "model": model}, own.Runtime(), own.Runtime()
-    assert ours.push(parts) == "m"
-    read: Any
-    if len(model) > 1 << 20:
-        read = own.inflate_object_from_contents(ours.tree.object_id, dict(ours.objects))
-    else:  # one object, in the protocol's form
-        (content,) = ours.objects.values()
-        read = own.message_from_proto(own.ProtoMessage.FromString(own.get_object_body(content, own.Message)))
-    assert as_parts(read.content) == parts
-    large = own.ArrayRecord({"bytes": own.Array("uint8", (len(model),), "bytes", model)})
-    sent = large if len(model) > 1 << 20 else own.ConfigRecord({"bytes": model})
-    message = own.order(own.RecordDict({"order": own.ConfigRecord({"bytes": b"content"}), "model": sent}))
-    theirs.objects, theirs.tree = own.objects_of(message), own.get_object_tree(message)
-    received = theirs.pull()
-    assert as_parts(received.content) == parts
-    assert theirs.confirmed == [message.object_id]
-    assert received.metadata.message_type == "train"
+def test_a_piece_fills_memory_once():
+    """A site could name one piece again and again. Those of a model of zeros have different numbers."""
+    store, pieces = own.Runtime(), pieces_of(bytes(11_000_000))
+    assert len(dict(pieces)) == 3
+    record = own.RecordDict({"reply": own.ConfigRecord({"pieces": [pieces[0][0]] * 1000})})
+    store.reply("strange", record, dict(pieces[:1]))
+    with pytest.raises(ValueError, match="something other than named bytes"):
+        receive(store, store.replies[0][1], None, 7)
 
 
 def test_a_message_with_a_missing_piece_is_not_confirmed():
@@ -111,19 +129,24 @@ def test_a_worker_waits_for_a_piece_as_long_as_it_takes(limit):
     store = Late()
     store.push({"order": b"content"})
     if limit is None:
-        assert as_parts(store.pull(limit).content) == {"order": b"content"}
+        assert store.pull(limit)[1] == {"order": b"content"}
     else:
         with pytest.raises(own.ObjectPullError):
             store.pull(limit)
 
 
-@pytest.mark.parametrize("strange", ["text", "two arrays", "metrics"])
-def test_other_records_are_refused(strange):
-    arrays = {name: own.Array("uint8", (1,), "bytes", b"1") for name in ("bytes", "more")}
-    records = {"text": own.ConfigRecord({"bytes": "1"}), "two arrays": own.ArrayRecord(arrays)}
-    records["metrics"] = own.MetricRecord({"bytes": 1})
+@pytest.mark.parametrize("strange", ["text", "an array", "a number", "others' pieces"])
+def test_other_records_are_refused_and_confirmed(strange):
+    """What was refused must not stay on the server's disk."""
+    records: dict[str, Any] = {"text": own.ConfigRecord({"bytes": "1"}), "a number": own.MetricRecord({"bytes": 1})}
+    records["an array"] = own.ArrayRecord({"bytes": own.Array("uint8", (1,), "bytes", b"1")})
+    store = own.Runtime()
+    store.reply("another site", {"reply": bytes(6_000_000)})
+    records["others' pieces"] = own.ConfigRecord({"pieces": [child.object_id for child in store.replies[0][1].children]})
+    store.reply("strange", own.RecordDict({"order": records[strange]}))
     with pytest.raises(ValueError, match="something other than named bytes"):
-        as_parts(own.RecordDict({"order": records[strange]}))
+        receive(store, store.replies[1][1], None, 7)
+    assert store.confirmed == [store.replies[1][1].object_id]
 
 
 # ---------------------------------------------------------------- a site's SuperNode
@@ -137,14 +160,14 @@ def test_a_message_of_a_run_that_ends_while_it_arrives_is_dropped(step):
     from flwr.supernode.servicer.runtime.runtime_handlers import acquire_task
     from flwr.supernode.start_client_internal import _pull_and_store_message
 
-    from fl_lightning.compat.flower_supernode import dropping_incomplete
+    from fl_lightning.compat.flower_line import noticing
 
     store = own.InMemoryObjectStore()
     state = own.InMemoryNodeState(store)
     state.set_node_id(3)
     state.store_run(Run.create_empty(7))
-    message = own.identified(own.order())
-    objects, tree = own.objects_of(message), own.get_object_tree(message)
+    message = own.order()
+    tree, objects = own.objects_of(message)
 
     def ended(*_: object) -> bytes:
         raise RunNotRunningException
@@ -152,33 +175,30 @@ def test_a_message_of_a_run_that_ends_while_it_arrives_is_dropped(step):
     calls = {"pull_object": lambda _, name: objects[name], "confirm_message_received": lambda *_: None, step: ended}
     where = {"state": state, "object_store": store, "node_config": {}, "trusted_entities": None}
     run = {"get_run": ended, "get_fab": ended, "receive": lambda: (message, tree)}
-    assert dropping_incomplete(_pull_and_store_message)(**where, **run, **calls) is None
+    noted = noticing(_pull_and_store_message, ("pull_object", "confirm_message_received"))
+    assert noted(**where, **run, **calls) is None
     assert not acquire_task(AcquireTaskRequest(supported_task_types=[own.TaskType.CLIENT_APP]), state).token
     assert len(store) == 0
 
 
-def test_a_worker_hears_of_each_order_once(monkeypatch):
-    """Not of its own replies; a file that cannot be written costs a pause, not the order."""
-    from fl_lightning.compat.flower_supernode import tell_of_orders
+def test_a_worker_waits_for_the_message_of_its_task(monkeypatch):
+    """The SuperNode makes the task a moment earlier; a worker that took it had no message, and nobody answered the order."""
+    from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 
-    monkeypatch.setattr(own.InMemoryNodeState, "store_message", own.InMemoryNodeState.store_message)
-    told = Path("orders")
-    tell_of_orders(told)
-    state = own.InMemoryNodeState(own.InMemoryObjectStore())
+    from fl_lightning.compat import flower_site
 
-    def store(message: Any) -> None:
-        assert state.store_message(own.identified(message)) == message.object_id
+    store, asked = own.Runtime(), list[Any]()
+    store.reply("m", {"order": b"content"})
+    pulled = store.PullMessages
 
-    first, second, third = (own.order(kind=f"train.{name}") for name in "abc")
-    store(first)
-    assert length(told) == 1
-    store(second)
-    assert length(told) == 2
-    store(own.Message(own.RecordDict(), reply_to=second))
-    assert length(told) == 2
-    told.unlink()
-    told.mkdir()
-    store(third)
+    def late(request: Any) -> Any:
+        asked.append(request)
+        return pulled(request) if len(asked) > 2 else PullAppMessagesResponse()
+
+    monkeypatch.setattr(store, "PullMessages", late)
+    monkeypatch.setattr(flower_site, "_LATE", 0.0)
+    assert flower_site._message(store, None, 7)[1] == {"order": b"content"}
+    assert len(asked) == 3
 
 
 @pytest.mark.parametrize("taken", [True, False], ids=["with the message", "before it took the message"])
@@ -225,7 +245,7 @@ def test_an_order_whose_contents_were_lost_is_pushed_again():
     store = Dying()
     assert store.link().push(3, {"order": b"content"}, "0", 60.0, 60.0) == "m"
     assert store.trees[0] != store.trees[-1] == store.tree.object_id
-    assert as_parts(receive(store, store.tree, None, 7).content) == {"order": b"content"}
+    assert receive(store, store.tree, None, 7)[1] == {"order": b"content"}
 
 
 GOOD = {"reply": b"content"}
@@ -233,7 +253,7 @@ GOOD = {"reply": b"content"}
 
 def pulled_beside(store: Any) -> list[Reply]:
     """Return what a fit gets of a strange reply and of a good one."""
-    store.reply("good", as_record(GOOD))
+    store.reply("good", GOOD)
     return list(store.link().pull(["strange", "good"]))
 
 
@@ -257,7 +277,7 @@ def test_an_error_that_flower_replies_is_told():
 @pytest.mark.parametrize("children", [True, False])
 def test_objects_that_are_no_message_are_the_sites_own_error(children, content):
     store = own.Runtime()
-    store.reply("strange", as_record(GOOD))
+    store.reply("strange", {"reply": own.LARGE})
     tree = store.replies[0][1]
     store.objects[tree.object_id] = content
     if not children:
@@ -268,12 +288,13 @@ def test_objects_that_are_no_message_are_the_sites_own_error(children, content):
 def test_a_model_is_cut_once_for_all_sites(monkeypatch):
     """Both get the same pieces; another model with the same bytes is cut again."""
     cut: list[Any] = []
-    monkeypatch.setattr("fl_lightning.compat.flower.array_of", lambda content: cut.append(content) or array_of(content))
+    cutting = lambda content: cut.append(content) or pieces_of(content)  # noqa: E731
+    monkeypatch.setattr("fl_lightning.compat.flower_server.pieces_of", cutting)
     store, model = own.Runtime(), bytearray(3_000_000)
     link = store.link()
     for site in (3, 4):
         link.push(site, {"order": bytes([site]), "model": model}, "0", 60.0, 60.0)
-        assert as_parts(receive(store, store.tree, None, 7).content) == {"order": bytes([site]), "model": model}
+        assert receive(store, store.tree, None, 7)[1] == {"order": bytes([site]), "model": model}
     assert len(cut) == 1
     link.push(3, {"order": b"5", "model": bytearray(model)}, "1", 60.0, 60.0)
     assert len(cut) == 2
@@ -283,7 +304,7 @@ def test_replies_are_fetched_one_after_another_and_a_lost_one_costs_its_site():
     """The second is not asked for before the first has been used: each may hold a model."""
     store = own.Runtime()
     for number in range(3):
-        store.reply(str(number), as_record({"reply": bytes([number]) * 3_000_000}))
+        store.reply(str(number), {"reply": bytes([number]) * 3_000_000})
     del store.objects[max(store.objects, key=lambda name: store.objects[name].count(bytes([1])))]
     replies = store.link().pull(["0", "1", "2"])
     assert next(replies) == Reply("0", bytes(3_000_000))

@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.compat.flower import Reply
-from fl_lightning.compat.flower_control import Node
-from fl_lightning.flower.wire.pool import FlowerPool, FlowerTransport
+from fl_lightning.compat.flower_server import Node, Reply
+from fl_lightning.errors import RankError
+from fl_lightning.flower.wire.pool import FlowerPool, FlowerTransport, SilenceWatch
 from fl_lightning.flower.wire.server_folder import ServerFolder
-from fl_lightning.flower.wire.silence import SilenceWatch
 from fl_lightning.flower.wire.transport import Answer
 from fl_lightning.settings.server import Faults
 
 
 def test_the_transport_names_sites_that_are_offline_or_revoked():
-    nodes = [Node(10, "a", True, b""), Node(11, "b", False, b"")]
+    nodes = [Node(10, "a", True), Node(11, "b", False)]
     link: Any = SimpleNamespace(nodes=lambda: nodes)
     transport = FlowerTransport(link, [10, 11, None, 12])
     assert transport.absent() == {1: "it is offline", 2: "it was revoked", 3: "it was revoked"}
@@ -53,7 +52,7 @@ class Link:
         return self.replies.pop(0)
 
     def nodes(self) -> list[Node]:
-        return [Node(10, "ten", True, b""), Node(12, "twelve", True, b"")]
+        return [Node(10, "ten", True), Node(12, "twelve", True)]
 
     def recovered(self) -> bool:
         died, self.died = self.died, False
@@ -79,6 +78,28 @@ def test_orders_without_an_answer_are_sent_again_when_the_superlink_is_back(caps
     assert capsys.readouterr().out == "The SuperLink is back. Orders without an answer are sent again.\n"
 
 
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (507, "The disk of the server's folder is full. Free space, and resume from the last checkpoint: --ckpt_path last."),
+        (401, "the clock of this machine was set, or another fit uses the folder. .* the other fit, and resume from the last"),
+        (500, r"The connection to the SuperLink was lost \(HTTPError: .*\). Start 'fl-lightning serve' again, and resume"),
+    ],
+)
+def test_a_fit_says_why_its_server_refuses_it(status, said):
+    """A full disk and a wrong clock read as a lost connection."""
+
+    class HTTPError(Exception):
+        response = SimpleNamespace(status_code=status)
+
+    def push(*_: Any) -> str:
+        raise HTTPError(f"status {status}")
+
+    transport = FlowerTransport(SimpleNamespace(push=push), [10])  # type: ignore[arg-type]
+    with pytest.raises(RankError, match=said):
+        transport.send(0, {}, 0, None)
+
+
 def test_an_order_that_was_sent_again_ends_at_its_deadline_once():
     link = Link([[], []])
     transport = FlowerTransport(link, [10])  # type: ignore[arg-type]
@@ -96,15 +117,6 @@ def test_what_is_lost_on_its_way_is_no_failure_of_the_site():
     assert list(transport.answers()) == [Answer(client, None, cause, lost=True) for client, cause in enumerate(told)]
 
 
-def test_the_server_says_that_a_proxy_refuses_a_reply():
-    link = Link([[Reply("10-1", None, 413)]])
-    transport = FlowerTransport(link, [10])  # type: ignore[arg-type]
-    transport.send(0, {}, 0, None)
-    (answer,) = transport.answers()
-    assert not answer.lost
-    assert re.search("a proxy .* refuses the size of its reply .*413.* 'client_max_body_size 16m;'", answer.cause)
-
-
 @pytest.mark.parametrize(("policy", "given", "patience"), [("fatal", None, 43200), ("skip", None, 300), ("skip", 90, 90)])
 def test_how_long_a_site_may_be_silent(policy, given, patience, tmp_path, monkeypatch):
     pool, link = FlowerPool(str(tmp_path), timeout=given), Link([[]])
@@ -120,17 +132,15 @@ def test_how_long_a_site_may_be_silent(policy, given, patience, tmp_path, monkey
     assert link.patience == {patience}
 
 
-def test_a_silent_site_is_named_now_and_then_until_it_is_back(monkeypatch):
+def test_a_silent_site_is_named_once_and_when_it_is_back(monkeypatch):
     clock, said = [10_000.0], list[str]()
-    monkeypatch.setattr("fl_lightning.flower.wire.silence.time", SimpleNamespace(time=lambda: clock[0]))
+    monkeypatch.setattr("fl_lightning.flower.wire.pool.time", SimpleNamespace(time=lambda: clock[0]))
     watch = SilenceWatch(43200, said.append)
     for now in range(0, 3 * 3600, 5):
         clock[0] = 10_000.0 + now
-        watch.look([Node(1, "north", True, b"", clock[0] - 4), Node(2, "south", False, b"", 10_000.0)])
-    spans = [
-        re.search(r"^Site south .* since [-0-9]+ [:0-9]+ \((.*)\)\. Its order waits until [-0-9]+ [:0-9]+\.$", s) for s in said
-    ]
-    assert [span and span[1] for span in spans] == ["60 s", "3 min", "9 min", "27 min", "81 min", "2.4 h"]
-    watch.look([Node(2, "south", True, b"", clock[0])])
-    watch.look([Node(2, "south", True, b"", clock[0])])
-    assert said[6:] == ["Site south is back after 3.0 h."]
+        watch.look([Node(1, "north", True, clock[0] - 4), Node(2, "south", False, 10_000.0)])
+    (line,) = said
+    assert re.search(r"^Site south .* since [-0-9]+ [:0-9]+ \(60 s\)\. Its order waits until [-0-9]+ [:0-9]+\.$", line)
+    for _ in range(2):
+        watch.look([Node(2, "south", True, clock[0])])
+    assert said[1:] == ["Site south is back after 180 min."]

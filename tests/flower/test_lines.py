@@ -10,7 +10,7 @@ from sites_over_bytes import LINES, LOST, configuration, disturb, federate, prep
 
 from fl_lightning.compat import flower_line
 from fl_lightning.compat.flower_delivery import kind_of, patience_of
-from fl_lightning.compat.flower_line import Trouble, in_words
+from fl_lightning.compat.flower_line import Trouble, cause_at_server, in_words
 
 
 @pytest.mark.slow
@@ -63,10 +63,11 @@ def test_an_order_tells_the_superlink_for_how_long_its_site_may_be_offline():
 # ---------------------------------------------------------------- what the site's staff hears
 
 
-def answered(status: int, text: str = "<html>") -> Exception:
+def answered(status: int, text: str = "<html>", **headers: str) -> Exception:
     httpx = pytest.importorskip("httpx")
     request = httpx.Request("POST", "https://fed.example.org/v1/fleet/push-object")
-    return httpx.HTTPStatusError("", request=request, response=httpx.Response(status, text=text, request=request))
+    response = httpx.Response(status, text=text, headers=headers, request=request)
+    return httpx.HTTPStatusError("", request=request, response=response)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,15 @@ def answered(status: int, text: str = "<html>") -> Exception:
 )
 def test_a_proxy_that_answers_instead_of_the_server_is_named_with_the_fix(status, fix):
     assert re.match(f"A proxy answers instead of the server, with {fix}", in_words(answered(status)))
+
+
+def test_an_error_of_the_server_itself_is_not_called_a_proxys():
+    assert in_words(answered(507)) == "The disk of the server is full. Its staff must free space."
+    told = "The server answers with an error (status 500), whose cause 'fl-lightning serve' prints there."
+    assert in_words(answered(500, **{"x-fl-lightning": "0.2.0"})) == told
+    assert cause_at_server(answered(507)) == "The disk of the server's folder is full. Free space"
+    assert "the clock of this machine was set, or another fit uses the folder." in cause_at_server(answered(401))
+    assert cause_at_server(answered(500)) == cause_at_server(OSError()) == ""
 
 
 def test_a_proxy_that_refuses_the_connection_is_named_with_the_fix():

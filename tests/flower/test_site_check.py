@@ -16,11 +16,10 @@ import pytest
 from relay import Relay
 
 import fl_lightning
-from fl_lightning.compat.flower_control import prepare_environment
+from fl_lightning.compat.flower import VERSION, prepare_environment
 from fl_lightning.flower.site import check as site_check
 from fl_lightning.flower.site import connection as site_connection
-from fl_lightning.flower.wire.certificates import create_certificates
-from fl_lightning.flower.wire.front import VERSION
+from fl_lightning.flower.wire.keys import create_certificates
 from fl_lightning.flower.wire.server_folder import ServerFolder
 
 pytest.importorskip("cryptography")
@@ -59,7 +58,7 @@ class Server:
 @pytest.fixture(scope="module")
 def certified(tmp_path_factory) -> ServerFolder:
     folder = ServerFolder(tmp_path_factory.mktemp("fed"))
-    create_certificates(folder.public, folder.ca_key, "localhost")
+    create_certificates(folder.files, folder.ca_key, "localhost")
     return folder
 
 

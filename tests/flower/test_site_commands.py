@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from command_line import ROOT
 
-from fl_lightning.compat.flower_control import Node
+from fl_lightning.compat.flower_server import Node
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.site.parent import _parser
 from fl_lightning.flower.site.parent import main as site
@@ -19,7 +17,7 @@ from fl_lightning.flower.site.store import SiteStore
 from fl_lightning.flower.wire.keys import create_key
 from fl_lightning.flower.wire.pool import FlowerPool
 from fl_lightning.flower.wire.serve import main as serve
-from fl_lightning.flower.wire.server_folder import ServerFolder, refuse_answer
+from fl_lightning.flower.wire.server_folder import ServerFolder, answering
 from fl_lightning.settings.server import Faults
 from fl_lightning.utilities.folder_lock import lock_folder
 
@@ -53,7 +51,8 @@ def refused(capsys, command, *words: str) -> str:
         (serve, "serve --host h --local_port -1", "argument --local_port: '-1' is not a port"),
         (serve, "serve --host h --port x", "argument --port: 'x' is not a port"),
         (serve, "serve --host https://h:8443", "'https://h:8443' is not a name or an address without 'https://' and port."),
-        (serve, "serve --hos h --print nginx", "the following arguments are required: --host."),
+        (serve, "serve --hos h", "the following arguments are required: --host."),
+        (serve, "serve --host h --print nginx", "unrecognized arguments: --print nginx"),
         (serve, "serve --host h --port 9 --local_port 9", "'--port' and '--local_port' are both 9. Choose different ports."),
         (serve, "register none.pub", "Cannot read 'none.pub' (No such file or directory). Pass the site's public key."),
         (serve, "register taken", "'taken' is not a site's public key. Ask for the file '.pub' that"),
@@ -96,14 +95,6 @@ def test_wrong_arguments_are_one_message(command, words, said, capsys):
     Path("taken").write_text("not a folder, a key or a certificate")
     Path("rsa.pub").write_text(RSA)
     assert said in refused(capsys, command, *words.split())
-
-
-@pytest.mark.parametrize("module", ["site.parent", "wire.serve"])
-def test_commands_that_only_supervise_do_not_load_torch(module):
-    """The parent of a site's processes, and the server, stay small: a site's worker has torch for itself."""
-    asked = f"import sys, fl_lightning.flower.{module}; print(sorted({{'torch', 'lightning'}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout == "[]\n"
 
 
 PLAIN = SimpleNamespace(faults=Faults())
@@ -151,13 +142,14 @@ def test_an_answer_that_refuses_is_not_called_none():
     folder = ServerFolder(Path("fed"))
     folder.prepare("h", 1, 2)
     errors = {name: type(name, (Exception,), {"__module__": "httpx"}) for name in ("HTTPStatusError", "ConnectError")}
-    with pytest.raises(
-        ConfigurationError, match=r"127.0.0.1:2 refused the request \(401 .*\). Look at its output, and end other"
-    ):
-        refuse_answer(errors["HTTPStatusError"]("401\nUnauthorized"), folder)
-    with pytest.raises(ConfigurationError, match=r"did not answer \(ConnectError: gone\). Start it first: .* --host h"):
-        refuse_answer(errors["ConnectError"]("gone"), folder)
-    refuse_answer(ValueError("another error"), folder)
+    refused = r"127.0.0.1:2 refused the request \(401 .*\). Look at its output, and end other"
+    with pytest.raises(ConfigurationError, match=refused), answering(folder):
+        raise errors["HTTPStatusError"]("401\nUnauthorized")
+    gone = r"did not answer \(ConnectError: gone\). Start it first: .* --host h"
+    with pytest.raises(ConfigurationError, match=gone), answering(folder):
+        raise errors["ConnectError"]("gone")
+    with pytest.raises(ValueError, match="another error"), answering(folder):
+        raise ValueError("another error")
 
 
 class Link:
@@ -167,7 +159,7 @@ class Link:
         self.removed: list[int] = []
 
     def nodes(self) -> list[Node]:
-        return [Node(7, "a", True, b""), Node(8, "b", False, b"")]
+        return [Node(7, "a", True), Node(8, "b", False)]
 
     def unregister(self, node_id: int) -> None:
         print(f"unregistered {node_id}")
@@ -252,13 +244,3 @@ def test_the_service_file_has_the_arguments_of_a_site():
     assert command[1] == "site"
     assert [name for name, value in parsed.items() if value] == ["name", "server", "key", "data", "ca"]
     assert "TimeoutStopSec=20" in unit
-
-
-def test_a_proxy_file_names_the_folder(tmp_path, capsys):
-    serve(["serve", "--host", "fed.example.org", "--folder", "my fed", "--print", "nginx"])
-    proxy = capsys.readouterr().out
-    assert "fl-lightning serve --folder 'my fed' --host fed.example.org" in proxy
-    assert f'ssl_certificate     "{tmp_path}/my fed/server.crt";' in proxy
-    assert "client_max_body_size 0;" in proxy
-    assert "proxy_request_buffering off;" in proxy
-    assert proxy.count("{") == proxy.count("}")

@@ -9,9 +9,14 @@ import pytest
 from own_certificates import connect, put_certificate
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.flower.wire.certificates import answering
 from fl_lightning.flower.wire.keys import create_key, read_private_key, read_public_key, require_certificate
 from fl_lightning.flower.wire.server_folder import ServerFolder
+
+
+def answering(folder: ServerFolder) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder.files["certificate"], folder.files["key"])
+    return context
 
 
 def test_a_key_is_private_and_its_pair_is_complete():
@@ -35,45 +40,35 @@ def test_a_server_keeps_its_host():
     assert folder.settings() == {"host": "127.0.0.1", "port": 3, "local_port": 4}
 
 
-def test_an_owners_certificate_answers_sites_and_another_one_this_machine():
+def test_an_owners_certificate_names_this_machine_too():
     folder = ServerFolder(Path("fed"))
     put_certificate(folder, "fed.example.org", "*.clinic.org")
-    made = folder.prepare("fed.example.org", 1, 2)
-    assert len(made) == 1
-    assert made[0].startswith("certificate for connections on this machine, with the CA of key")
-    folder.ca_key.with_name("local_ca.key").unlink()
-    assert folder.prepare("fed.clinic.org", 1, 2) == []
-    assert folder.local != folder.public
-    assert folder.certificate == Path(folder.local.ca).read_bytes()
-    server = answering(folder.public, folder.local)
-    assert connect(server, folder.public.ca, "fed.example.org") == ["fed.example.org", "*.clinic.org"]
-    assert connect(server, folder.local.ca, "127.0.0.1") == ["localhost", "127.0.0.1"]
-    for host, ca in (("127.0.0.1", folder.public.ca), ("fed.example.org", folder.local.ca)):
-        with pytest.raises(ssl.SSLCertVerificationError):
-            connect(server, ca, host)
+    with pytest.raises(ConfigurationError, match=r"server.crt' is not for 127.0.0.1, .*give yours to a proxy on this machine"):
+        folder.prepare("fed.example.org", 1, 2)
+    put_certificate(folder, "fed.example.org", "*.clinic.org", "127.0.0.1")
+    for host in ("fed.example.org", "fed.clinic.org"):
+        assert folder.prepare(host, 1, 2) == []
+    with pytest.raises(ConfigurationError, match=r"'--host' is 'clinic.org', but .* is for fed.example.org, \*.clinic.org"):
+        folder.prepare("clinic.org", 1, 2)
 
 
 def test_a_certificate_is_renewed_under_the_same_ca():
     folder = ServerFolder(Path("fed"))
     assert "with the CA of key" in folder.prepare("old.org", 1, 2)[0]
-    known = Path(folder.public.ca).read_bytes()
-    Path(folder.public.certificate).unlink()
+    known = Path(folder.files["ca"]).read_bytes()
+    Path(folder.files["certificate"]).unlink()
     offline = folder.ca_key.rename("ca.key")
     with pytest.raises(ConfigurationError, match=r"A new certificate needs the key of the CA .*fed/ca.crt'.* Put it there for"):
         folder.prepare("new.org", 1, 2)
     offline.rename(folder.ca_key)
     assert f"certificate for new.org, of the CA of key {folder.ca_key}" in folder.prepare("new.org", 1, 2)[0]
-    assert Path(folder.public.ca).read_bytes() == known
-    assert connect(answering(folder.public, folder.local), folder.public.ca, "new.org")[0] == "new.org"
+    assert Path(folder.files["ca"]).read_bytes() == known
+    assert connect(answering(folder), folder.files["ca"], "new.org")[0] == "new.org"
 
 
-def test_one_certificate_is_enough_if_it_names_this_machine():
+@pytest.mark.parametrize("host", ["fed.example.org", "192.0.2.7"])
+def test_one_certificate_answers_sites_and_this_machine(host):
     folder = ServerFolder(Path("fed"))
-    folder.prepare("fed.example.org", 1, 2)
-    assert folder.local == folder.public
-    server = answering(folder.public, folder.local)
-    for host in ("fed.example.org", "127.0.0.1"):
-        assert connect(server, folder.public.ca, host) == ["fed.example.org", "localhost", "127.0.0.1"]
-    own = ServerFolder(Path("own"))
-    assert len(own.prepare("192.0.2.7", 1, 2)) == 1
-    assert connect(answering(own.public, own.local), own.public.ca, "192.0.2.7") == ["192.0.2.7", "localhost", "127.0.0.1"]
+    assert len(folder.prepare(host, 1, 2)) == 1
+    for name in (host, "127.0.0.1"):
+        assert connect(answering(folder), folder.files["ca"], name) == [host, "localhost", "127.0.0.1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
 import threading
@@ -47,7 +48,7 @@ def ran_twice() -> bool:
 def test_children_are_restarted_and_end_with_their_supervisor():
     said: list[str] = []
     text = "open('runs', 'a').write('x'); import time; time.sleep(60 if len(open('runs').read()) > 1 else 0)"
-    child = Child("worker", lambda: python(text, "-S"))
+    child = Child("worker", python(text, "-S"))
     supervised(child, said, ran_twice)
     assert RUNS.read_text() == "xx"
     assert said == ["The worker ended with status 0; it starts again in 1 s."]
@@ -67,7 +68,7 @@ def test_a_child_that_stands_still_is_started_again(monkeypatch):
         f"os.kill(os.getpid(), {int(signal.SIGSTOP)}) if len(open('runs').read()) == 1 else time.sleep(60)"
     )
     said: list[str] = []
-    supervised(Child("worker", lambda: python(text), alive=Path("alive")), said, ran_twice)
+    supervised(Child("worker", python(text), alive=Path("alive")), said, ran_twice)
     assert RUNS.read_text() == "xx"
     assert said[0] == "The worker gives no sign of life and is ended."
     assert said[-1] == "The worker ended with status -9; it starts again in 1 s."
@@ -77,7 +78,7 @@ def test_a_child_that_stands_still_is_started_again(monkeypatch):
 def test_a_child_that_ends_without_an_error_is_explained():
     """As Flower's SuperNode does if the clocks differ."""
     said: list[str] = []
-    child = Child("SuperNode", lambda: python("", "-S"), explain=lambda: "clock: An hour.")
+    child = Child("SuperNode", python("", "-S"), explain=lambda: "clock: An hour.")
     supervised(child, said, lambda: len(said) >= 2)
     assert said[:2] == ["The SuperNode ended with status 0; it starts again in 1 s.", "The cause may be this. clock: An hour."]
 
@@ -85,7 +86,7 @@ def test_a_child_that_ends_without_an_error_is_explained():
 def test_the_cause_of_an_end_is_told_once():
     said: list[str] = []
     causes = iter(["", "clock: An hour.", "clock: An hour.", "port: Closed."])
-    supervisor, child = Supervisor([], said.append), Child("SuperNode", lambda: [])
+    supervisor, child = Supervisor([], said.append), Child("SuperNode", [])
     for _ in range(4):
         supervisor._explain(child, lambda: next(causes))
     assert said == ["The cause may be this. clock: An hour.", "The cause may be this. port: Closed."]
@@ -94,7 +95,7 @@ def test_the_cause_of_an_end_is_told_once():
 def test_what_a_child_leaves_for_the_staff_is_said_once():
     said, left = list[str](), Path("trouble")
     supervisor = Supervisor([], said.append)
-    child = Child("SuperNode", lambda: [], tells=left, next_start=float("inf"))
+    child = Child("SuperNode", [], tells=left, next_start=float("inf"))
     left.write_text("The server does not answer.")
     for _ in range(2):
         supervisor._look_after(child)
@@ -103,8 +104,8 @@ def test_what_a_child_leaves_for_the_staff_is_said_once():
 
 def test_a_worker_that_cannot_use_its_data_ends_the_site():
     said: list[str] = []
-    running = Child("other", lambda: python("import time; time.sleep(60)", "-S"))
-    ending = Child("worker", lambda: python(f"import sys; sys.exit({UNUSABLE})", "-S"), last=UNUSABLE)
+    running = Child("other", python("import time; time.sleep(60)", "-S"))
+    ending = Child("worker", python(f"import sys; sys.exit({UNUSABLE})", "-S"), last=UNUSABLE)
     assert Supervisor([running, ending], said.append).run()
     assert said == []
     assert running.process is not None
@@ -114,7 +115,7 @@ def test_a_worker_that_cannot_use_its_data_ends_the_site():
 def test_a_process_that_always_crashes_is_started_for_ever(monkeypatch):
     """2.0 ** 1024 is no float: a site would have ended after a night of crashes."""
     said: list[str] = []
-    child = Child("worker", lambda: [])
+    child = Child("worker", [])
     monkeypatch.setattr(child, "start", lambda: None)
     supervisor = Supervisor([child], said.append)
     for _ in range(1100):
@@ -124,27 +125,20 @@ def test_a_process_that_always_crashes_is_started_for_ever(monkeypatch):
     assert waits == [f"{wait} s." for wait in (1, 2, 4, 8, *[15] * 1096)]
 
 
-@pytest.mark.parametrize("seconds", [0, 0.1], ids=["between its question and its wait", "while it waits"])
-def test_a_worker_asks_again_when_it_hears_of_an_order(seconds, monkeypatch):
-    """It is told as soon as its SuperNode has the order, and asks once."""
-    orders, asked, said = Path("orders"), list[bool](), list[str]()
-    monkeypatch.setattr(worker, "_ASK", 1e9)
-    monkeypatch.setattr(worker.os, "getppid", lambda: len(asked) > 1)
-
-    def arrive() -> None:
-        with orders.open("ab") as file:
-            file.write(b".")
+def test_a_worker_asks_often_after_an_order_and_seldom_later(monkeypatch):
+    clock, asked, said = [0.0], list[float](), list[str]()
+    monkeypatch.setattr(worker.os, "getppid", lambda: len(asked) >= 60)
+    monkeypatch.setattr(worker.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(worker.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
 
     class Link:
         @contextmanager
         def task(self) -> Any:
-            asked.append(orders.exists())
-            if seconds:
-                threading.Timer(seconds, arrive).start()
-            else:
-                arrive()
+            asked.append(clock[0])
             yield None
 
-    worker._work(Link(), None, None, said.append, orders)
-    assert asked == [False, True]
+    worker._work(Link(), None, None, said.append)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(asked)]
+    assert pauses[:50] == pytest.approx([0.1] * 50)
+    assert all(pause < 0.021 * moment for pause, moment in zip(pauses[51:], asked[51:], strict=False))
     assert not said

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.flower.wire.turns import InTurn
+from fl_lightning.flower.wire.gate import InTurn
 
 PUSH, PULL = "/v1/fleet/push-object", "/v1/runtime/pull-object"
 PIECE = bytes(range(256)) * 2**13

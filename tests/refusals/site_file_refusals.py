@@ -15,13 +15,13 @@ from own_certificates import put_certificate
 from refusing import Refusal
 
 from fl_lightning import DataError
-from fl_lightning.compat.flower import TESTED
+from fl_lightning.compat.flower import FLOWER
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.settings import read_settings
 from fl_lightning.flower.wire import requirements
-from fl_lightning.flower.wire.addresses import address_of
 from fl_lightning.flower.wire.keys import create_key, read_private_key
 from fl_lightning.flower.wire.pool import FlowerPool
+from fl_lightning.flower.wire.requirements import address_of
 from fl_lightning.flower.wire.serve import _listen as listen
 from fl_lightning.flower.wire.server_folder import ServerFolder
 from fl_lightning.settings.server import Faults
@@ -81,21 +81,21 @@ def of_another_ca(folder: ServerFolder) -> None:
     other = ServerFolder(Path("other"))
     for each in (folder, other):
         each.prepare("h", 1, 2)
-    Path(folder.public.certificate).unlink()
+    Path(folder.files["certificate"]).unlink()
     other.ca_key.replace(folder.ca_key)
 
 
 def with_another_key(folder: ServerFolder) -> None:
     put_certificate(folder, "h")
-    kept = Path(folder.public.certificate).read_bytes()
+    kept = Path(folder.files["certificate"]).read_bytes()
     put_certificate(folder, "h")
-    Path(folder.public.certificate).write_bytes(kept)
+    Path(folder.files["certificate"]).write_bytes(kept)
 
 
 def spoilt(name: str, content: str | None = "no PEM") -> Callable[[ServerFolder], None]:
     def make(folder: ServerFolder) -> None:
         put_certificate(folder, "h")
-        path = Path(getattr(folder.public, name))
+        path = Path(folder.files[name])
         path.unlink()
         if content is not None:
             path.write_text(content)
@@ -125,7 +125,7 @@ def folder_is_a_file() -> None:
     ServerFolder(Path("taken")).prepare("h", 1, 2)
 
 
-def requiring(version: Any = TESTED[0], **environment: str) -> Callable[[], Any]:
+def requiring(version: Any = FLOWER, **environment: str) -> Callable[[], Any]:
     """Return a look at Flower's version and the proxies of the environment."""
 
     def call() -> None:
@@ -140,7 +140,7 @@ def requiring(version: Any = TESTED[0], **environment: str) -> Callable[[], Any]
     return call
 
 
-FLOWER = "needs Flower 1.41 or 1.42, but 'flwr' {} ... fl_lightning[flower]"
+ONE_VERSION = "needs Flower 1.42 at the server and at all sites, but 'flwr' {} here. ... pip install 'flwr==1.42.*'"
 NO_PROXY = "which is not an HTTP proxy. Correct or unset"
 UNUSABLE = "server.crt', its key ... cannot be used ... Put PEM files there that belong"
 HAS_NO_CLASS = "'{0}' has settings, but no class. Write '{0}: {{class_path: ..., init"
@@ -172,11 +172,7 @@ REFUSALS = [
     *(serving(spoilt(name), UNUSABLE) for name in ("ca", "certificate", "key")),
     serving(spoilt("key", None), UNUSABLE),
     serving(put_certificate, "server.crt' is for no host, so no site would connect."),
-    serving(
-        lambda folder: put_certificate(folder, "192.0.2.7"),
-        "'--host' is the address '192.0.2.7', but ... does not name 127.0.0.1",
-        "192.0.2.7",
-    ),
+    serving(lambda folder: put_certificate(folder, "h"), "server.crt' is not for 127.0.0.1, ... see docs/deployment.md."),
     # folders, ports and addresses
     Refusal(folder_is_a_file, "Cannot create the folder 'taken' (File exists). Choose another."),
     Refusal(listening_twice, "Cannot listen on 127.0.0.1: ... Choose another port."),
@@ -188,8 +184,8 @@ REFUSALS = [
         for url in ("http://fed.example.org", "https://", "https://h/path")
     ),
     # Flower and proxies
-    Refusal(requiring(None), FLOWER.format("is not installed")),
-    Refusal(requiring((1, 40)), FLOWER.format("has version 1.40")),
+    Refusal(requiring(None), ONE_VERSION.format("is not installed")),
+    Refusal(requiring("1.41"), ONE_VERSION.format("has version 1.41")),
     Refusal(
         requiring(HTTPS_PROXY="socks5://127.0.0.1:9"),
         "HTTPS_PROXY is 'socks5://... which is not an HTTP proxy. Correct or unset",

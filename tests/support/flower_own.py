@@ -22,7 +22,7 @@ from flwr.server.superlink.linkstate.sql_linkstate import NodeModel
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
-    get_object_body,
+    get_object_children_ids_from_object_content,
     get_object_id,
     get_object_tree,
     iterate_object_tree,
@@ -31,7 +31,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
     ObjectPushError,
     ObjectUnavailableError,
-    inflate_object_from_contents,
+    validate_object_content,
 )
 from flwr.supercore.object_store import NoObjectInStoreError
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
@@ -41,10 +41,9 @@ from flwr.superlink.config_loader import get_federation_manager, get_objectstore
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 from sqlalchemy import update
 
-from fl_lightning.compat.flower import ServerLink
 from fl_lightning.compat.flower_delivery import keep_orders, kind_of
-from fl_lightning.compat.flower_objects import receive, send
-from fl_lightning.compat.flower_records import as_record
+from fl_lightning.compat.flower_messages import as_record, as_tree, receive, send
+from fl_lightning.compat.flower_server import ServerLink
 
 LARGE = bytes(range(250)) * 50_000
 """A content of three pieces."""
@@ -67,8 +66,10 @@ def identified(message: Message) -> Message:
     return message
 
 
-def objects_of(message: Message) -> dict[str, bytes]:
-    return {name: one.deflate() for name, one in get_all_nested_objects(message).items()}
+def objects_of(message: Message, pieces: Any = ()) -> tuple[Any, dict[str, bytes]]:
+    """Return a message's tree of objects, and the objects, as they are sent; the message then knows its id."""
+    tree, makers = as_tree(message, dict(pieces))
+    return tree, {name: make() for name, make in makers.items()}
 
 
 class Runtime:
@@ -102,26 +103,29 @@ class Runtime:
 
     def push(self, parts: dict[str, bytes]) -> str:
         """Send a site an order, as a fit does."""
-        return str(send(self, order(as_record(parts)), Node(node_id=1), 7))
+        record, pieces = as_record(parts)
+        return str(send(self, order(record), pieces, Node(node_id=1), 7))
 
     def pull(self, *more: Any) -> Any:
-        """Receive what was pushed."""
+        """Receive what was pushed: the message, and the named bytes in it."""
         return receive(self, self.tree, Node(node_id=1), 7, *more)
 
     def link(self) -> ServerLink:
         """Return a server's connection to this API."""
         link = object.__new__(ServerLink)
-        link._grid, link.run_id = SimpleNamespace(_runtime_client=self, node=Node(node_id=1)), 7
+        link._client, link._node, link.run_id = self, Node(node_id=1), 7
         return link
 
-    def reply(self, to: str, content: Any) -> None:
-        """Let a site have replied to an order."""
-        message = Message(content, reply_to=order(to=1))
-        vars(message.metadata).update(_message_id=message.object_id, _reply_to_message_id=to)
-        self.objects |= objects_of(message)
+    def reply(self, to: str, content: Any, pieces: Any = ()) -> None:
+        """Let a site have replied to an order: with named bytes, a record of Flower, or an error."""
+        record, pieces = as_record(content) if type(content) is dict else (content, pieces)
+        message = Message(record, reply_to=order(to=1))
+        vars(message.metadata)["_reply_to_message_id"] = to
+        tree, objects = objects_of(message, pieces)
+        self.objects |= objects
         about = message_to_proto(order(to=1))
         about.metadata.reply_to_message_id = to
-        self.replies.append((about, get_object_tree(message)))
+        self.replies.append((about, tree))
 
 
 class Post:
@@ -144,34 +148,35 @@ class Post:
         with self.state.session() as session:
             session.execute(update(NodeModel).values(online_until=time.time() - seconds + 30, status="offline"))
 
-    def _send(self, message: Any, pieces: int | None) -> list[str]:
+    def _send(self, message: Any, pieces: Any, sent: int | None) -> list[str]:
         """Store a message, and push so many of its objects, or all; return those that were missing."""
         session = self.state.start_session(self.run)
-        bare, tree = remove_content_from_message(identified(message)), get_object_tree(message)
-        stored, missing = self.state.store_message_and_object_tree(bare, tree, session)
+        tree, objects = objects_of(message, pieces)
+        stored, missing = self.state.store_message_and_object_tree(remove_content_from_message(message), tree, session)
         assert stored
-        for name, content in objects_of(message).items():
-            if name in missing[:pieces]:
+        for name, content in objects.items():
+            if name in missing[:sent]:
                 assert self.state.store_object(self.run, session, name, content)
         return list(missing)
 
     def order(self, patience: float = 90) -> str:
         """Send the site an order."""
-        content = as_record({"order": b"train"})
-        message = Message(content, dst_node_id=self.node, message_type=kind_of(patience), ttl=3600)
+        record, pieces = as_record({"order": b"train"})
+        message = Message(record, dst_node_id=self.node, message_type=kind_of(patience), ttl=3600)
         vars(message.metadata).update(_run_id=self.run, _src_node_id=1)
-        self._send(message, None)
+        self._send(message, pieces, None)
         return str(message.metadata.message_id)
 
     def taken(self) -> list[Any]:
         """Return what the SuperNode gets."""
         return list(self.state.get_message_ins(node_id=self.node, limit=1))
 
-    def reply(self, order: Any, pieces: int | None = None, error: int = 0) -> list[str]:
+    def reply(self, order: Any, sent: int | None = None, error: int = 0) -> list[str]:
         """Send the site's reply, or so many of its objects; return those that were missing."""
-        message = Message(Error(error, "") if error else as_record({"reply": LARGE}), reply_to=order)
+        record, pieces = (Error(error, ""), {}) if error else as_record({"reply": LARGE})
+        message = Message(record, reply_to=order)
         vars(message.metadata)["_src_node_id"] = self.node
-        return self._send(message, pieces)
+        return self._send(message, pieces, sent)
 
     def answers(self, *orders: str) -> list[Any]:
         """Return what the fit gets: an error's code, or None for a reply."""

@@ -13,12 +13,12 @@ import pytest
 from federation_demo import DATA, ELSEWHERE, Federation, digits, same_bits, wait_for, weights
 
 from fl_lightning.cli.federation_cli import main
-from fl_lightning.compat.flower import TESTED, installed_version
+from fl_lightning.compat.flower import FLOWER, installed_version
 
 MARKS = [
     pytest.mark.flower,
     pytest.mark.timeout(900),  # with the start of all processes, on a busy machine
-    pytest.mark.skipif(installed_version() not in TESTED, reason="needs flwr of a tested minor version"),
+    pytest.mark.skipif(installed_version() != FLOWER, reason="needs flwr of the tested minor version"),
     pytest.mark.skipif(sys.platform != "linux", reason="starts processes that end with their parent"),
 ]
 LONG = ("--federation.local.max_epochs", "400", "--federation.local.engine", "fabric")

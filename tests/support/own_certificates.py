@@ -34,11 +34,11 @@ def put_certificate(folder: ServerFolder, *names: str, days: int = 2) -> None:
     identity = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
     usage = x509.KeyUsage(False, False, False, False, False, True, False, False, False)  # it signs certificates
     ca = signed("Root", authority, "Root", authority, x509.BasicConstraints(True, None), identity, usage)
-    Path(folder.public.ca).write_bytes(ca)
+    Path(folder.files["ca"]).write_bytes(ca)
     issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())  # which Python 3.13 wants
-    Path(folder.public.certificate).write_bytes(signed("server", key, "Root", authority, issued_by, *alternatives))
+    Path(folder.files["certificate"]).write_bytes(signed("server", key, "Root", authority, issued_by, *alternatives))
     form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    Path(folder.public.key).write_bytes(key.private_bytes(*form))
+    Path(folder.files["key"]).write_bytes(key.private_bytes(*form))
 
 
 def connect(server: ssl.SSLContext, ca: str, name: str) -> list[str]:

@@ -17,12 +17,11 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
 import fl_lightning
-from fl_lightning.compat.flower import FLEET, installed_version
+from fl_lightning.compat.flower import FLEET, VERSION, installed_version
 from fl_lightning.compat.flower_line import TOO_LARGE, fix_of
 from fl_lightning.errors import FederationError
-from fl_lightning.flower.wire.addresses import address_of
-from fl_lightning.flower.wire.front import VERSION
 from fl_lightning.flower.wire.keys import read_private_key, require_certificate
+from fl_lightning.flower.wire.requirements import address_of
 from fl_lightning.flower.words import minor
 
 _CLOCK = 120.0
@@ -166,7 +165,7 @@ def _certificate(server: _Server) -> str:
 
 def _versions(server: _Server) -> str:
     here, there = fl_lightning.__version__, server.headers.get(VERSION, "")
-    flower = ".".join(map(str, installed_version() or ()))
+    flower = installed_version()
     if not there:
         return f"fl_lightning {here} and Flower {flower} here; the server does not tell its own"
     if minor(there) != minor(here):

@@ -13,11 +13,9 @@ from pathlib import Path
 
 from fl_lightning.compat.flower_supernode import NOT_ACTIVATED, supernode_command
 from fl_lightning.errors import ConfigurationError, FederationError
-from fl_lightning.flower.site.processes import ALIVE, ORDERS, UNUSABLE, Child, Supervisor
-from fl_lightning.flower.wire.addresses import address_of
-from fl_lightning.flower.wire.keys import create_key, read_private_key, require_certificate
-from fl_lightning.flower.wire.private_files import write_private
-from fl_lightning.flower.wire.requirements import require_flower, require_name
+from fl_lightning.flower.site.processes import ALIVE, UNUSABLE, Child, Supervisor
+from fl_lightning.flower.wire.keys import create_key, read_private_key, require_certificate, write_private
+from fl_lightning.flower.wire.requirements import address_of, require_flower, require_name
 from fl_lightning.utilities.argument_parser import ArgumentParser
 from fl_lightning.utilities.folder_lock import lock_folder
 
@@ -47,8 +45,7 @@ def _supervise(arguments: argparse.Namespace, folder: Path, address: str) -> boo
     secret, trouble, log, port = folder / "secret", folder / "trouble", folder / "supernode.log", _free_port()
     write_private(secret, secrets.token_bytes(32))
     trouble.unlink(missing_ok=True)
-    files = str(secret), str(trouble), str(folder / ORDERS)
-    node = supernode_command(address, arguments.ca or "", arguments.key, port, *files)
+    node = supernode_command(address, arguments.ca or "", arguments.key, port, str(secret), str(trouble))
     worker = [
         *(sys.executable, "-m", "fl_lightning.flower.site.worker", "--name", arguments.name, "--data", arguments.data),
         *("--folder", str(folder), "--address", f"127.0.0.1:{port}", "--secret", str(secret)),
@@ -57,8 +54,8 @@ def _supervise(arguments: argparse.Namespace, folder: Path, address: str) -> boo
     environment = {"FLWR_HOME": str(folder / "flwr"), "PYTHONUNBUFFERED": "1"}
     say(f"Site {arguments.name} connects to {address}; its folder is {folder}.")
     children = [
-        Child("SuperNode", lambda: node, environment, str(log), explain=lambda: _cause(arguments, log), tells=trouble),
-        Child("worker", lambda: worker, environment, last=UNUSABLE, alive=folder / ALIVE),
+        Child("SuperNode", node, environment, str(log), explain=lambda: _cause(arguments, log), tells=trouble),
+        Child("worker", worker, environment, last=UNUSABLE, alive=folder / ALIVE),
     ]
     supervisor = Supervisor(children, say)
     for number in (signal.SIGTERM, signal.SIGINT):

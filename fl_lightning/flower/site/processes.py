@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +18,6 @@ UNUSABLE = 78
 """The exit status of a process whose settings or data cannot be used, so that another start would not help (EX_CONFIG)."""
 ALIVE = "alive"
 """The file in a site's folder by which its worker gives signs of life."""
-ORDERS = "orders"
-"""The file in a site's folder that its SuperNode makes longer when there is an order for the worker."""
 _PR_SET_PDEATHSIG = 1
 _LONGEST = 15.0
 _STABLE = 120.0
@@ -46,35 +44,13 @@ def give_signs_of_life(path: Path) -> None:
     threading.Thread(target=beat, daemon=True).start()
 
 
-def length(path: Path) -> int:
-    """Return the bytes of a file; 0 if there is none."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def wait_for_change(path: Path, known: int, seconds: float, look: float = 0.02) -> None:
-    """Wait until a file has another length, or the time is over.
-
-    Args:
-        path: the file, which need not exist.
-        known: its length in bytes.
-        seconds: the longest wait.
-        look: the seconds between two looks, each of which takes microseconds.
-    """
-    end = time.monotonic() + seconds
-    while length(path) == known and time.monotonic() < end:
-        time.sleep(look)
-
-
 @dataclass
 class Child:
     """Describe a process that must always run.
 
     Attributes:
         name: its name in messages.
-        command: returns its command.
+        command: its command.
         environment: variables added to this process's.
         log: the file for its output; None for this process's.
         last: the exit status after which it is not started again, and all children end; None for no such status.
@@ -84,7 +60,7 @@ class Child:
     """
 
     name: str
-    command: Callable[[], Sequence[str]]
+    command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     log: str | None = None
     last: int | None = None
@@ -100,10 +76,9 @@ class Child:
 
     def start(self) -> None:
         """Start the process, in a group of its own so that Ctrl-C reaches this process only."""
-        output = open(self.log, "ab") if self.log else None  # noqa: SIM115
-        try:
+        with open(self.log, "ab") if self.log else nullcontext() as output:
             self.process = subprocess.Popen(
-                list(self.command()),
+                self.command,
                 env={**os.environ, **self.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -111,9 +86,6 @@ class Child:
                 preexec_fn=end_with_parent,
                 start_new_session=True,
             )
-        finally:
-            if output is not None:
-                output.close()
         self.started = time.monotonic()
         self.heard = 0.0, self.started
 
@@ -161,16 +133,11 @@ class Supervisor:
             self._end()
         return self._failed
 
-    def _pass_on(self, child: Child) -> None:
-        """Print what a child has left for the staff, once."""
-        if child.tells is not None and child.tells.exists():
-            line = child.tells.read_text(encoding="utf-8")
-            child.tells.unlink()
-            self._say(line)
-
     def _look_after(self, child: Child) -> None:
         now = time.monotonic()
-        self._pass_on(child)
+        if child.tells is not None and child.tells.exists():
+            self._say(child.tells.read_text(encoding="utf-8"))
+            child.tells.unlink()
         if child.process is None:
             if now >= child.next_start:
                 child.start()
@@ -181,14 +148,15 @@ class Supervisor:
                 self._say(f"The {child.name} gives no sign of life and is ended.")
                 child.process.kill()
             return
+        child.process = None
         if status == child.last:
-            child.process, self._failed, self._stopping = None, True, True
+            self._failed = self._stopping = True
             return
         child.failures = 1 if now - child.started > _STABLE else child.failures + 1
         wait = min(_LONGEST, 2.0 ** min(child.failures - 1, 4))  # the power of a thousand failures is no float
+        child.next_start = now + wait
         why = f" See {child.log}." if child.log else ""
         self._say(f"The {child.name} ended with status {status}; it starts again in {wait:g} s.{why}")
-        child.process, child.next_start = None, now + wait
         if child.explain is not None:
             threading.Thread(target=self._explain, args=(child, child.explain), daemon=True).start()
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.flower import envelope
-from fl_lightning.flower.site.processes import ALIVE, ORDERS, UNUSABLE, give_signs_of_life, length, wait_for_change
+from fl_lightning.flower.site.processes import ALIVE, UNUSABLE, give_signs_of_life
 from fl_lightning.utilities.allocator import share_heaps
 
-_ASK = 2.0
-"""The seconds after which the SuperNode is asked for a message even if it has told of none."""
+_ASK = 0.1, 1.0
+"""The shortest and the longest pause in seconds between two questions for a message: a fiftieth of the time since the last."""
 _LOOK = 2.0
 """The seconds between two checks that the run is still active."""
 
@@ -46,7 +46,7 @@ def main() -> None:
     from fl_lightning.flower.site.server import SiteServer
     from fl_lightning.flower.site.settings import read_settings, read_site
 
-    folder = Path(arguments.folder)
+    folder, key = Path(arguments.folder), Path(arguments.key).read_bytes()
     try:
         settings = read_site(Path(arguments.data), folder)
         device = settings.torch_device()
@@ -57,16 +57,16 @@ def main() -> None:
     server = SiteServer(
         *(arguments.name, data, settings.policy, folder, device, say),
         load=None if settings.schema == "own" else lambda schema: SiteData(read_settings(Path(arguments.data), schema)),
-        key=Path(arguments.key).read_bytes(),
+        key=key,
     )
     known = "The tables wait for the server's schema." if data is None else f"{data.size('training')} training examples."
     say(f"{known} Waiting for the server.")
-    link = SiteLink(arguments.address, Path(arguments.secret).read_bytes())
     roots = Path(arguments.ca).read_bytes() if arguments.ca else None
-    _work(link, server, RunWatch(arguments.server, roots, Path(arguments.key).read_bytes()), say, folder / ORDERS)
+    link, watch = SiteLink(arguments.address, Path(arguments.secret).read_bytes()), RunWatch(arguments.server, roots, key)
+    _work(link, server, watch, say)
 
 
-def _work(link: Any, server: Any, watch: Any, say: Callable[[str], None], orders: Path) -> None:
+def _work(link: Any, server: Any, watch: Any, say: Callable[[str], None]) -> None:
     """Answer messages until the parent process ends.
 
     Args:
@@ -74,13 +74,12 @@ def _work(link: Any, server: Any, watch: Any, say: Callable[[str], None], orders
         server: answers requests.
         watch: tells whether a run is active.
         say: prints a line.
-        orders: the file that becomes longer with each message.
     """
     from fl_lightning.functional.recycling import release_unused_memory  # with torch, which comes after 'share_heaps'
 
-    parent = os.getppid()
+    parent, since = os.getppid(), time.monotonic()
     while os.getppid() == parent:
-        task, answered, known = None, False, length(orders)
+        task, answered = None, False
         try:
             with link.task() as task:
                 if task is not None:
@@ -96,7 +95,9 @@ def _work(link: Any, server: Any, watch: Any, say: Callable[[str], None], orders
                 sys.exit(1)  # a SuperNode waits for ever for a worker that lives and does not answer
             time.sleep(1)  # it may be starting again
         if task is None:
-            wait_for_change(orders, known, _ASK)
+            time.sleep(min(_ASK[1], max(_ASK[0], (time.monotonic() - since) / 50)))
+        else:
+            since = time.monotonic()
 
 
 @contextmanager
@@ -112,8 +113,7 @@ def _ended_with(watch: Any, task: Any, say: Callable[[str], None]) -> Iterator[N
                     task.reply(envelope.reply(error="stopped"))
                 os.kill(os.getpid(), signal.SIGKILL)  # training may be in the middle of a long call
 
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
+    threading.Thread(target=look, daemon=True).start()
     try:
         yield
     finally:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.compat.flower import Reply, ServerLink
-from fl_lightning.compat.flower_control import ControlLink
-from fl_lightning.compat.flower_line import TOO_LARGE
+from fl_lightning.compat.flower_line import cause_at_server
+from fl_lightning.compat.flower_server import ControlLink, Node, Reply, ServerLink
 from fl_lightning.errors import ConfigurationError, RankError, require
 from fl_lightning.flower.server.sites import RemoteSites
 from fl_lightning.flower.wire.requirements import require_flower
-from fl_lightning.flower.wire.server_folder import ServerFolder, refuse_answer
-from fl_lightning.flower.wire.silence import SilenceWatch
+from fl_lightning.flower.wire.server_folder import ServerFolder, answering
 from fl_lightning.flower.wire.transport import Answer, Parts, Transport
 from fl_lightning.messages import ClientInfo
 from fl_lightning.utilities.allocator import share_heaps
@@ -29,6 +28,8 @@ _NIGHT, _SHORT = 12 * 3600.0, 300.0
 """The seconds of silence after which a site has failed, if that ends the run, and if the round continues without it."""
 _LOOK = 5.0
 """The seconds between two looks at which sites are silent."""
+_SILENT = 60.0
+"""The seconds without a sign of life after which the fit says that a site with an order is silent."""
 _OFFLINE, _REVOKED = 5, "it was revoked"
 _LOST = (3, 4)
 _CAUSES = {
@@ -36,8 +37,6 @@ _CAUSES = {
     3: "the order was lost on its way",
     4: "its reply was lost on its way",
     8: "its worker died",
-    TOO_LARGE: "a proxy between it and the server refuses the size of its reply (status 413), which travels in pieces of 5 MB. "
-    "There, allow 16 MB: for nginx, 'client_max_body_size 16m;'",
 }
 
 
@@ -90,7 +89,8 @@ class FlowerPool(RemoteSites):
         with ExitStack() as held:  # until the transport is closed
             held.enter_context(lock_folder(folder.path / "fit", "fit", "federation.pool.folder"))
             nodes = self._wait(address, certificate, names)
-            link = _link(lambda: ServerLink(address, certificate, folder.secret), folder)
+            with answering(folder):
+                link = ServerLink(address, certificate, folder.secret)
             patience = self.timeout or (_SHORT if settings.faults.skips else _NIGHT)
             return FlowerTransport(link, [nodes.get(name) for name in names], held.pop_all(), patience), names
 
@@ -109,23 +109,18 @@ class FlowerPool(RemoteSites):
         Raises:
             ConfigurationError: if too few are online.
         """
-        folder = ServerFolder(Path(self.folder))
-        control, told = _link(lambda: ControlLink(address, certificate), folder), False
-        end = time.monotonic() + self.wait
-        try:
+        end, told = time.monotonic() + self.wait, False
+        with answering(ServerFolder(Path(self.folder))), closing(ControlLink(address, certificate)) as control:
             while True:
-                nodes = {node.name: node for node in _link(control.nodes, folder)}
+                nodes = {node.name: node for node in control.nodes()}
                 missing = [name for name in names if name in nodes and not nodes[name].online]
-                late = time.monotonic() > end
-                if not missing or late:
+                if not missing or time.monotonic() > end:
                     self._require_enough(names, [n for n in names if n not in nodes], missing)
                     return {name: node.node_id for name, node in nodes.items()}
                 if not told:
                     print(f"Waiting for {', '.join(missing)} ...", flush=True)
                     told = True
                 time.sleep(0.3)
-        finally:
-            control.close()
 
     def _require_enough(self, names: Sequence[str], revoked: Sequence[str], missing: Sequence[str]) -> None:
         online = len(names) - len(revoked) - len(missing)
@@ -142,15 +137,6 @@ class FlowerPool(RemoteSites):
             f"These sites are not online after {self.wait:g} s: {', '.join([*missing, *revoked])}.{least} Start 'fl-lightning "
             "site' there, or raise 'federation.pool.wait'."
         )
-
-
-def _link(call: Any, folder: ServerFolder) -> Any:
-    """Return the result of a call to the SuperLink, and say so if it does not answer."""
-    try:
-        return call()
-    except Exception as error:
-        refuse_answer(error, folder)
-        raise
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,7 +222,7 @@ class FlowerTransport:
                 time.sleep(pause)
 
     def _look(self, now: float) -> None:
-        """Tell now and then which sites with an order are silent."""
+        """Tell which sites with an order have fallen silent, or are back."""
         if self._waiting and now >= self._looked + _LOOK:
             self._looked = now
             asked = {self._nodes[order.client] for order in self._waiting.values()}
@@ -276,10 +262,9 @@ class FlowerTransport:
         try:
             return call()
         except Exception as error:
-            raise RankError(
-                f"The connection to the SuperLink was lost ({type(error).__name__}: {str(error)[:200]}). Start 'fl-lightning "
-                "serve' again, and resume from the last checkpoint: --ckpt_path last."
-            ) from error
+            lost = f"The connection to the SuperLink was lost ({type(error).__name__}: {str(error)[:200]}). Start 'fl-lightning"
+            cause = cause_at_server(error) or f"{lost} serve' again"
+            raise RankError(f"{cause}, and resume from the last checkpoint: --ckpt_path last.") from error
 
     def forget(self) -> None:
         """See :meth:`Transport.forget`."""
@@ -290,3 +275,32 @@ class FlowerTransport:
         """See :meth:`Transport.close`."""
         with self._held:
             self._link.close(completed)
+
+
+class SilenceWatch:
+    """Print a line when a site falls silent, and when it is back.
+
+    Args:
+        patience: the seconds of silence after which a site has failed.
+        say: prints a line.
+    """
+
+    def __init__(self, patience: float, say: Callable[[str], None] = lambda line: print(line, flush=True)) -> None:
+        self._patience, self._say = patience, say
+        self._heard: dict[str, float] = {}  # of the silent ones, when they were heard last
+
+    def look(self, nodes: Iterable[Node]) -> None:
+        """Look at the sites that have an order."""
+        now = time.time()
+        for node in nodes:
+            silent = now - node.heard
+            if silent >= _SILENT and node.name not in self._heard:
+                self._heard[node.name] = node.heard
+                since, until = (datetime.fromtimestamp(node.heard + more) for more in (0, self._patience))
+                self._say(
+                    f"Site {node.name} has given no sign of life since {since:%Y-%m-%d %H:%M:%S} ({silent:.0f} s). Its order "
+                    f"waits until {until:%Y-%m-%d %H:%M:%S}."
+                )
+            elif silent < _SILENT and node.name in self._heard:
+                away = now - self._heard.pop(node.name)
+                self._say(f"Site {node.name} is back after {f'{away:.0f} s' if away < 120 else f'{away / 60:.0f} min'}.")

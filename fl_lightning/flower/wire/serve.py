@@ -10,61 +10,30 @@ import shlex
 import socket
 import sqlite3
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import fl_lightning
 from fl_lightning.compat.flower_contents import contents_of
-from fl_lightning.compat.flower_control import ControlLink
-from fl_lightning.compat.flower_superlink import superlink_app
+from fl_lightning.compat.flower_server import ControlLink
+from fl_lightning.compat.flower_superlink import signature_check, superlink_app
 from fl_lightning.errors import ConfigurationError, FederationError
-from fl_lightning.flower.wire.certificates import answering
-from fl_lightning.flower.wire.front import OnlyFleet
+from fl_lightning.flower.wire.gate import Gate, InTurn
 from fl_lightning.flower.wire.keys import read_public_key
 from fl_lightning.flower.wire.requirements import require_flower, require_name
 from fl_lightning.flower.wire.retention import Sweeper
-from fl_lightning.flower.wire.server_folder import ServerFolder, refuse_answer
-from fl_lightning.flower.wire.turns import InTurn
+from fl_lightning.flower.wire.server_folder import ServerFolder, answering
 from fl_lightning.utilities.allocator import reuse_pieces
 from fl_lightning.utilities.argument_parser import ArgumentParser
 from fl_lightning.utilities.folder_lock import lock_folder
 from fl_lightning.utilities.kept_file import damaged
 
-NGINX = """# The SuperLink listens on loopback only. TLS must end on this machine: the sites sign timestamps, not connections.
-# Start it with: fl-lightning serve --folder {folder} --host {host} --bind 127.0.0.1 --port {port}
-server {{
-    listen 443 ssl;
-    server_name {host};
-    ssl_certificate     {certificate};
-    ssl_certificate_key {key};
-    client_max_body_size 0;
-    location ~ ^/v1/fleet/[a-z-]+$ {{
-        limit_except POST {{ deny all; }}
-        proxy_pass https://127.0.0.1:{port};
-        proxy_ssl_verify on;
-        proxy_ssl_trusted_certificate {local_ca};
-        proxy_ssl_name localhost;
-        proxy_http_version 1.1;
-        proxy_request_buffering off;
-        proxy_read_timeout 300s;
-        proxy_send_timeout 300s;
-    }}
-    location / {{ return 404; }}
-}}
-"""
-
 
 def serve(arguments: argparse.Namespace) -> None:
     """Run the server's SuperLink in the foreground."""
     folder = ServerFolder(Path(arguments.folder))
-    if arguments.print == "nginx":
-        own, where = folder.public, shlex.quote(arguments.folder)
-        paths = {"certificate": own.certificate, "key": own.key, "local_ca": folder.local.ca}
-        quoted = {name: f'"{path}"' for name, path in paths.items()}
-        print(NGINX.format(folder=where, host=arguments.host, port=arguments.port, **quoted), end="")
-        return
     if arguments.port == arguments.local_port != 0:
         raise ConfigurationError(f"'--port' and '--local_port' are both {arguments.port}. Choose different ports.")
     folder.create()
@@ -83,18 +52,21 @@ def _serve(arguments: argparse.Namespace, folder: ServerFolder) -> None:
     logging.getLogger("flwr").setLevel(logging.WARNING)
     database = Path(folder.files["database"])
     _check_database(database)
-    superlink = InTurn(superlink_app(folder.files, "127.0.0.1", local_port), contents_of(database))
-    app = OnlyFleet(superlink, port, fl_lightning.__version__)
+    superlink = superlink_app(folder.files, "127.0.0.1", local_port)
+    app = Gate(
+        InTurn(superlink, contents_of(database)), folder.path, port, signature_check(superlink), fl_lightning.__version__
+    )
     config = uvicorn.Config(
         app,
-        ssl_context_factory=lambda config, default: answering(folder.public, folder.local),
+        ssl_certfile=folder.files["certificate"],
+        ssl_keyfile=folder.files["key"],
         log_level="warning",
         timeout_graceful_shutdown=3,
     )
     where = shlex.quote(arguments.folder)
     print(
         f"Serving sites at https://{arguments.host}:{port}\n"
-        f"Give each site: this address and {folder.public.ca} (not secret).\n"
+        f"Give each site: this address and {folder.files['ca']} (not secret).\n"
         f"Each site runs 'fl-lightning site --create_key NAME.key' and returns NAME.pub; then:\n"
         f"  fl-lightning register NAME.pub --folder {where}\n"
         f"  fl-lightning fit --config ... --federation.pool FlowerPool --federation.pool.folder {where}",
@@ -172,20 +144,11 @@ def sites(arguments: argparse.Namespace) -> None:
     print(f"Revoked {arguments.name}. Its number {numbers.get(arguments.name)} stays with this name.")
 
 
-class _control:  # noqa: N801
+@contextmanager
+def _control(folder: ServerFolder) -> Iterator[ControlLink]:
     """Connect to the SuperLink of a folder, and say so if it does not run."""
-
-    def __init__(self, folder: ServerFolder) -> None:
-        self._folder = folder
-
-    def __enter__(self) -> ControlLink:
-        self._link = ControlLink(self._folder.local_address, self._folder.certificate)
-        return self._link
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self._link.close()
-        if isinstance(error, Exception):
-            refuse_answer(error, self._folder)
+    with answering(folder), closing(ControlLink(folder.local_address, folder.certificate)) as link:
+        yield link
 
 
 def _host(text: str) -> str:
@@ -206,7 +169,6 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bind", default="0.0.0.0", help="The address to listen on; 127.0.0.1 behind a proxy.")
     parser.add_argument("--port", type=_port, default=8443, help="The port for sites; 0 for any free one.")
     parser.add_argument("--local_port", type=_port, default=8444, help="The port on loopback, for 'fit' and 'register'.")
-    parser.add_argument("--print", choices=["nginx"], help="Print a configuration for a proxy of your own, and exit.")
 
 
 def _register_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import secrets
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fl_lightning.compat.flower_line import cause_at_server
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.flower.wire.certificates import LOOPBACK, TlsFiles, create_certificates, names_in, require_host
-from fl_lightning.flower.wire.private_files import write_private
+from fl_lightning.flower.wire.keys import create_certificates, require_host, write_private
 from fl_lightning.utilities.atomic_file import write_whole
 from fl_lightning.utilities.kept_file import read_kept
 
@@ -35,20 +36,6 @@ class ServerFolder:
         """Return the paths that the SuperLink needs."""
         names = {"ca": "ca.crt", "certificate": "server.crt", "key": "server.key", "database": "state.db", "secret": "secret"}
         return {name: str((self.path / file).resolve()) for name, file in names.items()}
-
-    @property
-    def public(self) -> TlsFiles:
-        """Return the files with which the server answers sites."""
-        return TlsFiles(self.files["ca"], self.files["certificate"], self.files["key"])
-
-    @property
-    def local(self) -> TlsFiles:
-        """Return the files with which it answers this machine: others, if the owner's certificate does not name 127.0.0.1."""
-        return self._own_local if Path(self._own_local.certificate).exists() else self.public
-
-    @property
-    def _own_local(self) -> TlsFiles:
-        return TlsFiles(*(str((self.path / f"local_{name}").resolve()) for name in ("ca.crt", "server.crt", "server.key")))
 
     @property
     def ca_key(self) -> Path:
@@ -77,7 +64,7 @@ class ServerFolder:
     @property
     def certificate(self) -> bytes:
         """Return the certificate of the CA for connections on this machine."""
-        return Path(self.local.ca).read_bytes()
+        return Path(self.files["ca"]).read_bytes()
 
     @property
     def secret(self) -> bytes:
@@ -103,16 +90,10 @@ class ServerFolder:
         """
         self.create()
         made = []
-        if not Path(self.public.certificate).exists():
-            is_new = create_certificates(self.public, self.ca_key, host)
+        if not Path(self.files["certificate"]).exists():
+            is_new = create_certificates(self.files, self.ca_key, host)
             made.append(f"certificate for {host}, {'with' if is_new else 'of'} the CA of key {self.ca_key} (keep it offline)")
-        names = names_in(self.public)
-        require_host(host, names, self.public)
-        if LOOPBACK not in names and self.local == self.public:
-            key = self.ca_key.with_name("local_ca.key")
-            create_certificates(self._own_local, key, "localhost")
-            made.append(f"certificate for connections on this machine, with the CA of key {key} (not needed again)")
-        names_in(self.local)
+        require_host(host, self.files)
         if not Path(self.files["secret"]).exists():
             write_private(Path(self.files["secret"]), secrets.token_bytes(32))
         text = json.dumps({"host": host, "port": port, "local_port": local_port})
@@ -163,21 +144,23 @@ class ServerFolder:
         return read_kept(self.path / "descriptions.json", "Delete it: sites that are online tell again what is in it.")
 
 
-def refuse_answer(error: Exception, folder: ServerFolder) -> None:
-    """Explain an error of a connection to the server of a folder; return for others.
+@contextmanager
+def answering(folder: ServerFolder) -> Iterator[None]:
+    """Explain an error of a connection to the server of a folder.
 
     Raises:
         ConfigurationError: if the server did not answer, or refused the request.
     """
-    if not type(error).__module__.startswith("httpx"):
-        return
-    where, cause = folder.local_address, " ".join(str(error).split())[:200]
-    if type(error).__name__ == "HTTPStatusError":
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith("httpx"):
+            raise
+        where, cause = folder.local_address, " ".join(str(error).split())[:200]
+        if type(error).__name__ == "HTTPStatusError":
+            fix = cause_at_server(error) or "Look at its output, and end other servers and fits that use its folder"
+            raise ConfigurationError(f"The server at {where} refused the request ({cause}). {fix}.") from error
         raise ConfigurationError(
-            f"The server at {where} refused the request ({cause}). Look at its output, and end other servers and fits that use "
-            "its folder."
+            f"The server at {where} did not answer ({type(error).__name__}: {cause}). Start it first: fl-lightning serve "
+            f"--folder {folder.path} --host {folder.settings()['host']}"
         ) from error
-    raise ConfigurationError(
-        f"The server at {where} did not answer ({type(error).__name__}: {cause}). Start it first: fl-lightning serve --folder "
-        f"{folder.path} --host {folder.settings()['host']}"
-    ) from error
