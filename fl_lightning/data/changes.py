@@ -61,23 +61,17 @@ class FeatureNoise:
 
     Args:
         sigma: the noise level, i.e. the variance at the last client, >= 0.
-        num_clients: the number of clients N that train.
+        num_clients: the number of clients N.
         seed: the seed of the noise.
-        held: the places among all clients, from 0, of the held-out ones, whose ids are N and above; each has the noise of its
-            place.
     """
 
     sigma: float
     num_clients: int
     seed: int
-    held: tuple[int, ...] = ()
 
     def deviation(self, client: int) -> float:
         """Return the standard deviation of the noise of a client."""
-        place, among = client, self.num_clients
-        if client >= among:
-            place, among = self.held[client - among], among + len(self.held)
-        return math.sqrt(self.sigma * (place + 1) / among)
+        return math.sqrt(self.sigma * (client + 1) / self.num_clients)
 
     def add(self, inputs: Any, client: int, what: int | str) -> Tensor:
         """Return noisy inputs.

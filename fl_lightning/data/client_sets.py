@@ -22,11 +22,11 @@ from fl_lightning.data.client_sources import (
     joined,
     of_client,
     refuse_package,
+    require_same,
     said_of_examples,
     share_images,
     sized,
     training_source,
-    warn_of_batches,
     warn_of_unused,
 )
 from fl_lightning.data.client_splits import ClientSplits
@@ -35,7 +35,7 @@ from fl_lightning.data.opened_clients import reads_alone, size_of
 from fl_lightning.data.samplers import check_sampler, is_plain, yields
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.data.views import leave_out
-from fl_lightning.errors import DataError, require
+from fl_lightning.errors import require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.messages import Part
 
@@ -164,21 +164,13 @@ class ClientSets(LightningDataModule):
         streams = isinstance(given, IterableDataset)
         if not streams:
             sized(name, given)
-        warn_of_batches(name, given)
         return DataLoader(given, shuffle=self._shuffle and not streams, **self._own)
 
     @staticmethod
     def _require_alike(loaders: Mapping[str, DataLoader[Any]]) -> None:
-        (first_name, first), *others = loaders.items()
-        for name, loader in others:
-            pairs = {setting: (getattr(first, setting), getattr(loader, setting)) for setting in _SHARED}
-            pairs["shuffle"] = isinstance(first.sampler, RandomSampler), isinstance(loader.sampler, RandomSampler)
-            for setting, (one, other) in pairs.items():
-                if one != other:
-                    raise DataError(
-                        f"The loaders of the clients differ: '{setting}' is {one} for '{first_name}', but {other} for "
-                        f"'{name}'. Use the same settings for all clients."
-                    )
+        for setting in _SHARED:
+            require_same(setting, {name: getattr(loader, setting) for name, loader in loaders.items()})
+        require_same("shuffle", {name: isinstance(loader.sampler, RandomSampler) for name, loader in loaders.items()})
 
     def _require_same_names(self, loaders: Mapping[str, Any], sets: Mapping[Part, list[Any]]) -> None:
         """Refuse clients or sets whose classes or features have other names than the first client's that has names."""

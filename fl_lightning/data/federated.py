@@ -60,8 +60,7 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
             added to every client's training examples (data sharing; survey, section III-C). It does not count in the
             number of examples by which a client is weighed.
         feature_noise: sigma >= 0: client i of N has Gaussian noise of variance sigma * i / N on its inputs, in all its
-            parts (feature skew; FedLoss thesis, 3.2). Images are first scaled to [0, 1]. N are the clients that train; a
-            held-out client has the noise of its place among all.
+            parts (feature skew; FedLoss thesis, 3.2). Images are first scaled to [0, 1]. Not with held-out clients.
         rebalancing: makes clients repeat examples of rare classes; off by default.
         memory_limit: the GPU memory in GiB that the training set's tensors may take, so that batches are indexed there. The
             default is half of the free memory; 0 keeps them in the CPU's memory.
@@ -121,7 +120,8 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         self.client_validation, self.client_test = client_validation, client_test
         own = isinstance(datamodule, ClientSets | LazyClients)
         check_parts(client_validation, client_test, server_set, public_share, held_out_clients, own)
-        require(feature_noise >= 0, "data.feature_noise", "0 or above", feature_noise)
+        known = "0 with held-out clients" if held_out_clients else "0 or above"
+        require(feature_noise == 0 or (feature_noise > 0 and not held_out_clients), "data.feature_noise", known, feature_noise)
         require(memory_limit is None or memory_limit >= 0, "data.memory_limit", "0 or above, in GiB, or null", memory_limit)
         require(not own or partitioner is None, "data.partitioner", "null if the examples have a client already", partitioner)
         scales = held_out_clients and not own and bool(getattr(datamodule, "standardize", False))
@@ -359,8 +359,7 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         shares = {"validation": self.client_validation, "test": self.client_test}
         splits = hold_back(splits, shares, labels, seed, int(getattr(partitioner, "first", 0)))
         splits, order = held_out_last(splits, self.held_out_clients, seed)
-        sigma, clients = self.feature_noise, len(splits.training)
-        noise = FeatureNoise(sigma, clients, seed, tuple(order[clients:])) if sigma else None
+        noise = FeatureNoise(self.feature_noise, len(splits.training), seed) if self.feature_noise else None
         readers = {part: [own[k] for k in order] for part, own in readers.items()}
         return ClientDatasets(splits, source, labels, noise, self.rebalancing, readers, validation)
 

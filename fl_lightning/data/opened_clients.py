@@ -16,11 +16,11 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from fl_lightning.data.changes import NOTHING
 from fl_lightning.data.client_datasets import ClientDatasets, OneAfterAnother
 from fl_lightning.data.client_source import ClientSource, Sizes
-from fl_lightning.data.client_sources import is_loader, of_client, sized
-from fl_lightning.data.client_splits import INTEGERS, ClientSplits
+from fl_lightning.data.client_sources import of_client, sized
+from fl_lightning.data.client_splits import ClientSplits, whole_numbers
 from fl_lightning.data.labels import read_persons
 from fl_lightning.data.samplers import is_plain, yields
-from fl_lightning.data.tensor_loader import PoissonBatches
+from fl_lightning.data.tensor_loader import PoissonBatches, TensorLoader
 from fl_lightning.data.views import as_it_is
 from fl_lightning.errors import DataError, require
 from fl_lightning.functional.partition import Partition
@@ -74,20 +74,21 @@ class OpenedClients(LazyClients):
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
-        known = "known beforehand: FederatedDataModule.from_clients(open_client, num_clients=1000, num_examples=20)"
-        require(num_clients is not None and num_clients >= 1, "num_clients", f"1 or above, and {known}", num_clients)
-        require(num_examples is not None, "num_examples", f"one number for all or for each client, and {known}", num_examples)
+        sizes = torch.as_tensor([] if num_examples is None else num_examples)
+        self._opens, self._num_examples = opens, sizes.expand(num_clients or 0) if sizes.ndim == 0 else sizes
+        known = "known beforehand, one number for all or for each client: from_clients(f, num_clients=1000, num_examples=20)"
+        fits = num_clients is not None and 1 <= num_clients == len(self._num_examples)
+        require(fits, "num_clients' and 'num_examples", known, (num_clients, num_examples))
         for part, given in (("val", val), ("test", test)):
             wanted = "the server's dataset or DataLoader if clients are opened by a function"
             require(not isinstance(given, Mapping), part, wanted, type(given).__name__)
             if given is not None:
-                loader = given if is_loader(given) else DataLoader(given, self.batch_size, collate_fn=self.collate_fn)
+                loader = (
+                    given
+                    if isinstance(given, DataLoader | TensorLoader)
+                    else DataLoader(given, self.batch_size, collate_fn=self.collate_fn)
+                )
                 vars(self)[f"{part}_dataloader"] = partial(as_it_is, loader)
-        self._opens = opens
-        sizes = torch.as_tensor(num_examples)
-        self._num_examples = sizes.expand(num_clients or 0) if sizes.ndim == 0 else sizes
-        found, wanted = len(self._num_examples), f"one number for each of {num_clients} clients"
-        require(found == num_clients, "num_examples", wanted, found)
 
     def num_examples(self) -> Tensor:
         """Return the numbers that were given."""
@@ -112,7 +113,7 @@ class LazyDatasets(ClientSource):
 
     def __init__(self, clients: LazyClients) -> None:
         self._clients = clients
-        sizes = _whole_numbers(clients.num_examples())
+        sizes = whole_numbers(clients.num_examples(), "'num_examples' is", "Return one for each client.")
         if not sizes.numel() or int(sizes.min()) < 1:
             found = f"{int(sizes.min())} for client {int(sizes.argmin())}" if sizes.numel() else "no numbers"
             raise DataError(f"'num_examples' has {found}. Give each client a number of 1 or above, and leave out the others.")
@@ -167,16 +168,6 @@ class LazyDatasets(ClientSource):
         sizes = self.part(part).sizes
         turns = (partial(self.evaluation_loader, client, part, batch_size) for client in range(len(sizes)))
         return OneAfterAnother(list(turns), int((-(-sizes // batch_size)).sum()))
-
-
-def _whole_numbers(given: Any) -> Tensor:
-    try:
-        numbers = torch.as_tensor(given)
-    except (TypeError, ValueError, RuntimeError):
-        numbers = torch.zeros(())
-    if numbers.dim() != 1 or (numbers.numel() and numbers.dtype not in INTEGERS):
-        raise DataError(f"'num_examples' must be a list of a whole number for each client, but is {repr(given)[:60]}.")
-    return numbers.long()
 
 
 # ---------------------------------------------------------------- loaders that are used as they are

@@ -49,6 +49,7 @@ REFUSALS = [
     setting("'data.server_set' must be 'datamodule', or 'clients' with 'data.client_test' above 0", server_set="clients"),
     setting("'data.public_share' must be at least 0 and below 1", public_share=1.0),
     setting("'data.feature_noise' must be 0 or above", feature_noise=-1.0),
+    setting("'data.feature_noise' must be 0 with held-out clients, but is 0.1", feature_noise=0.1, held_out_clients=1),
     # parts
     *(
         held(

@@ -68,25 +68,25 @@ def asking(question: Callable[[Any], Any]) -> Callable[[], Any]:
 LAZY = [
     Refusal(
         lambda: from_clients(Store(), num_examples=3),
-        "'num_clients' must be 1 or above, and known beforehand: FederatedDataModule.from_clients",
+        "'num_clients' and 'num_examples' must be known beforehand, one number for all or ... from_clients(f, num_clients=1000",
     ),
-    Refusal(lambda: from_clients(Store(), num_clients=0, num_examples=1), "'num_clients' must be 1 or above"),
+    Refusal(lambda: from_clients(Store(), num_clients=0, num_examples=1), "must be known beforehand ... but is (0, 1)"),
     Refusal(
         lambda: from_clients({"a": 1}, num_clients=1),
         "'num_clients' and 'num_examples' must be left out if clients are given by name, but is (1, None)",
     ),
-    Refusal(
-        lambda: from_clients(Store(), num_clients=4),
-        "'num_examples' must be one number for all or for each client, and known ... from_clients",
-    ),
-    Refusal(sized([1, 2]), "'num_examples' must be one number for each of 4 clients, but is 2"),
+    Refusal(lambda: from_clients(Store(), num_clients=4), "must be known beforehand ... but is (4, None)"),
+    Refusal(sized([1, 2]), "must be known beforehand ... but is (4, [1, 2])"),
     told(sized([1, 2, 0, 4]), "'num_examples' has 0 for client 2. Give each client"),
     told(sized(0), "has 0 for client 0"),
     Refusal(sized(0.5), "'num_examples' must be a whole number or a list of whole numbers ... but is 0.5"),
     told(setting_up(lambda: FederatedDataModule(Nobody())), "'num_examples' has no numbers"),
     Refusal(sized([1, 2, 0.5, 4]), "'num_examples' must be ... a list of whole numbers ... but is [1, 2, 0.5, 4]"),
     Refusal(sized("abcd"), "'num_examples' must be ... a list of whole numbers ... but is 'abcd'"),
-    told(setting_up(lambda: FederatedDataModule(LazyClients())), "whole number for each client, but is None"),
+    told(
+        setting_up(lambda: FederatedDataModule(LazyClients())),
+        "'num_examples' is None, which is not a list of whole numbers. Return one for each client",
+    ),
     Refusal(sized(3, num_workers=2), "'num_workers' must be 0 if clients are opened by a function, but is 2"),
     Refusal(sized(3, val={"0": 1}), "'val' must be the server's dataset or DataLoader ... but is 'dict'"),
     Refusal(sized(3, client_test=0.2), "'data.client_test' must be off, but is 0.2. The clients' examples are read when"),

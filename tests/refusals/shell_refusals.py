@@ -108,7 +108,7 @@ def task_on(label: int) -> Any:
 
 
 LARGE = "Example 5 has the label 1000000000000, but classes are numbered from 0 to below 1,000,000. Correct the label"
-NEGATIVE = "Example 5 has the label -1, but classes are numbered from 0. Assign it a class"
+NEGATIVE = "Example 5 has the label -1, but classes are numbered from 0 ... remove the example"
 DATA = [
     Refusal(labelled(10**12, partitioner=DirichletPartitioner(3)), LARGE, DataError),
     Refusal(labelled(10**12, public_share=0.1), LARGE, DataError),
@@ -138,9 +138,9 @@ DATA = [
         for part, said in (
             (torch.ones(12, dtype=torch.bool), "tensor([True, True, True"),
             (torch.zeros(2, 2, dtype=torch.int64), "tensor([[0, 0],"),
-            ([0.5, 1.0], "[0.5, 1.0]."),
-            ("abc", "'abc'."),
-            (3, "3."),
+            ([0.5, 1.0], "[0.5, 1.0], which"),
+            ("abc", "'abc', which"),
+            (3, "3, which"),
         )
     ),
 ]

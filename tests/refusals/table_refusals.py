@@ -330,7 +330,7 @@ SETTINGS = [
         by_schema(("name: age, type: number, missing: mean",), "", standardize=True),
         "'data.datamodule.standardize' must be false with a schema that leaves missing values to the model",
     ),
-    Refusal(unlike_schemas, "'schema' of the datamodules of clients 'a' and 'b' ... same number would mean different things"),
+    Refusal(unlike_schemas, "'schema' is '5ef5c41924b4a867' for 'a', but '064acb109df0dc98' for 'b'"),
     Refusal(scaled_and_private, "'data.datamodule.standardize' is true"),
     Refusal(
         reading(CLIENTS, "c", exports={"anne": {}}), "'data.datamodule.exports' must be settings ... 'anne'. Did you mean ann?"
