@@ -216,27 +216,3 @@ def annotate(
     jitter = displaced * torch.randn(len(dots), 2, generator=generator, dtype=torch.float64)
     moved = (dots.double() + jitter).clamp(min=torch.zeros_like(extent), max=extent)
     return torch.cat([moved[found >= missed], invented[false < spurious]])
-
-
-def dot_centres(mask: Tensor) -> Tensor:
-    """Return the middle of each group of pixels that touch, by an edge or a corner.
-
-    Args:
-        mask: the pixels that belong to dots, bool, shape (H, W).
-
-    Returns:
-        (x, y) of each group's mean, float64, shape (n, 2), from the top down.
-    """
-    left = {(y, x) for y, x in mask.nonzero().tolist()}
-    centres = []
-    for first in sorted(left):
-        if first not in left:
-            continue
-        left.remove(first)
-        group = [first]
-        for y, x in group:  # the list grows while it is traversed
-            near = {(y + dy, x + dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1)} & left
-            left -= near
-            group += near
-        centres.append([sum(x for _, x in group) / len(group), sum(y for y, _ in group) / len(group)])
-    return torch.tensor(centres, dtype=torch.float64).view(-1, 2)

@@ -54,8 +54,8 @@ def share_images(clients: Mapping[str, Source]) -> bool:
         differs = images and not images[0].transfers_like(source)
         if hooks or differs:
             raise ConfigurationError(
-                f"The {type(source).__name__} of client '{name}' {hooks[0] if hooks else 'scales or augments images otherwise'}, "
-                "but all clients share one way. Give all of them the same 'mean', 'std' (or 'normalize') and 'augmentation', "
+                f"The {type(source).__name__} of client '{name}' {[*hooks, 'scales or augments images otherwise'][0]}, but all "
+                "clients share one way. Give all of them the same 'mean', 'std' (or 'normalize') and 'augmentation', "
                 "and move other changes to the LightningModule, or into the dataset."
             )
     return bool(images)
@@ -73,7 +73,8 @@ def said_of_examples(clients: Mapping[str, Source]) -> dict[str, Any]:
         said = {client: getattr(source, name, None) for client, source in modules.items()}
         said = {client: value for client, value in said.items() if isinstance(value, Schema | int | float)}
         require_same(name, {c: value.digest() if isinstance(value, Schema) else value for c, value in said.items()})
-        found |= {name: value for value in said.values()}
+        if said:
+            found[name] = next(iter(said.values()))
     if any(getattr(source, "standardize", False) is True for source in modules.values()):
         found["standardize"] = True
         rank_zero_warn(
@@ -98,7 +99,7 @@ def require_same(setting: str, values: Mapping[str, Any]) -> None:
         first, one = next(iter(values.items()))
         if value != one:
             raise ConfigurationError(
-                f"The clients differ: '{setting}' is {one!r} for '{first}', but {value!r} for '{name}'. All clients share it, so "
+                f"The clients differ: '{setting}' is {one!r} for '{first}', but {value!r} for '{name}'. All clients share it: "
                 "give all of them the same."
             )
 
@@ -150,7 +151,7 @@ def training_source(name: str, source: Source) -> Any:
     if another and not isinstance(given, DataLoader):
         raise DataError(
             f"Client '{name}' trains on a {type(given).__name__}, but needs a single torch DataLoader. Join several datasets, "
-            "and for batches from elsewhere write DataLoader(stream, batch_size=None), with an IterableDataset that yields them."
+            "and for batches from elsewhere write DataLoader(stream, batch_size=None), over an IterableDataset of them."
         )
     return given
 

@@ -77,8 +77,8 @@ def _check(schema: Schema) -> None:
         what = f"a target of type {target.type} needs 'constraints: {{enum: [...]}}', its classes in order"
         _need(bool(target.enum) or target.type not in ("date", "string"), where, what)
         _need(target.missing == "refuse", where, "missing targets cannot be filled", fix)
-    if not features and not schema.classes:
-        raise DataError("It has neither features nor a target with classes. Add the fields.")
+    if not features:
+        raise DataError("It has no features. Add the fields.")
     if len(features) > _FEATURES:
         raise DataError(f"Its fields become {len(features)} features, but at most {_FEATURES} are supported.")
     for name in repeated(features):

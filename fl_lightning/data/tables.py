@@ -128,7 +128,6 @@ class TableDataModule(InMemoryDataModule):
         self.schema = None if schema is None else read_schema(schema)
         self._exports = exports_of(self.schema, csv, columns, exports)
         if self.schema is not None:
-            require(bool(self.schema.feature_names), f"{_PATH}schema", "the file of a schema with features", schema)
             found: Literal["regression", "classification"] = "classification" if self.schema.classes else "regression"
             own: dict[str, Any] = {"target": (target, "target", self.schema.target), "kind": (kind, "regression", found)}
             for setting, (value, usual, said) in (own | {"classes": (classes, None, [*self.schema.classes])}).items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import lightning as L
@@ -10,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from client_sites import Own, numbers
-from federations import Blobs, Consecutive, Plain, ready, same_bits, trainer, weights
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from federations import Consecutive, Plain, ready, trainer
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator, FederationCallback, LocalTraining
 
