@@ -78,7 +78,8 @@ class ClientSets(LightningDataModule):
     ) -> None:
         super().__init__()
         known = "a dictionary with the data of one or more clients: {'a': ..., 'b': ...}"
-        require(isinstance(clients, Mapping) and bool(clients), "data.clients", known, clients)
+        hint = "To open clients when they are drawn, subclass LazyClients."
+        require(isinstance(clients, Mapping) and bool(clients), "data.clients", known, clients, hint)
         require(batch_size >= 1, "data.batch_size", "1 or above", batch_size)
         by_name = {str(name): own for name, own in clients.items()}
         require(len(by_name) == len(clients), "data.clients", "clients whose names differ as texts", list(clients))

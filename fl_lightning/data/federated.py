@@ -22,7 +22,7 @@ from fl_lightning.data.client_sources import as_loader, refuse_package
 from fl_lightning.data.client_splits import ClientSplits, HeldOut, check_parts, divide, held_out_last, hold_back
 from fl_lightning.data.labels import labels_at_hand, require_alike
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
-from fl_lightning.data.opened_clients import LazyClients, LazyDatasets, OpenedClients, OwnLoaders
+from fl_lightning.data.opened_clients import LazyClients, LazyDatasets, OwnLoaders
 from fl_lightning.data.remote import RemoteDatasets, clients_elsewhere
 from fl_lightning.data.samplers import is_plain
 from fl_lightning.data.tensor_loader import Coins, PoissonBatches
@@ -152,7 +152,7 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
     @classmethod
     def from_clients(
         cls,
-        clients: Mapping[str, Any] | Callable[[int], Any],
+        clients: Mapping[str, Any],
         val: Any = None,
         test: Any = None,
         *,
@@ -160,8 +160,6 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         shuffle: bool = True,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        num_clients: int | None = None,
-        num_examples: int | Sequence[int] | Tensor | None = None,
         **settings: Any,
     ) -> FederatedDataModule:
         """Return the data of clients that each have a dataset of their own.
@@ -180,7 +178,7 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
             clients: each client's training examples by name: a dataset, a DataLoader, or a LightningDataModule, whose
                 validation and test loaders are then the client's own sets. Loaders must have the same settings; but streams,
                 samplers other than shuffling, samplers of batches and subclasses of DataLoader are used as they are.
-                Or a function that returns the dataset of a client, by its number: it is called when the client is drawn.
+                To read clients when they are drawn, write a :class:`~fl_lightning.LazyClients`.
             val: the server's validation set, a dataset or DataLoader; or each client's own by name, whose union is then the
                 server's.
             test: the same for the test set.
@@ -188,19 +186,11 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
             shuffle: whether they shuffle their training examples.
             num_workers: the worker processes that read them, >= 0.
             collate_fn: the function that makes a batch of examples; torch's by default.
-            num_clients: the number of clients that a function opens.
-            num_examples: how many training examples each of them has: one number for all, or one for each.
             settings: further arguments of :class:`FederatedDataModule`, such as ``client_test``.
 
         Raises:
             ConfigurationError: if a value is outside its range, or validation sets do not belong to the clients.
         """
-        if callable(clients):
-            require(num_workers == 0, "num_workers", "0 if clients are opened by a function", num_workers)
-            own = {"batch_size": batch_size, "shuffle": shuffle, "collate_fn": collate_fn}
-            return cls(OpenedClients(clients, num_clients, num_examples, val, test, **own), **settings)
-        given, known = (num_clients, num_examples), "left out if clients are given by name"
-        require(given == (None, None), "num_clients' and 'num_examples", known, given)
         return cls(ClientSets(clients, val, test, batch_size, shuffle, num_workers, collate_fn), **settings)
 
     @classmethod

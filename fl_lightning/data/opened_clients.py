@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,8 +20,7 @@ from fl_lightning.data.client_sources import of_client, sized
 from fl_lightning.data.client_splits import ClientSplits, whole_numbers
 from fl_lightning.data.labels import read_persons
 from fl_lightning.data.samplers import is_plain, yields
-from fl_lightning.data.tensor_loader import PoissonBatches, TensorLoader
-from fl_lightning.data.views import as_it_is
+from fl_lightning.data.tensor_loader import PoissonBatches
 from fl_lightning.errors import DataError, require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import derive_seed, reseed
@@ -59,44 +58,6 @@ class LazyClients(ChecksTypes, LightningDataModule):
         Args:
             client: the client's id, from 0.
         """
-
-
-class OpenedClients(LazyClients):
-    """Describe clients by a function that opens one of them; see :meth:`~fl_lightning.FederatedDataModule.from_clients`."""
-
-    def __init__(
-        self,
-        opens: Callable[[int], Dataset[Any]],
-        num_clients: int | None,
-        num_examples: int | Sequence[int] | Tensor | None,
-        val: Any,
-        test: Any,
-        **settings: Any,
-    ) -> None:
-        super().__init__(**settings)
-        sizes = torch.as_tensor([] if num_examples is None else num_examples)
-        self._opens, self._num_examples = opens, sizes.expand(num_clients or 0) if sizes.ndim == 0 else sizes
-        known = "known beforehand, one number for all or for each client: from_clients(f, num_clients=1000, num_examples=20)"
-        fits = num_clients is not None and 1 <= num_clients == len(self._num_examples)
-        require(fits, "num_clients' and 'num_examples", known, (num_clients, num_examples))
-        for part, given in (("val", val), ("test", test)):
-            wanted = "the server's dataset or DataLoader if clients are opened by a function"
-            require(not isinstance(given, Mapping), part, wanted, type(given).__name__)
-            if given is not None:
-                loader = (
-                    given
-                    if isinstance(given, DataLoader | TensorLoader)
-                    else DataLoader(given, self.batch_size, collate_fn=self.collate_fn)
-                )
-                vars(self)[f"{part}_dataloader"] = partial(as_it_is, loader)
-
-    def num_examples(self) -> Tensor:
-        """Return the numbers that were given."""
-        return self._num_examples
-
-    def open(self, client: int) -> Dataset[Any]:
-        """Call the function."""
-        return self._opens(client)
 
 
 class LazyDatasets(ClientSource):
