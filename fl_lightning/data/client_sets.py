@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, TensorDataset, default_collate
 
 from fl_lightning.data.client_datasets import first_loader
@@ -208,13 +207,10 @@ class ClientSets(LightningDataModule):
     def _reader(self, part: Part, dataset: Any, training: DataLoader[Any]) -> DataLoader[Any]:
         """Return a loader for a set without one, as the training set is read if nothing else is known."""
         own = self._own["collate_fn"]
-        if own is None and training.collate_fn is not default_collate:
-            rank_zero_warn(
-                f"The {part} set has no loader, so it is read with the 'collate_fn' of the training loader. If that changes "
-                "examples at random, give a DataLoader instead of a dataset, or pass 'collate_fn'."
-            )
+        known = "a DataLoader, or 'collate_fn' be passed, since the clients' loaders have one"
+        require(own is not None or training.collate_fn is default_collate, part, known, type(dataset).__name__)
         size = training.batch_size or self._own["batch_size"]
-        return DataLoader(dataset, size, collate_fn=own or training.collate_fn, num_workers=training.num_workers)
+        return DataLoader(dataset, size, collate_fn=own, num_workers=training.num_workers)
 
     def _arrange(self, parts: Mapping[Part, list[Any]], first: DataLoader[Any]) -> None:
         """Join the sets of all clients, training sets first, and note the range of each."""

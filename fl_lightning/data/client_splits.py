@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fl_lightning.data.changes import NOTHING
-from fl_lightning.data.labels import labels_at_hand, read_column, read_labels, read_persons
+from fl_lightning.data.labels import labels_at_hand, read_column, read_labels, read_persons, refuse_other_labels
 from fl_lightning.data.samplers import yields
 from fl_lightning.errors import ConfigurationError, DataError, did_you_mean, require, share_hint
 from fl_lightning.functional.partition import Partition
@@ -214,11 +214,7 @@ def _called(partition: Partition, client: int) -> str:
 
 
 def _public(labels: Tensor, share: float, seed: int) -> Tensor:
-    if int(labels.min()) < 0:
-        raise DataError(
-            f"'data.public_share' needs labels of 0 and above, but the lowest is {int(labels.min())}. Set it to 0, or number "
-            "the classes from 0."
-        )
+    refuse_other_labels(labels)
     counts = torch.bincount(labels)
     present = counts[counts > 0]
     each = max(1, round(share * len(labels) / len(present)))

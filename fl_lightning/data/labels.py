@@ -75,13 +75,11 @@ def refuse_other_labels(labels: Tensor) -> None:
     Raises:
         DataError: if a label is negative or too large; the message names it.
     """
-    wrong = (labels < 0) | (labels >= _MOST_CLASSES)
-    if wrong.any():
-        first = int(wrong.int().argmax())
+    wrong = labels[(labels < 0) | (labels >= _MOST_CLASSES)]
+    if wrong.numel():
         raise DataError(
-            f"Example {first} has the label {int(labels[first])}, but classes are numbered from 0 to below {_MOST_CLASSES:,}. "
-            "Correct the label, remove the example, or renumber the classes, for instance with "
-            "'torch.unique(labels, return_inverse=True)'."
+            f"An example has the label {int(wrong[0])}, but classes are numbered from 0 to below {_MOST_CLASSES:,}. Correct or "
+            "remove it, or renumber the classes, for instance with 'torch.unique(labels, return_inverse=True)'."
         )
 
 
@@ -319,10 +317,12 @@ def require_alike(one: str, data: Any, other: str, others: Any) -> None:
             differs = "the order differs" if odd is None else f"'{odd}' is only in one of them"
             fix = ": set 'classes' of both datamodules to one list" if kind == "classes" else ""
             raise DataError(
-                f"{one} has the {what} {_listed(names)}, but {other} has {_listed(theirs)} ({differs}), so one would be taken "
+                f"{one} has the {what} {listed(names)}, but {other} has {listed(theirs)} ({differs}), so one would be taken "
                 f"for another. Give both the same {what} in the same order{fix}."
             )
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+def listed(parts: Sequence[str], mark: str = ", ") -> str:
+    """Return the first 20 parts, and how many more there are."""
+    first = mark.join(parts[:20])
+    return first if len(parts) <= 20 else f"{first} and {len(parts) - 20} more"

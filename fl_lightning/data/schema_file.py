@@ -10,8 +10,8 @@ from typing import Any, NoReturn, get_args
 
 import yaml
 
-from fl_lightning.data.labels import class_name
-from fl_lightning.data.schema import Field, FieldType, Schema, day_of, listed, number_in, repeated, shown
+from fl_lightning.data.labels import class_name, listed
+from fl_lightning.data.schema import Field, FieldType, Schema, day_of, number_in, repeated, shown
 from fl_lightning.errors import DataError, did_you_mean
 
 _BYTES = 2**20

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.data.schema import ISO, LARGEST, NUMBER, Field, Schema, listed, number_in, repeated, shown
+from fl_lightning.data.labels import listed
+from fl_lightning.data.schema import ISO, LARGEST, NUMBER, Field, Schema, number_in, repeated, shown
 from fl_lightning.data.table_export import ColumnSource, CsvForm, Export
 from fl_lightning.errors import DataError, VersionError, did_you_mean
 

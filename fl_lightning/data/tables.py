@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.core.capabilities import ResumeRule
 from fl_lightning.data.in_memory import InMemoryDataModule, client_paths, named_dataset
-from fl_lightning.data.labels import alike, class_name, given_classes, ordered_classes
-from fl_lightning.data.schema import Field, Schema, listed, repeated
+from fl_lightning.data.labels import alike, class_name, given_classes, listed, ordered_classes
+from fl_lightning.data.schema import Field, Schema, repeated
 from fl_lightning.data.schema_file import read_schema
 from fl_lightning.data.table_checks import ranges_of, sentinels, unlike_ranges
 from fl_lightning.data.table_export import exports_of

@@ -78,7 +78,7 @@ REFUSALS = [
     # a public share, and noise
     held("'data.public_share' is 0.9, which takes ... examples of each class, but class", IIDPartitioner(4), public_share=0.9),
     of("has no whole number as the label of each example", TensorDataset(torch.rand(40, 4)), TWO, public_share=0.1),
-    of("'data.public_share' needs labels of 0 and above, but the lowest is -1", UNLABELLED, TWO, public_share=0.1),
+    of("An example has the label -1, but classes are numbered from 0", UNLABELLED, TWO, public_share=0.1),
     Refusal(
         lambda: first_batch([("a picture", k % 2) for k in range(40)]),
         "'data.feature_noise' adds noise to floating-point tensors, such as images, but the inputs are str",
