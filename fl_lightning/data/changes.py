@@ -222,12 +222,11 @@ class _Changed(Dataset[Any]):
         pair = isinstance(example, list | tuple) and len(example) >= 2
         one = pair and (np.isscalar(example[1]) or (isinstance(example[1], Tensor) and example[1].numel() == 1))
         if not (pair if changes.labels is None else one):
-            settings = ["data.feature_noise", "data.rebalancing", *([changes.change.setting] if changes.change else [])]
             found = f"a label of type {type(example[1]).__name__}" if pair else f"a {type(example).__name__}"
+            also = f" and '{changes.change.setting}'" if changes.change else ""
             raise DataError(
-                "Changed, noisy and repeated examples need examples of the form (input, label, ...), and other labels one "
-                f"number as label, but {self._kind} returns {found}. Return tuples, or remove "
-                f"{' and '.join(map(repr, settings))}."
+                "Changed, noisy and repeated examples need the form (input, label, ...), and other labels one number as label, "
+                f"but {self._kind} returns {found}. Return tuples, or remove 'data.feature_noise', 'data.rebalancing'{also}."
             )
         inputs, label, *rest = example
         if changes.labels is not None:

@@ -17,7 +17,7 @@ from fl_lightning.data.labels import names_of
 from fl_lightning.data.schema import Schema
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.data.views import TRANSFER_HOOKS
-from fl_lightning.errors import ConfigurationError, DataError, add_note
+from fl_lightning.errors import ConfigurationError, DataError, add_note, require
 from fl_lightning.functional.description import own_class
 
 Source = Any
@@ -55,8 +55,9 @@ def share_images(clients: Mapping[str, Source]) -> bool:
         if hooks or differs:
             raise ConfigurationError(
                 f"The {type(source).__name__} of client '{name}' {[*hooks, 'scales or augments images otherwise'][0]}, but all "
-                "clients share one way. Give all of them the same 'mean', 'std' (or 'normalize') and 'augmentation', "
-                "and move other changes to the LightningModule, or into the dataset."
+                "clients share one way. Give all of them the same 'mean' and 'std' (or 'normalize'), and one object as "
+                "'augmentation'; in YAML use one datamodule with 'root: {a: ..., b: ...}' and DomainPartitioner, or let the "
+                "LightningModule or the dataset change images."
             )
     return bool(images)
 
@@ -75,13 +76,10 @@ def said_of_examples(clients: Mapping[str, Source]) -> dict[str, Any]:
         require_same(name, {c: value.digest() if isinstance(value, Schema) else value for c, value in said.items()})
         if said:
             found[name] = next(iter(said.values()))
-    if any(getattr(source, "standardize", False) is True for source in modules.values()):
-        found["standardize"] = True
-        rank_zero_warn(
-            "Each client's table is scaled by its own rows ('standardize' of its datamodule is true), so the same number means "
-            "different things at different clients. Set it to false, and let the model scale: Standardized uses the rows of "
-            "all clients."
-        )
+    for client, source in modules.items():
+        known = "false, since each client's table would be scaled by its own rows, and the same number mean different things"
+        own, hint = getattr(source, "standardize", False), "Let the model scale by the rows of all clients: Standardized."
+        require(own is not True, f"data.clients.{client}.standardize", known, own, hint)
     return found
 
 

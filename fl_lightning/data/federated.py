@@ -124,7 +124,7 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         require(feature_noise == 0 or (feature_noise > 0 and not held_out_clients), "data.feature_noise", known, feature_noise)
         require(memory_limit is None or memory_limit >= 0, "data.memory_limit", "0 or above, in GiB, or null", memory_limit)
         require(not own or partitioner is None, "data.partitioner", "null if the examples have a client already", partitioner)
-        scales = held_out_clients and not own and bool(getattr(datamodule, "standardize", False))
+        scales = held_out_clients and bool(getattr(datamodule, "standardize", False))
         known = "false with held-out clients, whose rows it would read; let the model scale: Standardized"
         require(not scales, "data.datamodule.standardize", known, scales)
         self.held_out_clients, self.server_set, self.memory_limit = held_out_clients, server_set, memory_limit

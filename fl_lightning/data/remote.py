@@ -119,7 +119,6 @@ class RemoteDatasets(ClientSource):
 def _untold(info: ClientInfo) -> ConfigurationError:
     return ConfigurationError(
         f"Standardized and 'partition_report.features' need sums of all clients, but site {info.name} does not tell the sums "
-        "of its inputs. Its staff set 'policy.statistics' to true in its data.yaml; it tells none with 'policy.min_noise', "
-        "none over fewer than 'policy.min_count' numbers, and none by themselves if nothing but its part of a sum leaves it. "
-        "Or leave out both, and scale by public numbers."
+        "of its inputs. Its staff set 'policy.statistics' to true; it tells none with 'policy.min_noise', over fewer than "
+        "'policy.min_count' numbers, or beside parts of a sum alone. Or leave out both, and scale by public numbers."
     )

@@ -61,9 +61,8 @@ def parse_schema(text: str | bytes, is_json: bool = False) -> Schema:
         raise DataError(f"Two fields have the name '{name}'. Give every field a name of its own.")
     markers = [_text(value, "'missingValues'").strip() for value in _list(found.get("missingValues", [""]), "'missingValues'")]
     target = None if found.get("target") is None else _name(found["target"], "'target'")
-    if target not in (None, *names):
-        fix = did_you_mean(str(target), names).strip() or f"Add a field '{target}'."
-        _refuse("'target'", f"no field has the name '{target}'", fix)
+    fix = did_you_mean(str(target), names).strip() or f"Add a field '{target}'."
+    _need(target in (None, *names), "'target'", f"no field has the name '{target}'", fix)
     schema = Schema(fields, target, tuple(dict.fromkeys(markers)), json.dumps(found, ensure_ascii=False))
     _check(schema)
     return schema

@@ -20,6 +20,7 @@ from fl_lightning import (
     MNISTDataModule,
     RandomCropFlip,
     SimulatedCellsDataModule,
+    TableDataModule,
     TorchvisionDataModule,
 )
 
@@ -133,8 +134,8 @@ PACKAGES = [
     ),
     Refusal(lambda: TorchvisionDataModule("KMNIST"), "'data.datamodule.name' must be one of MNIST, FashionMNIST, ... 'KMNIST'"),
     Refusal(
-        lambda: from_clients({name: MNISTDataModule(augmentation=RandomCropFlip(k)) for k, name in enumerate("ab", 2)}),
-        "client 'b' scales or augments images otherwise, but all clients share one way. Give all of them the same 'mean'",
+        lambda: from_clients({name: MNISTDataModule(augmentation=RandomCropFlip(2)) for name in "ab"}),
+        "client 'b' scales or augments images otherwise, but all ... one object as 'augmentation'; in YAML use one datamodule",
     ),
     Refusal(
         lambda: from_clients({name: MNISTDataModule(augmentation=v2.Lambda(torch.Generator())) for name in "ab"}),
@@ -149,4 +150,10 @@ PACKAGES = [
         "'density_scale' is 100.0 for 'a', but 1.0 for 'b'",
     ),
 ]
-REFUSALS = [*CLIENTS, *FILES, *PACKAGES]
+TABLES = [
+    Refusal(
+        lambda: from_clients({name: TableDataModule("x.csv") for name in "ab"}),
+        "'data.clients.a.standardize' must be false, since each client's table would be scaled by its own",
+    )
+]
+REFUSALS = [*TABLES, *CLIENTS, *FILES, *PACKAGES]

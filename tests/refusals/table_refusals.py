@@ -19,6 +19,7 @@ from fl_lightning import (
     DomainPartitioner,
     ExamplePrivacy,
     FederatedDataModule,
+    IIDPartitioner,
     ImageFolderDataModule,
     LocalTraining,
     TableDataModule,
@@ -78,7 +79,7 @@ def unlike_schemas() -> None:
 
 def scaled_and_private() -> None:
     reading(GOOD)()
-    data = FederatedDataModule.from_clients({"a": TableDataModule("x.csv", kind="classification")})
+    data = FederatedDataModule(TableDataModule("x.csv", kind="classification"), IIDPartitioner(1))
     fitted(data, local=LocalTraining(privacy=ExamplePrivacy(1.0, 1.0)))
 
 
