@@ -21,7 +21,6 @@ from three_hospitals import SCHEMA, SETTINGS, clean, expected, write_exports
 from fl_lightning import (
     MLP,
     ClassificationTask,
-    DomainPartitioner,
     FederatedDataModule,
     FederatedOrchestrator,
     SecureAggregation,
@@ -113,11 +112,12 @@ def scale_of(epsilon: float | None, seed: int = 0, rows: int = 600, schema: str 
     pytest.importorskip("pyarrow")
     Path("schema.yaml").write_text(schema)
     paths = write_exports(Path("exports"), clean(rows))
-    data = TableDataModule(paths, schema="schema.yaml", exports=SETTINGS, test_share=0, standardize=False)
+    own = {"schema": "schema.yaml", "test_share": 0.0, "standardize": False}
+    clients = {name: TableDataModule(path, **own, **SETTINGS[name]) for name, path in paths.items()}
     L.seed_everything(0, verbose=False)
     module = ClassificationTask(Standardized(MLP(14, [4], 3), 14, epsilon=epsilon), num_classes=3)
     federation = FederatedOrchestrator(seed=seed, secure_aggregation=masks)
-    trainer(1, federation, limit_val_batches=0).fit(module, FederatedDataModule(data, DomainPartitioner()))
+    trainer(1, federation, limit_val_batches=0).fit(module, FederatedDataModule.from_clients(clients))
     assert all(bool(torch.isfinite(tensor).all()) for tensor in weights(module).values())
     return module.network
 
