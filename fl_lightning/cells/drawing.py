@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fl_lightning.errors import require
+from fl_lightning.errors import DataError, require
 from fl_lightning.utilities.argument_types import checks_types
 
 _NAME = "data.datamodule.sites.*."
@@ -191,6 +191,21 @@ def _profile(centres: Tensor, size: int, sigma: float) -> Tensor:
     """Return the profile of each dot along one axis, which sums to 1, shape (n, size)."""
     away = torch.arange(size, dtype=torch.float64) - centres.double()[:, None]
     return torch.softmax(-((away / sigma) ** 2) / 2, dim=1)
+
+
+def require_cells(densities: Tensor, what: str, fix: str) -> None:
+    """Refuse training images without a single dot.
+
+    Args:
+        densities: the training images' densities.
+        what: the images, in words.
+        fix: the end of the message.
+
+    Raises:
+        DataError: if all are 0.
+    """
+    if not densities.any():
+        raise DataError(f"The count is zero everywhere: no {what} has a dot, so there is nothing to learn. {fix}")
 
 
 def annotate(

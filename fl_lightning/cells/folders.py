@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from fl_lightning.cells.drawing import density_image
+from fl_lightning.cells.drawing import density_image, require_cells
 from fl_lightning.core.capabilities import ResumeRule
 from fl_lightning.data.image_folders import ImageReader, folders_in, read_images, split_folders
 from fl_lightning.data.in_memory import ImageDataModule, held_share, named_dataset, selected
@@ -94,11 +94,8 @@ class CellFolderDataModule(ImageDataModule):
         if held == [None, None] and self.test_share:
             owners = getattr(train, "domains", torch.zeros(len(train), dtype=torch.int64))
             train, test = (selected(train, part) for part in held_share("test_share", self.test_share, owners))
-        if not train.tensors[1].any():
-            raise DataError(
-                f"The count is zero everywhere: no training image of '{folder}' has a dot, so there is nothing to learn. "
-                "Set 'data.datamodule.root' to images some of which have cells."
-            )
+        fix = "Set 'data.datamodule.root' to images some of which have cells."
+        require_cells(train.tensors[1], f"training image of '{folder}'", fix)
         sizes = " + ".join(str(len(part)) for part in (train, self._val, test) if part is not None)
         self.origin = f"{folder} ({sizes} images, {len(names) or 'no'} clients)"
         return train, test

@@ -35,8 +35,6 @@ from fl_lightning.partitioners.base import Partitioner
 from fl_lightning.utilities.checkpoint_file import LoadsSafely
 
 _PARTS: dict[str, Part] = {"val_dataloader": "validation", "test_dataloader": "test"}
-_MOST_CLASSES = 100
-"""The largest number of classes that a notebook's bars show."""
 
 
 class FederatedDataModule(LoadsSafely, LightningDataModule):
@@ -142,12 +140,11 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         return short_repr(self)
 
     def _repr_html_(self) -> str:
-        """Return the settings, and after ``setup('fit')`` each client's examples, by class if their labels are in memory."""
+        """Return the settings, and after ``setup('fit')`` each client's number of examples."""
         held: ClientSource | None = vars(self).get("_client_datasets")
         if held is None or not (self.is_remote or held.whole):  # streams have no sizes
             return settings_table(self)
-        own, counts = held.splits.training, held.counts_at_hand(_MOST_CLASSES)
-        return settings_table(self) + client_bars(own.names, own.sizes[:, None] if counts is None else counts)
+        return settings_table(self) + client_bars(held.splits.training.names, held.splits.training.sizes[:, None])
 
     @classmethod
     def from_clients(

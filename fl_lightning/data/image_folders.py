@@ -48,11 +48,10 @@ def split_folders(root: Path) -> tuple[Path, Path | None, Path | None]:
     if train is None or val is test is None:
         return root, None, None
     if inside:
-        others, held = ", ".join(sorted(path.name for path in inside.values())), test or val
+        others = ", ".join(sorted(path.name for path in inside.values()))
         raise DataError(
-            f"'{root}' contains {others} next to '{train.name}' and '{held.name if held else ''}', so it is unclear which "
-            f"folders are classes or domains. Set 'data.datamodule.root' to '{train}' and 'test_root' to '{held}', or move the "
-            "other folders elsewhere."
+            f"'{root}' contains {others} next to '{train.name}', so it is unclear which of them are classes or clients. "
+            "Move the other folders elsewhere."
         )
     return train, val, test
 
@@ -237,7 +236,7 @@ def read_images(reader: ImageReader, paths: Sequence[str]) -> Tensor:
         image = reader.read(path)
         if image.shape == shape:
             images[place] = image
-        return image.shape == shape
+        return bool(image.shape == shape)
 
     fitting = read_each(fits, paths, range(len(paths)))
     if odd := [path for path, fit in zip(paths, fitting, strict=True) if not fit]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -120,6 +121,7 @@ class ImageDataModule(InMemoryDataModule):
         origin: the origin of the data, in words.
     """
 
+    renamed = MappingProxyType({"schema": "'classes', a list of names"})
     on_resume = ResumeRule(free="num_workers")
 
     def __init__(

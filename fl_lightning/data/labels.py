@@ -194,11 +194,6 @@ def _own_values(dataset: Any, name: str) -> Any:
     return np.asarray(known)[column] if known else column
 
 
-def has_own_labels(dataset: Any) -> bool:
-    """Return whether a dataset has labels of its own, which count instead of those of the datasets inside."""
-    return _own_labels(dataset) is not None
-
-
 def _own_labels(dataset: Any) -> Any:
     """Return the labels that a dataset itself stores, as its examples have them; None if it stores none, or others."""
     for name in ("targets", "labels"):
@@ -289,7 +284,7 @@ def names_of(data: Any, kind: str) -> tuple[str, ...] | None:
         names = next((one.names for one in features.values() if hasattr(one, "names")), None)  # Hugging Face's ClassLabel
     if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
         return tuple(names)
-    if not isinstance(data, Subset | ConcatDataset) or (kind == "classes" and has_own_labels(data)):
+    if not isinstance(data, Subset | ConcatDataset) or (kind == "classes" and _own_labels(data) is not None):
         return None
     found = [names_of(part, kind) for part in (data.datasets if isinstance(data, ConcatDataset) else [data.dataset])]
     return found[0] if found and all(one == found[0] for one in found) else None

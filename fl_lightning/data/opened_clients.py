@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fl_lightning.data.changes import NOTHING
 from fl_lightning.data.client_datasets import ClientDatasets, OneAfterAnother
@@ -19,7 +19,7 @@ from fl_lightning.data.client_source import ClientSource, Sizes
 from fl_lightning.data.client_sources import of_client, sized
 from fl_lightning.data.client_splits import ClientSplits, whole_numbers
 from fl_lightning.data.labels import read_persons
-from fl_lightning.data.samplers import is_plain, yields
+from fl_lightning.data.samplers import is_plain, own_batches, yields
 from fl_lightning.data.tensor_loader import PoissonBatches
 from fl_lightning.errors import DataError, require
 from fl_lightning.functional.partition import Partition
@@ -136,11 +136,7 @@ class LazyDatasets(ClientSource):
 
 def reads_alone(loader: DataLoader[Any]) -> bool:
     """Return whether a loader must be used as it is, because parts of the data would not be read in its way."""
-    return is_stream(loader) or _own_batches(loader) or type(loader) is not DataLoader or not is_plain(loader.sampler)
-
-
-def _own_batches(loader: DataLoader[Any]) -> bool:
-    return type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None  # given as 'batch_sampler'
+    return is_stream(loader) or own_batches(loader) or type(loader) is not DataLoader or not is_plain(loader.sampler)
 
 
 def known_size(loader: Any) -> int | None:
@@ -161,11 +157,11 @@ def size_of(name: str, loader: DataLoader[Any]) -> int:
         loader: its training loader.
     """
     size = known_size(loader)
-    if size is None or isinstance(loader.dataset, IterableDataset) or (is_plain(loader.sampler) and not _own_batches(loader)):
+    if size is None or isinstance(loader.dataset, IterableDataset) or (is_plain(loader.sampler) and not own_batches(loader)):
         return size or 1
     found = yields(loader)
     if found is None:
-        own = loader.batch_sampler if _own_batches(loader) else loader.sampler
+        own = loader.batch_sampler if own_batches(loader) else loader.sampler
         rank_zero_warn(
             f"It is not known which examples the sampler of client '{name}' reads ({type(own).__name__}), so the client counts "
             f"with all {size} of its dataset. If it never reads some of them, give the loader a dataset without those."

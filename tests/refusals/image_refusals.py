@@ -70,6 +70,7 @@ REFUSALS = [
         folder(lambda root: paint(root / "gnu", 2), classes=["emu", "dog", "cat", "fox"]),
         "has a folder of the class 'gnu', which is not one of 'data.datamodule.classes': emu, ",
     ),
+    Refusal(lambda: ImageFolderDataModule("x", schema="schema.yaml"), "'schema' is now 'classes', a list of names"),
     told(folder(Path, root={"a": "no"}), "'no' is not a folder"),
     Refusal(folder(Path, root={}), "'data.datamodule.root' must be a folder, or a folder f"),
     told(
@@ -86,7 +87,7 @@ REFUSALS = [
     ),
     told(
         painted("train/cat", "train/dog", "test/cat", "test/dog", "unlabelled/cat"),
-        "contains unlabelled next to 'train' and 'test', ... Set 'data.datamodule.root'",
+        "contains unlabelled next to 'train', so it is unclear ... Move the other folders elsewhere",
     ),
     told(folder(halved, memory_limit=0.0), "1 of 1 images cannot be read: ... emu/1.png ... Fix them, or move them elsewhere"),
     told(lambda: ImageFolderDataModule("nowhere").setup("fit"), "is not a folder. Set 'data.datamodule.root'"),
