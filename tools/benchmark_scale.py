@@ -28,6 +28,7 @@ from fl_lightning import (
     FederatedOrchestrator,
     FedMedian,
     IIDPartitioner,
+    LazyClients,
     LocalTraining,
 )
 from fl_lightning.server.aggregate import StoredUpdate
@@ -85,6 +86,20 @@ def federate(clients: int, rounds: int, engine: str, *callbacks: L.Callback) -> 
     return clock.seconds / rounds
 
 
+class Opened(LazyClients):
+    """So many clients with two examples each, which are made when they are drawn."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def num_examples(self) -> torch.Tensor:
+        return torch.tensor(2).expand(self.number)
+
+    def open(self, client: int) -> TensorDataset:
+        return TensorDataset(torch.full((2, 8), client / self.number), torch.tensor([client % 10, 3]))
+
+
 def many(number: int, lazily: bool = False, cohort: int = 100, rounds: int = 20) -> None:
     """Print a run of so many clients a round, out of so many with two examples each: times are the processor's, in seconds."""
     quiet()
@@ -93,11 +108,7 @@ def many(number: int, lazily: bool = False, cohort: int = 100, rounds: int = 20)
     federation = FederatedOrchestrator(local=LocalTraining(engine="fabric"), clients_per_round=cohort)
     flags: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
     if lazily:
-        data = FederatedDataModule.from_clients(
-            lambda client: TensorDataset(torch.full((2, 8), client / number), torch.tensor([client % 10, 3])),
-            num_clients=number,
-            num_examples=2,
-        )
+        data = FederatedDataModule(Opened(number))
     else:
         examples = TensorDataset(torch.rand(2 * number, 8), torch.arange(2 * number) % 10)
         loader = DataLoader(examples, 2, shuffle=True)

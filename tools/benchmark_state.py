@@ -17,9 +17,8 @@ from unittest.mock import patch
 import lightning as L
 import torch
 from benchmark_loop import Plain, quiet
-from benchmark_scale import by_turns, memory_of
+from benchmark_scale import Opened, by_turns, memory_of
 from torch import nn
-from torch.utils.data import TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalTraining, Scaffold
 from fl_lightning.clients import client_files
@@ -60,11 +59,7 @@ def state(stored: int, cohort: int = 100, rounds: int = 40) -> None:
     ends: list[float] = []
     clock = L.pytorch.callbacks.LambdaCallback(on_train_epoch_end=lambda *_: ends.append(time.process_time()))
     federation = FederatedOrchestrator(Scaffold(), LocalTraining(engine="fabric"), clients_per_round=cohort)
-    data = FederatedDataModule.from_clients(
-        lambda client: TensorDataset(torch.full((2, 8), client / CLIENTS), torch.tensor([client % 10, 3])),
-        num_clients=CLIENTS,
-        num_examples=2,
-    )
+    data = FederatedDataModule(Opened(CLIENTS))
     net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 10))
     flags: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCHMARK_FOLDER")) as folder:

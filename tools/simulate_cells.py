@@ -1,11 +1,10 @@
-"""Simulated images of cells with their dots, in the VGG layout, one folder for each site: to try CellFolderDataModule with.
+"""Simulated images of cells with their dots, one folder for each site: to try CellFolderDataModule with.
 
     python tools/simulate_cells.py --out cells --images 20
     fl-lightning partition --config adafed_mnist --data.datamodule CellFolderDataModule \\
         --data.datamodule.root cells --data.partitioner DomainPartitioner
 
-cells/clear/000cell.png is an image, cells/clear/000dots.png has a white pixel for each of the annotator's dots. Dots in the
-same pixel, or in pixels that touch, are read as one cell: their number is printed.
+cells/clear/000.png is an image, cells/clear/000.csv has x and y of each of the annotator's dots.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-import torch
 from PIL import Image
 
-from fl_lightning.cells.drawing import dot_centres
 from fl_lightning.cells.simulated import SITES, simulate
 
 
@@ -27,15 +24,13 @@ def write(out: Path, images: int, image_size: int, seed: int) -> None:
     for name, site in SITES.items():
         folder = out / name
         folder.mkdir(parents=True)
-        dots = cells = 0
+        dots = 0
         for number, drawn in enumerate(islice(simulate(site, name, "train", image_size, seed), images)):
-            mask = torch.zeros(image_size, image_size, dtype=torch.bool)
-            x, y = drawn.dots.round().long().unbind(1)
-            mask[y, x] = True
-            Image.fromarray(drawn.image.numpy()).save(folder / f"{number:03d}cell.png")
-            Image.fromarray((mask * 255).to(torch.uint8).numpy()).save(folder / f"{number:03d}dots.png")
-            dots, cells = dots + len(drawn.dots), cells + len(dot_centres(mask))
-        print(f"{folder}: {images} images, {dots} dots, {dots - cells} of which touch another")
+            Image.fromarray(drawn.image.numpy()).save(folder / f"{number:03d}.png")
+            lines = ["x,y", *(f"{x},{y}" for x, y in drawn.dots.tolist())]
+            (folder / f"{number:03d}.csv").write_text("\n".join(lines) + "\n")
+            dots += len(drawn.dots)
+        print(f"{folder}: {images} images, {dots} dots")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

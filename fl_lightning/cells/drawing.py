@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fl_lightning.errors import require
+from fl_lightning.errors import DataError, require
 from fl_lightning.utilities.argument_types import checks_types
 
 _NAME = "data.datamodule.sites.*."
@@ -193,6 +193,21 @@ def _profile(centres: Tensor, size: int, sigma: float) -> Tensor:
     return torch.softmax(-((away / sigma) ** 2) / 2, dim=1)
 
 
+def require_cells(densities: Tensor, what: str, fix: str) -> None:
+    """Refuse training images without a single dot.
+
+    Args:
+        densities: the training images' densities.
+        what: the images, in words.
+        fix: the end of the message.
+
+    Raises:
+        DataError: if all are 0.
+    """
+    if not densities.any():
+        raise DataError(f"The count is zero everywhere: no {what} has a dot, so there is nothing to learn. {fix}")
+
+
 def annotate(
     dots: Tensor, height: int, width: int, missed: float, spurious: float, displaced: float, generator: torch.Generator
 ) -> Tensor:
@@ -216,27 +231,3 @@ def annotate(
     jitter = displaced * torch.randn(len(dots), 2, generator=generator, dtype=torch.float64)
     moved = (dots.double() + jitter).clamp(min=torch.zeros_like(extent), max=extent)
     return torch.cat([moved[found >= missed], invented[false < spurious]])
-
-
-def dot_centres(mask: Tensor) -> Tensor:
-    """Return the middle of each group of pixels that touch, by an edge or a corner.
-
-    Args:
-        mask: the pixels that belong to dots, bool, shape (H, W).
-
-    Returns:
-        (x, y) of each group's mean, float64, shape (n, 2), from the top down.
-    """
-    left = {(y, x) for y, x in mask.nonzero().tolist()}
-    centres = []
-    for first in sorted(left):
-        if first not in left:
-            continue
-        left.remove(first)
-        group = [first]
-        for y, x in group:  # the list grows while it is traversed
-            near = {(y + dy, x + dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1)} & left
-            left -= near
-            group += near
-        centres.append([sum(x for _, x in group) / len(group), sum(y for y, _ in group) / len(group)])
-    return torch.tensor(centres, dtype=torch.float64).view(-1, 2)

@@ -4,42 +4,39 @@ from __future__ import annotations
 
 import csv
 import math
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from fl_lightning.cells.drawing import density_image, dot_centres
+from fl_lightning.cells.drawing import density_image, require_cells
 from fl_lightning.core.capabilities import ResumeRule
-from fl_lightning.data.image_folders import UNREADABLE, WHITE, ImageReader, folders_in, read_images, split_folders
+from fl_lightning.data.image_folders import ImageReader, folders_in, read_images, split_folders
 from fl_lightning.data.in_memory import ImageDataModule, held_share, named_dataset, selected
+from fl_lightning.data.schema import repeated
 from fl_lightning.errors import DataError, require
 
-_LOSSLESS = (".png", ".tif", ".tiff")
-_IMAGES = (*_LOSSLESS, ".jpg", ".jpeg")
-_FORMS = "NAME.png (or .jpg, .tif) next to NAME.csv, or NAMEcell.png next to NAMEdots.png"
+_IMAGES = (".png", ".tif", ".tiff", ".jpg", ".jpeg")
+_FORMS = "NAME.png (or .jpg, .tif) next to NAME.csv; docs/cell_counting.md turns images of dots into such files"
 _ROOT = "under 'data.datamodule.root'"
 
 Pairs = list[tuple[Path, Path]]
-"""Images, each with its annotation: a CSV file or an image of dots."""
+"""Images, each with its annotation, a CSV file."""
 
 
 class CellFolderDataModule(ImageDataModule):
     """Load images of cells and draw their density from your dots; the sum of the density is the count.
 
-    An image is NAME.png (or .jpg, .jpeg, .tif, .tiff) beside NAME.csv, with x and y of each cell in pixels, or NAMEcell.png
-    beside NAMEdots.png, an image of the same size that is black except for a dot on each cell (the VGG layout). Put them into
+    An image is NAME.png (or .jpg, .jpeg, .tif, .tiff) beside NAME.csv, with x and y of each cell in pixels. Put them into
     ``root``, or into one folder for each client, from which :class:`~fl_lightning.DomainPartitioner` creates the clients.
     Either layout may be under root/train and root/test. Batches are as in :class:`~fl_lightning.SimulatedCellsDataModule`.
 
     The centre of the first pixel is (0, 0). A CSV file may name its columns in a first line, and may then have further ones;
-    an empty file means that the image has no cells. Dots that touch, by an edge or a corner, are one cell.
+    an empty file means that the image has no cells.
 
     Args:
         root: the folder. If it consists of train (or training), test (or testing) and val (or valid, validation), the server
@@ -54,7 +51,8 @@ class CellFolderDataModule(ImageDataModule):
         batch_size: the examples per training batch, B.
         eval_batch_size: the examples per evaluation batch.
         channels: 3 for colour, 1 for grey.
-        white: the value of white in images of 16 bits: 4095 for a camera of 12 bits, 65535 for all 16.
+        white: the value of white in images of 16 bits: 4095 for a camera of 12 bits, 65535 for all 16. Without it they are
+            refused.
 
     Raises:
         ConfigurationError: if a value is outside its range.
@@ -72,7 +70,7 @@ class CellFolderDataModule(ImageDataModule):
         batch_size: int = 8,
         eval_batch_size: int = 64,
         channels: Literal[1, 3] = 1,
-        white: int = WHITE,
+        white: int | None = None,
     ) -> None:
         super().__init__(batch_size, eval_batch_size)
         require(0 <= test_share < 1, "data.datamodule.test_share", "at least 0 and below 1", test_share)
@@ -96,11 +94,8 @@ class CellFolderDataModule(ImageDataModule):
         if held == [None, None] and self.test_share:
             owners = getattr(train, "domains", torch.zeros(len(train), dtype=torch.int64))
             train, test = (selected(train, part) for part in held_share("test_share", self.test_share, owners))
-        if not train.tensors[1].any():
-            raise DataError(
-                f"The count is zero everywhere: no training image of '{folder}' has a dot, so there is nothing to learn. "
-                "Set 'data.datamodule.root' to images some of which have cells."
-            )
+        fix = "Set 'data.datamodule.root' to images some of which have cells."
+        require_cells(train.tensors[1], f"training image of '{folder}'", fix)
         sizes = " + ".join(str(len(part)) for part in (train, self._val, test) if part is not None)
         self.origin = f"{folder} ({sizes} images, {len(names) or 'no'} clients)"
         return train, test
@@ -109,12 +104,12 @@ class CellFolderDataModule(ImageDataModule):
         """Return the images and densities of clients, and the clients' names, if any."""
         pairs = [pair for own in clients.values() for pair in own]
         images = read_images(self._reader, [str(path) for path, _ in pairs])
-        assert images is not None
         height, width = images.shape[2:]
         densities = torch.empty(len(images), 1, height, width)
         for k, (image, path) in enumerate(pairs):
-            own = self._reader.header_size(str(image))
-            factor = torch.tensor([width / own[1], height / own[0]], dtype=torch.float64)
+            with Image.open(image) as file:
+                own = ImageOps.exif_transpose(file).size
+            factor = torch.tensor([width / own[0], height / own[1]], dtype=torch.float64)
             dots = (read_dots(path, *own) + 0.5) * factor - 0.5  # the edges of pixels keep their places, not the centres
             densities[k, 0] = density_image(dots, height, width, self.density_sigma) * self.density_scale
         names = tuple(clients) if "" not in clients else ()
@@ -152,18 +147,12 @@ def _files(folder: Path, kinds: Sequence[str]) -> list[Path]:
 
 def _pairs(folder: Path) -> Pairs:
     """Return each image of a folder with its annotation."""
-    tables = {path.stem: path for path in _files(folder, [".csv"])}
-    pictures = _files(folder, _IMAGES)
-    drawn = [p for p in pictures if p.stem.endswith("dots") and p.suffix.lower() in _LOSSLESS and p.stem not in tables]
-    images = [path for path in pictures if path not in drawn]
-    dots = {path.stem.removesuffix("dots") + "cell": path for path in drawn}
-    found = {**tables, **dots}
-    lonely = set(found) - {path.stem for path in images}
+    images, tables = _files(folder, _IMAGES), {path.stem: path for path in _files(folder, [".csv"])}
+    stems = [path.stem for path in images]
     for names, what in (
-        ([name for name, count in Counter(p.stem for p in images).items() if count > 1], "has several images"),
-        ([p.name for p in images if p.stem in tables and p.stem in dots], "has two annotations, .csv and dots"),
-        ([p.name for p in images if p.stem not in found], "has no annotation next to it"),
-        (sorted(found[stem].name for stem in lonely), "is an annotation without an image"),
+        (repeated(stems), "has several images"),
+        ([path.name for path in images if path.stem not in tables], "has no annotation next to it"),
+        (sorted(tables[stem].name for stem in tables.keys() - {*stems}), "is an annotation without an image"),
     ):
         if names:
             more = f" (and {len(names) - 1} more like it)" if len(names) > 1 else ""
@@ -171,49 +160,25 @@ def _pairs(folder: Path) -> Pairs:
                 f"'{folder / names[0]}' {what}{more}. Each image {_ROOT} needs one annotation: {_FORMS}. An empty annotation "
                 "means that the image has no cells."
             )
-    return [(path, found[path.stem]) for path in images]
+    return [(path, tables[path.stem]) for path in images]
 
 
-def read_dots(path: Path, height: int, width: int) -> Tensor:
+def read_dots(path: Path, width: int, height: int) -> Tensor:
     """Return the dots of an annotation, (x, y) in pixels, float64, shape (n, 2); (0, 0) is the centre of the first pixel.
 
     Args:
-        path: a CSV file or an image of dots.
-        height: the height of the image that it belongs to.
-        width: the width of that image.
+        path: the CSV file.
+        width: the width of the image that it belongs to.
+        height: the height of that image.
 
     Raises:
         DataError: if the annotation cannot be read, or does not fit the image.
     """
     try:
-        return _table(path, height, width) if path.suffix.lower() == ".csv" else _picture(path, height, width)
-    except DataError:
-        raise
-    except (*UNREADABLE, csv.Error) as error:
+        rows = csv.reader(path.read_text(encoding="utf-8-sig").splitlines())
+        lines = [(number, row) for number, row in enumerate(rows, 1) if any(cell.strip() for cell in row)]
+    except (OSError, ValueError, csv.Error) as error:
         raise DataError(f"Cannot read {path} ({error}). Fix it {_ROOT}, or remove it.") from error
-
-
-def _picture(path: Path, height: int, width: int) -> Tensor:
-    with Image.open(path) as file:
-        image = ImageOps.exif_transpose(file)  # as the picture beside it is read
-        pixels = np.asarray(image if image.mode.startswith(("I", "F")) else image.convert("RGB"))
-    if pixels.shape[:2] != (height, width):
-        raise DataError(
-            f"{path} has {pixels.shape[1]} x {pixels.shape[0]} pixels, but its image has {width} x {height}. Give both files "
-            f"the same size {_ROOT}, or remove them."
-        )
-    mask = pixels.reshape(height, width, -1).any(axis=2)
-    if 2 * mask.sum() > mask.size:
-        raise DataError(
-            f"{path} has more coloured than black pixels, but every group of coloured pixels stands for one cell. Make its "
-            f"background black (0) and its dots any other colour, {_ROOT}."
-        )
-    return dot_centres(torch.from_numpy(mask))
-
-
-def _table(path: Path, height: int, width: int) -> Tensor:
-    rows = csv.reader(path.read_text(encoding="utf-8-sig").splitlines())
-    lines = [(number, row) for number, row in enumerate(rows, 1) if any(cell.strip() for cell in row)]
     names = [cell.strip().lower() for cell in lines[0][1]] if lines else []
     columns = (names.index("x"), names.index("y")) if {"x", "y"} <= set(names) else None
     dots = []

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from fl_lightning.cells.drawing import CellSite, annotate, density_image, draw_cells
+from fl_lightning.cells.drawing import CellSite, annotate, density_image, draw_cells, require_cells
 from fl_lightning.data.in_memory import ImageDataModule, named_dataset
-from fl_lightning.errors import DataError, require
+from fl_lightning.errors import require
 from fl_lightning.functional.seeding import generator
 
 SITES: Mapping[str, CellSite] = {
@@ -118,11 +118,8 @@ class SimulatedCellsDataModule(ImageDataModule):
         each, more = divmod(self.test_images, len(self.sites))
         train = self._simulated("train", [site.images for site in self.sites.values()])
         test = self._simulated("test", [each + (k < more) for k in range(len(self.sites))])
-        if not train.tensors[1].any():
-            raise DataError(
-                "The count is zero everywhere: no simulated training image has a dot, so there is nothing to learn. Set "
-                "'cells' of a site in 'data.datamodule.sites' above 0, and its 'missed' below 1."
-            )
+        fix = "Set 'cells' of a site in 'data.datamodule.sites' above 0, and its 'missed' below 1."
+        require_cells(train.tensors[1], "simulated training image", fix)
         self.origin = f"simulated cells ({len(train)} + {len(test)} images, {len(self.sites)} sites)"
         return train, test
 

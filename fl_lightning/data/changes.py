@@ -61,23 +61,17 @@ class FeatureNoise:
 
     Args:
         sigma: the noise level, i.e. the variance at the last client, >= 0.
-        num_clients: the number of clients N that train.
+        num_clients: the number of clients N.
         seed: the seed of the noise.
-        held: the places among all clients, from 0, of the held-out ones, whose ids are N and above; each has the noise of its
-            place.
     """
 
     sigma: float
     num_clients: int
     seed: int
-    held: tuple[int, ...] = ()
 
     def deviation(self, client: int) -> float:
         """Return the standard deviation of the noise of a client."""
-        place, among = client, self.num_clients
-        if client >= among:
-            place, among = self.held[client - among], among + len(self.held)
-        return math.sqrt(self.sigma * (place + 1) / among)
+        return math.sqrt(self.sigma * (client + 1) / self.num_clients)
 
     def add(self, inputs: Any, client: int, what: int | str) -> Tensor:
         """Return noisy inputs.
@@ -228,12 +222,11 @@ class _Changed(Dataset[Any]):
         pair = isinstance(example, list | tuple) and len(example) >= 2
         one = pair and (np.isscalar(example[1]) or (isinstance(example[1], Tensor) and example[1].numel() == 1))
         if not (pair if changes.labels is None else one):
-            settings = ["data.feature_noise", "data.rebalancing", *([changes.change.setting] if changes.change else [])]
             found = f"a label of type {type(example[1]).__name__}" if pair else f"a {type(example).__name__}"
+            also = f" and '{changes.change.setting}'" if changes.change else ""
             raise DataError(
-                "Changed, noisy and repeated examples need examples of the form (input, label, ...), and other labels one "
-                f"number as label, but {self._kind} returns {found}. Return tuples, or remove "
-                f"{' and '.join(map(repr, settings))}."
+                "Changed, noisy and repeated examples need the form (input, label, ...), and other labels one number as label, "
+                f"but {self._kind} returns {found}. Return tuples, or remove 'data.feature_noise', 'data.rebalancing'{also}."
             )
         inputs, label, *rest = example
         if changes.labels is not None:

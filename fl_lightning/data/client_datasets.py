@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from fl_lightning.data.changes import NOTHING, Changes, ExampleChange, FeatureNoise, LabelAveraging
 from fl_lightning.data.client_source import ClientSource
+from fl_lightning.data.client_sources import joined
 from fl_lightning.data.client_splits import ClientSplits
-from fl_lightning.data.labels import read_labels, refuse_large_labels
+from fl_lightning.data.labels import read_labels, refuse_other_labels
 from fl_lightning.data.loaders import client_loader, part_loader, reads_tensors
 from fl_lightning.data.resident_loader import ResidentLoader
 from fl_lightning.data.samplers import client_sampler, is_plain, yields
@@ -88,15 +89,8 @@ class ClientDatasets(ClientSource):
     def all_labels(self) -> Tensor:
         """Return the class of every example of the training set; read the labels if necessary."""
         if self.labels is None:
-            self.labels = read_labels(self.source.dataset, self._owner_of)
+            self.labels = read_labels(self.source.dataset)
         return self.labels
-
-    def _owner_of(self, example: int) -> str:
-        """Return the client of an example, in words; empty if no client has it."""
-        for part in filter(None, (self.splits.training, self.splits.validation, self.splits.test, self.splits.unseen)):
-            for client in part.owners()[part.order == example].tolist():
-                return f" of client {client if part.names is None else part.names[client]}"
-        return ""
 
     def num_classes(self) -> int:
         """Return the number of classes, from 0 to the highest label of the clients that train.
@@ -104,15 +98,10 @@ class ClientDatasets(ClientSource):
         Raises:
             DataError: if the data have only one class, or labels are not numbers of classes.
         """
-        labels, own = self.all_labels(), self._trained
-        if own is not None:  # in their places, which messages tell
-            labels = torch.full_like(labels, int(labels[own[0]])).scatter(0, own, labels[own])
-        refuse_large_labels(labels)
-        if int(labels.min()) < 0:
-            raise DataError(
-                f"Example {int(labels.argmin())} has the label {int(labels.min())}, but classes are numbered from 0. Assign it "
-                "a class, or remove it."
-            )
+        labels, parts = self.all_labels(), (self.splits.training, self.splits.validation, self.splits.test)
+        if self.splits.unseen is not None:
+            labels = labels[torch.cat([part.order for part in parts if part is not None])]
+        refuse_other_labels(labels)
         classes = int(labels.max()) + 1
         if classes < 2:
             settings = sorted({"data.rebalancing", *(change.setting for change in self._changed.values())})
@@ -122,25 +111,14 @@ class ClientDatasets(ClientSource):
             )
         return classes
 
-    @cached_property
-    def _trained(self) -> Tensor | None:
-        """Return the examples of the clients that train, ascending; None if no client is held out."""
-        parts = (self.splits.training, self.splits.validation, self.splits.test)
-        return None if self.splits.unseen is None else torch.cat([p.order for p in parts if p is not None]).sort().values
-
     def _examples(self, client: int, part: Part) -> Tensor:
         """Return a part of a client's examples; of a held-out client, what it is tested on."""
         first, unseen = len(self.splits.training), self.splits.unseen
         return self.part(part)[client] if unseen is None or client < first else unseen[client - first]
 
     def _noise_of(self, client: int, part: Part) -> dict[str, Any]:
-        """Return the noise of a client, whose draws are those of a run without the held-out clients."""
-        if self._noise is None:
-            return {}
-        own, trained = self._examples(client, part), self._trained
-        if trained is not None and client < len(self.splits.training):
-            own = torch.searchsorted(trained, own)
-        return {"noise": self._noise, "numbers": own}
+        """Return the noise of a client, drawn by the numbers of its examples."""
+        return {} if self._noise is None else {"noise": self._noise, "numbers": self.part(part)[client]}
 
     def label_counts(self) -> Tensor:
         """Count the training examples of each class at each client, int64, shape (K, C)."""
@@ -282,7 +260,7 @@ class ClientDatasets(ClientSource):
             shared = public if client == 0 else NOTHING
             changes = Changes(client, part, public=shared, **self._noise_of(client, part))
             parts.append(changes(dataset, own))
-        return _joined(parts), torch.arange(partition.order.numel() + public.numel())
+        return joined(parts), torch.arange(partition.order.numel() + public.numel())
 
     def union_loader(self, part: Part, batch_size: int) -> Any:
         """Return a part of all clients' examples in order, each once."""
@@ -322,13 +300,6 @@ def first_loader(loaders: Any) -> Any:
 def reads_alike(one: DataLoader[Any], other: DataLoader[Any]) -> bool:
     """Return whether two loaders have the same workers and the same functions; two equal lambdas are not known to be."""
     return all(getattr(one, name) == getattr(other, name) for name in _READING)
-
-
-def _joined(parts: list[Dataset[Any]]) -> Dataset[Any]:
-    if all(type(part) is TensorDataset for part in parts):
-        columns = zip(*(part.tensors for part in parts if isinstance(part, TensorDataset)), strict=True)
-        return TensorDataset(*(torch.cat(column) for column in columns))
-    return ConcatDataset(parts)
 
 
 def placed(dataset: Any, device: torch.device, limit: float | None) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from fl_lightning.errors import ConfigurationError, DataError
+from fl_lightning.errors import ConfigurationError
 
 _INSIDE = ("dataset", "indices", "datasets")
 """What torch's wrappers consist of, which is no column of the user's."""
@@ -84,19 +84,10 @@ def read_examples(dataset: Any, indices: Sequence[int]) -> Iterator[Any]:
 
 
 def returns_inside(dataset: Any) -> bool:
-    """Return whether a dataset returns the examples of those that it consists of unchanged: a Subset or ConcatDataset.
-
-    Raises:
-        DataError: if it overrides how one example is read, but not how a batch is.
-    """
+    """Return whether a dataset returns the examples of those that it consists of unchanged: a Subset or ConcatDataset."""
     if not isinstance(dataset, Subset | ConcatDataset):
         return False
     kind, bases = type(dataset), (Subset, ConcatDataset, ClientPart)
-    if kind.__getitem__ is not Subset.__getitem__ and getattr(kind, "__getitems__", None) is Subset.__getitems__:
-        raise DataError(  # as newer versions of torch do
-            f"{kind.__name__} overrides '__getitem__', but a DataLoader reads by '__getitems__'. Add to it: def "
-            "__getitems__(self, indices): return [self[index] for index in indices]."
-        )
     return all(
         any(getattr(kind, name, None) is getattr(base, name, None) for base in bases)
         for name in ("__getitem__", "__getitems__", "__len__")

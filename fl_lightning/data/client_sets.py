@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, TensorDataset, default_collate
 
 from fl_lightning.data.client_datasets import first_loader
@@ -22,11 +21,11 @@ from fl_lightning.data.client_sources import (
     joined,
     of_client,
     refuse_package,
+    require_same,
     said_of_examples,
     share_images,
     sized,
     training_source,
-    warn_of_batches,
     warn_of_unused,
 )
 from fl_lightning.data.client_splits import ClientSplits
@@ -35,7 +34,7 @@ from fl_lightning.data.opened_clients import reads_alone, size_of
 from fl_lightning.data.samplers import check_sampler, is_plain, yields
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.data.views import leave_out
-from fl_lightning.errors import DataError, require
+from fl_lightning.errors import require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.messages import Part
 
@@ -78,7 +77,8 @@ class ClientSets(LightningDataModule):
     ) -> None:
         super().__init__()
         known = "a dictionary with the data of one or more clients: {'a': ..., 'b': ...}"
-        require(isinstance(clients, Mapping) and bool(clients), "data.clients", known, clients)
+        hint = "To open clients when they are drawn, subclass LazyClients."
+        require(isinstance(clients, Mapping) and bool(clients), "data.clients", known, clients, hint)
         require(batch_size >= 1, "data.batch_size", "1 or above", batch_size)
         by_name = {str(name): own for name, own in clients.items()}
         require(len(by_name) == len(clients), "data.clients", "clients whose names differ as texts", list(clients))
@@ -164,21 +164,13 @@ class ClientSets(LightningDataModule):
         streams = isinstance(given, IterableDataset)
         if not streams:
             sized(name, given)
-        warn_of_batches(name, given)
         return DataLoader(given, shuffle=self._shuffle and not streams, **self._own)
 
     @staticmethod
     def _require_alike(loaders: Mapping[str, DataLoader[Any]]) -> None:
-        (first_name, first), *others = loaders.items()
-        for name, loader in others:
-            pairs = {setting: (getattr(first, setting), getattr(loader, setting)) for setting in _SHARED}
-            pairs["shuffle"] = isinstance(first.sampler, RandomSampler), isinstance(loader.sampler, RandomSampler)
-            for setting, (one, other) in pairs.items():
-                if one != other:
-                    raise DataError(
-                        f"The loaders of the clients differ: '{setting}' is {one} for '{first_name}', but {other} for "
-                        f"'{name}'. Use the same settings for all clients."
-                    )
+        for setting in _SHARED:
+            require_same(setting, {name: getattr(loader, setting) for name, loader in loaders.items()})
+        require_same("shuffle", {name: isinstance(loader.sampler, RandomSampler) for name, loader in loaders.items()})
 
     def _require_same_names(self, loaders: Mapping[str, Any], sets: Mapping[Part, list[Any]]) -> None:
         """Refuse clients or sets whose classes or features have other names than the first client's that has names."""
@@ -215,13 +207,10 @@ class ClientSets(LightningDataModule):
     def _reader(self, part: Part, dataset: Any, training: DataLoader[Any]) -> DataLoader[Any]:
         """Return a loader for a set without one, as the training set is read if nothing else is known."""
         own = self._own["collate_fn"]
-        if own is None and training.collate_fn is not default_collate:
-            rank_zero_warn(
-                f"The {part} set has no loader, so it is read with the 'collate_fn' of the training loader. If that changes "
-                "examples at random, give a DataLoader instead of a dataset, or pass 'collate_fn'."
-            )
+        known = "a DataLoader, or 'collate_fn' be passed, since the clients' loaders have one"
+        require(own is not None or training.collate_fn is default_collate, part, known, type(dataset).__name__)
         size = training.batch_size or self._own["batch_size"]
-        return DataLoader(dataset, size, collate_fn=own or training.collate_fn, num_workers=training.num_workers)
+        return DataLoader(dataset, size, collate_fn=own, num_workers=training.num_workers)
 
     def _arrange(self, parts: Mapping[Part, list[Any]], first: DataLoader[Any]) -> None:
         """Join the sets of all clients, training sets first, and note the range of each."""

@@ -8,18 +8,16 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 from fl_lightning.data.in_memory import ImageDataModule, named_dataset
 from fl_lightning.data.labels import names_of
 from fl_lightning.data.schema import Schema
 from fl_lightning.data.tensor_loader import TensorLoader
-from fl_lightning.data.views import TRANSFER_HOOKS, as_it_is
-from fl_lightning.errors import ConfigurationError, DataError, add_note
+from fl_lightning.data.views import TRANSFER_HOOKS
+from fl_lightning.errors import ConfigurationError, DataError, add_note, require
 from fl_lightning.functional.description import own_class
 
 Source = Any
@@ -49,23 +47,19 @@ def share_images(clients: Mapping[str, Source]) -> bool:
     Raises:
         ConfigurationError: if it is not known that their hooks are alike; it names the client.
     """
+    images = [source for source in clients.values() if isinstance(source, ImageDataModule)]
     for name, source in clients.items():
         base = ImageDataModule if isinstance(source, ImageDataModule) else LightningDataModule
-        hooks = [hook for hook in TRANSFER_HOOKS if is_module(source) and is_overridden(hook, source, base)]
-        if hooks:
+        hooks = [f"overrides '{h}'" for h in TRANSFER_HOOKS if is_module(source) and is_overridden(h, source, base)]
+        differs = images and not images[0].transfers_like(source)
+        if hooks or differs:
             raise ConfigurationError(
-                f"The datamodule of client '{name}' overrides '{hooks[0]}', which all clients would share. Move it to the "
-                "LightningModule, or into the dataset."
+                f"The {type(source).__name__} of client '{name}' {[*hooks, 'scales or augments images otherwise'][0]}, but all "
+                "clients share one way. Give all of them the same 'mean' and 'std' (or 'normalize'), and one object as "
+                "'augmentation'; in YAML use one datamodule with 'root: {a: ..., b: ...}' and DomainPartitioner, or let the "
+                "LightningModule or the dataset change images."
             )
-    first = next((name for name, source in clients.items() if isinstance(source, ImageDataModule)), None)
-    for name, source in clients.items():
-        if first is not None and not clients[first].transfers_like(source):
-            raise ConfigurationError(
-                f"The {type(clients[first]).__name__} of client '{first}' and the {type(source).__name__} of client '{name}' "
-                "scale or augment images in different ways, but all clients share one. Give all of them the same 'mean', 'std' "
-                "(or 'normalize') and 'augmentation'; for a dataset, do it in the LightningModule."
-            )
-    return first is not None
+    return bool(images)
 
 
 def said_of_examples(clients: Mapping[str, Source]) -> dict[str, Any]:
@@ -79,20 +73,33 @@ def said_of_examples(clients: Mapping[str, Source]) -> dict[str, Any]:
     for name in ("schema", "density_scale"):
         said = {client: getattr(source, name, None) for client, source in modules.items()}
         said = {client: value for client, value in said.items() if isinstance(value, Schema | int | float)}
-        for client, value in said.items():
-            if value != found.setdefault(name, value):
-                raise ConfigurationError(
-                    f"'{name}' of the datamodules of clients '{next(iter(said))}' and '{client}' differs, so the same number "
-                    "would mean different things. Give both the same."
-                )
-    if any(getattr(source, "standardize", False) is True for source in modules.values()):
-        found["standardize"] = True
-        rank_zero_warn(
-            "Each client's table is scaled by its own rows ('standardize' of its datamodule is true), so the same number means "
-            "different things at different clients. Set it to false, and let the model scale: Standardized uses the rows of "
-            "all clients."
-        )
+        require_same(name, {c: value.digest() if isinstance(value, Schema) else value for c, value in said.items()})
+        if said:
+            found[name] = next(iter(said.values()))
+    for client, source in modules.items():
+        known = "false, since each client's table would be scaled by its own rows, and the same number mean different things"
+        own, hint = getattr(source, "standardize", False), "Let the model scale by the rows of all clients: Standardized."
+        require(own is not True, f"data.clients.{client}.standardize", known, own, hint)
     return found
+
+
+def require_same(setting: str, values: Mapping[str, Any]) -> None:
+    """Refuse a setting that all clients share, but that differs between two of them.
+
+    Args:
+        setting: its name.
+        values: its value for each client, by name.
+
+    Raises:
+        ConfigurationError: naming two clients and their values.
+    """
+    for name, value in values.items():
+        first, one = next(iter(values.items()))
+        if value != one:
+            raise ConfigurationError(
+                f"The clients differ: '{setting}' is {one!r} for '{first}', but {value!r} for '{name}'. All clients share it: "
+                "give all of them the same."
+            )
 
 
 def warn_of_unused(clients: Mapping[str, Source], loader: str) -> None:
@@ -126,67 +133,25 @@ def is_module(source: Source) -> bool:
     return isinstance(source, LightningDataModule)
 
 
-def is_loader(given: Any) -> bool:
-    """Return whether an object yields batches, like webdataset's ``WebLoader`` or NVIDIA's iterators, rather than examples."""
-    named = any(kind.__name__.endswith("Loader") for kind in type(given).__mro__)
-    iterates = hasattr(given, "__iter__") and not hasattr(given, "__getitem__") and not isinstance(given, IterableDataset)
-    return named or iterates
-
-
-class _Batches(IterableDataset[Any]):
-    """Present the batches of a loader of another kind as a stream, whose examples are counted as they are read."""
-
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.loader)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "loader" or (name.startswith("__") and name.endswith("__")):
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        return getattr(self.loader, name)
-
-
 def training_source(name: str, source: Source) -> Any:
-    """Return a client's training DataLoader, which passes on the batches of another kind of loader; or its dataset.
+    """Return a client's training DataLoader, or its dataset.
 
     Args:
         name: the client's name.
         source: what it brings.
 
     Raises:
-        DataError: if that is several loaders, or its datamodule returns nothing that can be iterated over.
+        DataError: if that is several loaders, or a loader of another kind, whose batches would be batched again.
     """
     with of_client(name):
         given = source.train_dataloader() if is_module(source) else source
-    several = isinstance(given, Mapping | CombinedLoader) or (is_module(source) and isinstance(given, list | tuple))
-    if several or (is_module(source) and not hasattr(given, "__iter__")):
+    another = is_module(source) or any(kind.__name__.endswith("Loader") for kind in type(given).__mro__)
+    if another and not isinstance(given, DataLoader):
         raise DataError(
-            f"'train_dataloader' of client '{name}' returns a {type(given).__name__}, but a client trains on a single loader. "
-            "Return one DataLoader, over a dataset that joins the examples."
+            f"Client '{name}' trains on a {type(given).__name__}, but needs a single torch DataLoader. Join several datasets, "
+            "and for batches from elsewhere write DataLoader(stream, batch_size=None), over an IterableDataset of them."
         )
-    if isinstance(given, DataLoader) or not (is_module(source) or is_loader(given)):
-        return given
-    return DataLoader(_Batches(given), batch_size=None, collate_fn=as_it_is)
-
-
-def warn_of_batches(name: str, examples: Any) -> None:
-    """Warn of a list whose elements look like batches, because it is taken for a list of examples, which are batched.
-
-    Args:
-        name: the client's name.
-        examples: the list, or a dataset of another kind, which is left alone.
-    """
-    first = examples[0] if isinstance(examples, list | tuple) else None
-    if not isinstance(first, list | tuple) or len(first) < 2 or not all(isinstance(one, Tensor) and one.ndim for one in first):
-        return
-    if len({len(one) for one in first}) == 1 and not first[-1].is_floating_point():
-        rank_zero_warn(
-            f"The examples of client '{name}' are a list whose first element has tensors of the shapes "
-            f"{', '.join(str(tuple(tensor.shape)) for tensor in first)}. Each element is taken for one example. If they are "
-            "batches, pass DataLoader(batches, batch_size=None)."
-        )
+    return given
 
 
 def dataset_of(given: Any) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fl_lightning.data.changes import NOTHING
-from fl_lightning.data.labels import labels_at_hand, read_column, read_labels, read_persons
+from fl_lightning.data.labels import labels_at_hand, read_column, read_labels, read_persons, refuse_other_labels
 from fl_lightning.data.samplers import yields
 from fl_lightning.errors import ConfigurationError, DataError, did_you_mean, require, share_hint
 from fl_lightning.functional.partition import Partition
@@ -22,7 +22,7 @@ from fl_lightning.partitioners.column import ColumnPartitioner
 
 HeldOut = int | float | list[str | int]
 """A share of the clients, their number, or their names; 0 for none."""
-INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _HELD = "data.held_out_clients"
 _MOST_NAMES = 10
 
@@ -165,7 +165,9 @@ def _checked(name: str, found: Any, num_examples: int) -> Partition:
     if isinstance(found, Partition):
         partition = found
     else:
-        partition = Partition.of_parts([_indices(name, client, part) for client, part in enumerate(found)])
+        fix = "Return the indices of each client's examples."
+        parts = [whole_numbers(part, f"{name} gave client {client}", fix) for client, part in enumerate(found)]
+        partition = Partition.of_parts(parts)
     order = partition.order
     if order.numel() and not 0 <= int(order.min()) <= int(order.max()) < num_examples:
         raise DataError(
@@ -186,20 +188,25 @@ def _checked(name: str, found: Any, num_examples: int) -> Partition:
     return partition
 
 
-def _indices(name: str, client: int, part: Any) -> Tensor:
-    """Return the indices that a partitioner gave a client, as a tensor.
+def whole_numbers(given: Any, what: str, fix: str) -> Tensor:
+    """Return what a user's method has returned as a tensor of whole numbers, int64, shape (m,).
+
+    Args:
+        given: what it has returned.
+        what: the beginning of the message for anything else.
+        fix: its end.
 
     Raises:
-        DataError: if they are not whole numbers in one dimension.
+        DataError: if it is anything else.
     """
     try:
-        indices = torch.as_tensor(part)
+        numbers = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError):
-        indices = torch.zeros(())
-    if indices.dim() != 1 or (indices.numel() and indices.dtype not in INTEGERS):
-        came = " ".join(repr(part).split())[:60]
-        raise DataError(f"{name} gave client {client} {came}. Return the indices of each client's examples: int64, shape (m,).")
-    return indices
+        numbers = torch.zeros(())
+    if numbers.dim() != 1 or (numbers.numel() and numbers.dtype not in _INTEGERS):
+        came = " ".join(repr(given).split())[:60]
+        raise DataError(f"{what} {came}, which is not a list of whole numbers. {fix}")
+    return numbers.long()
 
 
 def _called(partition: Partition, client: int) -> str:
@@ -207,11 +214,7 @@ def _called(partition: Partition, client: int) -> str:
 
 
 def _public(labels: Tensor, share: float, seed: int) -> Tensor:
-    if int(labels.min()) < 0:
-        raise DataError(
-            f"'data.public_share' needs labels of 0 and above, but the lowest is {int(labels.min())}. Set it to 0, or number "
-            "the classes from 0."
-        )
+    refuse_other_labels(labels)
     counts = torch.bincount(labels)
     present = counts[counts > 0]
     each = max(1, round(share * len(labels) / len(present)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
@@ -14,14 +13,11 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset,
 
 from fl_lightning.data.client_part import ClientPart
 from fl_lightning.data.tensor_loader import TensorLoader
-from fl_lightning.functional.digest import Digest, digest
-from fl_lightning.functional.partition import Partition
+from fl_lightning.functional.digest import Digest
 from fl_lightning.functional.seeding import derive_seed, generator, isolated_rng
 
 _EXAMPLES, _TWICE = 64, 16
 """The number of examples read from a dataset, and the number read twice to check that they stay the same."""
-MOST_CLIENTS = 10_000
-"""The largest number of clients whose contents are described one by one, which takes time, and space in checkpoints."""
 
 
 def content(dataset: Any) -> tuple[str, bool]:
@@ -38,37 +34,6 @@ def content(dataset: Any) -> tuple[str, bool]:
     complete = _add(dataset, collected)
     size = len(dataset) if hasattr(dataset, "__len__") else "?"
     return f"{size} examples ({collected.text()})", complete
-
-
-def client_contents(dataset: Any, partition: Partition) -> list[str]:
-    """Return a digest of each client's examples in a dataset in memory; empty texts for other datasets.
-
-    It covers one number for each tensor of an example, so that it costs little beside :func:`content`. With more than
-    ``MOST_CLIENTS`` clients, nothing is returned: a resumed run then compares the whole dataset alone.
-    """
-    if len(partition) > MOST_CLIENTS:
-        return []
-    sums = _sums(dataset)
-    return ["" if sums is None else digest(sums[part]) for part in partition]
-
-
-def _sums(dataset: Any) -> Tensor | None:
-    """Return the sums of the bits of each example's tensors, as whole numbers, int64, shape (n, number of tensors)."""
-    if type(dataset) is TensorDataset:
-        each = [_row_sums(tensor.detach().cpu().contiguous()) for tensor in dataset.tensors]
-        return torch.stack(each, 1) if each else None
-    if type(dataset) is ConcatDataset:
-        parts = [_sums(part) for part in dataset.datasets]
-        known = [part for part in parts if part is not None]
-        alike = len(known) == len(parts) and len({part.shape[1] for part in known}) == 1
-        return torch.cat(known) if alike else None
-    return None
-
-
-def _row_sums(tensor: Tensor) -> Tensor:
-    numbers = math.prod(tensor.shape[1:])
-    width = torch.uint8 if numbers * tensor.element_size() % 4 else torch.int32
-    return tensor.view(len(tensor), numbers).view(width).sum(1, dtype=torch.int64)
 
 
 def loader_content(loaders: Any) -> tuple[str, bool]:

@@ -22,7 +22,7 @@ from fl_lightning.data.client_sources import as_loader, refuse_package
 from fl_lightning.data.client_splits import ClientSplits, HeldOut, check_parts, divide, held_out_last, hold_back
 from fl_lightning.data.labels import labels_at_hand, require_alike
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
-from fl_lightning.data.opened_clients import LazyClients, LazyDatasets, OpenedClients, OwnLoaders
+from fl_lightning.data.opened_clients import LazyClients, LazyDatasets, OwnLoaders
 from fl_lightning.data.remote import RemoteDatasets, clients_elsewhere
 from fl_lightning.data.samplers import is_plain
 from fl_lightning.data.tensor_loader import Coins, PoissonBatches
@@ -35,8 +35,6 @@ from fl_lightning.partitioners.base import Partitioner
 from fl_lightning.utilities.checkpoint_file import LoadsSafely
 
 _PARTS: dict[str, Part] = {"val_dataloader": "validation", "test_dataloader": "test"}
-_MOST_CLASSES = 100
-"""The largest number of classes that a notebook's bars show."""
 
 
 class FederatedDataModule(LoadsSafely, LightningDataModule):
@@ -60,8 +58,7 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
             added to every client's training examples (data sharing; survey, section III-C). It does not count in the
             number of examples by which a client is weighed.
         feature_noise: sigma >= 0: client i of N has Gaussian noise of variance sigma * i / N on its inputs, in all its
-            parts (feature skew; FedLoss thesis, 3.2). Images are first scaled to [0, 1]. N are the clients that train; a
-            held-out client has the noise of its place among all.
+            parts (feature skew; FedLoss thesis, 3.2). Images are first scaled to [0, 1]. Not with held-out clients.
         rebalancing: makes clients repeat examples of rare classes; off by default.
         memory_limit: the GPU memory in GiB that the training set's tensors may take, so that batches are indexed there. The
             default is half of the free memory; 0 keeps them in the CPU's memory.
@@ -121,10 +118,11 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         self.client_validation, self.client_test = client_validation, client_test
         own = isinstance(datamodule, ClientSets | LazyClients)
         check_parts(client_validation, client_test, server_set, public_share, held_out_clients, own)
-        require(feature_noise >= 0, "data.feature_noise", "0 or above", feature_noise)
+        known = "0 with held-out clients" if held_out_clients else "0 or above"
+        require(feature_noise == 0 or (feature_noise > 0 and not held_out_clients), "data.feature_noise", known, feature_noise)
         require(memory_limit is None or memory_limit >= 0, "data.memory_limit", "0 or above, in GiB, or null", memory_limit)
         require(not own or partitioner is None, "data.partitioner", "null if the examples have a client already", partitioner)
-        scales = held_out_clients and not own and bool(getattr(datamodule, "standardize", False))
+        scales = held_out_clients and bool(getattr(datamodule, "standardize", False))
         known = "false with held-out clients, whose rows it would read; let the model scale: Standardized"
         require(not scales, "data.datamodule.standardize", known, scales)
         self.held_out_clients, self.server_set, self.memory_limit = held_out_clients, server_set, memory_limit
@@ -142,17 +140,16 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         return short_repr(self)
 
     def _repr_html_(self) -> str:
-        """Return the settings, and after ``setup('fit')`` each client's examples, by class if their labels are in memory."""
+        """Return the settings, and after ``setup('fit')`` each client's number of examples."""
         held: ClientSource | None = vars(self).get("_client_datasets")
         if held is None or not (self.is_remote or held.whole):  # streams have no sizes
             return settings_table(self)
-        own, counts = held.splits.training, held.counts_at_hand(_MOST_CLASSES)
-        return settings_table(self) + client_bars(own.names, own.sizes[:, None] if counts is None else counts)
+        return settings_table(self) + client_bars(held.splits.training.names, held.splits.training.sizes[:, None])
 
     @classmethod
     def from_clients(
         cls,
-        clients: Mapping[str, Any] | Callable[[int], Any],
+        clients: Mapping[str, Any],
         val: Any = None,
         test: Any = None,
         *,
@@ -160,8 +157,6 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         shuffle: bool = True,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        num_clients: int | None = None,
-        num_examples: int | Sequence[int] | Tensor | None = None,
         **settings: Any,
     ) -> FederatedDataModule:
         """Return the data of clients that each have a dataset of their own.
@@ -180,7 +175,7 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
             clients: each client's training examples by name: a dataset, a DataLoader, or a LightningDataModule, whose
                 validation and test loaders are then the client's own sets. Loaders must have the same settings; but streams,
                 samplers other than shuffling, samplers of batches and subclasses of DataLoader are used as they are.
-                Or a function that returns the dataset of a client, by its number: it is called when the client is drawn.
+                To read clients when they are drawn, write a :class:`~fl_lightning.LazyClients`.
             val: the server's validation set, a dataset or DataLoader; or each client's own by name, whose union is then the
                 server's.
             test: the same for the test set.
@@ -188,19 +183,11 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
             shuffle: whether they shuffle their training examples.
             num_workers: the worker processes that read them, >= 0.
             collate_fn: the function that makes a batch of examples; torch's by default.
-            num_clients: the number of clients that a function opens.
-            num_examples: how many training examples each of them has: one number for all, or one for each.
             settings: further arguments of :class:`FederatedDataModule`, such as ``client_test``.
 
         Raises:
             ConfigurationError: if a value is outside its range, or validation sets do not belong to the clients.
         """
-        if callable(clients):
-            require(num_workers == 0, "num_workers", "0 if clients are opened by a function", num_workers)
-            own = {"batch_size": batch_size, "shuffle": shuffle, "collate_fn": collate_fn}
-            return cls(OpenedClients(clients, num_clients, num_examples, val, test, **own), **settings)
-        given, known = (num_clients, num_examples), "left out if clients are given by name"
-        require(given == (None, None), "num_clients' and 'num_examples", known, given)
         return cls(ClientSets(clients, val, test, batch_size, shuffle, num_workers, collate_fn), **settings)
 
     @classmethod
@@ -359,8 +346,7 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         shares = {"validation": self.client_validation, "test": self.client_test}
         splits = hold_back(splits, shares, labels, seed, int(getattr(partitioner, "first", 0)))
         splits, order = held_out_last(splits, self.held_out_clients, seed)
-        sigma, clients = self.feature_noise, len(splits.training)
-        noise = FeatureNoise(sigma, clients, seed, tuple(order[clients:])) if sigma else None
+        noise = FeatureNoise(self.feature_noise, len(splits.training), seed) if self.feature_noise else None
         readers = {part: [own[k] for k in order] for part, own in readers.items()}
         return ClientDatasets(splits, source, labels, noise, self.rebalancing, readers, validation)
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -165,13 +164,8 @@ def _sizes(path: Path) -> dict[str, int]:
         sizes = {client: _size(path, client, group) for client, group in clients.items()}
     if not sizes:
         raise DataError(f"'{path}' has no clients. Add at least one with an example.")
-    try:
+    with contextlib.suppress(OSError):  # in a folder that cannot be written, each run lists the clients again
         write_whole(index, json.dumps({"version": version, "sizes": sizes}).encode())
-    except OSError as error:
-        rank_zero_warn(
-            f"Cannot write '{index}' ({error.strerror}), so each run lists the clients again. Set 'data.datamodule.path' to a "
-            "link to the file in a folder that can be written."
-        )
     return sizes
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,20 +20,16 @@ from tqdm import tqdm  # tqdm.auto warns in a notebook without ipywidgets
 from fl_lightning.core.capabilities import ResumeRule
 from fl_lightning.data.in_memory import ImageDataModule, client_paths, held_share, named_dataset
 from fl_lightning.data.labels import given_classes, require_alike
-from fl_lightning.data.schema_file import read_schema
 from fl_lightning.errors import DataError, require
 
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 """Exceptions that Pillow raises for a file that is not a complete image."""
 
-WHITE = 2**16 - 1
+_WHITE = 2**16 - 1
 """The largest value in 16 bits."""
 _SPLITS = (("train", "training"), ("val", "valid", "validation"), ("test", "testing"))
-_ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)
-"""The EXIF tag by which cameras say how an image is to be turned, and its values that exchange width and height."""
-_MANY, _SHOWN, _SAMPLE = 5_000, 20, 32
-"""The number of images from which reading shows its progress, of those that a message names, and of those whose brightest
-pixel is read again."""
+_MANY, _SHOWN = 5_000, 20
+"""The number of images from which reading shows its progress, and of those that a message names."""
 
 
 def folders_in(root: Path) -> list[Path]:
@@ -53,11 +48,10 @@ def split_folders(root: Path) -> tuple[Path, Path | None, Path | None]:
     if train is None or val is test is None:
         return root, None, None
     if inside:
-        others, held = ", ".join(sorted(path.name for path in inside.values())), test or val
+        others = ", ".join(sorted(path.name for path in inside.values()))
         raise DataError(
-            f"'{root}' contains {others} next to '{train.name}' and '{held.name if held else ''}', so it is unclear which "
-            f"folders are classes or domains. Set 'data.datamodule.root' to '{train}' and 'test_root' to '{held}', or move the "
-            "other folders elsewhere."
+            f"'{root}' contains {others} next to '{train.name}', so it is unclear which of them are classes or clients. "
+            "Move the other folders elsewhere."
         )
     return train, val, test
 
@@ -75,6 +69,7 @@ class ImageFiles(Dataset[Any]):
 
     classes: tuple[str, ...]
     domains: Tensor
+    _shape: torch.Size
 
     def __init__(self, reader: ImageReader, paths: Sequence[str], targets: Tensor, columns: Mapping[str, Any]) -> None:
         self.paths, self.targets = tuple(paths), targets
@@ -86,10 +81,10 @@ class ImageFiles(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Return an image, uint8, shape (C, H, W), and its class."""
-        try:
-            return self._reader.read(self.paths[index]), int(self.targets[index])
-        except UNREADABLE as error:
-            raise DataError(f"Cannot read {self.paths[index]} ({error}). Fix it, or move it elsewhere.") from error
+        image = read_each(self._reader.read, [self.paths[index]])[0]
+        if image.shape != self._shape:
+            raise _of_other_size([self.paths[index]], self._shape)
+        return image, int(self.targets[index])
 
     def select(self, kept: Tensor) -> ImageFiles:
         """Return the images at the given positions."""
@@ -97,13 +92,15 @@ class ImageFiles(Dataset[Any]):
         return ImageFiles(self._reader, [self.paths[k] for k in kept.tolist()], self.targets[kept], columns)
 
     def in_memory(self, limit: float) -> Dataset[Any]:
-        """Return a dataset of the images in memory; above ``limit`` bytes these files, after a check of their headers.
+        """Return a dataset of the images in memory; these files, which are read one by one, if they take more bytes.
 
         Raises:
             DataError: naming images that cannot be read, or of different sizes.
         """
-        images = read_images(self._reader, self.paths, limit)
-        return self if images is None else named_dataset([images, self.targets], **self._columns)
+        self._shape = read_each(self._reader.read, self.paths[:1])[0].shape
+        if len(self) * self._shape.numel() > limit:
+            return self
+        return named_dataset([read_images(self._reader, self.paths), self.targets], **self._columns)
 
 
 def find_images(root: Path | Mapping[str, Path], reader: ImageReader, classes: tuple[str, ...] = ()) -> ImageFiles:
@@ -130,8 +127,8 @@ def find_images(root: Path | Mapping[str, Path], reader: ImageReader, classes: t
     names = classes or tuple(there)
     if unknown := [label for label in there if label not in names]:
         raise DataError(
-            f"'{root}' has a folder of the class '{unknown[0]}', which is not one of 'data.datamodule.classes' or of the "
-            f"schema's classes: {', '.join(names[:_SHOWN])}. Remove the folder, or add the class."
+            f"'{root}' has a folder of the class '{unknown[0]}', which is not one of 'data.datamodule.classes': "
+            f"{', '.join(names[:_SHOWN])}. Remove the folder, or add the class."
         )
     if len(names) < 2:
         raise DataError(
@@ -188,12 +185,12 @@ class ImageReader:
     Args:
         channels: 1 for grey, 3 for colour.
         size: the height and width in pixels to which every image is resized; None keeps their sizes.
-        white: the value of white in images of 16 bits, such as 4095 if a camera uses 12 of them.
+        white: the value of white in images of 16 bits, which are refused without it.
     """
 
-    def __init__(self, channels: int, size: int | None, white: int = WHITE) -> None:
+    def __init__(self, channels: int, size: int | None, white: int | None = None) -> None:
         require(size is None or size >= 1, "data.datamodule.image_size", "1 or above, or null", size)
-        require(1 <= white <= WHITE, "data.datamodule.white", f"1 to {WHITE}", white)
+        require(white is None or 1 <= white <= _WHITE, "data.datamodule.white", f"1 to {_WHITE}, or null", white)
         self.channels, self.size, self.white = channels, size, white
 
     def read(self, path: str) -> Tensor:
@@ -203,89 +200,59 @@ class ImageReader:
             OSError: if the file is not a complete image.
         """
         with Image.open(path) as file:
-            image = _in_bytes(ImageOps.exif_transpose(file), self.white).convert("L" if self.channels == 1 else "RGB")
+            image = self._in_bytes(ImageOps.exif_transpose(file)).convert("L" if self.channels == 1 else "RGB")
         if self.size is not None and image.size != (self.size, self.size):
             image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
         return torch.from_numpy(np.array(image)).view(image.height, image.width, -1).permute(2, 0, 1).contiguous()
 
-    @staticmethod
-    def header_size(path: str) -> tuple[int, int]:
-        """Return height and width of an image, reading only the header of its file.
+    def _in_bytes(self, file: Image.Image) -> Image.Image:
+        """Return an image of 8 bits; Pillow would clip the 16 bits of medical images at 255.
 
         Raises:
-            OSError: if the file is not an image.
+            ValueError: if the value of white is not known, or pixels are floating-point or brighter.
         """
-        with Image.open(path) as file:
-            lies = Image.Image.getexif(file).get(_ORIENTATION, 1) in _ON_ITS_SIDE
-            return (file.width, file.height) if lies else (file.height, file.width)
+        if not file.mode.startswith(("I", "F")):
+            return file
+        values, white = np.asarray(file), self.white
+        if file.mode == "F" or white is None or values.min() < 0 or values.max() > white:
+            raise ValueError(
+                f"its pixels of more than 8 bits are from {values.min()} to {values.max()}, but 'data.datamodule.white' "
+                f"is {white}; set it to the value of white, such as 4095 for a camera of 12 bits, or convert the image"
+            )
+        return Image.fromarray((values.astype(np.uint32) * 255 // white).astype(np.uint8))
 
 
-def _in_bytes(file: Image.Image, white: int) -> Image.Image:
-    """Return an image of 8 bits; Pillow would clip the 16 bits of medical images at 255.
-
-    Raises:
-        ValueError: if pixels are floating-point, whose range is unknown, or have more than 16 bits.
-    """
-    if not file.mode.startswith(("I", "F")):
-        return file
-    values = np.asarray(file)
-    if file.mode == "F" or values.min() < 0 or values.max() > WHITE:
-        raise ValueError("its pixels are not whole numbers of 8 or 16 bits: convert it")
-    if values.max() > white:
-        raise ValueError(f"its brightest pixel is {values.max()}, but 'data.datamodule.white' is {white}")
-    return Image.fromarray((values.astype(np.uint32) * 255 // white).astype(np.uint8))
-
-
-def read_images(reader: ImageReader, paths: Sequence[str], limit: float = math.inf) -> Tensor | None:
-    """Return images, uint8, shape (n, C, H, W); None, after a check of their headers, if they take more than ``limit`` bytes.
+def read_images(reader: ImageReader, paths: Sequence[str]) -> Tensor:
+    """Return images of one size, uint8, shape (n, C, H, W).
 
     Raises:
         DataError: naming images that cannot be read, or of different sizes.
     """
-    height, width = (reader.size, reader.size) if reader.size else _of_each(reader.header_size, paths[:1], "")[0]
-    here = len(paths) * reader.channels * height * width <= limit
-    images = torch.empty(len(paths) if here else 0, reader.channels, height, width, dtype=torch.uint8)
+    shape = read_each(reader.read, paths[:1])[0].shape
+    images = torch.empty(len(paths), *shape, dtype=torch.uint8)
 
     def fits(path: str, place: int) -> bool:
-        """Read one image into its place, or its header alone, and return whether it has the size of the others."""
-        if not here:
-            return reader.header_size(path) == (height, width) or reader.size is not None
+        """Read one image into its place, and return whether it has the size of the others."""
         image = reader.read(path)
-        if image.shape != images.shape[1:]:
-            return False
-        images[place] = image
-        return True
+        if image.shape == shape:
+            images[place] = image
+        return bool(image.shape == shape)
 
-    fitting = _of_each(fits, paths, "Reading images" if here else "Checking images", range(len(paths)))
+    fitting = read_each(fits, paths, range(len(paths)))
     if odd := [path for path, fit in zip(paths, fitting, strict=True) if not fit]:
-        raise DataError(
-            f"The images have different sizes: {len(odd)} of them, such as {min(odd)}, do not have the {width} x {height} "
-            "pixels of the first image. Set 'data.datamodule.image_size' to resize all of them."
-        )
-    _warn_of_depth(reader.white, paths[:: max(1, len(paths) // _SAMPLE)])
-    return images if here else None
+        raise _of_other_size(odd, shape)
+    return images
 
 
-def _warn_of_depth(white: int, sample: Sequence[str]) -> None:
-    """Warn of images of 16 bits that use few of them, of which hardly any grey levels would be left."""
-
-    def brightest(path: str) -> int:
-        """Return the value of the brightest pixel of an image of 16 bits; that of white for another one."""
-        with Image.open(path) as file:
-            return int(np.asarray(file).max()) if file.mode.startswith("I") else white
-
-    value = max(_of_each(brightest, sample, ""))
-    if 0 < value <= white // 8:
-        bits = max(9, value.bit_length())
-        rank_zero_warn(
-            f"The images have 16 bits, but the brightest of a sample has the value {value}, so that {value * 255 // white + 1} "
-            f"of 256 grey levels are left. If the camera has {bits} bits, set 'data.datamodule.white' to {2**bits - 1}, for "
-            "all clients."
-        )
+def _of_other_size(odd: Sequence[str], shape: torch.Size) -> DataError:
+    return DataError(
+        f"The images have different sizes: {len(odd)} of them, such as {min(odd)}, do not have the {shape[2]} x {shape[1]} "
+        "pixels of the first image. Set 'data.datamodule.image_size' to resize all of them."
+    )
 
 
-def _of_each(work: Callable[..., Any], paths: Sequence[str], text: str, *beside: Iterable[Any]) -> list[Any]:
-    """Return what a function returns for each image and what belongs to it; it runs in threads, with a progress bar.
+def read_each(work: Callable[..., Any], paths: Sequence[str], *beside: Iterable[Any]) -> list[Any]:
+    """Return what a function returns for each image and what belongs to it; many in threads, with a progress bar.
 
     Raises:
         DataError: naming images that cannot be read.
@@ -299,9 +266,12 @@ def _of_each(work: Callable[..., Any], paths: Sequence[str], text: str, *beside:
         except UNREADABLE as error:
             failed.append(f"{path} ({'not an image' if isinstance(error, UnidentifiedImageError) else error})")
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        shown = {"unit": "image", "disable": len(paths) < _MANY, "leave": False}
-        results = list(tqdm(pool.map(attempt, paths, *beside), text, len(paths), **shown))
+    if len(paths) == 1:
+        results = list(map(attempt, paths, *beside))
+    else:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            shown = {"unit": "image", "disable": len(paths) < _MANY, "leave": False}
+            results = list(tqdm(pool.map(attempt, paths, *beside), "Reading images", len(paths), **shown))
     if failed:
         named = ", ".join(sorted(failed)[:_SHOWN])
         raise DataError(f"{len(failed)} of {len(paths)} images cannot be read: {named}. Fix them, or move them elsewhere.")
@@ -326,15 +296,12 @@ class ImageFolderDataModule(ImageDataModule):
         memory_limit: the GiB that the images of one set may take in memory.
         classes: the names of the classes in the order of their numbers, of which folders may lack some; None for those that
             exist, sorted.
-        white: the value of white in images of 16 bits: 4095 for a camera of 12 bits, 65535 for all 16.
-        schema: the YAML or JSON file of a schema, whose target's classes replace ``classes``; its other fields do not matter.
+        white: the value of white in images of 16 bits: 4095 for a camera of 12 bits, 65535 for all 16. Without it they are
+            refused.
         settings: those of the :class:`~fl_lightning.ImageDataModule`: batch sizes, mean and std, augmentation, num_workers.
 
-    Attributes:
-        schema: the schema; None without one.
-
     Raises:
-        ConfigurationError: if a value is outside its range, or the schema has no classes.
+        ConfigurationError: if a value is outside its range.
         DataError: if ``test_root`` lies inside ``root``, or if ``root`` has other folders next to train and test.
     """
 
@@ -349,8 +316,7 @@ class ImageFolderDataModule(ImageDataModule):
         channels: Literal[1, 3] = 3,
         memory_limit: float = 4.0,
         classes: list[str | int] | None = None,
-        white: int = WHITE,
-        schema: str | None = None,
+        white: int | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
@@ -363,11 +329,7 @@ class ImageFolderDataModule(ImageDataModule):
         require(bool(self._root), "data.datamodule.root", "a folder, or a folder for each client", root)
         self.image_size, self.channels, self.memory_limit = image_size, channels, memory_limit
         self._reader = ImageReader(channels, image_size, white)
-        self.schema = None if schema is None else read_schema(schema)
-        if self.schema is not None:
-            require(classes is None, "data.datamodule.classes", "left out with a 'schema', which has them", classes)
-            require(bool(self.schema.classes), "data.datamodule.schema", "a schema whose target has classes", schema)
-        self.classes = given_classes(classes, str) if self.schema is None else self.schema.classes
+        self.classes = given_classes(classes, str)
         if not test_share and self._folders()[1:] == (None, None):
             self.without_server_set()
 
@@ -383,19 +345,6 @@ class ImageFolderDataModule(ImageDataModule):
                 "images. Set 'root' to the folder of the training images alone."
             )
         return root, None, test
-
-    def compare_with_schema(self) -> list[str]:
-        """Return a sentence about the number of training images of each class of the schema, for those who own them.
-
-        Raises:
-            DataError: if folders do not have the form, or other classes.
-        """
-        if self.schema is None:
-            return []
-        files = find_images(self._folders()[0], self._reader, self.classes)
-        counts = torch.bincount(files.targets, minlength=len(files.classes)).tolist()
-        pairs = [f"{count} of '{name}'" for name, count in zip(files.classes, counts, strict=True)]
-        return [f"'{self.root}' has {len(files)} images: {', '.join(pairs)}."]
 
     def load(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
         """Find and read the images.

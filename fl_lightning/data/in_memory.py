@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from fl_lightning.core.capabilities import ResumeRule
 from fl_lightning.data.changes import scaled_to_one
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.data.views import leave_out
-from fl_lightning.errors import DataError, require, require_texts
+from fl_lightning.errors import DataError, require, require_counts, require_texts
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
 from fl_lightning.functional.splitting import hold_out
@@ -45,8 +46,7 @@ class InMemoryDataModule(LoadsSafely, LightningDataModule):
 
     def __init__(self, batch_size: int, eval_batch_size: int) -> None:
         super().__init__()
-        for name, size in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
-            require(size >= 1, f"data.datamodule.{name}", "1 or above", size)
+        require_counts("data.datamodule.", batch_size=batch_size, eval_batch_size=eval_batch_size)
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.origin = "not loaded yet"
         self._loaded = False
@@ -121,6 +121,7 @@ class ImageDataModule(InMemoryDataModule):
         origin: the origin of the data, in words.
     """
 
+    renamed = MappingProxyType({"schema": "'classes', a list of names"})
     on_resume = ResumeRule(free="num_workers")
 
     def __init__(
@@ -159,11 +160,11 @@ class ImageDataModule(InMemoryDataModule):
         return [images, *rest]
 
     def transfers_like(self, other: Any) -> bool:
-        """Return whether another datamodule scales, augments and normalises images in the same way; False if unknown."""
+        """Return whether another datamodule scales and normalises images in the same way, with the very same augmentation."""
         if not isinstance(other, ImageDataModule):
             return False
         numbers = [[x and tuple(x) for x in (one.mean, one.std)] for one in (self, other)]
-        return numbers[0] == numbers[1] and _same(self.augmentation, other.augmentation)
+        return numbers[0] == numbers[1] and self.augmentation is other.augmentation
 
     def _normalized(self, images: Tensor) -> Tensor:
         if self.mean is not None and self.std is not None:
@@ -203,19 +204,6 @@ class ImageDataModule(InMemoryDataModule):
         """Serve the images again."""
         if self._images is not None:
             (self._train, self._val, self._test), self._images = self._images, None
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Return whether two transforms have the same parts and settings; False if that is not known."""
-    if one is other or type(one) is not type(other):
-        return one is other
-    if isinstance(one, nn.Module):
-        return _same(vars(one), vars(other))
-    if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
 
 
 class RandomCropFlip(ChecksTypes, nn.Module):

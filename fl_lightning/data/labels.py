@@ -26,15 +26,11 @@ _COMPARED = 64
 """The most examples that are read to see whether they have the labels that their dataset stores."""
 
 
-def read_labels(dataset: Any, owner_of: Callable[[int], str] | None = None) -> Tensor:
+def read_labels(dataset: Any) -> Tensor:
     """Return the class of each example, int64, shape (n,).
 
     Use :func:`labels_at_hand` if possible; otherwise read every example as (input, label, ...), with a progress bar for large
     datasets.
-
-    Args:
-        dataset: the dataset.
-        owner_of: returns the client of an example, in words, for errors.
 
     Raises:
         DataError: if the examples do not have an integer label, or one is too large to be the number of a class.
@@ -44,7 +40,7 @@ def read_labels(dataset: Any, owner_of: Callable[[int], str] | None = None) -> T
         if found is None:
             size = len(dataset)
             positions = tqdm(range(size), "Reading labels", unit="example", disable=size < _LONG, leave=False)
-            found = np.array([_label_of(dataset, index, owner_of) for index in positions], np.int64)
+            found = np.array([_label_of(dataset, index) for index in positions], np.int64)
         elif found.ndim != 1 or found.dtype.kind == "f":
             raise ValueError(f"they are {found.dtype} of shape {found.shape}")
     except (IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -54,15 +50,15 @@ def read_labels(dataset: Any, owner_of: Callable[[int], str] | None = None) -> T
             "'targets', or use a partitioner without labels: IIDPartitioner, or QuantityPartitioner for unequal sizes."
         ) from error
     labels = torch.from_numpy(found.astype(np.int64))
-    refuse_large_labels(labels)
+    refuse_other_labels(labels.clamp(min=0))  # a negative one may mark examples that no client gets
     return labels
 
 
-def _label_of(dataset: Any, index: int, owner_of: Callable[[int], str] | None) -> int:
+def _label_of(dataset: Any, index: int) -> int:
     try:
         return _whole(next(read_examples(dataset, [index])))
     except OSError as error:
-        add_note(error, f"In example {index}{'' if owner_of is None else owner_of(index)}, whose label is read.")
+        add_note(error, f"In example {index}, whose label is read.")
         raise
 
 
@@ -73,17 +69,17 @@ def _whole(example: Any) -> int:
     return int(label)
 
 
-def refuse_large_labels(labels: Tensor) -> None:
+def refuse_other_labels(labels: Tensor) -> None:
     """Raise an error for labels that cannot be the numbers of classes: tables have a column for each class.
 
     Raises:
-        DataError: if a label is too large; the message names the largest.
+        DataError: if a label is negative or too large; the message names it.
     """
-    if labels.numel() and int(labels.max()) >= _MOST_CLASSES:
+    wrong = labels[(labels < 0) | (labels >= _MOST_CLASSES)]
+    if wrong.numel():
         raise DataError(
-            f"Example {int(labels.argmax())} has the label {int(labels.max())}, but classes are numbered from 0 to below "
-            f"{_MOST_CLASSES:,}. Correct the label, or renumber the classes, for instance with "
-            "'torch.unique(labels, return_inverse=True)'."
+            f"An example has the label {int(wrong[0])}, but classes are numbered from 0 to below {_MOST_CLASSES:,}. Correct or "
+            "remove it, or renumber the classes, for instance with 'torch.unique(labels, return_inverse=True)'."
         )
 
 
@@ -198,11 +194,6 @@ def _own_values(dataset: Any, name: str) -> Any:
     return np.asarray(known)[column] if known else column
 
 
-def has_own_labels(dataset: Any) -> bool:
-    """Return whether a dataset has labels of its own, which count instead of those of the datasets inside."""
-    return _own_labels(dataset) is not None
-
-
 def _own_labels(dataset: Any) -> Any:
     """Return the labels that a dataset itself stores, as its examples have them; None if it stores none, or others."""
     for name in ("targets", "labels"):
@@ -212,23 +203,10 @@ def _own_labels(dataset: Any) -> Any:
             continue
         if stored is None or stored.dtype.kind not in "biuf":  # names or dictionaries
             continue
-        stored = _transformed(dataset, stored)
         return stored if _is_read(dataset, stored) else None
     if type(dataset) is TensorDataset and len(dataset.tensors) > 1:
         return dataset.tensors[1].detach().cpu().numpy()
     return None
-
-
-def _transformed(dataset: Any, stored: Any) -> Any:
-    """Return stored labels as torchvision's ``target_transform`` gives them out; stored ones if these are no numbers."""
-    transform = getattr(dataset, "target_transform", None)
-    if transform is None or stored.ndim != 1:
-        return stored
-    try:
-        changed = np.asarray([transform(label) for label in stored.tolist()])
-    except Exception:  # it takes them in another form: examples tell
-        return stored
-    return changed if changed.ndim == 1 and changed.dtype.kind in "biu" else stored
 
 
 def _is_read(dataset: Any, stored: Any) -> bool:
@@ -306,7 +284,7 @@ def names_of(data: Any, kind: str) -> tuple[str, ...] | None:
         names = next((one.names for one in features.values() if hasattr(one, "names")), None)  # Hugging Face's ClassLabel
     if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
         return tuple(names)
-    if not isinstance(data, Subset | ConcatDataset) or (kind == "classes" and has_own_labels(data)):
+    if not isinstance(data, Subset | ConcatDataset) or (kind == "classes" and _own_labels(data) is not None):
         return None
     found = [names_of(part, kind) for part in (data.datasets if isinstance(data, ConcatDataset) else [data.dataset])]
     return found[0] if found and all(one == found[0] for one in found) else None
@@ -334,10 +312,12 @@ def require_alike(one: str, data: Any, other: str, others: Any) -> None:
             differs = "the order differs" if odd is None else f"'{odd}' is only in one of them"
             fix = ": set 'classes' of both datamodules to one list" if kind == "classes" else ""
             raise DataError(
-                f"{one} has the {what} {_listed(names)}, but {other} has {_listed(theirs)} ({differs}), so one would be taken "
+                f"{one} has the {what} {listed(names)}, but {other} has {listed(theirs)} ({differs}), so one would be taken "
                 f"for another. Give both the same {what} in the same order{fix}."
             )
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+def listed(parts: Sequence[str], mark: str = ", ") -> str:
+    """Return the first 20 parts, and how many more there are."""
+    first = mark.join(parts[:20])
+    return first if len(parts) <= 20 else f"{first} and {len(parts) - 20} more"

@@ -38,13 +38,12 @@ def training_loader(datamodule: LightningDataModule) -> DataLoader[Any]:
         DataError: if it is not one DataLoader over a map-style dataset, with a sampler that can be carried over.
     """
     name = type(datamodule).__name__
-    if not is_overridden("train_dataloader", datamodule, LightningDataModule):
-        raise DataError(f"{name} has no 'train_dataloader', so there is nothing to divide among clients. Implement it.")
-    loader = datamodule.train_dataloader()
+    loader = datamodule.train_dataloader() if is_overridden("train_dataloader", datamodule, LightningDataModule) else None
     if not isinstance(loader, DataLoader):
+        found = "has no 'train_dataloader'" if loader is None else f"returns a {type(loader).__name__}"
         raise DataError(
-            f"{name}.train_dataloader() returns a {type(loader).__name__}, but a federation needs one torch DataLoader to "
-            "divide. Concatenate the datasets (torch.utils.data.ConcatDataset) and return one DataLoader."
+            f"{name} {found}, but a federation needs one torch DataLoader to divide. Return one, over a dataset that joins all "
+            "examples (torch.utils.data.ConcatDataset)."
         )
     if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
         raise DataError(
@@ -197,17 +196,17 @@ def sharded(loaders: Any, rank: int, ranks: int) -> Any:
         return [sharded(loader, rank, ranks) for loader in loaders]
     if isinstance(loaders, dict):
         return {name: sharded(loader, rank, ranks) for name, loader in loaders.items()}
-    if isinstance(getattr(loaders, "dataset", None), IterableDataset):
+    in_memory = isinstance(loaders, TensorLoader)
+    divided = in_memory or (isinstance(loaders, DataLoader) and loaders.batch_size is not None)
+    if not divided or isinstance(loaders.dataset, IterableDataset):
         return loaders  # a custom loader may divide itself
-    size = len(getattr(loaders, "dataset", range(ranks)))
+    size = len(loaders.dataset)
     if size < ranks:
         raise DataError(
             f"An evaluation set of {size} examples cannot be split over {ranks} ranks. Lower 'trainer.devices' or add examples."
         )
-    if isinstance(loaders, TensorLoader):
+    if in_memory:
         return loaders.shard(rank, ranks)
-    if not isinstance(loaders, DataLoader) or loaders.batch_size is None:
-        return loaders  # a custom loader may divide itself
     own = type(loaders.sampler) not in (RandomSampler, SequentialSampler)
     split = UnrepeatedDistributedSamplerWrapper if own else UnrepeatedDistributedSampler
     whole: Any = loaders.sampler if own else loaders.dataset

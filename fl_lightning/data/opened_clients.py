@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,17 +11,16 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fl_lightning.data.changes import NOTHING
 from fl_lightning.data.client_datasets import ClientDatasets, OneAfterAnother
 from fl_lightning.data.client_source import ClientSource, Sizes
-from fl_lightning.data.client_sources import is_loader, of_client, sized
-from fl_lightning.data.client_splits import INTEGERS, ClientSplits
+from fl_lightning.data.client_sources import of_client, sized
+from fl_lightning.data.client_splits import ClientSplits, whole_numbers
 from fl_lightning.data.labels import read_persons
-from fl_lightning.data.samplers import is_plain, yields
+from fl_lightning.data.samplers import is_plain, own_batches, yields
 from fl_lightning.data.tensor_loader import PoissonBatches
-from fl_lightning.data.views import as_it_is
 from fl_lightning.errors import DataError, require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import derive_seed, reseed
@@ -61,43 +60,6 @@ class LazyClients(ChecksTypes, LightningDataModule):
         """
 
 
-class OpenedClients(LazyClients):
-    """Describe clients by a function that opens one of them; see :meth:`~fl_lightning.FederatedDataModule.from_clients`."""
-
-    def __init__(
-        self,
-        opens: Callable[[int], Dataset[Any]],
-        num_clients: int | None,
-        num_examples: int | Sequence[int] | Tensor | None,
-        val: Any,
-        test: Any,
-        **settings: Any,
-    ) -> None:
-        super().__init__(**settings)
-        known = "known beforehand: FederatedDataModule.from_clients(open_client, num_clients=1000, num_examples=20)"
-        require(num_clients is not None and num_clients >= 1, "num_clients", f"1 or above, and {known}", num_clients)
-        require(num_examples is not None, "num_examples", f"one number for all or for each client, and {known}", num_examples)
-        for part, given in (("val", val), ("test", test)):
-            wanted = "the server's dataset or DataLoader if clients are opened by a function"
-            require(not isinstance(given, Mapping), part, wanted, type(given).__name__)
-            if given is not None:
-                loader = given if is_loader(given) else DataLoader(given, self.batch_size, collate_fn=self.collate_fn)
-                vars(self)[f"{part}_dataloader"] = partial(as_it_is, loader)
-        self._opens = opens
-        sizes = torch.as_tensor(num_examples)
-        self._num_examples = sizes.expand(num_clients or 0) if sizes.ndim == 0 else sizes
-        found, wanted = len(self._num_examples), f"one number for each of {num_clients} clients"
-        require(found == num_clients, "num_examples", wanted, found)
-
-    def num_examples(self) -> Tensor:
-        """Return the numbers that were given."""
-        return self._num_examples
-
-    def open(self, client: int) -> Dataset[Any]:
-        """Call the function."""
-        return self._opens(client)
-
-
 class LazyDatasets(ClientSource):
     """Open a client's examples for each of its turns. No reference to them is kept.
 
@@ -112,7 +74,7 @@ class LazyDatasets(ClientSource):
 
     def __init__(self, clients: LazyClients) -> None:
         self._clients = clients
-        sizes = _whole_numbers(clients.num_examples())
+        sizes = whole_numbers(clients.num_examples(), "'num_examples' is", "Return one for each client.")
         if not sizes.numel() or int(sizes.min()) < 1:
             found = f"{int(sizes.min())} for client {int(sizes.argmin())}" if sizes.numel() else "no numbers"
             raise DataError(f"'num_examples' has {found}. Give each client a number of 1 or above, and leave out the others.")
@@ -169,26 +131,12 @@ class LazyDatasets(ClientSource):
         return OneAfterAnother(list(turns), int((-(-sizes // batch_size)).sum()))
 
 
-def _whole_numbers(given: Any) -> Tensor:
-    try:
-        numbers = torch.as_tensor(given)
-    except (TypeError, ValueError, RuntimeError):
-        numbers = torch.zeros(())
-    if numbers.dim() != 1 or (numbers.numel() and numbers.dtype not in INTEGERS):
-        raise DataError(f"'num_examples' must be a list of a whole number for each client, but is {repr(given)[:60]}.")
-    return numbers.long()
-
-
 # ---------------------------------------------------------------- loaders that are used as they are
 
 
 def reads_alone(loader: DataLoader[Any]) -> bool:
     """Return whether a loader must be used as it is, because parts of the data would not be read in its way."""
-    return is_stream(loader) or _own_batches(loader) or type(loader) is not DataLoader or not is_plain(loader.sampler)
-
-
-def _own_batches(loader: DataLoader[Any]) -> bool:
-    return type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None  # given as 'batch_sampler'
+    return is_stream(loader) or own_batches(loader) or type(loader) is not DataLoader or not is_plain(loader.sampler)
 
 
 def known_size(loader: Any) -> int | None:
@@ -209,11 +157,11 @@ def size_of(name: str, loader: DataLoader[Any]) -> int:
         loader: its training loader.
     """
     size = known_size(loader)
-    if size is None or isinstance(loader.dataset, IterableDataset) or (is_plain(loader.sampler) and not _own_batches(loader)):
+    if size is None or isinstance(loader.dataset, IterableDataset) or (is_plain(loader.sampler) and not own_batches(loader)):
         return size or 1
     found = yields(loader)
     if found is None:
-        own = loader.batch_sampler if _own_batches(loader) else loader.sampler
+        own = loader.batch_sampler if own_batches(loader) else loader.sampler
         rank_zero_warn(
             f"It is not known which examples the sampler of client '{name}' reads ({type(own).__name__}), so the client counts "
             f"with all {size} of its dataset. If it never reads some of them, give the loader a dataset without those."

@@ -62,6 +62,11 @@ def yields(loader: DataLoader[Any]) -> Tensor | None:
     return None
 
 
+def own_batches(loader: DataLoader[Any]) -> bool:
+    """Return whether a loader draws its batches in its own way, or has none."""
+    return type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None
+
+
 def check_sampler(loader: DataLoader[Any], owner: str) -> None:
     """Refuse samplers that cannot be carried over to parts of the data.
 
@@ -72,7 +77,7 @@ def check_sampler(loader: DataLoader[Any], owner: str) -> None:
     Raises:
         DataError: naming the sampler, and what to use instead.
     """
-    batches = loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler
+    batches = own_batches(loader)
     found = None if batches else yields(loader)
     if found is not None:
         own = loader.sampler.indices if isinstance(loader.sampler, SubsetRandomSampler) else ()

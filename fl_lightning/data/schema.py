@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import date, datetime
 from itertools import accumulate
 from typing import Any, ClassVar, Literal
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fl_lightning.core.capabilities import ResumeRule
-from fl_lightning.data.labels import class_name, names_of
+from fl_lightning.data.labels import class_name, listed, names_of
 from fl_lightning.functional.histograms import equal_cuts
 
 FieldType = Literal["number", "integer", "boolean", "string", "date"]
@@ -220,9 +220,3 @@ def shown(text: object, most: int = 60) -> str:
     """Return a stranger's text for a message: one line, without control characters, shortened."""
     line = "".join(letter if letter.isprintable() else "?" for letter in str(text)[: most + 1])
     return line if len(line) <= most else f"{line[: most - 3]}..."
-
-
-def listed(parts: Sequence[str], mark: str = ", ") -> str:
-    """Return the first 20 parts, and how many more there are."""
-    first = mark.join(parts[:20])
-    return first if len(parts) <= 20 else f"{first} and {len(parts) - 20} more"

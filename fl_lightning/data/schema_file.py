@@ -10,8 +10,8 @@ from typing import Any, NoReturn, get_args
 
 import yaml
 
-from fl_lightning.data.labels import class_name
-from fl_lightning.data.schema import Field, FieldType, Schema, day_of, listed, number_in, repeated, shown
+from fl_lightning.data.labels import class_name, listed
+from fl_lightning.data.schema import Field, FieldType, Schema, day_of, number_in, repeated, shown
 from fl_lightning.errors import DataError, did_you_mean
 
 _BYTES = 2**20
@@ -61,9 +61,8 @@ def parse_schema(text: str | bytes, is_json: bool = False) -> Schema:
         raise DataError(f"Two fields have the name '{name}'. Give every field a name of its own.")
     markers = [_text(value, "'missingValues'").strip() for value in _list(found.get("missingValues", [""]), "'missingValues'")]
     target = None if found.get("target") is None else _name(found["target"], "'target'")
-    if target not in (None, *names):
-        fix = did_you_mean(str(target), names).strip() or f"Add a field '{target}'."
-        _refuse("'target'", f"no field has the name '{target}'", fix)
+    fix = did_you_mean(str(target), names).strip() or f"Add a field '{target}'."
+    _need(target in (None, *names), "'target'", f"no field has the name '{target}'", fix)
     schema = Schema(fields, target, tuple(dict.fromkeys(markers)), json.dumps(found, ensure_ascii=False))
     _check(schema)
     return schema
@@ -77,8 +76,8 @@ def _check(schema: Schema) -> None:
         what = f"a target of type {target.type} needs 'constraints: {{enum: [...]}}', its classes in order"
         _need(bool(target.enum) or target.type not in ("date", "string"), where, what)
         _need(target.missing == "refuse", where, "missing targets cannot be filled", fix)
-    if not features and not schema.classes:
-        raise DataError("It has neither features nor a target with classes. Add the fields.")
+    if not features:
+        raise DataError("It has no features. Add the fields.")
     if len(features) > _FEATURES:
         raise DataError(f"Its fields become {len(features)} features, but at most {_FEATURES} are supported.")
     for name in repeated(features):

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from fl_lightning.data.in_memory import InMemoryDataModule, named_dataset
-from fl_lightning.errors import require
+from fl_lightning.errors import require, require_counts
 from fl_lightning.functional.related_tasks import Kind, related_examples, related_weights, with_outliers
 from fl_lightning.functional.seeding import generator
 
@@ -62,10 +62,8 @@ class SimulatedTasksDataModule(InMemoryDataModule):
     ) -> None:
         super().__init__(batch_size, 1000)
         name = "data.datamodule."
-        require(num_clients >= 1, name + "num_clients", "1 or above", num_clients)
-        wanted, hint = f"from 1 to the {num_clients} clients", f"'num_clients' is {num_clients}."
-        require(1 <= groups <= num_clients, name + "groups", wanted, groups, hint)
-        require(features >= 1, name + "features", "1 or above", features)
+        require_counts(name, num_clients=num_clients, features=features, test_examples=test_examples)
+        require(1 <= groups <= num_clients, name + "groups", f"from 1 to the {num_clients} clients", groups)
         rising = len(examples) == 2 and 1 <= examples[0] <= examples[1]
         require(rising, name + "examples", "two numbers of 1 or above, the smallest and the largest", examples)
         require(kind in get_args(Kind), name + "kind", f"one of {', '.join(get_args(Kind))}", kind)
@@ -74,7 +72,6 @@ class SimulatedTasksDataModule(InMemoryDataModule):
         for setting, value in (("outliers", outliers), ("server_outliers", server_outliers)):
             require(0 <= value <= 1, name + setting, "a share from 0 to 1", value)
             require(kind == "regression" or not value, name + setting, "0 unless 'kind' is regression", value)
-        require(test_examples >= 1, name + "test_examples", "1 or above", test_examples)
         self.num_clients, self.groups, self.features = num_clients, groups, features
         self.examples, self.kind, self.test_examples = (examples[0], examples[1]), kind, test_examples
         self.spread, self.noise, self.shift = spread, noise, shift

@@ -11,9 +11,11 @@ from typing import Any
 
 from fl_lightning.data.schema import ISO, Schema
 from fl_lightning.data.schema_file import mapping_of
-from fl_lightning.errors import ConfigurationError, require, require_texts
+from fl_lightning.errors import ConfigurationError, require
 
 _PATH = "data.datamodule."
+COLUMNS = f"{_PATH}columns"
+"""The setting of the columns, for messages."""
 _MARKS = ",;\t|"
 _CSV = ("separator", "decimal", "encoding", "quote", "missing")
 _COLUMN = ("from", "scale", "offset", "values", "format", "missing")
@@ -87,36 +89,27 @@ class Export:
     Args:
         csv: the form of CSV files.
         columns: where each field is found; a field that is not named has a column of its own name.
-        setting: the setting that ``columns`` come from, for messages.
     """
 
     csv: CsvForm = field(default_factory=CsvForm)
     columns: Mapping[str, ColumnSource] = field(default_factory=dict)
-    setting: str = f"{_PATH}columns"
 
     def source(self, name: str) -> ColumnSource:
         """Return the source of a field."""
         return self.columns.get(name) or ColumnSource(name)
 
 
-def exports_of(schema: Schema | None, csv: Any, columns: Any, exports: Any) -> dict[str | None, Export]:
-    """Return the exports that the settings of a TableDataModule describe: of clients by their names, of all others by None.
+def export_of(schema: Schema | None, csv: Any, columns: Any) -> Export:
+    """Return the export that the settings of a TableDataModule describe.
 
     Raises:
         ConfigurationError: naming the setting that is wrong.
     """
-    require_texts(f"{_PATH}exports", exports or ())
-    names = () if schema is None else tuple(one.name for one in schema.fields)
-    found: dict[str | None, Export] = {}
-    for client, given in {None: {"csv": csv, "columns": columns}, **(exports or {})}.items():
-        path = _PATH if client is None else f"{_PATH}exports.{client}."
-        own = mapping_of(given, f"'{path[:-1]}'", ("csv", "columns"))
-        if own.get("columns") and schema is None:
-            raise ConfigurationError(f"'{path}columns' needs '{_PATH}schema', which names the fields. Set both, or none.")
-        sources = mapping_of(own.get("columns") or {}, f"'{path}columns'", names)
-        columns_of = {name: _source(name, values, f"{path}columns.{name}") for name, values in sources.items()}
-        found[client] = Export(csv_form(own.get("csv") or {}, f"{path}csv"), columns_of, f"{path}columns")
-    return found
+    needs = f"left out without '{_PATH}schema', which names the fields"
+    require(not columns or schema is not None, COLUMNS, needs, columns)
+    sources = mapping_of(columns or {}, f"'{COLUMNS}'", () if schema is None else [one.name for one in schema.fields])
+    found = {name: _source(name, values, f"{COLUMNS}.{name}") for name, values in sources.items()}
+    return Export(csv_form(csv or {}, f"{_PATH}csv"), found)
 
 
 def csv_form(values: Any, setting: str) -> CsvForm:

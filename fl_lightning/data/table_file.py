@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.data.schema import ISO, LARGEST, NUMBER, Field, Schema, listed, number_in, repeated, shown
-from fl_lightning.data.table_export import ColumnSource, CsvForm, Export
+from fl_lightning.data.labels import listed
+from fl_lightning.data.schema import ISO, LARGEST, NUMBER, Field, Schema, number_in, repeated, shown
+from fl_lightning.data.table_export import COLUMNS, ColumnSource, CsvForm, Export
 from fl_lightning.errors import DataError, VersionError, did_you_mean
 
 _BLOCK = 2**24
@@ -182,7 +183,7 @@ class SourceTable:
         limits += [] if high is None else [(values > high, f"at most {in_words(field, high)}")]
         fix = "Correct the cell, or change the schema of all."
         if field.since is None:
-            fix += f" Is it another unit? Then set its factor: '{self.export.setting}: {{{field.name}: {{scale: ...}}}}'."
+            fix += f" Is it another unit? Then set its factor: '{COLUMNS}: {{{field.name}: {{scale: ...}}}}'."
         for outside, limit in limits:
             wrong = outside & there & ~unread
             if wrong.any():
@@ -193,7 +194,7 @@ class SourceTable:
 
     def _fix(self, field: Field, cell: str) -> str:
         """Return what to do about a cell that has no value in the schema."""
-        mine = f"'{self.export.setting}: {{{field.name}: "
+        mine = f"'{COLUMNS}: {{{field.name}: "
         if field.since is not None:
             return f"Correct the cell, or say how dates are written: {mine}{{format: '%d.%m.%Y'}}}}'."
         if field.enum or field.type == "boolean":

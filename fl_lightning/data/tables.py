@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -16,13 +17,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.core.capabilities import ResumeRule
 from fl_lightning.data.in_memory import InMemoryDataModule, client_paths, named_dataset
-from fl_lightning.data.labels import alike, class_name, given_classes, ordered_classes
-from fl_lightning.data.schema import Field, Schema, listed, repeated
+from fl_lightning.data.labels import alike, class_name, given_classes, listed, ordered_classes
+from fl_lightning.data.schema import Field, Schema, repeated
 from fl_lightning.data.schema_file import read_schema
 from fl_lightning.data.table_checks import ranges_of, sentinels, unlike_ranges
-from fl_lightning.data.table_export import exports_of
+from fl_lightning.data.table_export import COLUMNS, export_of
 from fl_lightning.data.table_file import SourceTable, read_source
-from fl_lightning.errors import ConfigurationError, DataError, did_you_mean, require
+from fl_lightning.errors import ConfigurationError, DataError, require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
 from fl_lightning.functional.splitting import count_units, hold_out
@@ -68,7 +69,8 @@ class TableDataModule(InMemoryDataModule):
     Args:
         path: a CSV file with a header, or a Parquet file; a folder with one file for each client, which names the client; or a
             file (or folder) for each client by name. Columns are matched by name: files must have the same columns, in any
-            order. None at a server whose clients are sites of their own; it then needs ``test_path``.
+            order, and the same form; others are clients with a TableDataModule each (``data.clients``). None at a server whose
+            clients are sites of their own; it then needs ``test_path``.
         target: the column to predict; None for features alone, as K-means uses.
         test_path: the server's set in a separate file or folder, with the same features and target.
         test_share: the share of the rows, in [0, 1), drawn as the server's set if ``test_path`` is not given: from each
@@ -93,8 +95,6 @@ class TableDataModule(InMemoryDataModule):
             ``format`` of dates, such as ``%d.%m.%Y``, and ``missing``, a list of cells without a value.
         csv: the form of CSV files, of which nothing is guessed: ``{separator: ";", decimal: ",", encoding: cp1252}``, also with
             ``quote`` and ``missing``, a list of cells without a value. By default commas, points and UTF-8.
-        exports: ``columns`` and ``csv`` of single clients, by the client's name: ``{hospital_a: {csv: {encoding: cp1252}}}``;
-            they replace those of all files.
 
     Attributes:
         schema: the schema; None if all features are numbers.
@@ -103,7 +103,8 @@ class TableDataModule(InMemoryDataModule):
         std: its standard deviation (of the population), float64, shape (d,); 1 for a constant feature.
     """
 
-    on_resume = ResumeRule(free="path test_path columns csv exports")
+    renamed = MappingProxyType({"exports": "a TableDataModule for each client, in 'data.clients'"})
+    on_resume = ResumeRule(free="path test_path columns csv")
 
     def __init__(
         self,
@@ -122,13 +123,11 @@ class TableDataModule(InMemoryDataModule):
         schema: str | None = None,
         columns: dict[str, dict[str, Any]] | None = None,
         csv: dict[str, Any] | None = None,
-        exports: dict[str, dict[str, Any]] | None = None,
     ) -> None:
         super().__init__(batch_size, eval_batch_size)
         self.schema = None if schema is None else read_schema(schema)
-        self._exports = exports_of(self.schema, csv, columns, exports)
+        self._export = export_of(self.schema, csv, columns)
         if self.schema is not None:
-            require(bool(self.schema.feature_names), f"{_PATH}schema", "the file of a schema with features", schema)
             found: Literal["regression", "classification"] = "classification" if self.schema.classes else "regression"
             own: dict[str, Any] = {"target": (target, "target", self.schema.target), "kind": (kind, "regression", found)}
             for setting, (value, usual, said) in (own | {"classes": (classes, None, [*self.schema.classes])}).items():
@@ -220,16 +219,12 @@ class TableDataModule(InMemoryDataModule):
         Raises:
             DataError: if a file is invalid; the message names file, line and column.
         """
-        owners, usual = [name for name, _ in files if name is not None], self._exports[None]
+        owners = [name for name, _ in files if name is not None]
         roles = {"client_column": self.client_column, "person_column": self.person_column}
         if like is None:
             is_one = self.client_column is None or not owners
             require(is_one, f"{_PATH}client_column", "null with a file for each client in 'path'", self.client_column)
-            for client in self._exports.keys() - {None, *owners}:
-                hint = did_you_mean(str(client), owners).strip()
-                require(False, f"{_PATH}exports", "settings of clients who have a file in 'path'", client, hint)
-        exports = [usual if like else self._exports.get(name, usual) for name, _ in files]
-        sources = [read_source(file, export) for (_, file), export in zip(files, exports, strict=True)]
+        sources = [read_source(file, self._export) for _, file in files]
         wanted = ({} if like else roles) | ({} if self.schema else {"target": self.target})
         for source, (setting, name) in product(sources, wanted.items()):
             if name is not None and name not in source.columns:
@@ -241,7 +236,7 @@ class TableDataModule(InMemoryDataModule):
             if missing := source.missing_columns():
                 raise DataError(
                     f"'{source.path}' lacks columns: {listed(missing, ' ')} {source.in_words} Add the column, "
-                    f"or, with a schema, name the one that holds it: '{source.export.setting}: {{FIELD: {{from: COLUMN}}}}'."
+                    f"or, with a schema, name the one that holds it: '{COLUMNS}: {{FIELD: {{from: COLUMN}}}}'."
                 )
             if names := source.further_columns([*roles.values()]):
                 further.append(f"'{source.path}' has {listed(names)}")
@@ -297,9 +292,8 @@ class TableDataModule(InMemoryDataModule):
         found: list[str] = []
         if self.schema is None or self._paths is None:
             return found
-        for name, file in _table_files(self._paths, f"{_PATH}path"):
-            export = self._exports.get(name, self._exports[None])
-            source = read_source(file, export, self.schema)
+        for _, file in _table_files(self._paths, f"{_PATH}path"):
+            source, export = read_source(file, self._export, self.schema), self._export
             further = source.further_columns((self.client_column, self.person_column))
             said = [f"has {source.rows} rows."]
             said += [f"lacks the column {text}" for text in source.missing_columns()]

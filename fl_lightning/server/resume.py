@@ -116,7 +116,6 @@ def refuse_changes(
     before, own = (_with_engine(settings, device) for settings in (saved["settings"], run.settings))
     for name in (name for name in own if name in before):
         found += differences(name, before[name], own[name], False)
-    found += differences("data.clients", saved["contents"], now["contents"], False)
     found.sort(key=lambda change: not change.stays)
     if found and (found[0].stays or not owner.checkpoints.resume_changed):
         raise CheckpointError(f"The checkpoint was written with {in_words(found)}. {_advice(found, fixed)}")

@@ -17,7 +17,6 @@ from fl_lightning.clients.client_files import References
 from fl_lightning.clients.memory import ClientMemory, references_of
 from fl_lightning.core.federation import Federation
 from fl_lightning.core.option import ServerHooks, guarantees
-from fl_lightning.data.content import client_contents
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.functional.model_parts import copy_of_tensors, restore_tensors
 from fl_lightning.functional.seeding import RandomNumbers
@@ -75,12 +74,10 @@ class RunState:
         training = data.indices
         self.num_clients, self.client_names = len(training), training.names or ()
         sizes: list[int] = training.sizes.tolist()
-        digests = client_contents(data.client_datasets.source.dataset, training) if data.client_datasets.whole else ()
         self._data = {
             "clients": self.num_clients,
             "partition": training.digest(),
             "sites": [list(site) for site in zip(self.client_names, sizes, strict=True)] if data.is_remote else [],
-            "contents": {data.client_name(k): f"{sizes[k]} examples ({text})" for k, text in enumerate(digests) if text},
         }
         self.run_id = uuid4().hex  # a resumed fit takes the checkpoint's
 

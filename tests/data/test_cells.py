@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from scipy import ndimage, stats
 from scipy.spatial.distance import pdist
 
-from fl_lightning.cells.drawing import CellSite, annotate, density_image, dot_centres, draw_cells, place_cells
+from fl_lightning.cells.drawing import CellSite, annotate, density_image, draw_cells, place_cells
 from fl_lightning.functional import generator
 
 
@@ -236,12 +236,3 @@ def test_dots_stay_in_the_image(dots, displaced, seed):
     assert len(every) == 2 * len(dots)
     assert bool(((every >= 0) & (every <= torch.tensor([29.0, 19.0]))).all())
     assert len(annotate(torch.from_numpy(dots), 20, 30, 1.0, 0.0, displaced, generator(seed))) == 0
-
-
-@given(arrays(bool, st.tuples(st.integers(1, 12), st.integers(1, 12)), elements=st.booleans()))
-def test_dots_that_touch_are_one(mask):
-    labels, count = ndimage.label(mask, np.ones((3, 3)))
-    wanted = np.array(ndimage.center_of_mass(mask, labels, range(1, count + 1))).reshape(-1, 2)[:, ::-1]
-    found = dot_centres(torch.from_numpy(mask)).numpy()
-    assert found.shape == (count, 2)
-    np.testing.assert_allclose(np.array(sorted(found.tolist())), np.array(sorted(wanted.tolist())), atol=1e-9)

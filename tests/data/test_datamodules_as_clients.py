@@ -94,7 +94,9 @@ OWN: dict[str, Make] = {
     "SimulatedTasksDataModule": lambda folder, seed, _: SimulatedTasksDataModule(
         3, 2, examples=(4, 6), test_examples=6, seed=seed, batch_size=3
     ),
-    "TableDataModule": lambda folder, seed, _: TableDataModule(write_table(folder.with_suffix(".csv"), seed), batch_size=3),
+    "TableDataModule": lambda folder, seed, _: TableDataModule(
+        write_table(folder.with_suffix(".csv"), seed), batch_size=3, standardize=False
+    ),
     "MNISTDataModule": lambda folder, seed, monkeypatch: MNISTDataModule(
         write_torchvision_sets(folder, monkeypatch, seed), batch_size=5
     ),
@@ -180,11 +182,9 @@ def test_a_datamodule_of_many_clients_is_no_client(name):
         FederatedDataModule.from_clients({"oslo": source})
 
 
-def folders(tmp_path: Path, augmentation: Any = None, **settings: Any) -> dict[str, ImageFolderDataModule]:
+def folders(tmp_path: Path, augmentation: Any, **settings: Any) -> dict[str, ImageFolderDataModule]:
     return {
-        name: ImageFolderDataModule(
-            str(tmp_path / name), batch_size=3, augmentation=augmentation and augmentation(), **settings
-        )
+        name: ImageFolderDataModule(str(tmp_path / name), batch_size=3, augmentation=augmentation, **settings)
         for name in ("bonn", "oslo")
     }
 
@@ -205,9 +205,9 @@ def test_images_of_clients_are_augmented_in_training_alone_and_read_from_disk_al
     whole = ImageFolderDataModule(root, batch_size=3, augmentation=Turned())
     expected, _ = fitted(FederatedDataModule(whole, DomainPartitioner()), 108, engine)
     for settings in ({}, {"memory_limit": 0.0}):
-        found, _ = fitted(FederatedDataModule.from_clients(folders(tmp_path, Turned, **settings)), 108, engine)
+        found, _ = fitted(FederatedDataModule.from_clients(folders(tmp_path, Turned(), **settings)), 108, engine)
         assert same_bits(found, expected)
-    data, model = FederatedDataModule.from_clients(folders(tmp_path, Turned, test_share=0.3)), Mean(108)
+    data, model = FederatedDataModule.from_clients(folders(tmp_path, Turned(), test_share=0.3)), Mean(108)
     state, value = fitted(data, 108, engine)
     model.load_state_dict(state)
     clients = data.datamodule.clients
@@ -220,12 +220,12 @@ def test_images_of_clients_are_augmented_in_training_alone_and_read_from_disk_al
     assert input_moments(data, 0).means() == pytest.approx(bonn.double().mean((0, 2, 3)).tolist())
 
 
-def test_tables_of_three_hospitals_in_yaml_with_default_settings(tmp_path, fl):
+def test_tables_of_three_hospitals_in_yaml(tmp_path, fl):
     """The first thing that they would write; a fifth of each one's rows is its own test set."""
     for seed, name in enumerate(("bonn", "lund", "oslo")):
         write_table(tmp_path / f"{name}.csv", seed, 10 + 5 * seed)
     hospitals = "\n".join(
-        f"    {name}: {{class_path: TableDataModule, init_args: {{path: {tmp_path / name}.csv}}}}"
+        f"    {name}: {{class_path: TableDataModule, init_args: {{path: {tmp_path / name}.csv, standardize: false}}}}"
         for name in ("bonn", "lund", "oslo")
     )
     network = "{class_path: fl_lightning.MLP, init_args: {in_features: 2, num_classes: 1}}"
@@ -234,16 +234,15 @@ def test_tables_of_three_hospitals_in_yaml_with_default_settings(tmp_path, fl):
         "best_checkpoint: {monitor: val_loss}\n"
         f"model: {{class_path: RegressionTask, init_args: {{network: {network}}}}}\ndata:\n  clients:\n{hospitals}\n"
     )
-    with pytest.warns(UserWarning, match=r"Each client's table is scaled by its own rows \('standardize'"):
-        status, text = fl("fit", "--config", "own.yaml")
+    status, text = fl("fit", "--config", "own.yaml")
     assert status == 0, text
     for name, rows in (("bonn", 10), ("lund", 15), ("oslo", 20)):
         assert re.search(rf"{name} +{rows * 4 // 5} +{rows // 5} +{rows // 5}\b", text)
 
 
-def test_equal_transforms_of_two_datamodules_are_shared():
-    for make in (lambda: RandomCropFlip(2), lambda: v2.Compose([v2.RandomAffine(9), v2.RandomErasing(0.2)])):
-        data = FederatedDataModule.from_clients({name: MNISTDataModule(augmentation=make()) for name in "ab"})
+def test_one_transform_of_two_datamodules_is_shared():
+    for own in (RandomCropFlip(2), v2.Compose([v2.RandomAffine(9), v2.RandomErasing(0.2)])):
+        data = FederatedDataModule.from_clients({name: MNISTDataModule(augmentation=own) for name in "ab"})
         assert callable(vars(data)["on_after_batch_transfer"])
 
 
@@ -277,7 +276,10 @@ def test_the_schema_of_clients_tables_fills_in_what_is_missing(tmp_path):
 
 
 def test_own_sets_that_another_client_lacks_are_named(tmp_path):
-    tables = {name: TableDataModule(write_table(tmp_path / f"{name}.csv", 1), test_share=k / 5) for k, name in enumerate("ab")}
+    tables = {
+        name: TableDataModule(write_table(tmp_path / f"{name}.csv", 1), test_share=share, standardize=False)
+        for name, share in (("a", 0.0), ("b", 0.2))
+    }
     with pytest.warns(UserWarning, match=r"client 'b' has a 'val_dataloader', but client 'a' has none, so no client's is used"):
         FederatedDataModule.from_clients(tables)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import lightning as L
@@ -10,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from client_sites import Own, numbers
-from federations import Blobs, Consecutive, Plain, ready, same_bits, trainer, weights
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from federations import Consecutive, Plain, ready, trainer
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator, FederationCallback, LocalTraining
 
@@ -95,43 +94,8 @@ class Counts(FederationCallback):
         self.examples.append((update.client, update.num_examples, update.num_steps))
 
 
-class Iterates:
-    """A stream of batches, not of examples."""
-
-    def __init__(self, batches: list[Any]) -> None:
-        self.batches = batches
-
-    def __iter__(self) -> Any:
-        return iter(self.batches)
-
-
-class WebLoader(Iterates, IterableDataset[Any]):
-    """Like webdataset's."""
-
-
-@pytest.mark.parametrize("batches", [WebLoader, lambda batches: Own(Iterates(batches))], ids=["a stream", "a datamodule"])
-def test_batches_are_not_batched_again(batches):
-    x, y = Blobs().train
-    expected, found = [], []
-    for batched in (False, True):
-        torch.manual_seed(3)
-        module, counts = Plain(), Counts()
-        source: Any = DataLoader(TensorDataset(x, y), 5)
-        source = batches(list(source)) if batched else source
-        data = FederatedDataModule.from_clients({"a": source}, val=DataLoader(TensorDataset(*Blobs().val), 16))
-        trainer(2, FederatedOrchestrator(), counts).fit(module, data)
-        (found if batched else expected).append((weights(module), counts.examples))
-    assert same_bits(expected[0][0], found[0][0])
-    assert expected[0][1] == found[0][1]
-
-
-def test_a_list_that_looks_like_batches_is_named():
-    batches = list(DataLoader(numbers(), 5))
-    with pytest.warns(UserWarning, match=r"client 'a' are a list whose first element has tensors of the shapes \(5, 4\)"):
-        FederatedDataModule.from_clients({"a": batches}).setup("fit")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        FederatedDataModule.from_clients({"a": [numbers()[k] for k in range(5)]}).setup("fit")
+def test_a_list_is_one_of_examples():
+    FederatedDataModule.from_clients({"a": [numbers()[k] for k in range(5)]}).setup("fit")
 
 
 class Overstates(IterableDataset[Any]):

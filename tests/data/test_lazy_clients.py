@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from federations import blobs, every_round, ready, same_bits
-from lazy_stores import SIZES, Store, at_once, fit, lazily
+from lazy_stores import SIZES, Opened, Store, at_once, fit, lazily
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import ExamplePrivacy, FederatedDataModule, LazyClients
@@ -37,7 +37,7 @@ def test_the_same_bits_as_the_same_clients_given_at_once(engine: str, listed: bo
 def test_clients_are_opened_for_their_turns_alone_and_then_released(tmp_path: Path, engine: str) -> None:
     """A run that is resumed opens no further ones."""
     store = Store()
-    data = ready(lazily(store, val=TensorDataset(*blobs(8, 9))))
+    data = ready(lazily(store, val=DataLoader(TensorDataset(*blobs(8, 9)), 4)))
     assert store.opened == []
     assert data.num_clients == 4
     assert data.num_examples(1) == 12
@@ -46,7 +46,7 @@ def test_clients_are_opened_for_their_turns_alone_and_then_released(tmp_path: Pa
     assert store.most <= 2
     assert len(store.alive) <= (engine == "trainer")  # whose last loader lives until Python collects cycles
     again = Store()
-    fit(lazily(again, val=TensorDataset(*blobs(8, 9))), 4, engine=engine, ckpt_path=str(tmp_path / "last.ckpt"))
+    fit(lazily(again, val=DataLoader(TensorDataset(*blobs(8, 9)), 4)), 4, engine=engine, ckpt_path=str(tmp_path / "last.ckpt"))
     assert len(again.opened) == 2
 
 
@@ -57,7 +57,7 @@ def test_a_million_clients_are_described_by_their_number() -> None:
         opened.append(client)
         return TensorDataset(*blobs(3, client))
 
-    fit(FederatedDataModule.from_clients(open_client, num_clients=1_000_000, num_examples=3))
+    fit(FederatedDataModule(Opened(open_client, torch.tensor(3).expand(1_000_000), 32)))
     assert len(opened) == len(set(opened)) == 4
 
 
@@ -90,6 +90,6 @@ def test_a_datamodule_opens_clients_too() -> None:
 
 def test_the_servers_set_is_validated() -> None:
     val = TensorDataset(*blobs(8, 9))
-    data = ready(lazily(Store(), val=val, test=DataLoader(val, 3)))
+    data = ready(lazily(Store(), val=DataLoader(val, 4), test=DataLoader(val, 3)))
     assert [len(x) for x, _ in data.val_dataloader()] == [4, 4]
     assert [len(x) for x, _ in data.test_dataloader()] == [3, 3, 2]

@@ -25,6 +25,7 @@ from torch.utils.data import (
 
 from fl_lightning import (
     ClientEvaluation,
+    ConfigurationError,
     DataError,
     DirichletPartitioner,
     FederatedDataModule,
@@ -219,13 +220,14 @@ def test_the_scores_of_clients_are_those_of_unchanged_inputs(tmp_path):
     assert scores[0] == scores[1]
 
 
-def test_a_set_without_a_loader_says_how_it_is_read():
+def test_a_set_without_a_loader_needs_a_collation_if_the_clients_have_one():
     clients = {"a": DataLoader(numbers(), 5, collate_fn=Shifts(100.0).collate)}
     data = ready(FederatedDataModule.from_clients(clients, val=numbers(5, 1000)))
-    with pytest.warns(UserWarning, match="The validation set has no loader, so it is read with the 'collate_fn' of the train"):
-        assert min(read(data.val_dataloader())) == 1100
-    data = ready(FederatedDataModule.from_clients(clients, val=DataLoader(numbers(5, 1000))))
-    assert read(data.val_dataloader()) == [1000, 1001, 1002, 1003, 1004]
+    with pytest.raises(ConfigurationError, match="'validation' must be a DataLoader, or 'collate_fn' be passed, since the cl"):
+        data.val_dataloader()
+    for more in ({"val": DataLoader(numbers(5, 1000))}, {"val": numbers(5, 1000), "collate_fn": default_collate}):
+        data = ready(FederatedDataModule.from_clients(clients, **more))
+        assert read(data.val_dataloader()) == [1000, 1001, 1002, 1003, 1004]
 
 
 def test_when_two_loaders_read_alike():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from asked_site import north, told, work
 from federations import Consecutive, Plain, blobs, federate, ready, same_bits, weights
+from lazy_stores import Opened
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from fl_lightning import ClassificationTask, FederatedDataModule, LocalTraining
@@ -45,9 +46,7 @@ PATHS: dict[str, Any] = {
     "clients of tensors": lambda: FederatedDataModule.from_clients({"a": examples()}, batch_size=BATCH),
     "clients with workers": lambda: FederatedDataModule.from_clients({"a": one_by_one()}, batch_size=BATCH, num_workers=1),
     "clients' loaders": lambda: FederatedDataModule.from_clients({"a": DataLoader(one_by_one(), BATCH, shuffle=True)}),
-    "opened": lambda: FederatedDataModule.from_clients(
-        lambda client: Subset(examples(), range(SIZE)), num_clients=1, num_examples=SIZE, batch_size=BATCH
-    ),
+    "opened": lambda: FederatedDataModule(Opened(lambda client: Subset(examples(), range(SIZE)), [SIZE], BATCH)),
 }
 
 

@@ -19,6 +19,7 @@ from dp_accounting.pld import PLDAccountant
 from federations import Blobs, Consecutive, Plain, every_round, federate, ready, trainer
 from hypothesis import given
 from hypothesis import strategies as st
+from lazy_stores import Opened
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
@@ -98,7 +99,7 @@ def test_persons_of_clients_that_are_read_when_they_are_drawn():
     def opened(client):
         return of_persons(12, np.arange(12) // 4)
 
-    data = FederatedDataModule.from_clients(opened, num_clients=2, num_examples=12)
+    data = FederatedDataModule(Opened(opened, [12, 12], 32))
     run = trainer(1, FederatedOrchestrator(local=LocalTraining(privacy=ExamplePrivacy(1.0, 1.0))))
     with pytest.raises(ConfigurationError, match=r"persons are not known beforehand, which 'federation.local.privacy' needs"):
         run.fit(Plain(), data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 from small_tables import SEX, bring_data, small, write
 from three_hospitals import NAMES, SCHEMA, SETTINGS, clean, expected, write_exports
 
-from fl_lightning import DomainPartitioner, FederatedDataModule, TableDataModule
+from fl_lightning import FederatedDataModule, TableDataModule
 
 
 @pytest.fixture
@@ -36,41 +35,34 @@ def set_up(path: Any, **more: Any) -> TableDataModule:
 
 
 def test_three_unlike_exports_are_the_clean_table(schema):
-    """Also where a site reads its own file alone: the same features, classes and rows."""
+    """Each as a client of its own: the same features, classes and rows."""
     frame = clean()
-    paths = write_exports(Path("exports"), frame)
+    paths, own = write_exports(Path("exports"), frame), {"schema": schema, "standardize": False, "test_share": 0.0}
     with pytest.warns(UserWarning, match=r"Further columns are ignored: 'exports/north.csv' has ward\."):
-        data = set_up(paths, schema=schema, exports=SETTINGS)
+        data = ready(FederatedDataModule.from_clients({n: TableDataModule(paths[n], **own, **SETTINGS[n]) for n in NAMES}))
     features, classes = expected(frame)
-    assert data.feature_names == data.train_set.feature_names == tuple(features.columns)
-    assert data.train_set.classes == ("healthy", "relapse", "dead")
-    inputs, targets = data.train_set.tensors
+    inputs, targets = data.client_datasets.source.dataset.tensors
     assert torch.equal(inputs, torch.from_numpy(features.to_numpy(np.float32)))
     assert targets.tolist() == classes.tolist()
-    assert data.train_set.domains_names == NAMES
-    assert not (targets[data.train_set.domains == 1] == 2).any()  # no one in the south has died
+    assert [data.client_name(k) for k in range(3)] == [*NAMES]
+    assert not (targets[data.indices[1]] == 2).any()  # no one in the south has died
+    assert data.label_counts().shape == (3, 3)
     clean_columns = frame.drop(columns="hospital").assign(height=frame["height"].astype(float))
     clean_columns.to_csv("clean.csv", index=False)
     again = set_up("clean.csv", schema=schema)
-    assert all(map(torch.equal, again.train_set.tensors, data.train_set.tensors))
-    for k, name in enumerate(NAMES):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            alone = set_up(paths[name], schema=schema, **SETTINGS[name])
-        mine = data.train_set.domains == k
-        assert all(torch.equal(own, whole[mine]) for own, whole in zip(alone.train_set.tensors, (inputs, targets), strict=True))
-        assert (alone.train_set.classes, alone.feature_names) == (data.train_set.classes, data.feature_names)
+    assert all(map(torch.equal, again.train_set.tensors, (inputs, targets)))
+    assert again.feature_names == again.train_set.feature_names == tuple(features.columns)
+    for one in (again, *data.datamodule.clients.values()):
+        assert (one.train_set.classes, one.feature_names) == (("healthy", "relapse", "dead"), again.feature_names)
 
 
 def test_the_servers_set_lacks_a_class(schema):
     frame = clean()
-    paths = write_exports(Path("exports"), frame)
     frame[frame["outcome"] != "healthy"].drop(columns="hospital").to_csv("server.csv", index=False)
-    data = set_up(paths, schema=schema, exports=SETTINGS, test_path="server.csv", standardize=True)
-    federated = ready(FederatedDataModule(data, DomainPartitioner()))
+    frame.drop(columns="hospital").to_csv("clean.csv", index=False)
+    data = set_up("clean.csv", schema=schema, test_path="server.csv")
     loader = data.val_dataloader()
     assert set(torch.cat([labels for _, labels in loader]).tolist()) == {1, 2}
-    assert federated.label_counts().shape == (3, 3)
     alone = ready(TableDataModule(None, schema=schema, test_path="server.csv", standardize=False))
     assert torch.equal(alone.val_dataloader().tensors[1], loader.tensors[1])
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from federation_demo import Federation, same_bits, weights
 from flower_processes import MARKS
-from three_hospitals import NAMES, SCHEMA, SETTINGS, clean, write_exports
+from three_hospitals import NAMES, SCHEMA, SETTINGS, clean, in_clients, write_exports
 
 from fl_lightning.cli.federation_cli import main
 
@@ -81,11 +81,10 @@ def config(folder: Path, name: str, **changes: Any) -> None:
 
 def test_unlike_exports_over_flower_give_the_bits_of_the_simulation(hospitals):
     federation, exports = hospitals
-    table = {**TABLE, "schema": "schema.yaml", "test_path": "test.csv"}
-    for name, more in (("real", {}), ("simulated", {"path": exports, "exports": SETTINGS})):
-        data = {"datamodule": {"class_path": "TableDataModule", "init_args": {**table, **more}}}
-        data |= {} if name == "real" else {"partitioner": "DomainPartitioner"}
-        config(federation.folder, f"{name}.yaml", data=data)
+    table = {**TABLE, "schema": "schema.yaml"}
+    server = {"class_path": "TableDataModule", "init_args": {**table, "test_path": "test.csv"}}
+    config(federation.folder, "real.yaml", data={"datamodule": server})
+    config(federation.folder, "simulated.yaml", data={"clients": in_clients(exports, **table)})
     with contextlib.chdir(federation.folder / "server"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         main(["fit", "--config", "real.yaml", "--trainer.default_root_dir", "real", "--federation.pool", "FlowerPool"])

@@ -144,7 +144,6 @@ def test_the_model_is_that_of_a_run_without_the_client(strategy):
 
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "none": ({}, {}),
-    "feature noise": ({"feature_noise": 0.5}, {}),
     "rebalancing": ({"rebalancing": LabelAveraging()}, {}),
     "attackers": ({}, {"attackers": Attackers(wrong_labels={1: 0.5}, clients=0.4, labels=RandomLabels())}),
     "availability": ({}, {"availability": Availability(drop_out=0.3, slow=0.4, slowness=3)}),
@@ -179,23 +178,6 @@ def test_a_class_that_only_a_held_out_client_has_is_no_class():
     assert data.client_datasets.num_classes() == CLASSES
     rows = torch.stack([torch.bincount(more[name].tensors[1], minlength=CLASSES) for name in "acde"])
     assert torch.equal(data.label_counts(), rows)
-
-
-@pytest.mark.parametrize("held", [["a"], ["b", "e"]])
-@pytest.mark.parametrize("parts", [{}, {"client_test": 0.4}])
-def test_a_held_out_client_has_the_noise_of_its_place_among_all_clients(held, parts):
-    """Variance sigma * i / N: of all five for those held out, and of the others among themselves."""
-    sigma, zeros = 4.0, {name: (torch.zeros(2000, 4), torch.arange(2000) % 2) for name in "abcde"}
-    data = data_of(sites(**zeros), held_out_clients=held, feature_noise=sigma, **parts)
-    data.setup("fit")
-    trained = [name for name in "abcde" if name not in held]
-    expected = [sigma * (k + 1) / len(trained) for k in range(len(trained))] + [
-        sigma * ("abcde".index(n) + 1) / 5 for n in held
-    ]
-    for client, variance in enumerate(expected):
-        part = "test" if client >= len(trained) or parts else "training"
-        inputs = torch.cat([x for x, _ in data.client_evaluation_view(client, part).val_dataloader()])
-        assert float(inputs.var()) == pytest.approx(variance, rel=0.15)  # six standard deviations of 3200 numbers
 
 
 def test_the_examples_of_a_held_out_client_have_no_influence():

@@ -271,7 +271,7 @@ REFUSALS = [
     Refusal(lambda: refuse_questions({}), "No metric may be asked for here by its class"),
     Refusal(lambda: CalibrationCurve(0), "'CalibrationCurve.bins' must be from 1 to 1000, but is 0"),
     # loaders and callbacks
-    Refusal(fit_of_two_loaders, "'train_dataloader' of client 'a' returns a dict ... Return one DataLoader", DataError),
+    Refusal(fit_of_two_loaders, "Client 'a' trains on a dict, but needs a single torch DataLoader", DataError),
     fits("'trainer.reload_dataloaders_every_n_epochs' is 1, but ... Remove it", flags={"reload_dataloaders_every_n_epochs": 1}),
     fits(  # it would thaw them in each turn's own optimizer, and expects the learning rates of the turn before
         "'federation.local.callbacks' contains BackboneFinetuning, which keeps a state ... begins anew in every turn",

@@ -9,7 +9,7 @@ import torch
 from client_sites import VAL, Hospital, Images, Missing, Own, Read, fitted, shares
 from federations import Blobs, blobs
 from refusing import Refusal
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchvision.transforms import v2
 
 from fl_lightning import (
@@ -20,6 +20,7 @@ from fl_lightning import (
     MNISTDataModule,
     RandomCropFlip,
     SimulatedCellsDataModule,
+    TableDataModule,
     TorchvisionDataModule,
 )
 
@@ -46,6 +47,13 @@ class Blackened(MNISTDataModule):
         return batch
 
 
+class WebLoader(IterableDataset[Any]):
+    """Like webdataset's: a stream of batches."""
+
+    def __iter__(self) -> Any:
+        return iter([VAL[:5]])
+
+
 def public_share_of_persons() -> None:
     named = TensorDataset(*blobs(40, 1))
     named.persons = list(range(40))
@@ -60,7 +68,7 @@ CLIENTS = [
         "'val' must be sets of the clients a, b, c, or one for the server, but is ['a', 'b']",
     ),
     Refusal(set_up({"a": Transfers(VAL), "b": Own(VAL)}), "client 'a' overrides 'on_after_batch_transfer'"),
-    Refusal(set_up({"a": VAL, "b": Blackened()}), "client 'b' overrides 'on_before_batch_transfer'"),
+    Refusal(set_up({"a": MNISTDataModule(), "b": Blackened()}), "client 'b' overrides 'on_before_batch_transfer'"),
     Refusal(set_up(shares(), public_share=0.1), "'data.public_share' must be 0 if each client"),
     Refusal(
         set_up(shares(), val=shares(2, (4, 5, 6)), client_validation=0.2),
@@ -71,13 +79,16 @@ CLIENTS = [
     Refusal(
         lambda: from_clients({1: VAL, "1": VAL}), "'data.clients' must be clients whose names differ as texts, but is [1, '1']"
     ),
-    told(set_up({"a": DataLoader(VAL, 5), "b": DataLoader(VAL, 6)}), "'batch_size' is 5 for 'a', but 6 for 'b'"),
-    told(set_up({"a": DataLoader(VAL, 5), "b": DataLoader(VAL, 5, shuffle=True)}), "'shuffle' is False for ... True for 'b'"),
+    Refusal(set_up({"a": DataLoader(VAL, 5), "b": DataLoader(VAL, 6)}), "'batch_size' is 5 for 'a', but 6 for 'b'"),
+    Refusal(set_up({"a": DataLoader(VAL, 5), "b": DataLoader(VAL, 5, shuffle=True)}), "'shuffle' is False for ... True for"),
     Refusal(lambda: FederatedDataModule(Blobs(), memory_limit=-1).setup("fit"), "'data.memory_limit' must ... in GiB, or null"),
     Refusal(public_share_of_persons, "'data.public_share' must be 0 if the data name persons"),
     told(set_up({"a": 3}), "client 'a' are a int, but must be a dataset"),
     told(set_up({"a": TensorDataset(torch.zeros(0, 4), torch.zeros(0))}), "Client 'a' has no examples"),
-    told(set_up({"a": Own([DataLoader(VAL, 5)])}), "'train_dataloader' of client 'a' returns a ... client trains on a single"),
+    *(
+        told(set_up({"a": source}), f"Client 'a' trains on a {kind}, but needs a single torch DataLoader. ... batch_size=None)")
+        for source, kind in ((Own([DataLoader(VAL, 5)]), "list"), (WebLoader(), "WebLoader"), (Own(WebLoader()), "WebLoader"))
+    ),
 ]
 
 
@@ -113,30 +124,36 @@ FILES = [
         for where in ("prepare", "setup", "train", "val")
     ),
     gone(set_up(of_south("len")), "(in the data of client 'south')"),
-    gone(labels, "(in example 11 of client south, whose label is read)"),
+    gone(labels, "(in example 11, whose label is read)"),
 ]
 
 PACKAGES = [
     Refusal(
         lambda: from_clients({"a": MNISTDataModule(), "b": TorchvisionDataModule("USPS")}),
-        "The MNISTDataModule of ... different ways",
+        "The TorchvisionDataModule of client 'b' scales or augments images otherwise",
     ),
     Refusal(lambda: TorchvisionDataModule("KMNIST"), "'data.datamodule.name' must be one of MNIST, FashionMNIST, ... 'KMNIST'"),
     Refusal(
-        lambda: from_clients({name: MNISTDataModule(augmentation=RandomCropFlip(k)) for k, name in enumerate("ab", 2)}),
-        "client 'b' scale or augment images in different ways, but all clients share one. Give all of them the same 'mean'",
+        lambda: from_clients({name: MNISTDataModule(augmentation=RandomCropFlip(2)) for name in "ab"}),
+        "client 'b' scales or augments images otherwise, but all ... one object as 'augmentation'; in YAML use one datamodule",
     ),
     Refusal(
         lambda: from_clients({name: MNISTDataModule(augmentation=v2.Lambda(torch.Generator())) for name in "ab"}),
-        "client 'b' scale or augment images in different ways",
+        "client 'b' scales or augments images otherwise",
     ),
     Refusal(
         set_up({"a": MNISTDataModule(), "b": TensorDataset(torch.zeros(3, 1, 28, 28), torch.zeros(3))}),
-        "client 'a' and the TensorDataset of client 'b' scale or augment images in different ways",
+        "The TensorDataset of client 'b' scales or augments images otherwise",
     ),
     Refusal(
         lambda: from_clients({"a": SimulatedCellsDataModule(), "b": SimulatedCellsDataModule(density_scale=1.0)}),
-        "'density_scale' of the datamodules of clients 'a' and 'b' differs",
+        "'density_scale' is 100.0 for 'a', but 1.0 for 'b'",
     ),
 ]
-REFUSALS = [*CLIENTS, *FILES, *PACKAGES]
+TABLES = [
+    Refusal(
+        lambda: from_clients({name: TableDataModule("x.csv") for name in "ab"}),
+        "'data.clients.a.standardize' must be false, since each client's table would be scaled by its own",
+    )
+]
+REFUSALS = [*TABLES, *CLIENTS, *FILES, *PACKAGES]

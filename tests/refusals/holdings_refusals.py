@@ -49,6 +49,7 @@ REFUSALS = [
     setting("'data.server_set' must be 'datamodule', or 'clients' with 'data.client_test' above 0", server_set="clients"),
     setting("'data.public_share' must be at least 0 and below 1", public_share=1.0),
     setting("'data.feature_noise' must be 0 or above", feature_noise=-1.0),
+    setting("'data.feature_noise' must be 0 with held-out clients, but is 0.1", feature_noise=0.1, held_out_clients=1),
     # parts
     *(
         held(
@@ -77,7 +78,7 @@ REFUSALS = [
     # a public share, and noise
     held("'data.public_share' is 0.9, which takes ... examples of each class, but class", IIDPartitioner(4), public_share=0.9),
     of("has no whole number as the label of each example", TensorDataset(torch.rand(40, 4)), TWO, public_share=0.1),
-    of("'data.public_share' needs labels of 0 and above, but the lowest is -1", UNLABELLED, TWO, public_share=0.1),
+    of("An example has the label -1, but classes are numbered from 0", UNLABELLED, TWO, public_share=0.1),
     Refusal(
         lambda: first_batch([("a picture", k % 2) for k in range(40)]),
         "'data.feature_noise' adds noise to floating-point tensors, such as images, but the inputs are str",

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from federations import Blobs, Consecutive, NoValidation, Plain, blobs, network, trainer
+from lazy_stores import Opened
 from lightning.pytorch.callbacks import EarlyStopping
 from poisoning import mislabel
 from refusing import Refusal, fitting
@@ -97,7 +98,7 @@ def set_up(make: Callable[[], FederatedDataModule]) -> Callable[[], Any]:
 
 def opened() -> FederatedDataModule:
     read = lambda client: TensorDataset(*blobs(8, client))  # noqa: E731
-    return FederatedDataModule.from_clients(read, num_clients=4, num_examples=8, held_out_clients=1)
+    return FederatedDataModule(Opened(read, [8] * 4), held_out_clients=1)
 
 
 # ---------------------------------------------------------------- what they are given

@@ -66,39 +66,26 @@ def asking(question: Callable[[Any], Any]) -> Callable[[], Any]:
 
 
 LAZY = [
-    Refusal(
-        lambda: from_clients(Store(), num_examples=3),
-        "'num_clients' must be 1 or above, and known beforehand: FederatedDataModule.from_clients",
-    ),
-    Refusal(lambda: from_clients(Store(), num_clients=0, num_examples=1), "'num_clients' must be 1 or above"),
-    Refusal(
-        lambda: from_clients({"a": 1}, num_clients=1),
-        "'num_clients' and 'num_examples' must be left out if clients are given by name, but is (1, None)",
-    ),
-    Refusal(
-        lambda: from_clients(Store(), num_clients=4),
-        "'num_examples' must be one number for all or for each client, and known ... from_clients",
-    ),
-    Refusal(sized([1, 2]), "'num_examples' must be one number for each of 4 clients, but is 2"),
+    Refusal(lambda: from_clients(Store()), "'data.clients' must be a dictionary ... when they are drawn, subclass LazyClients"),
     told(sized([1, 2, 0, 4]), "'num_examples' has 0 for client 2. Give each client"),
-    told(sized(0), "has 0 for client 0"),
-    Refusal(sized(0.5), "'num_examples' must be a whole number or a list of whole numbers ... but is 0.5"),
+    told(sized(0), "'num_examples' is 0, which is not a list of whole numbers. Return one for each client"),
     told(setting_up(lambda: FederatedDataModule(Nobody())), "'num_examples' has no numbers"),
-    Refusal(sized([1, 2, 0.5, 4]), "'num_examples' must be ... a list of whole numbers ... but is [1, 2, 0.5, 4]"),
-    Refusal(sized("abcd"), "'num_examples' must be ... a list of whole numbers ... but is 'abcd'"),
-    told(setting_up(lambda: FederatedDataModule(LazyClients())), "whole number for each client, but is None"),
-    Refusal(sized(3, num_workers=2), "'num_workers' must be 0 if clients are opened by a function, but is 2"),
-    Refusal(sized(3, val={"0": 1}), "'val' must be the server's dataset or DataLoader ... but is 'dict'"),
-    Refusal(sized(3, client_test=0.2), "'data.client_test' must be off, but is 0.2. The clients' examples are read when"),
-    Refusal(sized(3, public_share=0.2), "'data.public_share' must be 0"),
-    Refusal(sized(3, rebalancing=LabelAveraging()), "'data.rebalancing' must be off"),
+    told(sized([1, 2, 0.5, 4]), "'num_examples' is [1, 2, 0.5, 4], which is not a list of whole numbers"),
+    told(sized("abcd"), "'num_examples' is 'abcd', which is not a list of whole numbers"),
+    told(
+        setting_up(lambda: FederatedDataModule(LazyClients())),
+        "'num_examples' is None, which is not a list of whole numbers. Return one for each client",
+    ),
+    Refusal(sized([3] * 4, client_test=0.2), "'data.client_test' must be off, but is 0.2. The clients' examples are read when"),
+    Refusal(sized([3] * 4, public_share=0.2), "'data.public_share' must be 0"),
+    Refusal(sized([3] * 4, rebalancing=LabelAveraging()), "'data.rebalancing' must be off"),
     Refusal(
         lambda: FederatedDataModule(Nobody(), IIDPartitioner(2)),
         "'data.partitioner' must be null if the examples have a client already",
     ),
     Refusal(lambda: Nobody(batch_size=0), "'data.datamodule.batch_size' must be 1 or above, but is 0"),
     told(
-        lambda: fit(lazily(Store(), 6)),
+        lambda: fit(lazily(Store(), [6] * 4)),
         "Client ... has ... examples, but its 'num_examples', by which it is weighed, is 6. Make both agree",
     ),
     told(opening(3), "The examples of client ... are a int, but must be a dataset with"),

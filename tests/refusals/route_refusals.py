@@ -77,7 +77,7 @@ REFUSALS = [
     ),
     Refusal(
         fitting(data=NAMED(), attackers=Attackers({1: 1.0})),
-        "need examples of the form (input, label, ... but Named returns a dict",
+        "need the form (input, label, ... but Named returns a dict",
         DataError,
     ),
 ]

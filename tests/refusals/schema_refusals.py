@@ -97,10 +97,10 @@ YAML = [
         "Field 'a', 'missing': 'z' is not a category of 'a' (x, y).",
     ),
     (FIELD + "target: b", "'target': no field has the name 'b'. Add a field 'b'."),
-    (FIELD + "target: a", "It has neither features nor a target with classes. Add the fields."),
+    (FIELD + "target: a", "It has no features. Add the fields."),
     (FIELD + "- {name: y, type: date, since: 2000-01-01}\ntarget: y", "Field 'y': a target of type date ... classes in order"),
     (FIELD + "- {name: y, type: number, missing: indicator}\ntarget: y", "missing targets cannot be filled"),
-    ("fields: []", "It has neither features nor a target with classes"),
+    ("fields: []", "It has no features"),
     ("fields: {a: number}", "'fields': a list is missing"),
 ]
 JSON = [
@@ -132,5 +132,5 @@ REFUSALS = [
         "The schema 'a.yaml' cannot be used: It is not valid YAML ('utf-8' codec can't decode",
         DataError,
     ),
-    Refusal(lambda: file("a.yaml", b"fields: []"), "The schema 'a.yaml' cannot be used: ... neither features nor", DataError),
+    Refusal(lambda: file("a.yaml", b"fields: []"), "The schema 'a.yaml' cannot be used: It has no features", DataError),
 ]

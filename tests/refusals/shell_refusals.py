@@ -107,8 +107,8 @@ def task_on(label: int) -> Any:
     return fitting(module=lambda: ClassificationTask(Plain().net, 3, CrossEntropy()), data=data, partitioner=IIDPartitioner(3))
 
 
-LARGE = "Example 5 has the label 1000000000000, but classes are numbered from 0 to below 1,000,000. Correct the label"
-NEGATIVE = "Example 5 has the label -1, but classes are numbered from 0. Assign it a class"
+LARGE = "An example has the label 1000000000000, but classes are numbered from 0 to below 1,000,000. Correct or remove it"
+NEGATIVE = "An example has the label -1, but classes are numbered from 0 ... remove it"
 DATA = [
     Refusal(labelled(10**12, partitioner=DirichletPartitioner(3)), LARGE, DataError),
     Refusal(labelled(10**12, public_share=0.1), LARGE, DataError),
@@ -117,7 +117,11 @@ DATA = [
     Refusal(task_on(10**12), "The labels go from ... 1000000000000 ... but the model has classes 0 to 2", DataError),
     Refusal(task_on(-1), "The labels go from -1 ... but the model has classes 0 to 2", DataError),
     Refusal(task_on(3), "labels go from 0 to 3, but the model has classes 0 to 2. Set 'model.num_classes'", DataError),
-    Refusal(divided(L.LightningDataModule()), "has no 'train_dataloader', so there is nothing to divide among cl", DataError),
+    Refusal(
+        divided(L.LightningDataModule()),
+        "has no 'train_dataloader', but a federation needs one torch DataL",
+        DataError,
+    ),
     Refusal(divided(changed("train", [1, 2])), "returns a list, but a federation needs one torch DataLoader", DataError),
     Refusal(divided(changed("train", DataLoader(Stream()))), "trains on an iterable dataset", DataError),
     Refusal(lambda: sharded(DataLoader(TENSORS), 0, 7), "evaluation set of 6 examples cannot be split over 7 r", DataError),
@@ -138,9 +142,9 @@ DATA = [
         for part, said in (
             (torch.ones(12, dtype=torch.bool), "tensor([True, True, True"),
             (torch.zeros(2, 2, dtype=torch.int64), "tensor([[0, 0],"),
-            ([0.5, 1.0], "[0.5, 1.0]."),
-            ("abc", "'abc'."),
-            (3, "3."),
+            ([0.5, 1.0], "[0.5, 1.0], which"),
+            ("abc", "'abc', which"),
+            (3, "3, which"),
         )
     ),
 ]

@@ -19,6 +19,7 @@ from fl_lightning import (
     DomainPartitioner,
     ExamplePrivacy,
     FederatedDataModule,
+    IIDPartitioner,
     ImageFolderDataModule,
     LocalTraining,
     TableDataModule,
@@ -78,7 +79,7 @@ def unlike_schemas() -> None:
 
 def scaled_and_private() -> None:
     reading(GOOD)()
-    data = FederatedDataModule.from_clients({"a": TableDataModule("x.csv", kind="classification")})
+    data = FederatedDataModule(TableDataModule("x.csv", kind="classification"), IIDPartitioner(1))
     fitted(data, local=LocalTraining(privacy=ExamplePrivacy(1.0, 1.0)))
 
 
@@ -139,10 +140,6 @@ FILES = [
     *(
         told(reading(f"a;target\n{cell};2\n", csv={**SEMICOLONS, "decimal": ","}), f"holds '{cell}', which is not a number")
         for cell in ("1.5", "1.234,5", "1,5,0", "1,5_0")
-    ),
-    told(
-        reading(CLIENTS | {"c/bob.csv": "a;target\n1;2\n"}, "c", exports={"bob": {"csv": {}}}),
-        "state it, such as 'data.datamodule.exports.bob.csv: {",
     ),
     told(reading('a,b\n1,"two\nlines"\n\n2,x\nbad,y\n', target="b", **CLASSES), "x.csv, line 6: the column ... not a number"),
     *(
@@ -219,7 +216,6 @@ NAMED_IN_YAML = [
     )
     for setting, build, value, names in (
         ("data.datamodule.path", TableDataModule, "x.csv", (8, False, None, 0.5)),  # YAML's 010, no, null, .5 and 1e3 are these
-        ("data.datamodule.exports", lambda given: TableDataModule("x.csv", exports=given), {}, (8,)),
         ("data.datamodule.root", lambda given: ImageFolderDataModule(given, test_share=0.2), "x", (8,)),
         ("data.clients", lambda given: FederatedDataModule(clients=dict.fromkeys(given, BoringDataModule())), 0, (None,)),
         ("federation.pool.max_examples", lambda given: FlowerPool(max_examples=given), 1, (8,)),
@@ -284,7 +280,7 @@ SETTINGS = [
             ({"person_column": "target"}, "person_column' must be a column that is no target, field of"),
             ({"batch_size": 0}, "batch_size' must be 1 or above"),
             ({"eval_batch_size": 0}, "eval_batch_size' must be 1 or above"),
-            ({"columns": {"age": {"from": "alter"}}}, "columns' needs 'data.datamodule.schema'"),
+            ({"columns": {"age": {"from": "alter"}}}, "columns' must be left out without 'data.datamodule.schema'"),
         )
     ),
     *(
@@ -314,8 +310,6 @@ SETTINGS = [
         for wrong, words in (
             ({"columns": {"agee": {}}}, "columns': the key 'agee' ... Use one of: age, sex, outcome. Did you mean age?"),
             ({"columns": {"age": {"form": "x"}}}, "columns.age': the key 'form' is not supported. Use one of: from, scale,"),
-            ({"exports": {"a": {"colums": {}}}}, "exports.a': the key 'colums' ... Use one of: csv, columns. Did you mean"),
-            ({"exports": {"a": {"columns": {"x": {}}}}}, "exports.a.columns': the key 'x' is not supported. Use one of: age"),
         )
     ),
     Refusal(
@@ -330,10 +324,8 @@ SETTINGS = [
         by_schema(("name: age, type: number, missing: mean",), "", standardize=True),
         "'data.datamodule.standardize' must be false with a schema that leaves missing values to the model",
     ),
-    Refusal(unlike_schemas, "'schema' of the datamodules of clients 'a' and 'b' ... same number would mean different things"),
+    Refusal(unlike_schemas, "'schema' is '5ef5c41924b4a867' for 'a', but '064acb109df0dc98' for 'b'"),
     Refusal(scaled_and_private, "'data.datamodule.standardize' is true"),
-    Refusal(
-        reading(CLIENTS, "c", exports={"anne": {}}), "'data.datamodule.exports' must be settings ... 'anne'. Did you mean ann?"
-    ),
+    Refusal(lambda: TableDataModule("x.csv", exports={}), "'exports' is now a TableDataModule for each client, in 'data"),
 ]
 REFUSALS = [*FILES, *NAMED_IN_YAML, *CELLS, *SETTINGS]

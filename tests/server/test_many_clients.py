@@ -12,8 +12,6 @@ from federations import Plain, every_round
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, IIDPartitioner, LocalTraining, TopK
-from fl_lightning.data.content import MOST_CLIENTS, client_contents
-from fl_lightning.functional.partition import Partition, even_sizes, offsets
 
 CLIENTS = 1_000_000
 
@@ -41,10 +39,3 @@ def test_a_round_of_a_million_clients_takes_no_memory_for_each_of_them(tmp_path:
     trainer.fit(Plain(), data)
     assert 0 < watch.peak < 2 * CLIENTS  # bytes; a list of all clients takes 8 for each
     assert (tmp_path / "last.ckpt").stat().st_size < CLIENTS
-
-
-def test_contents_of_more_clients_than_a_reader_would_want_named_are_not_collected() -> None:
-    examples = TensorDataset(torch.arange(MOST_CLIENTS + 1.0))
-    for clients, found in ((MOST_CLIENTS, MOST_CLIENTS), (MOST_CLIENTS + 1, 0)):
-        partition = Partition(torch.arange(MOST_CLIENTS + 1), offsets(even_sizes(MOST_CLIENTS + 1, clients)))
-        assert len(client_contents(examples, partition)) == found

@@ -12,7 +12,7 @@ from unittest import mock
 
 import yaml
 from sites_over_bytes import ABSENT, HOOK, POLICY, POOL, REGISTERED, TOLD, configuration, simulate, start_site
-from three_hospitals import NAMES, SCHEMA, SETTINGS, clean, write_exports
+from three_hospitals import NAMES, SCHEMA, SETTINGS, clean, in_clients, write_exports
 
 from fl_lightning.flower import envelope
 from fl_lightning.flower.site.check import check
@@ -83,10 +83,10 @@ def config(paths: dict[str, str] | None = None, features: int = 14, scaled: bool
     if scaled:
         scale = {"num_features": features, "network": arguments["network"]}
         arguments["network"] = {"class_path": "Standardized", "init_args": scale}
-    own: dict[str, Any] = {**TABLE, "schema": "schema.yaml", "test_path": "server.csv"}
-    own |= {} if paths is None else {"path": paths, "exports": SETTINGS}
-    found["data"] = {"datamodule": {"class_path": "TableDataModule", "init_args": own}}
-    found["data"] |= {} if paths is None else {"partitioner": "DomainPartitioner"}
+    own: dict[str, Any] = {**TABLE, "schema": "schema.yaml"}
+    found["data"] = {"datamodule": {"class_path": "TableDataModule", "init_args": {**own, "test_path": "server.csv"}}}
+    if paths is not None:
+        found["data"] = {"clients": in_clients(paths, **own)}
     return found
 
 

@@ -10,7 +10,7 @@ from client_sites import Read
 from federations import Plain, blobs, trainer, weights
 from torch.utils.data import TensorDataset
 
-from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalTraining
+from fl_lightning import FederatedDataModule, FederatedOrchestrator, LazyClients, LocalTraining
 
 SIZES = [7, 12, 5, 9]
 
@@ -33,8 +33,25 @@ class Store:
         return found
 
 
-def lazily(store: Any, sizes: Any = SIZES, **settings: Any) -> FederatedDataModule:
-    return FederatedDataModule.from_clients(store, num_clients=4, num_examples=sizes, batch_size=4, **settings)
+class Opened(LazyClients):
+    """Clients that a function opens."""
+
+    def __init__(self, opens: Any, sizes: Any, batch_size: int = 4, val: Any = None, test: Any = None) -> None:
+        super().__init__(batch_size)
+        self._opens, self._sizes = opens, sizes
+        for name, given in (("val_dataloader", val), ("test_dataloader", test)):
+            if given is not None:
+                vars(self)[name] = lambda given=given: given
+
+    def num_examples(self) -> Any:
+        return self._sizes
+
+    def open(self, client: int) -> Any:
+        return self._opens(client)
+
+
+def lazily(store: Any, sizes: Any = SIZES, val: Any = None, test: Any = None, **settings: Any) -> FederatedDataModule:
+    return FederatedDataModule(Opened(store, sizes, 4, val, test), **settings)
 
 
 def at_once(listed: bool = False) -> FederatedDataModule:

@@ -60,15 +60,6 @@ def picture(path: Path, width: int = 20, height: int = 16, seed: int = 0, channe
     Image.fromarray(pixels.squeeze(2) if channels == 1 else pixels).save(path)
 
 
-def dots(path: Path, at: list[tuple[int, int]], width: int = 20, height: int = 16, mode: str = "RGB") -> None:
-    image = Image.new(mode, (width, height))
-    if mode == "P":
-        image.putpalette([0, 0, 0, 0, 90, 0])
-    for place in at:
-        image.putpixel(place, {"RGB": (255, 0, 0), "I;16": 1}.get(mode, 1))
-    image.save(path)
-
-
 def cells_beside_tables(root: Path) -> Path:
     """Four images with 2, 0, 1 and 0 cells."""
     own = (("a.png", "x,y\n3,4\n10.5,15.9\n"), ("b.jpg", ""), ("c.tif", "19.5 , 0\n"), ("d.jpeg", "X, Y\n"))
@@ -82,13 +73,9 @@ def cells_of_two_clients(root: Path) -> Path:
     """Two clients with 3 and 5 images; image k of a client has k dots."""
     for client, size in (("oxford", 3), ("delft", 5)):
         for k in range(size):
-            picture(root / client / f"{k:03d}cell.png", seed=k, channels=3)
-            dots(root / client / f"{k:03d}dots.png", [(4 * i, 3 * i) for i in range(k)])
+            picture(root / client / f"{k:03d}.png", seed=k, channels=3)
+            (root / client / f"{k:03d}.csv").write_text("\n".join(["x,y", *(f"{4 * i},{3 * i}" for i in range(k))]))
     return root
-
-
-ANIMALS = "fields: [{name: animal, type: string, constraints: {enum: [emu, dog, cat, fox]}}]\ntarget: animal\n"
-"""A schema of images."""
 
 
 def halved(root: Path) -> None:

@@ -21,10 +21,16 @@ def _shown(name: str) -> str:
 
 
 SCHEMA = _shown("schema.yaml")
+_CLIENTS = yaml.safe_load(_shown("hospitals.yaml"))["data"]["clients"]
 SETTINGS: dict[str, dict[str, Any]] = {
-    "north": {},
-    **yaml.safe_load(_shown("hospitals.yaml"))["data"]["datamodule"]["init_args"]["exports"],
+    name: {key: own for key, own in _CLIENTS[name]["init_args"].items() if key in ("csv", "columns")} for name in NAMES
 }
+
+
+def in_clients(paths: dict[str, str], **more: Any) -> dict[str, Any]:
+    """Return the setting 'data.clients' for the exports at these paths."""
+    own = {name: {**more, "path": path, **SETTINGS[name]} for name, path in paths.items()}
+    return {name: {"class_path": "TableDataModule", "init_args": arguments} for name, arguments in own.items()}
 
 
 def clean(rows: int = 90, seed: int = 0) -> pd.DataFrame:
