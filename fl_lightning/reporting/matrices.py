@@ -12,8 +12,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_FEW = 12
-"""Largest number of rows or columns for which cells are labelled."""
+_FEW = (12, 12)
+"""Largest numbers of rows and of columns for which cells are labelled."""
 
 
 def draw_matrix(
@@ -23,6 +23,7 @@ def draw_matrix(
     values: Sequence[Sequence[float]],
     show: Callable[[float], str],
     colours: str = "",
+    few: tuple[int, int] = _FEW,
 ) -> Any:
     """Draw a matrix, and label its cells if there are few.
 
@@ -33,6 +34,7 @@ def draw_matrix(
         values: one value for each row and column; NaN leaves a cell empty.
         show: formats a value.
         colours: a map of matplotlib for the range of the values; by default blue from 0, for counts, of which 0 has no label.
+        few: the largest numbers of rows and of columns for which cells are labelled.
 
     Returns:
         The image, for a colour bar.
@@ -41,7 +43,7 @@ def draw_matrix(
     for ticks, names in ((axis.set_xticks, columns), (axis.set_yticks, rows)):
         step = -(-len(names) // 20)
         ticks(range(0, len(names), step), names[::step], fontsize="small")
-    if len(rows) <= _FEW and len(columns) <= _FEW:
+    if len(rows) <= few[0] and len(columns) <= few[1]:
         shades = image.to_rgba(np.asarray(values))
         for y, row in enumerate(values):
             for x, value in enumerate(row):
