@@ -24,7 +24,7 @@ from fl_lightning.studies.leave_one_out import EVERY, measured, require_federati
 from fl_lightning.studies.machine import gpus, ranks_of
 from fl_lightning.studies.options import ReportOptions
 from fl_lightning.studies.report import ON_TEST_SET, print_files, write_report
-from fl_lightning.studies.run_table import Row, RunTable, Setting
+from fl_lightning.studies.run_table import Row, RunTable
 from fl_lightning.studies.set_up import code_of, facts, named_settings, on_test_set, set_up
 from fl_lightning.studies.settings import SettingsReader, fingerprint
 from fl_lightning.studies.sweep import Method, refuse_test_set, write_sweep
@@ -244,21 +244,17 @@ class Study(ChecksTypes):
         """Write the table and the report of the finished runs, in the order of the axes."""
         done = {job.name for job in jobs if job.is_finished}
         order = {setting: k for k, setting in enumerate(dict.fromkeys(run.setting for run in self.runs))}
-        rows: list[Row] = []
-        known = dict(self.known.facts)
-        elsewhere: dict[tuple[Setting, int], list[Row]] = {}
-        for row in self.known.rows():
-            elsewhere.setdefault((row.setting, row.seed), []).append(row)
+        elsewhere = {(run.setting, run.seed) for run in self.runs if run.name not in done}
+        rows, known = [row for row in self.known.rows() if (row.setting, row.seed) in elsewhere], dict(self.known.facts)
         configs = [config.as_dict() for config, _ in self.configurations.values()]
         named = named_settings(configs, self._defaults.as_dict())
-        for run in sorted(self.runs, key=lambda run: (order[run.setting], run.seed)):
+        for run in self.runs:
             if run.name in done:
                 folder, (config, _) = self._run_folder(run), self.configurations[run.name]
                 rows += [Row(run.name, run.setting, run.seed, *logged) for logged in read_run(folder, self.keep)]
                 own = facts(config, self._measured) | code_of(folder)
                 known[run.name] = own | set_up(config.as_dict(), named, folder)
-            else:
-                rows += elsewhere.get((run.setting, run.seed), [])
+        rows.sort(key=lambda row: (order[row.setting], row.seed))
         if rows:
             table = RunTable([axis.name for axis in self.axes], rows, known)
             table.write(self.table_path)

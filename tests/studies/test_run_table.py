@@ -32,6 +32,24 @@ def test_a_table_is_read_as_it_was_written(name, tmp_path):
     assert (tmp_path / name).read_bytes() == first
 
 
+def test_facts_are_beside_the_table_and_are_joined_with_it(tmp_path, capsys):
+    """Of a run in both tables, the numbers and the facts of the last count; a table without facts is said to have none."""
+    for folder, runs in (("one", ("a", "b")), ("two", ("b", "c"))):
+        rows = [Row(run, (run,), 0, r, "x", float(len(folder) + r)) for run in runs for r in range(3 if folder == "one" else 2)]
+        RunTable(
+            ["name"], rows, {run: {"partition": folder, "settings": {"k": run}} for run in (*runs, "of another study")}
+        ).write(tmp_path / folder / "table.csv")
+    both = RunTable.join(["name"], [tmp_path / "one/table.csv", tmp_path / "two/table.csv"])
+    assert {run: own["partition"] for run, own in both.facts.items()} == {"a": "one", "b": "two", "c": "two"}
+    assert both.facts_of(("c",))["settings"] == {"k": "c"}
+    assert [len(both.curves((run,), "x")) for run in "abc"] == [3, 2, 2]
+    assert capsys.readouterr().err == ""
+    (tmp_path / "two/study.json").unlink()
+    again = RunTable.join(["name"], [tmp_path / "one/table.csv", tmp_path / "two/table.csv"])
+    assert again.facts["a"]["partition"] == "one"
+    assert f"Note: '{tmp_path / 'two/study.json'}' is not there or is of other runs" in capsys.readouterr().err
+
+
 def test_what_a_resumed_run_logs_again_counts():
     rows = [Row("a", (), 0, 0, "x", 1.0), Row("a", (), 0, 1, "x", 2.0), Row("a", (), 0, 1, "x", 3.0)]
     assert RunTable([], rows).curves((), "x").to_dict() == {0: {0: 1.0, 1: 3.0}}
