@@ -6,40 +6,50 @@ import io
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_FEW = 12
-"""Largest number of rows or columns for which cells are labelled."""
+_FEW = (12, 12)
+"""Largest numbers of rows and of columns for which cells are labelled."""
 
 
 def draw_matrix(
-    axis: Axes, rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], show: Callable[[float], str]
+    axis: Axes,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    values: Sequence[Sequence[float]],
+    show: Callable[[float], str],
+    colours: str = "",
+    few: tuple[int, int] = _FEW,
 ) -> Any:
-    """Draw a matrix with a scale from 0, and label its cells if there are few.
+    """Draw a matrix, and label its cells if there are few.
 
     Args:
         axis: axis of matplotlib.
         rows: names of the rows.
         columns: names of the columns.
-        values: one value >= 0 for each row and column.
+        values: one value for each row and column; NaN leaves a cell empty.
         show: formats a value.
+        colours: a map of matplotlib for the range of the values; by default blue from 0, for counts, of which 0 has no label.
+        few: the largest numbers of rows and of columns for which cells are labelled.
 
     Returns:
         The image, for a colour bar.
     """
-    image = axis.imshow(values, cmap="Blues", aspect="auto", vmin=0, interpolation="nearest")
-    top = max(map(max, values)) or 1.0
+    image = axis.imshow(values, cmap=colours or "Blues", aspect="auto", vmin=None if colours else 0, interpolation="nearest")
     for ticks, names in ((axis.set_xticks, columns), (axis.set_yticks, rows)):
         step = -(-len(names) // 20)
         ticks(range(0, len(names), step), names[::step], fontsize="small")
-    if len(rows) <= _FEW and len(columns) <= _FEW:
+    if len(rows) <= few[0] and len(columns) <= few[1]:
+        shades = image.to_rgba(np.asarray(values))
         for y, row in enumerate(values):
             for x, value in enumerate(row):
-                if value:
-                    colour = "white" if value > 0.6 * top else "black"
+                if value == value and (value or colours):
+                    red, green, blue, _ = shades[y, x]
+                    colour = "white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.5 else "black"
                     axis.text(x, y, show(value), ha="center", va="center", fontsize=6, color=colour)
     return image
 

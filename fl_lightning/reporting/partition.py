@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.functional.labels import earth_movers_distance
+from fl_lightning.reporting.matrices import draw_matrix
 from fl_lightning.reporting.tables import text_table
 from fl_lightning.utilities.csv_file import write_csv
 
@@ -117,7 +118,7 @@ def draw_partition(summary: PartitionSummary, path: Path) -> bool:
     ratio = [3, 1] if summary.counts is not None else [1]
     axes = figure.subplots(1, len(ratio), sharey=True, width_ratios=ratio, squeeze=False)[0]
     if summary.counts is not None:
-        _draw_counts(figure, axes[0], summary, few)
+        _draw_counts(figure, axes[0], summary, summary.counts)
     places = torch.arange(clients)
     left = torch.zeros(clients)
     for name, part in summary.parts.items():
@@ -142,24 +143,15 @@ def draw_partition(summary: PartitionSummary, path: Path) -> bool:
     return True
 
 
-def _draw_counts(figure: Any, axis: Any, summary: PartitionSummary, few_clients: bool) -> None:
+def _draw_counts(figure: Any, axis: Any, summary: PartitionSummary, counts: Tensor) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    counts = summary.counts
-    assert counts is not None
-    image = axis.imshow(counts.numpy(), aspect="auto", cmap="Blues", interpolation="nearest", vmin=0)
+    classes = [_short(name, 20) for name in summary.classes]
+    few = _FEW_CLIENTS, 2 * _FEW_CLASSES
+    image = draw_matrix(axis, summary.clients, classes, counts.tolist(), "{:.0f}".format, few=few)
+    if max(map(len, classes)) > 2:
+        axis.tick_params(axis="x", rotation=45)
     axis.set_xlabel("class")
-    few = len(summary.classes) <= 2 * _FEW_CLASSES
-    if few:
-        slanted = {"rotation": 45, "ha": "right"} if max(map(len, summary.classes)) > 2 else {}
-        axis.set_xticks(range(len(summary.classes)), [_short(name, 20) for name in summary.classes], **slanted)
-    if few and few_clients:
-        dark = counts.max() * 0.6
-        for client, row in enumerate(counts.tolist()):
-            for label, count in enumerate(row):
-                if count:
-                    colour = "white" if count > dark else "black"
-                    axis.text(label, client, count, ha="center", va="center", fontsize=6, color=colour)
     axis.set_title("training examples", fontsize="medium")
     figure.colorbar(image, ax=axis, shrink=0.8, ticks=MaxNLocator(5, integer=True, min_n_ticks=1))
 

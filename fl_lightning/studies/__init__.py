@@ -1,8 +1,41 @@
 """Studies: many runs, summarised in one table and one report."""
 
-from fl_lightning.studies.options import ReportOptions
-from fl_lightning.studies.report import write_report
-from fl_lightning.studies.run_table import Row, RunTable
-from fl_lightning.studies.study import Study
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from fl_lightning.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from fl_lightning.studies.options import ReportOptions
+    from fl_lightning.studies.report import write_report
+    from fl_lightning.studies.run_table import Row, RunTable
+    from fl_lightning.studies.study import Study
 
 __all__ = ["ReportOptions", "Row", "RunTable", "Study", "write_report"]
+
+_HOME = {"ReportOptions": "options", "Row": "run_table", "RunTable": "run_table", "Study": "study", "write_report": "report"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name on first use: the page of a single run needs none of the packages of the extra ``compare``."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'fl_lightning.studies' has no attribute '{name}'")
+    require_packages()
+    return getattr(import_module(f"fl_lightning.studies.{_HOME[name]}"), name)
+
+
+def require_packages() -> None:
+    """Check before any run that the report can be written.
+
+    Raises:
+        ConfigurationError: if pandas, scipy or matplotlib is missing.
+    """
+    for package in ("matplotlib", "pandas", "scipy.stats"):
+        try:
+            import_module(package)
+        except ImportError as error:
+            raise ConfigurationError(
+                f"A study needs pandas, scipy and matplotlib ({error}). Install them with pip install 'fl_lightning[compare]'."
+            ) from error

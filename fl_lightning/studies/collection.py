@@ -1,36 +1,33 @@
-"""Turn the log files of a run into rows of the table."""
+"""The log files of a run."""
 
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from fl_lightning.studies.grid import Run
-from fl_lightning.studies.run_table import Row
-
 LOGS = "csv"
 """Folder of the CSV logger's versions in a run's folder; a resumed run adds a version."""
 
+Logged = tuple[int, str, float]
+"""The index of a round, the name of a metric, and its value."""
 
-def read_run(run: Run, folder: Path, keep: Sequence[str]) -> list[Row]:
-    """Read a run's log, its last confusion matrix and its partition.
+
+def read_run(folder: Path, keep: Sequence[str]) -> list[Logged]:
+    """Read a run's log, its last confusion matrix, its partition and its comparison of clients' models.
 
     Args:
-        run: run of the study.
         folder: folder of the run.
         keep: patterns of the metrics to keep, such as ``val_*``.
+
+    Returns:
+        The numbers; of two for the same round and metric, which a resumed run logs again, the later one counts.
     """
     numbers = [*_metrics(folder), *_confusion(folder), *_partition(folder), *_comparison(folder)]
     last = max((round_idx for round_idx, _, _ in numbers), default=0)
     kept = {metric for metric in {metric for _, metric, _ in numbers} if any(fnmatchcase(metric, p) for p in keep)}
-    return [
-        Row(run.name, run.setting, run.seed, last if round_idx < 0 else round_idx, metric, value)
-        for round_idx, metric, value in numbers
-        if metric in kept
-    ]
+    return [(last if round_idx < 0 else round_idx, metric, value) for round_idx, metric, value in numbers if metric in kept]
 
 
 def rounds_logged(folder: Path) -> set[int]:
@@ -58,27 +55,24 @@ def read_lines(path: Path) -> list[list[str]]:
     return [row for row in rows if len(row) == len(rows[0])] or [[]]
 
 
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def _metrics(folder: Path) -> Iterator[tuple[int, str, float]]:
-    """Yield round, metric and value; values that a resumed run logged again come later."""
+def _metrics(folder: Path) -> Iterator[Logged]:
     for version in _versions(folder):
         header, *rows = read_lines(version / "metrics.csv")
         for row in rows:
-            line = {metric: _number(text) for metric, text in zip(header, row, strict=True)}
-            where = line.get("round") if line.get("round") is not None else line.get("epoch")
+            line = {}
+            for metric, text in zip(header, row, strict=True):
+                try:
+                    line[metric] = float(text)
+                except ValueError:  # an empty cell
+                    continue
+            where = line.get("round", line.get("epoch"))
             if where is not None:
                 for metric, value in line.items():
-                    if value is not None and metric not in ("round", "epoch", "step"):
+                    if metric not in ("round", "epoch", "step"):
                         yield -1 if metric.startswith("test") else int(where), metric, value
 
 
-def _confusion(folder: Path) -> Iterator[tuple[int, str, float]]:
+def _confusion(folder: Path) -> Iterator[Logged]:
     """Yield the last confusion matrix, as ``val_confusion/<true>/<predicted>`` of the last round."""
     for path in reversed([version / "val_confusion.csv" for version in _versions(folder)]):
         if path.exists():
@@ -88,27 +82,27 @@ def _confusion(folder: Path) -> Iterator[tuple[int, str, float]]:
             return
 
 
-def _partition(folder: Path) -> Iterator[tuple[int, str, float]]:
+def _partition(folder: Path) -> Iterator[Logged]:
     """Yield training examples as ``partition/<client>/<class>`` of round 0, if classes are known."""
     header, *lines = read_lines(folder / "partition.csv")
     if "EMD" in header:
-        first = header.index("EMD") + 1
-        for line in lines:
-            name = line[0].replace("/", "_")
-            yield from (
-                (0, f"partition/{name}/{label}", float(n)) for label, n in zip(header[first:], line[first:], strict=True)
-            )
+        yield from _of_clients("partition", 0, header, lines, header.index("EMD") + 1)
 
 
-def _comparison(folder: Path) -> Iterator[tuple[int, str, float]]:
+def _comparison(folder: Path) -> Iterator[Logged]:
     """Yield local only, global and personalised scores as ``client_comparison/<client>/<model>`` of the last round."""
     header, *lines = read_lines(folder / "client_comparison.csv")
-    for client, _, *values in lines:
-        name = client.replace("/", "_")
-        yield from ((-1, f"client_comparison/{name}/{model}", float(x)) for model, x in zip(header[2:], values, strict=True))
+    yield from _of_clients("client_comparison", -1, header, lines, 2)
 
 
-def final_value(rows: Sequence[Row], metric: str) -> float:
-    """Return a metric's value in the last round that has it; NaN if none has."""
-    own = [row for row in rows if row.metric == metric]
-    return max(own, key=lambda row: row.round_idx).value if own else math.nan
+def _of_clients(prefix: str, round_idx: int, header: list[str], lines: list[list[str]], first: int) -> Iterator[Logged]:
+    for line in lines:
+        name = line[0].replace("/", "_")
+        yield from (
+            (round_idx, f"{prefix}/{name}/{column}", float(x)) for column, x in zip(header[first:], line[first:], strict=True)
+        )
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """Return a key that sorts names of metrics, with numbers in them by value."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split("/")]

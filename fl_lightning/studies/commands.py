@@ -16,11 +16,9 @@ from fl_lightning.compat.jsonargparse import actions_of
 from fl_lightning.config.arguments import config_files, name_files
 from fl_lightning.config.null_settings import refuse_null
 from fl_lightning.errors import FederationError
+from fl_lightning.studies import require_packages
 from fl_lightning.studies.options import ReportOptions
-from fl_lightning.studies.report import print_files, require_packages, write_report
 from fl_lightning.studies.run_page import write_run_page
-from fl_lightning.studies.run_table import RunTable
-from fl_lightning.studies.study import Study
 
 COMMANDS = ("compare", "report")
 _MAPPINGS = ("settings", "over")
@@ -42,6 +40,8 @@ class _Parser(ArgumentParser):
 
 
 def _parser(command: str) -> _Parser:
+    from fl_lightning.studies.study import Study  # needs the packages of the extra 'compare'
+
     what = {
         "compare": "Run algorithms x data x seeds, and write the table, tests and figures: see configs/studies.",
         "report": "Write the report of a run or a study again, from its logs or its table: fl-lightning report FOLDER.",
@@ -64,10 +64,14 @@ def main(arguments: Sequence[str]) -> None:
         arguments: the command, then its options.
     """
     command, *options = arguments
-    folder = Path(options[0]) if command == "report" and options and not options[0].startswith("-") else None
     try:
-        if folder is not None:
-            options = _of_folder(folder, options[1:])
+        if command == "report" and options and not options[0].startswith("-"):
+            folder = Path(options.pop(0))
+            if not (folder / "table.csv").exists():
+                print(f"Report: {write_run_page(folder)}")
+                sys.exit(0)
+            options = [f"--folder={folder}", f"--name={folder.name}", *options]
+        require_packages()
         options, own = _own_options(name_files(options))
     except FederationError as error:
         _refuse(command, error)
@@ -83,7 +87,13 @@ def main(arguments: Sequence[str]) -> None:
         config.name = Path(str(files[-1])).stem
     try:
         refuse_null(config, parser)
-        sys.exit(_compare(Study(**_plain(config))) if command == "compare" else _report(_plain(config)))
+        settings = _plain(config)
+        if command == "report":
+            _report(settings)
+            sys.exit(0)
+        from fl_lightning.studies.study import Study
+
+        sys.exit(_compare(Study(**settings)))
     except FederationError as error:
         _refuse(command, error)
 
@@ -91,18 +101,6 @@ def main(arguments: Sequence[str]) -> None:
 def _refuse(command: str, error: FederationError) -> NoReturn:
     print(f"fl-lightning {command}: error: {error}", file=sys.stderr)
     sys.exit(1)
-
-
-def _of_folder(folder: Path, options: list[str]) -> list[str]:
-    """Return the options for a study's folder; of a run's folder, write the page and exit.
-
-    Raises:
-        ConfigurationError: if the folder is neither.
-    """
-    if (folder / "table.csv").exists():
-        return [f"--folder={folder}", f"--name={folder.name}", *options]
-    print(f"Report: {write_run_page(folder)}")
-    sys.exit(0)
 
 
 def _own_options(options: Sequence[str]) -> tuple[list[str], list[tuple[str, str, Any]]]:
@@ -142,7 +140,7 @@ def _plain(config: Any) -> dict[str, Any]:
     return settings
 
 
-def _compare(study: Study) -> int:
+def _compare(study: Any) -> int:
     before = signal.signal(signal.SIGTERM, _stop)
     try:
         return 1 if study.compare() else 0
@@ -157,9 +155,11 @@ def _stop(number: int, frame: Any) -> NoReturn:
     sys.exit(128 + number)
 
 
-def _report(settings: dict[str, Any]) -> int:
+def _report(settings: dict[str, Any]) -> None:
     """Write the report from the table alone; of a study's settings, only 'report' and 'name' are used."""
-    require_packages()
+    from fl_lightning.studies.report import print_files, write_report
+    from fl_lightning.studies.run_table import RunTable
+
     name = settings["name"] or "study"
     folder = Path(settings["folder"] or f"runs/studies/{name}")
     path = Path(settings["table"] or folder / "table.csv")
@@ -167,6 +167,4 @@ def _report(settings: dict[str, Any]) -> int:
     more = [Path(other) for other in ([known] if isinstance(known, str) else known)]
     table = RunTable.join(RunTable.read(path).axes, [path, *more])
     out = Path(settings["out"] or folder)
-    files = write_report(table, settings["report"], out, name, page_only=settings["html"])
-    print_files(files, out)
-    return 0
+    print_files(write_report(table, settings["report"], out, name, page_only=settings["html"]), out)

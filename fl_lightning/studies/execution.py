@@ -92,36 +92,29 @@ class Job:
         from fl_lightning.utilities.checkpoint_file import read_checkpoint
 
         try:
-            federation = yaml.safe_load(self.settings).get("federation", {})
-            done = (
-                int(
-                    read_checkpoint(kept[-1], "cpu", (federation.get("checkpoints") or {}).get("trusted_classes") or ())[
-                        "epoch"
-                    ]
-                )
-                + 1
-            )
+            settings = yaml.safe_load(self.settings).get("federation", {}).get("checkpoints") or {}
+            done = int(read_checkpoint(kept[-1], "cpu", settings.get("trusted_classes") or ())["epoch"]) + 1
         except Exception:
             return False
         return set(range(done)) <= rounds_logged(self.folder)
 
     def progress(self) -> str:
         """Return the run's progress: the last round in its log."""
-        try:
-            text = self.log.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return "starting"
-        rounds = [line for line in text.splitlines() if line.startswith("Round ")]
+        rounds = [line for line in self._said() or () if line.startswith("Round ")]
         return rounds[-1] if rounds else "starting"
 
     def last_words(self) -> str:
         """Return the last line of its log."""
+        said = self._said()
+        return "no log" if said is None else said[-1].strip() if said else "an empty log"
+
+    def _said(self) -> list[str] | None:
+        """Return the lines of the log that are not empty; None without a log."""
         try:
             text = self.log.read_text(encoding="utf-8", errors="replace")
         except OSError:
-            return "no log"
-        lines = [line for line in text.splitlines() if line.strip()]
-        return lines[-1].strip() if lines else "an empty log"
+            return None
+        return [line for line in text.splitlines() if line.strip()]
 
 
 def only_one(folder: Path) -> AbstractContextManager[bool]:

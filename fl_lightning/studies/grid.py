@@ -13,7 +13,9 @@ from typing import Any
 from fl_lightning.config.files import find
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.studies.names import class_name
-from fl_lightning.studies.run_table import FIXED
+
+FIXED = ("run", "seed", "round", "metric", "value")
+"""Columns of every table; between the first two is one for each axis of the study."""
 
 SHORT = {
     "strategy": "federation.strategy",

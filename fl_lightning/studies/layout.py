@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fl_lightning.studies.statistics import Sample
 
+class Bold(str):
+    """A cell in bold: the best value of its column."""
 
-@dataclass(frozen=True)
-class Cell:
-    """Hold a cell of a table."""
-
-    text: str
-    bold: bool = False
+    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -30,15 +25,15 @@ class Table:
     """
 
     title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
     note: str = ""
 
     def markdown(self) -> str:
         """Return the table in Markdown, with the best values in bold."""
         lines = [f"| {' | '.join(map(_cell, self.columns))} |", "|" + "---|" * len(self.columns)]
         for row in self.rows:
-            cells = [f"**{_cell(cell.text)}**" if cell.bold else _cell(cell.text) for cell in row]
+            cells = [f"**{_cell(cell)}**" if isinstance(cell, Bold) else _cell(cell) for cell in row]
             lines.append(f"| {' | '.join(cells)} |")
         return "\n".join([f"**{self.title}.** {self.note}".rstrip(), "", *lines, ""])
 
@@ -54,7 +49,7 @@ class Table:
         lines += [rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", r"\toprule"]
         lines += [" & ".join(map(_tex, self.columns)) + r" \\", r"\midrule"]
         for row in self.rows:
-            cells = [rf"\textbf{{{_tex(cell.text)}}}" if cell.bold else _tex(cell.text) for cell in row]
+            cells = [rf"\textbf{{{_tex(cell)}}}" if isinstance(cell, Bold) else _tex(cell) for cell in row]
             lines.append(" & ".join(cells) + r" \\")
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
@@ -99,43 +94,3 @@ _TEX = {
 def _tex(text: str) -> str:
     """Escape text for LaTeX, character by character, so that nothing is escaped twice."""
     return "".join(_TEX.get(sign, sign) for sign in text)
-
-
-def spread(sample: Sample, scale: float = 1.0, digits: int = 2) -> str:
-    """Format the mean and, over several seeds, the standard deviation; a dash if there are no values."""
-    if not sample.values:
-        return "-"
-    text = f"{sample.mean * scale:.{digits}f}"
-    return f"{text} ± {sample.std * scale:.{digits}f}" if len(sample.values) > 1 else text
-
-
-def with_best(
-    columns: Sequence[Sequence[Sample]],
-    higher: Sequence[bool | None],
-    show: Callable[[Sample, int], str],
-    compete: Sequence[bool],
-) -> list[list[Cell]]:
-    """Turn columns of samples into rows of cells, with the best mean of each column in bold (all of them if tied).
-
-    Args:
-        columns: samples of each row, by column.
-        higher: by column, whether higher is better; None if nothing is.
-        show: formats a sample of a column, given by its number.
-        compete: by row, whether it may be the best.
-    """
-    cells: list[list[Cell]] = []
-    for number, (column, upwards) in enumerate(zip(columns, higher, strict=True)):
-        means = [sample.mean for sample, takes_part in zip(column, compete, strict=True) if takes_part]
-        means = [mean for mean in means if not math.isnan(mean)]
-        top = None if upwards is None or len(means) < 2 else (max if upwards else min)(means)
-        is_best = [takes_part and bool(x.values) and x.mean == top for x, takes_part in zip(column, compete, strict=True)]
-        cells.append([Cell(show(sample, number), bold) for sample, bold in zip(column, is_best, strict=True)])
-    return [list(row) for row in zip(*cells, strict=True)]
-
-
-def table_of(
-    title: str, first: str, names: Sequence[str], columns: Sequence[str], body: Sequence[Sequence[Cell]], note: str
-) -> Table:
-    """Return a table with a name at the head of each row."""
-    rows = tuple((Cell(name), *cells) for name, cells in zip(names, body, strict=True))
-    return Table(title, (first, *columns), rows, note)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
 from jsonargparse import ArgumentParser, Namespace
 
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.metric_mode import higher_is_better
 from fl_lightning.studies.grid import Axis, Choice
-from fl_lightning.studies.layout import Table, spread, table_of, with_best
+from fl_lightning.studies.layout import Table
 from fl_lightning.studies.panels import Measure, Panel
 from fl_lightning.studies.run_table import RunTable
-from fl_lightning.studies.statistics import Sample, last_rounds
-from fl_lightning.studies.tables import paired_over
+from fl_lightning.studies.tables import Column, finals, paired_over, table_of
 
 LEFT_OUT = "left_out"
 """The name of the axis of sites."""
@@ -91,9 +91,6 @@ def measured(config: Namespace) -> tuple[str, str]:
 
 # ---------------------------------------------------------------- tables
 
-Sites = Mapping[str, Mapping[str, Sample]]
-"""The final values over seeds, by choice of the compared axis, then by site."""
-
 
 def leave_one_out_tables(
     table: RunTable, grouped: Sequence[Panel], compared: str | None, measure: Measure
@@ -115,52 +112,41 @@ def leave_one_out_tables(
         others = tuple(own for k, own in enumerate(setting) if k not in (place, first_axis))
         together.setdefault(others, []).append(panel)
     for others, panels in together.items():
-        first = panels[0]
-        sites: dict[str, dict[str, Sample]] = {}
+        sites: dict[str, dict[str, pd.Series]] = {}
         for panel in panels:
-            for choice, setting in panel.settings.items():
-                values = last_rounds(table.curves(setting, measure.name), measure.last).values()
-                name = "all" if place == first_axis else choice
-                sites.setdefault(name, {})[setting[place]] = Sample(tuple(values))
-        tables = [sites_table(sites, first, measure)]
+            for (choice, setting), values in zip(panel.settings.items(), finals(table, panel, measure), strict=True):
+                sites.setdefault("all" if place == first_axis else choice, {})[setting[place]] = values
+        tables = [_sites_table(sites, panels[0], measure)]
         if len(sites) > 1:
-            tables.append(_tested(sites, first, measure))
+            note = "Runs share most of their training sites, so their results are not independent and the true p is larger."
+            means = {name: _means(own) for name, own in sites.items()}
+            tables.append(paired_over(means, panels[0], measure, {}, "site", note))
         yield ", ".join(others), tables
 
 
-def sites_table(sites: Sites, panel: Panel, measure: Measure) -> Table:
+def _sites_table(sites: Mapping[str, Mapping[str, pd.Series]], panel: Panel, measure: Measure) -> Table:
     """Tabulate the score at each site that was left out, and over sites the mean, the worst and the standard deviation."""
-    names = list(dict.fromkeys(site for own in sites.values() for site in own))
-    columns = [[own.get(site, Sample(())) for own in sites.values()] for site in names]
-    overall = [Sample(tuple(means_of(own).values())) for own in sites.values()]
-    worst = min if measure.higher else max
-    columns += [
-        [Sample((over.mean,) if over.values else ()) for over in overall],
-        [Sample((worst(over.values),) if over.values else ()) for over in overall],
-        [Sample((over.std,) if len(over.values) > 1 else ()) for over in overall],
-    ]
-    directions = [measure.direction] * (len(names) + 2) + [None]
-
-    def show(sample: Sample, _: int) -> str:
-        return spread(sample, measure.scale, measure.digits)
-
-    body = with_best(columns, directions, show, [name not in panel.references for name in sites])
+    none = pd.Series(dtype=float)
+    names = dict.fromkeys(site for own in sites.values() for site in own)
+    columns = [Column.of(measure, site, [own.get(site, none) for own in sites.values()]) for site in names]
+    over = pd.DataFrame({name: _means(own) for name, own in sites.items()}).T
+    for head, values in (
+        ("mean", over.mean(axis=1)),
+        ("worst site", over.min(axis=1) if measure.higher else over.max(axis=1)),
+        ("std over sites", over.std(axis=1)),
+    ):
+        columns.append(Column.of(measure, head, [pd.Series([value]).dropna() for value in values]))
+    columns[-1] = columns[-1]._replace(higher=None)
     note = (
         "Each column is a site on which the model was tested and which never trained. Mean, worst and standard deviation are "
         "those over sites, each counted once."
     )
-    heads = [*names, "mean", "worst site", "std over sites"]
-    title, labels = f"{measure.title}, one site left out at a time", list(map(panel.label, sites))
-    return table_of(title, panel.axis, labels, heads, body, note)
+    compete = [name not in panel.references for name in sites]
+    return table_of(
+        f"{measure.title}, one site left out at a time", panel.axis, list(map(panel.label, sites)), columns, compete, note
+    )
 
 
-def means_of(own: Mapping[str, Sample]) -> dict[str, float]:
+def _means(own: Mapping[str, pd.Series]) -> pd.Series:
     """Return the mean over seeds at each site that has values."""
-    return {site: sample.mean for site, sample in own.items() if sample.values}
-
-
-def _tested(sites: Sites, panel: Panel, measure: Measure) -> Table:
-    order = {site: k for k, site in enumerate(dict.fromkeys(site for own in sites.values() for site in own))}
-    finals = {name: {order[site]: mean for site, mean in means_of(own).items()} for name, own in sites.items()}
-    note = "Runs share most of their training sites, so their results are not independent and the true p is larger."
-    return paired_over(finals, panel, measure, {}, "site", note)
+    return pd.Series({site: values.mean() for site, values in own.items() if len(values)}, dtype=float)

@@ -67,6 +67,15 @@ SETTINGS = {
     "versions": "versions",
 }
 """Settings that a report names also where they have their defaults, in this order, with their names for readers."""
+MODELS = ("local only", "global", "own", "personalised", "gain")
+"""Columns of the table of clients: the models that are compared on a client's own test part."""
+OF_CLIENTS = "On each client's own test part. The gain is the difference between the last model and the first."
+COSTS = {
+    "MB": "MB: sent and received by all clients.",
+    "s": "s: training, scoring and aggregation, measured while other runs may run.",
+    "ticks": "ticks: simulated time.",
+}
+"""The units of the table of costs, each with what it counts."""
 _BESIDE = ("num_clients", "seed", "min_examples")
 _USUAL = (("clients_per_domain", 1),)
 """Settings of partitioners that a name in words leaves out."""

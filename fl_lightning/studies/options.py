@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.metric_mode import higher_is_better, known_direction
-from fl_lightning.studies.facts import METRIC
 from fl_lightning.studies.panels import Measure, Panel, panels
-from fl_lightning.studies.run_table import RunTable
+from fl_lightning.studies.set_up import METRIC
 from fl_lightning.utilities.argument_types import checks_types
+
+if TYPE_CHECKING:
+    from fl_lightning.studies.run_table import RunTable
 
 
 @checks_types

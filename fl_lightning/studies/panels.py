@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from fl_lightning.studies.facts import CENTRALIZED, LAST_CLIENT, LOCAL_ONLY, facts_of
 from fl_lightning.studies.names import in_words, label_of, readable, setting_in_words
-from fl_lightning.studies.run_table import RunTable, Setting
-from fl_lightning.studies.statistics import Curves
+from fl_lightning.studies.set_up import CENTRALIZED, LAST_CLIENT, LOCAL_ONLY
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fl_lightning.studies.run_table import RunTable, Setting
 
 _BY_NAME = {"Centralized": CENTRALIZED, "Local only": LOCAL_ONLY, "Last client": LAST_CLIENT}
 APART, REFERENCE = "†", "‡"
@@ -77,18 +81,22 @@ class Panel:
         title: what the settings have in common.
         axis: axis on which they differ.
         settings: settings by their choice on that axis.
+        other: the other axes, in words.
+        choice: the settings' choices on them, for readers.
         labels: names for readers by choice; a choice without one is shown as it is.
         references: choices that are no competitors, each with the baseline that it is.
-        facts: what the table says of each choice, see :func:`~fl_lightning.studies.facts.facts_of`.
+        facts: what is known of each choice, see :func:`~fl_lightning.studies.set_up.facts`.
         baseline: choice against which the others are tested.
     """
 
     title: str
     axis: str
     settings: dict[str, Setting]
+    other: str = ""
+    choice: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     references: Mapping[str, str] = field(default_factory=dict)
-    facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     baseline: str | None = None
 
     @property
@@ -105,7 +113,7 @@ class Panel:
         """Return a choice's name for readers."""
         return self.labels.get(choice, choice)
 
-    def curves(self, table: RunTable, metric: str) -> list[Curves]:
+    def curves(self, table: RunTable, metric: str) -> list[pd.DataFrame]:
         """Return the curves of each setting."""
         return [table.curves(setting, metric) for setting in self.settings.values()]
 
@@ -174,32 +182,53 @@ def panels(
         baseline: choice against which the others are tested; by default the first.
     """
     place = table.axes.index(axis) if axis else 0
-    known = facts_of(table)
+    compared = table.axes[place] if table.axes else "setting"
+    others = [k for k in range(len(table.axes)) if k != place]
+    columns = {k: {setting[k] for setting in table.settings} for k in range(len(table.axes))}
     found: dict[tuple[str, ...], dict[str, Setting]] = {}
     for setting in table.settings:
-        others = setting[:place] + setting[place + 1 :]
-        found.setdefault(others, {})[setting[place] if setting else "all"] = setting
-    names = table.axes[:place] + table.axes[place + 1 :]
-    compared = table.axes[place] if table.axes else "setting"
+        found.setdefault(tuple(setting[k] for k in others), {})[setting[place] if setting else "all"] = setting
     made = []
-    columns = [{setting[k] for setting in table.settings} for k in range(len(table.axes)) if k != place]
-    for others, settings in found.items():
-        title = ", ".join(map(_titled, names, others, columns))
-        facts = {choice: known[setting] for choice, setting in settings.items()}
-        choices = {setting[place] for setting in table.settings} if table.axes else {"all"}
-        shown = {choice: (labels or {}).get(choice, label_of(compared, choice, choices)) for choice in settings}
-        kinds = {choice: _reference(choice, facts[choice], references) for choice in settings}
-        aside = {choice: kind for choice, kind in kinds.items() if kind is not None}
-        made.append(Panel(title, setting_in_words(compared), settings, shown, aside, facts, baseline))
+    for chosen, settings in found.items():
+        axes = [setting_in_words(table.axes[k]) for k in others]
+        own = [label_of(table.axes[k], choice, columns[k]) for k, choice in zip(others, chosen, strict=True)]
+        title = ", ".join(label if " = " in label else f"{words}: {label}" for words, label in zip(axes, own, strict=True))
+        facts = {name: table.facts_of(setting) for name, setting in settings.items()}
+        shown = {name: (labels or {}).get(name, label_of(compared, name, columns.get(place, {"all"}))) for name in settings}
+        kinds = {name: _reference(name, facts[name], references) for name in settings}
+        aside = {name: kind for name, kind in kinds.items() if kind is not None}
+        more = ", ".join(axes), ", ".join(own)
+        made.append(Panel(title, setting_in_words(compared), settings, *more, shown, aside, facts, baseline))
     return made
 
 
-def _titled(axis: str, choice: str, choices: Collection[str]) -> str:
-    label = label_of(axis, choice, choices)
-    return label if " = " in label else f"{setting_in_words(axis)}: {label}"
+@dataclass(frozen=True)
+class _Crossed(Panel):
+    """Hold the choices of several panels; a choice that is not comparable in one of them is marked."""
+
+    parts: Sequence[Panel] = ()
+
+    def apart(self, metric: str) -> dict[str, str]:
+        return {name: text for part in reversed(self.parts) for name, text in part.apart(metric).items()}
 
 
-def _reference(choice: str, facts: Mapping[str, str], chosen: Collection[str] | None) -> str | None:
+def together(panels: Sequence[Panel]) -> Panel:
+    """Return the choices of several panels as one panel."""
+    names = dict.fromkeys(name for panel in panels for name in panel.names)
+    first = {name: next(panel for panel in panels if name in panel.settings) for name in names}
+    return _Crossed(
+        "",
+        panels[0].axis,
+        {name: panel.settings[name] for name, panel in first.items()},
+        labels={name: panel.label(name) for name, panel in first.items()},
+        references={name: panel.references[name] for name, panel in first.items() if name in panel.references},
+        facts={name: panel.facts.get(name, {}) for name, panel in first.items()},
+        baseline=panels[0].baseline,
+        parts=panels,
+    )
+
+
+def _reference(choice: str, facts: Mapping[str, Any], chosen: Collection[str] | None) -> str | None:
     """Return which baseline a choice is: as chosen, else by what the table says, else by its name; None for a competitor."""
     kind = facts.get("reference") if facts else _BY_NAME.get(readable(choice))
     if chosen is None:

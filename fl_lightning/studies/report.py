@@ -5,44 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.metric_names import is_validation_figure
-from fl_lightning.studies.cross_table import cross_tables
-from fl_lightning.studies.drawing import FORMATS
-from fl_lightning.studies.facts import CENTRALIZED, LAST_CLIENT, LOCAL_ONLY, METRIC, codes, facts_of
-from fl_lightning.studies.figures import draw_all
-from fl_lightning.studies.html import write_page
+from fl_lightning.studies.figures import FORMATS, draw_all
 from fl_lightning.studies.layout import Table, latex_figure
 from fl_lightning.studies.leave_one_out import leave_one_out_tables
 from fl_lightning.studies.options import ReportOptions
+from fl_lightning.studies.page import MATRICES, Shown, write_page
 from fl_lightning.studies.panels import REFERENCE, Measure, Panel
 from fl_lightning.studies.run_table import RunTable
-from fl_lightning.studies.set_up import on_test_set, set_up_tables
+from fl_lightning.studies.set_up import (
+    CENTRALIZED,
+    LAST_CLIENT,
+    LOCAL_ONLY,
+    METRIC,
+    code_in_words,
+    codes,
+    on_test_set,
+    set_up_tables,
+)
 from fl_lightning.studies.tables import (
     clients_table,
     cost_table,
+    cross_tables,
+    deviation,
     final_table,
     late_table,
     paired_table,
     progress_table,
 )
 
-
-def require_packages() -> None:
-    """Check before any run that the report can be written.
-
-    Raises:
-        ConfigurationError: if matplotlib or scipy is missing.
-    """
-    try:
-        import matplotlib  # noqa: F401
-        import scipy.stats  # noqa: F401
-    except ImportError as error:
-        raise ConfigurationError(
-            f"A study's report needs matplotlib and scipy ({error}). Install them with pip install 'fl_lightning[compare]'."
-        ) from error
+Sections = list[tuple[str, list[Table]]]
 
 
 def write_report(table: RunTable, options: ReportOptions, folder: Path, name: str, page_only: bool = False) -> list[Path]:
@@ -62,12 +56,12 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
         ConfigurationError: if the metric was never logged, an option names an axis that the study does not have, or ``folder``
             is a file.
     """
-    facts: dict[str, Any] = next(iter(facts_of(table).values()), {})
+    facts = table.facts_of(table.settings[0]) if len(table) else {}
     options = options.by_default(facts.get("metric", METRIC), facts.get("mode"))
     options.check(table.axes)
     if folder.exists() and not folder.is_dir():
         raise ConfigurationError(f"Cannot write the report to '{folder}', which is a file. Name a folder.")
-    metric, on_test = options.measure.name, on_test_set(table)
+    metric, on_test = options.measure.name, on_test_set(table.facts.values())
     if metric not in table.metrics:
         known = ", ".join(metric for metric in table.metrics if "/" not in metric or is_validation_figure(metric)) or "none"
         raise ConfigurationError(
@@ -75,21 +69,37 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
         )
     folder.mkdir(parents=True, exist_ok=True)
     grouped = options.panels(table)
-    tables = [(panel, list(_tables(table, panel, options, on_test))) for panel in grouped]
-    first = list(set_up_tables(table))
-    crossed = list(cross_tables(table, grouped, _named(options.crossed, on_test)))
-    words = guide(grouped, options, table, known=bool(first))
-    if left := list(leave_one_out_tables(table, grouped, options.compare, options.measure)):
-        tables, crossed = [], []  # of each site alone
-    sections = [*left, ("", crossed), *((panel.title, own) for panel, own in tables)]
+    set_up = list(set_up_tables(table))
+    words = guide(grouped, options, table, known=bool(set_up))
+    sections = results = list(leave_one_out_tables(table, grouped, options.compare, options.measure))
+    details: Sections = []
+    if not sections:
+        made = [(panel.title, list(_tables(table, panel, options, on_test))) for panel in grouped]
+        crossed = ("", list(cross_tables(table, grouped, _named(options.crossed, on_test))))
+        sections = [crossed, *((title, [one for _, one in own]) for title, own in made)]
+        results, more = ([(t, [one for first, one in own if first is kind]) for t, own in made] for kind in (True, False))
+        results, details = [crossed, *results], more
     title = options.title or name
-    write_page(folder / "report.html", title, table, grouped, [("", first), *sections], words, metric)
+    write_page(folder / "report.html", title, shown_of(table, grouped), results, details, set_up, words, metric)
     if page_only:
         return [folder / "report.html"]
     pictures = draw_all(table, grouped, _named(options.drawn, on_test), folder, options.families)
-    _write_texts(folder, title, first, words, sections, pictures)
+    _write_texts(folder, title, set_up, words, sections, pictures)
     files = ["report.html", "report.md", "report.tex", *(f"{file}.{kind}" for file in pictures for kind in FORMATS)]
     return [folder / file for file in files]
+
+
+def shown_of(table: RunTable, grouped: Sequence[Panel]) -> list[Shown]:
+    """Return what the page draws of each setting."""
+    matrices = tuple(f"{prefix}/" for prefix in MATRICES)
+    names = [metric for metric in table.metrics if not metric.startswith((*matrices, "client_comparison/"))]
+    found = []
+    for panel, choice, setting in ((group, *own) for group in grouped for own in group.settings.items()):
+        read = {m: (table.of_clients if m.startswith("client_share/") else table.curves)(setting, m) for m in names}
+        curves = {m: (own.index, own.mean(axis=1), deviation(own).fillna(0)) for m, own in read.items() if len(own)}
+        label = ", ".join(filter(None, (panel.label(choice) if choice != "all" else "", panel.title)))
+        found.append(Shown(label, table.seeds(setting)[0], curves, table.cells(setting, *matrices)))
+    return found
 
 
 def _write_texts(
@@ -132,11 +142,11 @@ def guide(grouped: Sequence[Panel], options: ReportOptions, table: RunTable, kno
 
     The partition and the code are among them unless the set-up is known, which names them.
     """
-    code, metrics = codes(table), set(table.metrics)
-    logged = {m.name: m for m in _named([*options.measures, *options.drawn], on_test_set(table)) if m.name in metrics}
+    code, on_test = codes(table), on_test_set(table.facts.values())
+    logged = {m.name: m for m in _named([*options.measures, *options.drawn], on_test) if m.name in table.metrics}
     words = [f"{one.words} is `{one.name}`" for one in logged.values() if one.words != one.name]
     said = [f"Names: {', '.join(words)}."] if words else []
-    if on_test_set(table):
+    if on_test:
         said.append(ON_TEST_SET)
     partitions = dict.fromkeys(panel.partition for panel in grouped)
     if None not in partitions and not known:
@@ -154,8 +164,7 @@ def guide(grouped: Sequence[Panel], options: ReportOptions, table: RunTable, kno
         listed = [*(f"{share} ({'; '.join(names)})" for share, names in few), f"{most} (the others)"]
         said.append(f"Share of its examples that a client trains on: {', '.join(listed)}.")
     if code and not known:
-        counts = [f"{name}, {runs} run{'s' * (runs != 1)}" for name, runs in code.items()]
-        said.append(f"Code: fl_lightning {'; '.join(counts)}.")
+        said.append(f"Code: {code_in_words(code)}.")
     return said
 
 
@@ -174,17 +183,17 @@ def print_files(files: Sequence[Path], folder: Path) -> None:
     print(f"Report: {texts}, {len(pictures)} figures as PNG, SVG and PDF")
 
 
-def _tables(table: RunTable, panel: Panel, options: ReportOptions, on_test: bool) -> Iterator[Table]:
+def _tables(table: RunTable, panel: Panel, options: ReportOptions, on_test: bool) -> Iterator[tuple[bool, Table]]:
+    """Yield the tables of a panel, each with whether it is a part of the result."""
     (measure,) = _named([options.measure], on_test)
     tested = options.tested(measure)
-    tests = [tested] if tested is not None and tested.name in table.metrics else []
+    tests = [measure, *([tested] if tested is not None and tested.name in table.metrics else [])]
     made = (
-        progress_table(table, panel, measure, options.every),
-        late_table(table, panel, measure, options.after),
-        final_table(table, panel, _named(options.measures, on_test)),
-        paired_table(table, panel, measure),
-        *(paired_table(table, panel, own) for own in tests),
-        cost_table(table, panel, measure, options.targets),
-        clients_table(table, panel, measure),
+        (False, progress_table(table, panel, measure, options.every)),
+        (False, late_table(table, panel, measure, options.after)),
+        (True, final_table(table, panel, _named(options.measures, on_test))),
+        *((True, paired_table(table, panel, own)) for own in tests),
+        (False, cost_table(table, panel, measure, options.targets)),
+        (False, clients_table(table, panel, measure)),
     )
-    return (one for one in made if one is not None)
+    yield from ((result, one) for result, one in made if one is not None)

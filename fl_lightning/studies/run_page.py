@@ -1,23 +1,21 @@
-"""The page of a single run: ``report.html`` beside its logs."""
+"""The page of a single run: ``report.html`` beside its logs. It needs no package of the extra ``compare``."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.metric_mode import known_direction
-from fl_lightning.studies.collection import read_run
-from fl_lightning.studies.facts import METRIC, code_of
-from fl_lightning.studies.grid import Run
-from fl_lightning.studies.html import write_page
-from fl_lightning.studies.names import SETTINGS
-from fl_lightning.studies.panels import Measure, panels
-from fl_lightning.studies.run_table import Row, RunTable
-from fl_lightning.studies.set_up import on_test_set, set_up, set_up_tables
-from fl_lightning.studies.tables import clients_table, cost_table, final_table
+from fl_lightning.studies.collection import natural, read_run
+from fl_lightning.studies.layout import Table
+from fl_lightning.studies.names import COSTS, MODELS, OF_CLIENTS, SETTINGS
+from fl_lightning.studies.page import Shown, matrix, write_page
+from fl_lightning.studies.panels import Measure
+from fl_lightning.studies.set_up import METRIC, code_of, common_table, in_order, on_test_set, set_up
 
 PAGE = "report.html"
 _KEEP = ("val*", "test*", "train*", "federation/*", "client_share/*", "client_comparison/*", "partition/*")
@@ -39,26 +37,59 @@ def write_run_page(folder: Path) -> Path:
             "one."
         )
     config: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    seed = int(config.get("seed_everything") or 0)
-    run = Run((), seed, folder.name, (), ())
-    rows = read_run(run, folder, _KEEP)
-    if not any(row.metric.startswith(("val", "federation/")) for row in rows):
+    curves: dict[str, dict[int, float]] = {}
+    for round_idx, metric, value in read_run(folder, _KEEP):
+        curves.setdefault(metric, {})[round_idx] = value
+    curves = {metric: dict(sorted(curves[metric].items())) for metric in sorted(curves, key=natural)}
+    if not any(metric.startswith(("val", "federation/")) for metric in curves):
         raise ConfigurationError(
             f"'{folder}' has no logs in 'csv', from which a report is made. Let the run have a CSVLogger of this name, as it "
             "has by default."
         )
-    known = (*set_up(config, set(SETTINGS), folder), *code_of(folder))
-    table = RunTable([], [*rows, *(Row(run.name, (), seed, 0, fact, 1.0) for fact in known)])
-    (panel,) = panels(table, labels={"all": "run"})
-    metric = (config.get("best_checkpoint") or {}).get("monitor") or METRIC
-    on_test = on_test_set(table)
-    final = [
-        m for m in table.metrics if (m.startswith(("val", "test")) and "/" not in m) or "/epsilon_of_" in m or "/noise_of_" in m
-    ]
-    measures = [Measure(m, known_direction(m) is not False, percent=False, ranked=False, on_test=on_test) for m in final]
-    shown = (final_table(table, panel, measures), cost_table(table, panel, Measure(metric, percent=False), []))
-    made = [*(one for one in shown if one is not None)]
-    clients = clients_table(table, panel, Measure(metric, percent=False))
-    groups = [("", list(set_up_tables(table))), ("At the end", made), *([("Clients", [clients])] if clients else [])]
-    write_page(folder / PAGE, folder.name, table, [panel], groups, first=metric)
+    known = set_up(config, set(SETTINGS), folder)
+    last = {metric: [*curve.values()][-1] for metric, curve in curves.items()}
+    seed = int(config.get("seed_everything") or 0)
+    lines = {metric: ([*curve], [*curve.values()], [0.0] * len(curve)) for metric, curve in curves.items()}
+    settings = {name: known["settings"][name] for name in in_order(known["settings"])}
+    write_page(
+        folder / PAGE,
+        folder.name,
+        [Shown("", seed, lines, last)],
+        results=[("At the end", [*_final(last, on_test_set([known])), *_cost(curves)]), ("Clients", [*_clients(last)])],
+        set_up=[common_table(settings, str(seed), Counter(code_of(folder).values()))],
+        first=(config.get("best_checkpoint") or {}).get("monitor") or METRIC,
+    )
     return folder / PAGE
+
+
+def _final(last: Mapping[str, float], on_test: bool) -> Iterator[Table]:
+    spent = ("/epsilon_of_", "/noise_of_")
+    shown = [
+        name for name in last if (name.startswith(("val", "test")) and "/" not in name) or any(own in name for own in spent)
+    ]
+    heads = [Measure(name, percent=False, on_test=on_test).label for name in shown]
+    if shown:
+        yield Table("At the end", ("run", *heads), [("run", *(f"{last[name]:.4f}" for name in shown))], "After the last round.")
+
+
+def _cost(curves: Mapping[str, Mapping[int, float]]) -> Iterator[Table]:
+    up, down, seconds, ticks = (curves.get(f"federation/{name}", {}) for name in ("bytes_up", "bytes_down", "seconds", "ticks"))
+    if up:
+        totals = {
+            "MB": sum(up[r] + down.get(r, 0.0) for r in up) / 1e6,
+            "s": sum(seconds.get(r, 0.0) for r in up),
+            **({"ticks": [*ticks.values()][-1]} if ticks else {}),
+        }
+        row = ("run", *(f"{total:.1f}" for total in totals.values()))
+        yield Table("Cost", ("run", *(f"total {unit}" for unit in totals)), [row], " ".join(COSTS[unit] for unit in totals))
+
+
+def _clients(last: Mapping[str, float]) -> Iterator[Table]:
+    clients, given, values = matrix(last, "client_comparison")
+    models = [model for model in MODELS if model in given]
+    if models:
+        rows = [
+            (client, *(f"{own[given.index(model)]:.4f}" for model in models))
+            for client, own in zip(clients, values, strict=True)
+        ]
+        yield Table("Local, global, personalised", ("client", *models), rows, OF_CLIENTS)

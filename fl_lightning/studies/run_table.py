@@ -1,28 +1,36 @@
-"""The results of a study's runs in one tidy table: run, choices, seed, round, metric, value."""
+"""The results of a study's runs in one tidy table, and beside it what is known of each run."""
 
 from __future__ import annotations
 
 import csv
 import gzip
 import io
+import json
+import math
+import sys
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
 
 from fl_lightning.errors import ConfigurationError, DataError
+from fl_lightning.studies.collection import natural
+from fl_lightning.studies.grid import FIXED
 from fl_lightning.utilities.atomic_file import write_whole
 from fl_lightning.utilities.csv_file import write_rows
 
-FIXED = ("run", "seed", "round", "metric", "value")
-"""Columns of every table; between the first two is one for each axis of the study."""
+FACTS = "study.json"
+"""The file beside a table that says by run how it was set up, see :mod:`fl_lightning.studies.set_up`."""
 
 Setting = tuple[str, ...]
 """The choices of a run, in the order of the axes; runs with the same setting differ only in their seed."""
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """Hold one number.
 
     Attributes:
@@ -47,77 +55,107 @@ class RunTable:
 
     Args:
         axes: names of the axes.
-        rows: rows in any order; of two rows for the same run, round and metric, the later one counts.
+        rows: rows in any order, or the columns of :attr:`frame`; of two rows for the same run, round and metric, the later one
+            counts.
+        facts: what is known of each run, by its name.
+
+    Attributes:
+        frame: the table, with the columns ``run``, the axes, ``seed``, ``round``, ``metric`` and ``value``.
+        runs: the name of each run, by its setting and seed.
     """
 
-    def __init__(self, axes: Sequence[str], rows: Iterable[Row]) -> None:
+    def __init__(
+        self, axes: Sequence[str], rows: Iterable[Row] | pd.DataFrame, facts: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
         self.axes = tuple(axes)
-        self._runs: dict[tuple[Setting, int], str] = {}
-        self._values: dict[tuple[Setting, str], dict[int, dict[int, float]]] = {}
-        for row in rows:
-            self._runs.setdefault((row.setting, row.seed), row.run)
-            self._values.setdefault((row.setting, row.metric), {}).setdefault(row.seed, {})[row.round_idx] = row.value
+        columns = [FIXED[0], *axes, *FIXED[1:]]
+        frame = (
+            rows if isinstance(rows, pd.DataFrame) else pd.DataFrame([(r.run, *r.setting, *r[2:]) for r in rows], None, columns)
+        )
+        frame = frame.drop_duplicates([*axes, "seed", "round", "metric"], keep="last")
+        self.metrics: list[str] = sorted(frame["metric"].unique(), key=natural)
+        """The names of the metrics, sorted, with numbers in names by value."""
+        run = frame.groupby([*axes, "seed"], sort=False).ngroup()
+        metric = frame["metric"].map({name: k for k, name in enumerate(self.metrics)})
+        self.frame = frame.iloc[np.lexsort((frame["round"], metric, run))].reset_index(drop=True)
+        first = self.frame.drop_duplicates([*axes, "seed"])
+        self.runs: dict[tuple[Setting, int], str] = {
+            (tuple(setting), seed): name for name, *setting, seed in first[["run", *axes, "seed"]].itertuples(index=False)
+        }
+        self.facts = {name: dict((facts or {})[name]) for name in self.runs.values() if name in (facts or {})}
 
     def __len__(self) -> int:
         """Return the number of runs."""
-        return len(self._runs)
-
-    def has(self, setting: Setting, seed: int) -> bool:
-        """Return whether the run is in the table."""
-        return (setting, seed) in self._runs
+        return len(self.runs)
 
     @property
     def settings(self) -> list[Setting]:
         """The settings in the order of the table."""
-        return list(dict.fromkeys(setting for setting, _ in self._runs))
-
-    @property
-    def metrics(self) -> list[str]:
-        """The names of the metrics, sorted, with numbers in names by value."""
-        return sorted({metric for _, metric in self._values}, key=_natural)
+        return list(dict.fromkeys(setting for setting, _ in self.runs))
 
     def seeds(self, setting: Setting) -> list[int]:
         """Return the seeds of the runs of a setting."""
-        return sorted(seed for other, seed in self._runs if other == setting)
+        return sorted(seed for other, seed in self.runs if other == setting)
 
-    def curves(self, setting: Setting, metric: str) -> dict[int, dict[int, float]]:
-        """Return the metric by seed, then by round; empty if it was not logged."""
-        found = self._values.get((setting, metric), {})
-        return {seed: dict(sorted(found[seed].items())) for seed in sorted(found)}
+    def facts_of(self, setting: Setting) -> dict[str, Any]:
+        """Return what is known of a setting: of the run with its first seed."""
+        return self.facts.get(self.runs[setting, self.seeds(setting)[0]], {})
 
-    def of_clients(self, setting: Setting, metric: str) -> dict[int, dict[int, float]]:
+    @cached_property
+    def _places(self) -> dict[tuple[str, ...], list[int]]:
+        """The places of a setting's metric in the frame."""
+        found: dict[tuple[str, ...], list[int]] = {}
+        keys = zip(*(self.frame[name] for name in (*self.axes, "metric")), strict=True)
+        for place, key in enumerate(keys):
+            found.setdefault(key, []).append(place)
+        return found
+
+    def curves(self, setting: Setting, metric: str) -> pd.DataFrame:
+        """Return a metric with a row for each round and a column for each seed; empty if it was not logged.
+
+        A value that is missing is NaN; one that was logged and is not finite is infinity, so that no mean leaves it out.
+        """
+        rows = self.frame.iloc[self._places.get((*setting, metric), [])]
+        values = rows["value"].astype(float)
+        return rows.assign(value=values.where(np.isfinite(values), math.inf)).pivot(
+            index="round", columns="seed", values="value"
+        )
+
+    def of_clients(self, setting: Setting, metric: str) -> pd.DataFrame:
         """Return a client's metric as :meth:`curves`; of the first seed alone if seeds divide the data among other clients."""
         found = self.curves(setting, metric)
-        return found if self.has_same_clients(setting) else dict(list(found.items())[:1])
+        return found if self.has_same_clients(setting) else found.iloc[:, :1].dropna()
 
     def has_same_clients(self, setting: Setting) -> bool:
         """Return whether each client has the same numbers of training examples in every seed, as far as they are known."""
-        members = [self.curves(setting, f"partition/{member}") for member in self.families("partition")]
-        return all(len({tuple(curve.values()) for curve in by_seed.values()}) <= 1 for by_seed in members)
+        names = [name for name in self.metrics if name.startswith("partition/")]
+        places = [place for name in names for place in self._places.get((*setting, name), [])]
+        return not places or bool(self.frame.iloc[places].groupby("metric")["value"].nunique().max() == 1)
 
     def families(self, prefix: str) -> list[str]:
         """Return the ends of metric names after ``<prefix>/``: classes of ``val_f1``, clients of ``client_share``."""
         return [metric.removeprefix(f"{prefix}/") for metric in self.metrics if metric.startswith(f"{prefix}/")]
 
-    def rows(self) -> Iterator[Row]:
-        """Yield the rows in the order of runs, metrics and rounds."""
-        for setting, seed in self._runs:
-            yield from self.rows_of(setting, seed)
+    def cells(self, setting: Setting, *prefixes: str) -> dict[str, float]:
+        """Return the metrics ``<prefix>/...`` of the first seed in their last rounds: the cells of a matrix."""
+        places = [k for name in self.metrics if name.startswith(prefixes) for k in self._places.get((*setting, name), [])]
+        own = self.frame.iloc[places]
+        last = own[own["seed"] == own["seed"].min()].drop_duplicates("metric", keep="last")
+        return dict(zip(last["metric"], last["value"], strict=True))
 
-    def rows_of(self, setting: Setting, seed: int) -> Iterator[Row]:
-        """Yield the rows of one run in the order of metrics and rounds."""
-        for metric in self.metrics:
-            for round_idx, value in sorted(self._values.get((setting, metric), {}).get(seed, {}).items()):
-                yield Row(self._runs[setting, seed], setting, seed, round_idx, metric, value)
+    def rows(self) -> list[Row]:
+        """Return the rows in the order of runs, metrics and rounds."""
+        return [Row(run, tuple(own[:-4]), *own[-4:]) for run, *own in self.frame.itertuples(index=False)]
 
     def write(self, path: Path) -> None:
-        """Write the table as CSV, compressed if the name ends in ``.gz``; numbers have 6 significant digits."""
+        """Write the table as CSV with 6 significant digits, compressed if the name ends in ``.gz``, and its facts beside it."""
         text = io.StringIO()
-        rows = ([row.run, *row.setting, row.seed, row.round_idx, row.metric, f"{row.value:.6g}"] for row in self.rows())
-        write_rows(text, [[FIXED[0], *self.axes, *FIXED[1:]], *rows], end="\n")
+        lines = ((*cells, f"{value:.6g}") for *cells, value in self.frame.itertuples(index=False))
+        write_rows(text, [list(self.frame.columns), *lines], end="\n")
         data = text.getvalue().encode()
         # Without a time in the header, so that the same table gives the same file.
         write_whole(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+        write_whole(path.parent / FACTS, (json.dumps(self.facts, indent=1) + "\n").encode())
 
     @classmethod
     def join(cls, axes: Sequence[str], paths: Iterable[Path]) -> RunTable:
@@ -131,16 +169,23 @@ class RunTable:
             DataError: if a table cannot be read.
             ConfigurationError: if a table has other axes.
         """
-        rows: dict[tuple[Setting, int], list[Row]] = {}
+        whole = cls(axes, [])
         for path in paths:
             table = cls.read(path)
-            if table.axes != tuple(axes):
+            if table.axes != whole.axes:
                 raise ConfigurationError(
                     f"The run table '{path}' has the axes {', '.join(table.axes) or 'none'}, but the study's are "
                     f"{', '.join(axes) or 'none'}. Use tables of the same study."
                 )
-            rows |= {key: list(table.rows_of(*key)) for key in table._runs}
-        return cls(axes, [row for found in rows.values() for row in found])
+            if not table.facts:
+                print(
+                    f"Note: '{path.parent / FACTS}' is not there or is of other runs, so the report does not say how those of "
+                    f"'{path}' were set up, nor which of their figures are not comparable.",
+                    file=sys.stderr,
+                )
+            earlier = [row for row in whole.rows() if (row.setting, row.seed) not in table.runs]
+            whole = cls(axes, [*earlier, *table.rows()], whole.facts | table.facts)
+        return whole
 
     @classmethod
     def read(cls, path: Path) -> RunTable:
@@ -153,26 +198,24 @@ class RunTable:
             data = path.read_bytes()
             text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
             header, *rows = list(csv.reader(io.StringIO(text))) or [[]]
+            known = json.loads((path.parent / FACTS).read_bytes()) if (path.parent / FACTS).exists() else {}
         except (OSError, ValueError, EOFError, zlib.error, csv.Error) as error:
             raise DataError(f"Cannot read the run table '{path}' ({error}). Use one that 'compare' wrote.") from error
-        axes = header[1 : len(header) - len(FIXED) + 1]
-        if tuple(header[:1] + header[len(axes) + 1 :]) != FIXED:
+        axes = tuple(header[1 : len(header) - len(FIXED) + 1])
+        if (*header[:1], *header[len(axes) + 1 :]) != FIXED:
             raise DataError(
                 f"'{path}' is not a run table: its columns are {', '.join(header) or 'none'}, but it needs {FIXED[0]}, one for "
                 f"each axis, and {', '.join(FIXED[1:])}. Use one that 'compare' wrote."
             )
         try:
-            return cls(axes, [_row(cells, len(header)) for cells in rows if cells])
+            if uneven := next((len(row) for row in rows if row and len(row) != len(header)), None):
+                raise ValueError(f"a row has {uneven} cells, but the header has {len(header)}")
+            frame = pd.DataFrame(filter(None, rows), columns=header).astype({"seed": int, "round": int, "value": float})
         except ValueError as error:
             raise DataError(f"The run table '{path}' is damaged: {error}. Write it again with 'compare'.") from error
-
-
-def _row(cells: list[str], columns: int) -> Row:
-    if len(cells) != columns:
-        raise ValueError(f"a row has {len(cells)} cells, but the header has {columns}")
-    run, *setting, seed, round_idx, metric, value = cells
-    return Row(run, tuple(setting), int(seed), int(round_idx), metric, float(value))
-
-
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split("/")]
+        if frame["metric"].str.startswith("study/").any():
+            raise DataError(
+                f"The run table '{path}' is of an earlier version: facts such as 'study/partition/IID' now stand in '{FACTS}' "
+                "beside it. Write it again with 'compare', which repeats no finished run."
+            )
+        return cls(axes, frame, known)

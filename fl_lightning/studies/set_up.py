@@ -1,6 +1,6 @@
-"""The set-up of a study: what all runs have in common, and what differs from row to row, from the settings of the runs.
+"""The set-up of a study's runs: what all have in common, what differs, and which of their figures can be compared.
 
-A run's settings are facts of the table, ``study/setting <name>/<value>``, so that the set-up is that of the runs themselves.
+What is known of a run is read from its configuration and its folder, and stands in ``study.json`` beside the table.
 """
 
 from __future__ import annotations
@@ -9,19 +9,27 @@ import functools
 import inspect
 import json
 import pydoc
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fl_lightning.functional.digest import digest
 from fl_lightning.functional.showing import defaults_of
 from fl_lightning.reporting.run_facts import SELECTION, TEST_SET, read_run_facts
-from fl_lightning.studies.facts import codes, facts_of
 from fl_lightning.studies.grid import text_of
-from fl_lightning.studies.layout import Cell, Table
+from fl_lightning.studies.layout import Table
 from fl_lightning.studies.names import SETTINGS, as_number, class_name, partition_in_words, readable, setting_in_words
-from fl_lightning.studies.run_table import RunTable, Setting
 
-SETTING = "setting "
+if TYPE_CHECKING:
+    from fl_lightning.studies.run_table import RunTable, Setting
+
+METRIC = "val_accuracy"
+"""The metric by which runs are compared if neither their study nor their best checkpoint names one."""
+CENTRALIZED, LOCAL_ONLY, LAST_CLIENT = "centralized", "local only", "last client"
+_NOT_CONTENT = ("batch_size", "eval_batch_size", "num_workers", "seed", "root", "data_dir", "download", "pin_memory")
+"""Settings of a datamodule that do not change which examples its validation set has for a given seed."""
+_CODE = "# fl_lightning=="
 _OPEN = ("model", "data.datamodule")
 """Classes whose arguments are settings of their own."""
 _LEFT_OUT = (
@@ -45,8 +53,81 @@ _LEFT_OUT = (
 )
 """Beginnings of settings that change no result, or are named elsewhere."""
 _ONLY_WHERE_SET = {"federation.route", "federation.local.proximal_mu", "model.lr_scheduler"}
-_LONGEST = 200
+_LONGEST_NAME, _LONGEST = 60, 200
 _UNKNOWN = object()
+
+
+# ---------------------------------------------------------------- what is known of a run
+
+
+def facts(config: Any, measured: tuple[str, str] | None = None) -> dict[str, str]:
+    """Return by kind what a run's configuration says of its figures.
+
+    Args:
+        config: its whole configuration, as the parser returns it.
+        measured: the metric by which runs are compared and its mode, if not those of the best checkpoint.
+
+    Returns:
+        ``partition`` and ``training``, the share of its examples that a client trains on; ``server_set`` and ``client_set``, on
+        which metrics are measured; ``reference``, which baseline the run is; and another ``metric`` than accuracy, with its
+        ``mode``.
+    """
+    data, federation = config.data, config.federation
+    partition = partition_in_words(_mapping(data.partitioner))
+    held = data.client_validation + data.client_test + data.public_share
+    parts = f"the clients' own test parts ({100 * data.client_test:g} % each; {partition})"
+    monitor, mode = measured or (config.best_checkpoint.monitor, config.best_checkpoint.mode)
+    if federation.enabled and federation.personal:
+        server_set = f"{parts}, each with its client's complete model"
+    elif data.server_set == "clients":
+        server_set = f"{parts}, together{_batches(config)}"
+    else:
+        server_set = f"the validation set of {_datamodule(data.datamodule)}{_batches(config)}"
+    found = {
+        "partition": partition,
+        "training": f"{100 * (1 - held):g} %",
+        "client_set": parts if data.client_test else None,
+        "metric": monitor if monitor != METRIC else None,
+        "mode": mode if monitor != METRIC else None,
+        "server_set": server_set,
+        "reference": _reference(federation),
+    }
+    return {kind: text for kind, text in found.items() if text}
+
+
+def code_of(folder: Path) -> dict[str, str]:
+    """Return the code that a run ran with as ``code``, from the first line of its ``config.yaml``, if it has one."""
+    path = folder / "config.yaml"
+    first = path.read_text(encoding="utf-8").partition("\n")[0] if path.exists() else ""
+    return {"code": first.removeprefix(_CODE)} if first.startswith(_CODE) else {}
+
+
+def _mapping(part: Any) -> dict[str, Any] | None:
+    return None if part is None else dict(part.as_dict() if hasattr(part, "as_dict") else part)
+
+
+def _batches(config: Any) -> str:
+    limit = config.trainer.limit_val_batches
+    return "" if limit in (None, 1.0) or (isinstance(limit, int) and limit <= 0) else f", limited to {limit} batches"
+
+
+def _datamodule(part: Any) -> str:
+    own = _mapping(part) or {}
+    name = class_name(own) if own else "the clients' datamodules"
+    given = (own.get("init_args") or {}).items()
+    content = {key: x for key, x in given if key not in _NOT_CONTENT and x not in (None, False)}
+    text = ", ".join(f"{key} {x}" for key, x in content.items())
+    if len(text) > _LONGEST_NAME:
+        text = f"settings {digest(text)[:8]}"
+    return f"{name} ({text})" if text else name
+
+
+def _reference(federation: Any) -> str | None:
+    if not federation.enabled:
+        return CENTRALIZED
+    kinds = {"LocalOnly": LOCAL_ONLY, "LastClient": LAST_CLIENT}
+    used = [class_name(own) for part in (federation.route, federation.strategy) if (own := _mapping(part))]
+    return next((kinds[name] for name in used if name in kinds), None)
 
 
 def named_settings(configs: Iterable[Mapping[str, Any]], defaults: Mapping[str, Any]) -> set[str]:
@@ -65,8 +146,8 @@ def named_settings(configs: Iterable[Mapping[str, Any]], defaults: Mapping[str, 
     }
 
 
-def set_up(config: Mapping[str, Any], names: Collection[str], folder: Path) -> Iterator[str]:
-    """Yield the facts of a run's settings.
+def set_up(config: Mapping[str, Any], names: Collection[str], folder: Path) -> dict[str, Any]:
+    """Return a run's ``settings`` by name, and its ``selection``, the set by which the server chooses, if that is known.
 
     Args:
         config: the run's whole configuration.
@@ -74,78 +155,11 @@ def set_up(config: Mapping[str, Any], names: Collection[str], folder: Path) -> I
         folder: the run's folder, whose ``run.json`` holds what only the run itself knows.
     """
     shown = {name: text for name, text in _leaves(config) if name in names and text not in ("", "None")}
-    if "federation.clients_per_round" in shown and shown["federation.clients_per_round"] == "1.0":
+    if shown.get("federation.clients_per_round") == "1.0":
         shown["federation.clients_per_round"] = "all"
     known = read_run_facts(folder)
-    if SELECTION in known:
-        yield f"study/{SELECTION}/{known.pop(SELECTION)}"
-    shown |= known
-    yield from (f"study/{SETTING}{name}/{text}" for name, text in shown.items())
-
-
-def set_up_tables(table: RunTable) -> Iterator[Table]:
-    """Yield the settings that all runs share, and for each axis those that differ along it; nothing for tables without them."""
-    known = {
-        setting: {kind.removeprefix(SETTING): text for kind, text in facts.items() if kind.startswith(SETTING)}
-        for setting, facts in facts_of(table).items()
-    }
-    given = dict.fromkeys(name for own in known.values() for name in own)
-    names = [*(name for name in SETTINGS if name in given), *(name for name in given if name not in SETTINGS)]
-    if not names:
-        return
-    values = {name: {setting: known[setting].get(name, "-") for setting in table.settings} for name in names}
-    common = [name for name in names if len(set(values[name].values())) == 1]
-    rows = [(setting_in_words(name), next(iter(values[name].values()))) for name in common]
-    rows += [("seeds", _seeds(table)), *([("code", _code(table))] if codes(table) else [])]
-    note = "From the settings of the runs; what is not named has its default."
-    yield Table("Set-up", ("setting", "value"), tuple((Cell(name), Cell(text)) for name, text in rows), note)
-    left = [name for name in names if name not in common]
-    for place, axis in enumerate(table.axes):
-        along = [name for name in left if _follows(values[name], place)]
-        left = [name for name in left if name not in along]
-        if along and not (len(along) == 1 and _is_named_by_value(values[along[0]], place)):
-            yield _differing(axis, place, along, values)
-    if left:
-        heads = (*map(setting_in_words, table.axes), *map(setting_in_words, left))
-        body = tuple(
-            (*(Cell(readable(choice)) for choice in setting), *(Cell(values[name][setting]) for name in left))
-            for setting in table.settings
-        )
-        yield Table("What else differs", heads, body)
-
-
-def on_test_set(table: RunTable) -> bool:
-    """Return whether the server of every run has validated on the test set, as far as the table says."""
-    return {facts.get(SELECTION) for facts in facts_of(table).values()} == {TEST_SET}
-
-
-def _differing(axis: str, place: int, names: list[str], values: Mapping[str, Mapping[Setting, str]]) -> Table:
-    first = {setting[place]: setting for setting in reversed(list(values[names[0]]))}
-    choices = dict.fromkeys(setting[place] for setting in values[names[0]])
-    body = tuple((Cell(readable(c)), *(Cell(values[name][first[c]]) for name in names)) for c in choices)
-    return Table(f"What differs by {setting_in_words(axis)}", (setting_in_words(axis), *map(setting_in_words, names)), body)
-
-
-def _follows(values: Mapping[Setting, str], place: int) -> bool:
-    """Return whether a setting depends on the choice on one axis alone."""
-    by_choice: dict[str, set[str]] = {}
-    for setting, text in values.items():
-        by_choice.setdefault(setting[place], set()).add(text)
-    return all(len(texts) == 1 for texts in by_choice.values())
-
-
-def _is_named_by_value(values: Mapping[Setting, str], place: int) -> bool:
-    """Return whether the choices on an axis are the very values of its setting, so that a table would say nothing."""
-    return all(setting[place] == text or as_number(setting[place]) == as_number(text) for setting, text in values.items())
-
-
-def _seeds(table: RunTable) -> str:
-    seeds = {tuple(table.seeds(setting)) for setting in table.settings}
-    return "; ".join(", ".join(map(str, own)) for own in sorted(seeds))
-
-
-def _code(table: RunTable) -> str:
-    return "; ".join(f"fl_lightning {name}, {runs} run{'s' * (runs != 1)}" for name, runs in codes(table).items())
+    own = {SELECTION: known.pop(SELECTION)} if SELECTION in known else {}
+    return {**own, "settings": shown | known}
 
 
 def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -191,3 +205,69 @@ def _defaults(path: str) -> dict[str, Any]:
         return {}
     found = {name: argument.default for name, argument in arguments.items() if argument.default is not argument.empty}
     return (defaults_of(kind) if isinstance(kind, type) else {}) | found
+
+
+# ---------------------------------------------------------------- what a report says of it
+
+
+def codes(table: RunTable) -> Counter[str]:
+    """Return the number of runs of a table by the code that they ran with, as far as it is known."""
+    return Counter(sorted(own["code"] for own in table.facts.values() if "code" in own))
+
+
+def on_test_set(facts_of_runs: Collection[Mapping[str, Any]]) -> bool:
+    """Return whether the server of every run has validated on the test set, as far as that is known."""
+    return {own.get(SELECTION) for own in facts_of_runs} == {TEST_SET}
+
+
+def code_in_words(code: Mapping[str, int]) -> str:
+    """Return which code the runs ran with."""
+    return "fl_lightning " + "; ".join(f"{name}, {runs} run{'s' * (runs != 1)}" for name, runs in code.items())
+
+
+def common_table(settings: Mapping[str, str], seeds: str, code: Mapping[str, int]) -> Table:
+    """Tabulate the settings that all runs share, their seeds and their code."""
+    rows = [(setting_in_words(name), text) for name, text in settings.items()]
+    rows += [("seeds", seeds), *([("code", code_in_words(code))] if code else [])]
+    return Table("Set-up", ("setting", "value"), rows, "From the settings of the runs; what is not named has its default.")
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return settings in the order in which reports name them."""
+    given = dict.fromkeys(names)
+    return [*(name for name in SETTINGS if name in given), *(name for name in given if name not in SETTINGS)]
+
+
+def set_up_tables(table: RunTable) -> Iterator[Table]:
+    """Yield the settings that all runs share, and for each axis those that differ along it; nothing for tables without them."""
+    known = {setting: table.facts_of(setting).get("settings", {}) for setting in table.settings}
+    names = in_order(name for own in known.values() for name in own)
+    if not names:
+        return
+    values = {name: {setting: own.get(name, "-") for setting, own in known.items()} for name in names}
+    common = {name: next(iter(own.values())) for name, own in values.items() if len(set(own.values())) == 1}
+    seeds = sorted({tuple(table.seeds(setting)) for setting in table.settings})
+    yield common_table(common, "; ".join(", ".join(map(str, own)) for own in seeds), codes(table))
+    left = [name for name in names if name not in common]
+    for place, axis in enumerate(table.axes):
+        along = [name for name in left if _follows(values[name], place)]
+        left = [name for name in left if name not in along]
+        named = len(along) == 1 and all(_same(setting[place], text) for setting, text in values[along[0]].items())
+        if along and not named:  # choices that are the very values of a setting need no table
+            first = {setting[place]: setting for setting in reversed(table.settings)}
+            choices = dict.fromkeys(setting[place] for setting in table.settings)
+            rows = [(readable(c), *(values[name][first[c]] for name in along)) for c in choices]
+            words = setting_in_words(axis)
+            yield Table(f"What differs by {words}", (words, *map(setting_in_words, along)), rows)
+    if left:
+        rows = [(*map(readable, setting), *(values[name][setting] for name in left)) for setting in table.settings]
+        yield Table("What else differs", tuple(map(setting_in_words, (*table.axes, *left))), rows)
+
+
+def _follows(values: Mapping[Setting, str], place: int) -> bool:
+    """Return whether a setting depends on the choice on one axis alone."""
+    return len({(setting[place], text) for setting, text in values.items()}) == len({setting[place] for setting in values})
+
+
+def _same(choice: str, text: str) -> bool:
+    return choice == text or as_number(choice) == as_number(text)

@@ -17,16 +17,15 @@ from fl_lightning.cli.ranks import on_cpu
 from fl_lightning.errors import ConfigurationError, FederationError, require
 from fl_lightning.functional.metric_names import VALIDATION, is_validation_figure
 from fl_lightning.reporting.wandb import LONGEST_TAG
-from fl_lightning.studies.collection import LOGS, final_value, read_run
+from fl_lightning.studies.collection import LOGS, read_run
 from fl_lightning.studies.execution import Job, only_one, run_all
-from fl_lightning.studies.facts import code_of, facts
 from fl_lightning.studies.grid import Axis, Run, folder_name, full_names, read_axes, span
 from fl_lightning.studies.leave_one_out import EVERY, measured, require_federation, site_axis
 from fl_lightning.studies.machine import gpus, ranks_of
 from fl_lightning.studies.options import ReportOptions
-from fl_lightning.studies.report import ON_TEST_SET, print_files, require_packages, write_report
+from fl_lightning.studies.report import ON_TEST_SET, print_files, write_report
 from fl_lightning.studies.run_table import Row, RunTable
-from fl_lightning.studies.set_up import named_settings, on_test_set, set_up
+from fl_lightning.studies.set_up import code_of, facts, named_settings, on_test_set, set_up
 from fl_lightning.studies.settings import SettingsReader, fingerprint
 from fl_lightning.studies.sweep import Method, refuse_test_set, write_sweep
 from fl_lightning.studies.terminal import LiveStatus, print_curves
@@ -171,7 +170,6 @@ class Study(ChecksTypes):
         if self.sweep != "grid":
             self._write_search()
             return []
-        require_packages()
         jobs = [self._job(run) for run in self.runs]
         with only_one(self.folder):
             sweep = self._write_sweep()
@@ -204,13 +202,13 @@ class Study(ChecksTypes):
         if self.table_path.exists():
             table = RunTable.read(self.table_path)
             print_curves(table, self.report.panels(table), self.report.measure)
-            if on_test_set(table) and any(axis.is_numeric for axis in self.axes):
+            if on_test_set(table.facts.values()) and any(axis.is_numeric for axis in self.axes):
                 print(f"Warning: {ON_TEST_SET}")
         if self.note:
             print(self.note)
 
     def _run_missing(self, jobs: Sequence[Job], failed: list[Job]) -> None:
-        known = {run.name for run in self.runs if self.known.has(run.setting, run.seed)}
+        known = {run.name for run in self.runs if (run.setting, run.seed) in self.known.runs}
         missing = [job for job in jobs if not job.is_finished and job.name not in known]
         places = self._places()[: max(1, len(missing))]
         spans = " x ".join([f"{len(axis.choices)} {axis.name}" for axis in self.axes] + [f"{len(self.seeds)} seeds"])
@@ -226,16 +224,15 @@ class Study(ChecksTypes):
             print(f"[{number}/{len(jobs)}] {job.name}: {seconds:.0f} s, {said}", flush=True)
 
     def _came_to(self, job: Job) -> str:
-        run = next(run for run in self.runs if run.name == job.name)
-        rows = read_run(run, job.folder, ["*"])
-        known = sorted({row.metric for row in rows if "/" not in row.metric or is_validation_figure(row.metric)})
+        last = {metric: value for _, metric, value in sorted(read_run(job.folder, ["*"]), key=lambda logged: logged[0])}
+        known = sorted(metric for metric in last if "/" not in metric or is_validation_figure(metric))
         metric = self.report.measure.name
-        if not any(row.metric == metric for row in rows):
+        if metric not in last:
             raise ConfigurationError(
                 f"'report.metric' is '{metric}', which the run '{job.name}' did not log. It logged: "
                 f"{', '.join(known) or 'nothing'}. Set it to one of these."
             )
-        return f"{metric} {final_value(rows, metric):.4f}"
+        return f"{metric} {last[metric]:.4f}"
 
     def _tell(self, failed: Sequence[Job], runs: int) -> None:
         if failed:
@@ -247,20 +244,19 @@ class Study(ChecksTypes):
         """Write the table and the report of the finished runs, in the order of the axes."""
         done = {job.name for job in jobs if job.is_finished}
         order = {setting: k for k, setting in enumerate(dict.fromkeys(run.setting for run in self.runs))}
-        rows: list[Row] = []
+        elsewhere = {(run.setting, run.seed) for run in self.runs if run.name not in done}
+        rows, known = [row for row in self.known.rows() if (row.setting, row.seed) in elsewhere], dict(self.known.facts)
         configs = [config.as_dict() for config, _ in self.configurations.values()]
         named = named_settings(configs, self._defaults.as_dict())
-        for run in sorted(self.runs, key=lambda run: (order[run.setting], run.seed)):
+        for run in self.runs:
             if run.name in done:
-                folder = self._run_folder(run)
-                rows += read_run(run, folder, self.keep)
-                config = self.configurations[run.name][0]
-                known = (*facts(config, self._measured), *code_of(folder), *set_up(config.as_dict(), named, folder))
-                rows += [Row(run.name, run.setting, run.seed, 0, fact, 1.0) for fact in known]
-            elif self.known.has(run.setting, run.seed):
-                rows += self.known.rows_of(run.setting, run.seed)
+                folder, (config, _) = self._run_folder(run), self.configurations[run.name]
+                rows += [Row(run.name, run.setting, run.seed, *logged) for logged in read_run(folder, self.keep)]
+                own = facts(config, self._measured) | code_of(folder)
+                known[run.name] = own | set_up(config.as_dict(), named, folder)
+        rows.sort(key=lambda row: (order[row.setting], row.seed))
         if rows:
-            table = RunTable([axis.name for axis in self.axes], rows)
+            table = RunTable([axis.name for axis in self.axes], rows, known)
             table.write(self.table_path)
             print(f"Table: {self.table_path} ({len(table)} of {len(jobs)} runs)")
             self.write_report(RunTable.read(self.table_path), self.folder)  # from the file, so that it can be reproduced

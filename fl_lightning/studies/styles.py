@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
+
+from fl_lightning.cli.commands.algorithms import ALGORITHMS
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
 """Okabe and Ito's colours, which readers who do not tell red from green distinguish."""
@@ -14,61 +17,7 @@ MOST_STYLES = len(COLOURS) * len(DASHES)
 """Number of styles of which any two differ in at least two of colour, dash and marker, so that they differ in grey, too."""
 
 _GREY = "0.45"
-_ORDER = (
-    "FedAvg",
-    "AdaFed",
-    "FedProx",
-    "SCAFFOLD",
-    "FedNova",
-    "FedAvgM",
-    "FedLoss",
-    "FedAdam",
-    "FedSGD",
-    "FedAdagrad",
-    "FedYogi",
-    "FedExP",
-    "KMeans",
-    "Shapley values",
-    "FOCUS",
-    "q-FedAvg",
-    "AFL",
-    "FedMedian",
-    "Trimmed mean",
-    "Krum",
-    "Multi-Krum",
-    "Geometric median",
-    "Cosine filter",
-    "Attackers",
-    "FedDyn",
-    "FedBN",
-    "FedPer",
-    "LG-FedAvg",
-    "FedRep",
-    "FedBABU",
-    "Ditto",
-    "pFedMe",
-    "MOCHA",
-    "Local only",
-    "Fed-Cyclic",
-    "Fed-Star",
-    "RingFed",
-    "Mediators",
-    "Warm start",
-    "Last client",
-    "Centralized",
-    "Private clients",
-    "Private examples",
-    "Secure sums",
-    "Compression",
-    "Clipped updates",
-    "MOON",
-    "APFL",
-    "FedBuff",
-    "FedAsync",
-)
-"""Algorithms in the order of their styles; a new one goes to the end, so that the others keep their looks."""
-
-_NUMBERS = {name: k + max(0, k - 1) // (len(COLOURS) - 1) for k, name in enumerate(_ORDER)}
+_NUMBERS = {one.name: k + max(0, k - 1) // (len(COLOURS) - 1) for k, one in enumerate(chain.from_iterable(ALGORITHMS.values()))}
 """Numbers of the algorithms' styles; only the first, FedAvg, has the first colour, because it is in most figures."""
 
 

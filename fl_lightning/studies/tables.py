@@ -1,92 +1,246 @@
-"""Tables of a study in the layouts of the papers."""
+"""Tables of a study in the layouts of the papers: means over seeds, paired tests, costs."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-from fl_lightning.studies.layout import Cell, Table, spread, table_of, with_best
-from fl_lightning.studies.panels import Measure, Panel
-from fl_lightning.studies.run_table import RunTable, Setting
-from fl_lightning.studies.statistics import (
-    PairedTest,
-    Sample,
-    at_round,
-    best,
-    holm,
-    last_rounds,
-    paired_test,
-    rounds_to,
-)
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fl_lightning.studies.layout import Bold, Table
+from fl_lightning.studies.names import COSTS, MODELS, OF_CLIENTS
+from fl_lightning.studies.panels import Measure, Panel, together
+from fl_lightning.studies.run_table import RunTable
 
 _TICKS = "federation/ticks"
+_ROUNDING = 2e-6
+"""Tolerance for equal differences: tables have 6 digits, and rounding is not spread."""
+
+
+# ---------------------------------------------------------------- numbers over seeds
+
+
+def finite(curves: pd.DataFrame) -> pd.DataFrame:
+    """Return curves, see :meth:`RunTable.curves`, without the values that are not finite."""
+    return curves.mask(curves == math.inf)
+
+
+def deviation(values: pd.DataFrame) -> pd.Series:
+    """Return the sample's standard deviation (n - 1) of each row; NaN for one value, or if one is not finite."""
+    with np.errstate(invalid="ignore"):
+        return values.std(axis=1)
+
+
+def at_round(curves: pd.DataFrame, round_idx: int) -> pd.Series:
+    """Return a metric after one round, by seed."""
+    return curves.reindex([round_idx]).iloc[0].dropna()
+
+
+def last_rounds(curves: pd.DataFrame, count: int = 1) -> pd.Series:
+    """Return the mean of the last rounds that a seed has, by seed."""
+    return curves.apply(lambda own: own.dropna().tail(count).mean()).astype(float)
+
+
+def best(curves: pd.DataFrame, higher: bool) -> tuple[pd.Series, pd.Series]:
+    """Return the best finite value of each seed's curve, and the round (from 1) that first reached it."""
+    own = finite(curves).dropna(axis=1, how="all")
+    return (own.max(), own.idxmax() + 1) if higher else (own.min(), own.idxmin() + 1)
+
+
+def rounds_to(curves: pd.DataFrame, target: float, higher: bool) -> pd.Series:
+    """Return the rounds, counted from 1, until a seed first reaches the target; without the seeds that never do."""
+    there = finite(curves) >= target if higher else finite(curves) <= target
+    return there.loc[:, there.any()].idxmax() + 1
+
+
+class Paired(NamedTuple):
+    """Hold the comparison of one setting with another over the seeds that both have.
+
+    Attributes:
+        pairs: number of pairs.
+        difference: mean of the differences.
+        half_width: half width of the mean's 95 % confidence interval; NaN for one pair.
+        p: two-sided p of the paired t-test; NaN if the differences do not vary.
+    """
+
+    pairs: int
+    difference: float
+    half_width: float = math.nan
+    p: float = math.nan
+
+
+def paired_test(one: pd.Series, other: pd.Series) -> Paired:
+    """Run Student's paired t-test of ``one - other``.
+
+    Args:
+        one: value for each seed.
+        other: value for each seed; seeds that only one of both has, or whose value is not finite, are left out.
+    """
+    both = pd.concat([one, other], axis=1, join="inner")
+    both = both[np.isfinite(both).all(axis=1)]
+    difference = both.iloc[:, 0] - both.iloc[:, 1]
+    if len(both) < 2:
+        return Paired(len(both), difference.mean())
+    if difference.std() <= _ROUNDING * both.abs().max(axis=None):
+        return Paired(len(both), difference.mean(), 0.0)
+    test = stats.ttest_rel(both.iloc[:, 0], both.iloc[:, 1])
+    low, high = test.confidence_interval(0.95)
+    return Paired(len(both), difference.mean(), (high - low) / 2, test.pvalue)
+
+
+def holm(p_values: pd.Series) -> pd.Series:
+    """Correct p-values for multiple tests (Holm 1979): the k-th smallest of m is multiplied by m - k + 1, never decreasing.
+
+    NaN stays NaN and is not counted.
+    """
+    known = p_values.dropna().sort_values()
+    return (known * np.arange(len(known), 0, -1)).clip(upper=1).cummax().reindex(p_values.index)
+
+
+# ---------------------------------------------------------------- cells
+
+
+class Column(NamedTuple):
+    """Describe a column of a table.
+
+    Attributes:
+        head: its heading.
+        values: the values over seeds of each row.
+        higher: whether higher is better, so that the best is in bold; None if nothing is.
+        scale: factor from logged to shown values.
+        digits: number of digits after the decimal point.
+    """
+
+    head: str
+    values: Sequence[pd.Series]
+    higher: bool | None = None
+    scale: float = 1.0
+    digits: int = 1
+
+    @classmethod
+    def of(cls, measure: Measure, head: str, values: Sequence[pd.Series]) -> Column:
+        """Return a column of a metric."""
+        return cls(head, values, measure.direction, measure.scale, measure.digits)
+
+    def cells(self, compete: Sequence[bool]) -> list[str]:
+        """Return mean and, over several seeds, standard deviation of each row, with the best mean in bold (all if tied)."""
+        values = pd.DataFrame([dict(enumerate(own)) for own in self.values], dtype=float)
+        std, count = deviation(values), values.count(axis=1)
+        # Exactly rounded, so that equal values have equal means and the last digit does not depend on the order of seeds.
+        mean = values.apply(lambda own: statistics.fmean(own.dropna()) if own.count() else math.nan, axis=1)
+        able = mean[np.isfinite(mean) & np.array(compete, dtype=bool)]
+        top = math.nan if self.higher is None or len(able) < 2 else able.max() if self.higher else able.min()
+        best = (mean == top) & np.array(compete, dtype=bool)
+        found = []
+        for row in range(len(values)):
+            shown = [self._number(x) for x in (mean[row], std[row])[: min(count[row], 2)]]
+            found.append((Bold if best[row] else str)(" ± ".join(shown) or "-"))
+        return found
+
+    def _number(self, value: float) -> str:
+        return f"{value * self.scale:.{self.digits}f}" if math.isfinite(value) else "nan"
+
+
+def table_of(
+    title: str, first: str, names: Sequence[str], columns: Sequence[Column], compete: Sequence[bool], note: str
+) -> Table:
+    """Return a table with a name at the head of each row."""
+    body = zip(names, *(column.cells(compete) for column in columns), strict=True)
+    return Table(title, (first, *(column.head for column in columns)), list(body), note)
+
+
+def _of_panel(title: str, panel: Panel, metric: str, columns: Sequence[Column], note: str) -> Table:
+    note = f"{note} {panel.note(metric)}".strip()
+    return table_of(title, panel.axis, panel.rows(metric), columns, panel.compete(metric), note)
+
+
+def finals(table: RunTable, panel: Panel, measure: Measure) -> list[pd.Series]:
+    """Return the final values of each choice, by seed."""
+    return [last_rounds(curves, measure.last) for curves in panel.curves(table, measure.name)]
+
+
+# ---------------------------------------------------------------- tables
 
 
 def progress_table(table: RunTable, panel: Panel, measure: Measure, every: int) -> Table:
     """Tabulate mean ± std after every ``every`` rounds, the best value and the round of the best value (FedLoss thesis)."""
     curves = panel.curves(table, measure.name)
-    length = max((max(curve) + 1 for by_seed in curves for curve in by_seed.values()), default=0)
-    shown = sorted({*range(every, length + 1, every), length} - {0})
-    columns = [[at_round(by_seed, number - 1) for by_seed in curves] for number in shown]
-    tops = [best(by_seed, measure.higher) for by_seed in curves]
-    columns += [[top for top, _ in tops], [when for _, when in tops]]
-    directions = [measure.higher] * (len(shown) + 1) + [None]
-
-    def show(sample: Sample, number: int) -> str:
-        return spread(sample, digits=1) if number == len(shown) + 1 else spread(sample, measure.scale, measure.digits)
-
-    heads = [*(f"after {number} round{'s' * (number != 1)}" for number in shown), "best", "after rounds"]
-    body = with_best(columns, directions, show, panel.compete(measure.name))
-    note = f"{_seeds(table, panel)} Logs count rounds from 0. {panel.note(measure.name)}".rstrip()
-    return table_of(f"{measure.title} over rounds", panel.axis, panel.rows(measure.name), heads, body, note)
-
-
-def _variance(values: list[float]) -> float:
-    """Return the sample variance; NaN if a value is NaN, at which Python 3.10's own raises."""
-    return math.nan if any(map(math.isnan, values)) else statistics.variance(values)
+    length = max((int(own.index.max()) + 1 for own in curves if len(own)), default=0)
+    columns = []
+    for number in sorted({*range(every, length + 1, every), length} - {0}):
+        head = f"after {number} round{'s' * (number != 1)}"
+        columns.append(Column.of(measure, head, [at_round(own, number - 1) for own in curves]))
+    tops, rounds = zip(*(best(own, measure.higher) for own in curves), strict=True)
+    columns += [Column.of(measure, "best", tops), Column("after rounds", rounds)]
+    numbers = sorted({len(table.seeds(setting)) for setting in panel.settings.values()})
+    over = " to ".join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))
+    said = "One seed." if numbers == [1] else f"Mean ± standard deviation over {over} seeds."
+    return _of_panel(f"{measure.title} over rounds", panel, measure.name, columns, f"{said} Logs count rounds from 0.")
 
 
 def late_table(table: RunTable, panel: Panel, measure: Measure, after: int) -> Table | None:
     """Tabulate maximum, mean and variance of later rounds, averaged over seeds (FedNova thesis); None without such rounds."""
-    columns: list[list[Sample]] = [[], [], []]
-    for by_seed in panel.curves(table, measure.name):
-        late = [[x * measure.scale for r, x in curve.items() if r >= after] for curve in by_seed.values()]
-        late = [values for values in late if values]
-        extreme = max if measure.higher else min
-        columns[0].append(Sample(tuple(extreme(values) for values in late)))
-        columns[1].append(Sample(tuple(statistics.fmean(values) for values in late)))
-        columns[2].append(Sample(tuple(_variance(values) for values in late if len(values) > 1)))
-    if not any(sample.values for sample in columns[0]):
+    late = [own[own.index >= after].dropna(axis=1, how="all") for own in panel.curves(table, measure.name)]
+    if not any(own.size for own in late):
         return None
-    directions, compete = [measure.higher, measure.higher, False], panel.compete(measure.name)
-    own = measure.digits
-    digits = [own, own, own if measure.percent else own + 2]  # a variance has squared units
-    body = with_best(columns, directions, lambda sample, number: spread(sample, digits=digits[number]), compete)
-    heads = ["maximum" if measure.higher else "minimum", "mean", "variance"]
-    note = f"Each over the rounds of a run, then averaged over seeds. {panel.note(measure.name)}".rstrip()
-    return table_of(f"{measure.title} after the first {after} rounds", panel.axis, panel.rows(measure.name), heads, body, note)
+    variances = [(deviation(own.T) ** 2).mask((own == math.inf).any(), math.inf)[own.count() > 1] for own in late]
+    digits = measure.digits if measure.percent else measure.digits + 2  # a variance has squared units
+    columns = [
+        Column.of(measure, "maximum" if measure.higher else "minimum", [best(own, measure.higher)[0] for own in late]),
+        Column.of(measure, "mean", [own.mean() for own in late]),
+        Column("variance", variances, False, measure.scale**2, digits),
+    ]
+    note = "Each over the rounds of a run, then averaged over seeds."
+    return _of_panel(f"{measure.title} after the first {after} rounds", panel, measure.name, columns, note)
+
+
+def _at_the_end(last: int) -> str:
+    return "After the last round." if last == 1 else f"Mean of the last {last} rounds."
 
 
 def final_table(table: RunTable, panel: Panel, measures: Sequence[Measure]) -> Table | None:
     """Tabulate metrics at the end of the runs (Fed-Star thesis: accuracy, macro and weighted F1); None if none was logged."""
-    logged = [measure for measure in measures if any(panel.curves(table, measure.name))]
+    logged = [measure for measure in measures if any(map(len, panel.curves(table, measure.name)))]
     if not logged:
         return None
-    columns = [
-        [Sample(tuple(last_rounds(curves, measure.last).values())) for curves in panel.curves(table, measure.name)]
-        for measure in logged
-    ]
+    columns = [Column.of(measure, measure.label, finals(table, panel, measure)) for measure in logged]
+    return _of_panel("At the end", panel, logged[0].name, columns, _at_the_end(logged[0].last))
 
-    def show(sample: Sample, number: int) -> str:
-        return spread(sample, logged[number].scale, logged[number].digits)
 
-    heads = [measure.label for measure in logged]
-    last, first = logged[0].last, logged[0].name
-    note = "After the last round." if last == 1 else f"Mean of the last {last} rounds."
-    body = with_best(columns, [measure.direction for measure in logged], show, panel.compete(first))
-    return table_of("At the end", panel.axis, panel.rows(first), heads, body, f"{note} {panel.note(first)}".rstrip())
+def cross_tables(table: RunTable, panels: Sequence[Panel], measures: Sequence[Measure]) -> Iterator[Table]:
+    """Yield the final values of each metric, with the compared axis as rows and the other as columns; needs two axes.
+
+    Args:
+        table: run table of a study.
+        panels: its settings, grouped by their choice on the other axis.
+        measures: metrics; each that was logged gets a table. The best value of a column is bold if a direction is better.
+    """
+    if len(table.axes) != 2 or len(panels) < 2:
+        return
+    whole = together(panels)
+    for measure in measures:
+        found = [dict(zip(panel.names, finals(table, panel, measure), strict=True)) for panel in panels]
+        if not any(len(own) for by_name in found for own in by_name.values()):
+            continue
+        columns = [
+            Column.of(measure, panel.choice, [by_name.get(name, pd.Series(dtype=float)) for name in whole.names])
+            for panel, by_name in zip(panels, found, strict=True)
+        ]
+        sets = {panel.measured_on(panel.against, measure.name) for panel in panels} - {None}
+        differ = "The columns are measured on different sets, so compare within a column." if len(sets) > 1 else ""
+        made = _of_panel(
+            f"{measure.title} at the end",
+            whole,
+            measure.name,
+            columns,
+            f"Columns: {panels[0].other}. {_at_the_end(measure.last)}",
+        )
+        yield replace(made, note=f"{made.note} {differ}".strip())
 
 
 def cost_table(table: RunTable, panel: Panel, measure: Measure, targets: Sequence[float]) -> Table | None:
@@ -95,57 +249,43 @@ def cost_table(table: RunTable, panel: Panel, measure: Measure, targets: Sequenc
     Returns:
         The table, or None without targets if no run logged megabytes, of which ``keep`` may have left out the columns.
     """
-    if not targets and not any(any(_totals(table, setting).values()) for setting in panel.settings.values()):
+    costs = {"MB": panel.curves(table, "federation/bytes_up"), "s": panel.curves(table, "federation/seconds")}
+    sent = costs["MB"]
+    if not targets and not any(map(len, sent)):
         return None
-    clock = any(panel.curves(table, _TICKS))
-    units = [("MB", 0), ("s", 1), *([("ticks", 2)] if clock else [])]
-    rows: list[list[Cell]] = []
-    for setting in panel.settings.values():
-        totals = _totals(table, setting)
-        cells = []
-        for target in targets:
-            curves = table.curves(setting, measure.name)
-            needed = dict(zip(curves, rounds_to(curves, target, measure.higher), strict=True))
-            cells += _to_target(needed, totals, len(units))
-        whole = [Sample(tuple(own[max(own)][k] for own in totals.values() if own)) for _, k in units]
-        rows.append([*cells, *(Cell(spread(sample, digits=1)) for sample in whole)])
-    sign = "≥" if measure.higher else "≤"
-    heads = [
-        f"{what} to {sign} {target * measure.scale:g}"
-        for target in targets
-        for what in ("rounds", *(unit for unit, _ in units))
-    ]
-    note = "MB: sent and received by all clients. s: training, scoring and aggregation, measured while other runs may run."
-    note += " ticks: simulated time." if clock else ""
-    return table_of("Cost", panel.axis, panel.rows(measure.name), [*heads, *(f"total {unit}" for unit, _ in units)], rows, note)
+    received = panel.curves(table, "federation/bytes_down")
+    costs["MB"] = [((up + down.reindex_like(up).fillna(0)) / 1e6).cumsum() for up, down in zip(sent, received, strict=True)]
+    costs["s"] = [own.reindex_like(up).fillna(0).cumsum().where(up.notna()) for up, own in zip(sent, costs["s"], strict=True)]
+    ticks = panel.curves(table, _TICKS)
+    if any(map(len, ticks)):
+        costs["ticks"] = [own.reindex_like(up) for up, own in zip(sent, ticks, strict=True)]
+    curves = panel.curves(table, measure.name)
+    columns: list[Column] = []
+    partly: dict[int, list[tuple[int, int]]] = {}
+    for target in targets:
+        needed = [rounds_to(own, target, measure.higher) for own in curves]
+        end = f"to {'≥' if measure.higher else '≤'} {target * measure.scale:g}"
+        partly[len(columns)] = [(len(there), own.shape[1]) for there, own in zip(needed, curves, strict=True)]
+        columns.append(Column(f"rounds {end}", needed))
+        for unit, totals in costs.items():
+            reached = [_at(own, there) for own, there in zip(totals, needed, strict=True)]
+            columns.append(Column(f"{unit} {end}", reached))
+    columns += [Column(f"total {unit}", [last_rounds(own) for own in totals]) for unit, totals in costs.items()]
+    note = " ".join(COSTS[unit] for unit in costs)
+    made = table_of("Cost", panel.axis, panel.rows(measure.name), columns, panel.compete(measure.name), note)
+    rows = [list(row) for row in made.rows]
+    for place, counts in partly.items():
+        for row, (some, seeds) in zip(rows, counts, strict=True):
+            row[place + 1] = (
+                "never" if not some else f"{row[place + 1]} ({some} of {seeds})" if some < seeds else row[place + 1]
+            )
+    return replace(made, rows=rows)
 
 
-def _totals(table: RunTable, setting: Setting) -> dict[int, dict[int, tuple[float, float, float]]]:
-    """Return megabytes, seconds and ticks up to and including each round, by seed and round."""
-    up, down, seconds = (table.curves(setting, f"federation/{name}") for name in ("bytes_up", "bytes_down", "seconds"))
-    ticks = table.curves(setting, _TICKS)
-    totals: dict[int, dict[int, tuple[float, float, float]]] = {}
-    for seed in table.seeds(setting):
-        megabytes, time = 0.0, 0.0
-        totals[seed] = {}
-        for round_idx in up.get(seed, {}):
-            megabytes += (up[seed][round_idx] + down.get(seed, {}).get(round_idx, 0.0)) / 1e6
-            time += seconds.get(seed, {}).get(round_idx, 0.0)
-            totals[seed][round_idx] = megabytes, time, ticks.get(seed, {}).get(round_idx, math.nan)
-    return totals
-
-
-def _to_target(
-    needed: Mapping[int, int | None], totals: Mapping[int, Mapping[int, tuple[float, float, float]]], units: int
-) -> list[Cell]:
-    there = {seed: number for seed, number in needed.items() if number is not None}
-    if not there:
-        return [Cell("never"), *(Cell("-") for _ in range(units))]
-    some = f" ({len(there)} of {len(needed)})" if len(there) < len(needed) else ""
-    rounds = Sample(tuple(map(float, there.values())))
-    reached = [totals[seed][number - 1] for seed, number in there.items() if number - 1 in totals.get(seed, {})]
-    costs = [Sample(tuple(cost[k] for cost in reached)) for k in range(units)]
-    return [Cell(spread(rounds, digits=1) + some), *(Cell(spread(cost, digits=1)) for cost in costs)]
+def _at(totals: pd.DataFrame, rounds: pd.Series) -> pd.Series:
+    """Return what each seed had spent after a number of rounds of its own."""
+    there = {seed: totals[seed].get(number - 1, math.nan) for seed, number in rounds.items() if seed in totals}
+    return pd.Series(there, dtype=float).dropna()
 
 
 def paired_table(table: RunTable, panel: Panel, measure: Measure) -> Table | None:
@@ -156,12 +296,12 @@ def paired_table(table: RunTable, panel: Panel, measure: Measure) -> Table | Non
     """
     if panel.names == [panel.against]:
         return None
-    finals = {name: last_rounds(table.curves(panel.settings[name], measure.name), measure.last) for name in panel.names}
-    return paired_over(finals, panel, measure, panel.apart(measure.name))
+    values = dict(zip(panel.names, finals(table, panel, measure), strict=True))
+    return paired_over(values, panel, measure, panel.apart(measure.name))
 
 
 def paired_over(
-    finals: Mapping[str, Mapping[int, float]],
+    values: Mapping[str, pd.Series],
     panel: Panel,
     measure: Measure,
     apart: Mapping[str, str],
@@ -171,43 +311,41 @@ def paired_over(
     """Tabulate paired t-tests against a panel's baseline.
 
     Args:
-        finals: the paired values by choice, then by seed or site.
+        values: the paired values by choice, each by seed or site.
         panel: names the choices and the baseline.
         measure: the metric.
         apart: the choices that are not tested, because they are measured on another set.
         over: the word for what the values are paired over.
         more: a further note.
     """
-    against = panel.against
-    others = [name for name in finals if name != against]
-    tests = [paired_test({} if name in apart else finals[name], finals.get(against, {})) for name in others]
+    none = pd.Series(dtype=float)
+    against = values.get(panel.against, none)
+    tests = {
+        name: paired_test(none if name in apart else own, against) for name, own in values.items() if name != panel.against
+    }
+    corrected = holm(pd.Series({name: test.p for name, test in tests.items()}, dtype=float))
+    labels = dict(zip(panel.names, panel.rows(measure.name), strict=True))
     rows = []
-    for name, test, p in zip(others, tests, holm([test.p for test in tests]), strict=True):
+    for name, test in tests.items():
+        p = corrected[name]
         verdict = "not comparable" if name in apart else _verdict(test, p, measure, over)
-        rows.append([Cell(text) for text in (str(test.pairs), _difference(test, measure), _p(p), verdict)])
+        shown = "-" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
+        rows.append((labels.get(name, panel.label(name)), str(test.pairs), _difference(test, measure), shown, verdict))
     note = "Difference of the final values with its 95 % confidence interval; p of the paired t-test, corrected by Holm."
-    if against not in finals:
-        note = f"There are no runs of {panel.label(against)} here."
+    if panel.against not in values:
+        note = f"There are no runs of {panel.label(panel.against)} here."
     unit = " in points" if measure.percent else ""
-    title = f"{replace(measure, percent=False).title}{unit} against {panel.label(against)}, paired over {over}s"
-    rows_of = dict(zip(panel.names, panel.rows(measure.name), strict=True))
-    labels = [rows_of.get(name, panel.label(name)) for name in others]
-    notes = (note, more, panel.note(measure.name))
-    return table_of(title, panel.axis, labels, [f"{over}s", "difference", "p", "verdict"], rows, " ".join(filter(None, notes)))
+    title = f"{replace(measure, percent=False).title}{unit} against {panel.label(panel.against)}, paired over {over}s"
+    notes = " ".join(filter(None, (note, more, panel.note(measure.name))))
+    return Table(title, (panel.axis, f"{over}s", "difference", "p", "verdict"), rows, notes)
 
 
-def _difference(test: PairedTest, measure: Measure) -> str:
-    if math.isnan(test.difference):
-        return "-"
-    text = f"{test.difference * measure.scale:+.{measure.digits}f}"
-    return text if math.isnan(test.half_width) else f"{text} ± {test.half_width * measure.scale:.{measure.digits}f}"
+def _difference(test: Paired, measure: Measure) -> str:
+    shown = [f"{x * measure.scale:{sign}.{measure.digits}f}" for x, sign in ((test.difference, "+"), (test.half_width, ""))]
+    return "-" if math.isnan(test.difference) else shown[0] if math.isnan(test.half_width) else " ± ".join(shown)
 
 
-def _p(p: float) -> str:
-    return "-" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def _verdict(test: PairedTest, p: float, measure: Measure, over: str) -> str:
+def _verdict(test: Paired, p: float, measure: Measure, over: str) -> str:
     if test.pairs < 2:
         return f"too few {over}s"
     if math.isnan(p):
@@ -217,31 +355,23 @@ def _verdict(test: PairedTest, p: float, measure: Measure, over: str) -> str:
     return "better" if (test.difference > 0) == measure.higher else "worse"
 
 
-def _seeds(table: RunTable, panel: Panel) -> str:
-    numbers = sorted({len(table.seeds(setting)) for setting in panel.settings.values()})
-    if numbers == [1]:
-        return "One seed."
-    return f"Mean ± standard deviation over {' to '.join(map(str, sorted({numbers[0], numbers[-1]})))} seeds."
-
-
 def clients_table(table: RunTable, panel: Panel, measure: Measure) -> Table | None:
     """Tabulate local, global and personalised scores at each client (Fed-Star thesis, Table 5.8); None without them."""
-    members = [tuple(member.rsplit("/", 1)) for member in table.families("client_comparison")]
-    known = ("local only", "global", "own", "personalised", "gain")
-    models = [model for model in known if any(own == model for _, own in members)]
+    members = [member.rsplit("/", 1) for member in table.families("client_comparison")]
+    models = [model for model in MODELS if any(own == model for _, own in members)]
     if not models:
         return None
-    names, rows = [], []
+    found = {}
     for client in dict.fromkeys(client for client, _ in members):
         for name, setting in panel.settings.items():
             curves = [table.of_clients(setting, f"client_comparison/{client}/{model}") for model in models]
-            if not any(curves):  # a client of another panel's data
-                continue
-            names.append(f"{client}, {panel.label(name)}")
-            samples = [Sample(tuple(last_rounds(curve).values())) for curve in curves]
-            rows.append([Cell(spread(sample, measure.scale, measure.digits)) for sample in samples])
-    title = f"Local, global, personalised{' in percent' if measure.percent else ''}"
-    note = "On each client's own test part. The gain is the difference between the last model and the first."
+            if any(map(len, curves)):  # otherwise a client of another panel's data
+                found[f"{client}, {panel.label(name)}"] = [last_rounds(own) for own in curves]
+    columns = [
+        Column(model, [own[k] for own in found.values()], None, measure.scale, measure.digits) for k, model in enumerate(models)
+    ]
+    note = OF_CLIENTS
     if not all(map(table.has_same_clients, panel.settings.values())):
         note += f" Seed {min(map(min, map(table.seeds, panel.settings.values())))}: the others divide the data differently."
-    return table_of(title, f"client, {panel.axis}", names, models, rows, note)
+    title = f"Local, global, personalised{' in percent' if measure.percent else ''}"
+    return table_of(title, f"client, {panel.axis}", list(found), columns, [True] * len(found), note)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import shutil
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
+
+import pandas as pd
 
 from fl_lightning.studies.execution import Job
 from fl_lightning.studies.panels import Measure, Panel
 from fl_lightning.studies.run_table import RunTable
-from fl_lightning.studies.statistics import Curves
+from fl_lightning.studies.tables import finite
 
 _CLEAR = "\r\033[K"
 _MARKS = "o*+x#@"
@@ -42,17 +42,15 @@ def print_curves(table: RunTable, panels: list[Panel], measure: Measure) -> None
     if len(panels) != 1 or not 1 <= len(panels[0].settings) <= len(_MARKS):
         return
     (panel,) = panels
-    labels = [panel.label(name) for name in panel.names]
-    means = {name: mean_curve(curves) for name, curves in zip(labels, panel.curves(table, measure.name), strict=True)}
-    seeds = len({seed for curves in panel.curves(table, measure.name) for seed in curves})
-    print(text_chart({name: {r: y * measure.scale for r, y in curve.items()} for name, curve in means.items()}, measure, seeds))
+    curves = panel.curves(table, measure.name)
+    means = {panel.label(name): mean_curve(own * measure.scale) for name, own in zip(panel.names, curves, strict=True)}
+    print(text_chart(means, measure, len({seed for own in curves for seed in own})))
 
 
-def mean_curve(curves: Curves) -> dict[int, float]:
+def mean_curve(curves: pd.DataFrame) -> dict[int, float]:
     """Average over seeds, in the rounds (from 0) that all of them have and in which all values are finite."""
-    rounds = sorted(set.intersection(*(set(curve) for curve in curves.values()))) if curves else []
-    means = {r: statistics.fmean(curve[r] for curve in curves.values()) for r in rounds}
-    return {r: mean for r, mean in means.items() if math.isfinite(mean)}
+    means = finite(curves).dropna().mean(axis=1)
+    return dict(zip(means.index, means, strict=True))
 
 
 def text_chart(curves: Mapping[str, Mapping[int, float]], measure: Measure, seeds: int) -> str:

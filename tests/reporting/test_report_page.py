@@ -11,9 +11,10 @@ from study_tables import table
 
 from fl_lightning.studies import Row, RunTable
 from fl_lightning.studies.commands import main
-from fl_lightning.studies.html import write_page
-from fl_lightning.studies.layout import Cell, Table
+from fl_lightning.studies.layout import Bold, Table
+from fl_lightning.studies.page import write_page
 from fl_lightning.studies.panels import panels
+from fl_lightning.studies.report import shown_of
 
 
 def page(path) -> tuple[str, dict]:
@@ -24,7 +25,7 @@ def page(path) -> tuple[str, dict]:
 
 
 def written(folder, made, title="S", tables=(), notes=(), **more) -> tuple[str, dict]:
-    write_page(folder / "report.html", title, made, panels(made), [*tables] or [("", [])], [*notes], **more)
+    write_page(folder / "report.html", title, shown_of(made, panels(made)), tables, words=notes, **more)
     return page(folder / "report.html")
 
 
@@ -43,7 +44,7 @@ def test_the_lines_are_means_over_seeds(tmp_path):
 
 def test_it_needs_no_network_and_runs_nothing_of_names(tmp_path):
     rows = [Row("r", ("<script>alert(1)</script>",), 0, r, "val_accuracy", r / 3) for r in range(2)]
-    tables = [("", [Table("A & B", ("x",), ((Cell("</td><b>", True),),), "5 < 6")])]
+    tables = [("", [Table("A & B", ("x",), ((Bold("</td><b>"),),), "5 < 6")])]
     text, numbers = written(tmp_path, RunTable(["a<b"], rows), "<i>", tables, ["`a<b` is"])
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")  # the name of SVG, which nothing opens
     assert not re.search(r"\b(src|href|@import|url)\b *[=(]", text)
@@ -69,8 +70,10 @@ def test_a_study_has_a_page_of_its_own(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     pytest.importorskip("scipy")
     table().write(tmp_path / "table.csv")
-    assert run_report(capsys, str(tmp_path), "--html") == (0, f"Report: {tmp_path / 'report.html'}\n")
-    assert [path.name for path in tmp_path.iterdir() if path.name != "table.csv"] == ["report.html"]
+    status, said = run_report(capsys, str(tmp_path), "--html")
+    assert (status, said.splitlines()[0]) == (0, f"Report: {tmp_path / 'report.html'}")
+    assert "does not say how those of" in said  # nothing is known of these runs
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "study.json", "table.csv"]
     text, _ = page(tmp_path / "report.html")
     assert "<td>AdaFed</td><td><b>83.00 ± 2.65</b></td>" in text  # 81, 86 and 82
     assert '<tr><th>1</th><td style="background:color-mix(in srgb, #56b4e9 82%, #f7f9fb)">20</td>' in text  # sqrt(20 / 30)
@@ -85,7 +88,7 @@ def test_a_study_shows_the_failures_and_a_configuration_of_its_runs(tmp_path):
     assert "<tr><th>run</th><th>round</th><th>client</th><th>kind</th></tr>" in text
     assert "<tr><td>B,seed=0</td><td>2</td><td>north</td><td>exception</td></tr>" in text
     assert "<summary>A,seed=0/config.yaml, complete; the set-up says what differs</summary>" in text
-    assert "<pre>name: &#x27;&lt;A,seed=0&gt;&#x27;\n</pre>" in text
+    assert "<pre>name: &#39;&lt;A,seed=0&gt;&#39;\n</pre>" in text
 
 
 def test_a_fit_ends_with_its_page(adafed_run, copied_run, capsys):

@@ -259,8 +259,8 @@ def test_a_run_whose_log_is_damaged_is_not_done(damage, tmp_path):
     else:
         (tmp_path / "study_run.json").write_text("[]")
     assert not job.is_finished
-    read = read_run(Run((), 0, "r", (), ()), tmp_path, ["*"])
-    assert [row.value for row in read] == {"half a line": [0.25], "no header": [], "half a record": [0.25, 0.5]}[damage]
+    read = read_run(tmp_path, ["*"])
+    assert [value for _, _, value in read] == {"half a line": [0.25], "no header": [], "half a record": [0.25, 0.5]}[damage]
 
 
 @pytest.mark.slow
@@ -300,7 +300,7 @@ def test_runs_done_elsewhere_are_not_run_again(compare, no_figures):
     folder = Path("runs/studies/mine")
     assert [path.name for path in folder.glob("runs/*")] == ["strategy=FedAvg,seed=1"]
     table = RunTable.read(folder / "table.csv")
-    assert (table.seeds(("FedAvg",)), table.curves(("FedAvg",), "val_accuracy")[0]) == ([0, 1], {0: 2, 1: 3, 2: 4, 3: 5})
+    assert (table.seeds(("FedAvg",)), table.curves(("FedAvg",), "val_accuracy")[0].to_list()) == ([0, 1], [2, 3, 4, 5])
     assert "| FedAvg | " in (folder / "report.md").read_text()
 
     Path("others.csv").write_text(header.replace("strategy", "route"))
@@ -318,7 +318,9 @@ def test_clients_with_data_of_their_own_are_compared_by_the_metric_of_their_best
     settings = yaml.safe_load((folder / "runs/strategy=FedAvg,seed=5/settings.yaml").read_text())
     assert settings["data"]["clients"]["hospital_b"]["init_args"]["seed"] == 1
     table = RunTable.read(folder / "table.csv")
-    assert f"FedAvg,seed=5: 0 s, val_loss {table.curves(('FedAvg',), 'val_loss')[5][0]:.4f}" in re.sub(r"\d+ s,", "0 s,", text)
+    assert f"FedAvg,seed=5: 0 s, val_loss {table.curves(('FedAvg',), 'val_loss').at[0, 5]:.4f}" in re.sub(
+        r"\d+ s,", "0 s,", text
+    )
     assert yaml.safe_load((folder / "sweep.yaml").read_text())["metric"] == {"name": "val_loss", "goal": "minimize"}
     written = (folder / "report.md").read_text()
     with pytest.raises(SystemExit) as end:

@@ -29,7 +29,7 @@ pytest.importorskip("scipy", reason="paired tests are an extra: pip install 'fl_
 
 
 def known(**settings: str) -> list[str]:
-    return [f"study/setting {name.replace('__', '.')}/{text}" for name, text in settings.items()]
+    return [f"setting {name.replace('__', '.')}/{text}" for name, text in settings.items()]
 
 
 def test_what_all_runs_share_and_what_differs_by_axis():
@@ -38,7 +38,7 @@ def test_what_all_runs_share_and_what_differs_by_axis():
         for name, mu in (("FedAvg", "0.0"), ("FedProx", "0.1"))
         for split, words in (("even", "IID, 5 clients"), ("skew", "shards, 5 clients"))
     }
-    runs["FedProx|skew"][1].append("study/setting federation.storage.memory/2.0")
+    runs["FedProx|skew"][1].append("setting federation.storage.memory/2.0")
     first, by_name, by_split, rest = set_up_tables(table(runs, ("algorithm", "split")))
     assert cells(first) == [["rounds", "20"], ["seeds", "0, 1"]]
     assert (by_name.title, by_name.columns) == ("What differs by algorithm", ("algorithm", "proximal mu"))
@@ -69,15 +69,15 @@ def test_the_set_up_is_read_from_the_settings_of_the_runs(tmp_path):
     configs = [config.as_dict() for config, _ in study.configurations.values()]
     names = named_settings(configs, study._defaults.as_dict())
     (tmp_path / "run.json").write_text(json.dumps({"parameters": "44,426", "selection": "validation set"}))
-    found = [dict(fact.removeprefix("study/").split("/", 1) for fact in set_up(c, names, tmp_path)) for c in configs]
-    settings = {name.removeprefix("setting "): text for name, text in found[0].items()}
+    found = [set_up(config, names, tmp_path) for config in configs]
+    settings = found[0]["settings"]
     assert settings["model.optimizer"] == "Adadelta(lr=0.5, rho=0.95, eps=1e-07)"
     assert settings["model.loss"] == "F1WeightedCrossEntropy"  # its epsilon is the default
     assert settings["data.partitioner"] == "given counts of each class, 6 clients"
     assert (settings["trainer.max_epochs"], settings["federation.clients_per_round"]) == ("7", "all")
     assert settings["data.datamodule.validation_share"] == "0.1"
-    assert (settings["parameters"], settings["selection"]) == ("44,426", "validation set")
-    assert [own["setting federation.local.proximal_mu"] for own in found] == ["0.0", "0.1"]
+    assert (settings["parameters"], found[0]["selection"]) == ("44,426", "validation set")
+    assert [own["settings"]["federation.local.proximal_mu"] for own in found] == ["0.0", "0.1"]
     assert not {"trainer.default_root_dir", "federation.seed", "data.datamodule.root"} & settings.keys()
 
 
@@ -107,7 +107,7 @@ def test_the_facts_of_a_run():
 
 
 def test_figures_of_the_test_set_are_called_so(tmp_path):
-    made = table({name: (x, ["study/selection/test set"]) for name, x in (("A", 0.5), ("B", 0.6))})
+    made = table({name: (x, ["selection/test set"]) for name, x in (("A", 0.5), ("B", 0.6))})
     write_report(made, ReportOptions(also=[]), tmp_path, "S")
     text = (tmp_path / "report.md").read_text()
     assert "- Names: test accuracy is `val_accuracy`." in text
@@ -116,10 +116,10 @@ def test_figures_of_the_test_set_are_called_so(tmp_path):
 
 
 def test_the_best_checkpoint_on_the_test_set_has_columns_and_a_test_of_its_own(tmp_path):
-    made = table({name: (x, ["study/selection/validation set"]) for name, x in (("A", 0.5), ("B", 0.6))})
+    made = table({name: (x, ["selection/validation set"]) for name, x in (("A", 0.5), ("B", 0.6))})
     rows = list(made.rows())
     rows += [Row(row.run, row.setting, row.seed, 1, "test_accuracy", 0.25) for row in rows if row.metric == "val_accuracy"]
-    write_report(RunTable(made.axes, rows), ReportOptions(also=[]), tmp_path, "S")
+    write_report(RunTable(made.axes, rows, made.facts), ReportOptions(also=[]), tmp_path, "S")
     text = (tmp_path / "report.md").read_text()
     assert "| algorithm | validation accuracy in percent | test accuracy of the best checkpoint in percent |" in text
     assert "**Test accuracy of the best checkpoint in points against A, paired over seeds.**" in text
@@ -172,7 +172,7 @@ def test_different_clients_are_never_averaged(counts, shown):
     made = clients_table(made_of, panel, Measure())
     assert cells(made) == [["a, A", shown]]
     assert ("Seed 0: the others divide the data differently." in made.note) is (counts[0] != counts[1])
-    assert len(made_of.of_clients(("A",), "client_share/a")) == (2 if counts[0] == counts[1] else 1)
+    assert made_of.of_clients(("A",), "client_share/a").shape[1] == (2 if counts[0] == counts[1] else 1)
 
 
 # ------------------------------------------------------------------ axes of numbers
@@ -207,7 +207,7 @@ def test_a_metric_is_drawn_over_the_values(tmp_path):
 
 def test_the_values_in_the_figures(monkeypatch):
     """Worked by hand: seeds differ by 0.01, so means are 0.5 points above those of the first seed."""
-    from fl_lightning.studies.value_figures import heat_map, over_values
+    from fl_lightning.studies.figures import heat_map, over_values
 
     made = over_numbers(("mu", "num_clients"))
     (axis,) = over_values(made, panels(made), Measure()).axes
@@ -224,7 +224,7 @@ def test_a_grid_on_the_test_set_warns(tmp_path, capsys, monkeypatch):
     for over, warns in (({"mu": [0, 0.1]}, True), ({"strategy": ["FedAvg", "FedMedian"]}, False)):
         study = Study("adafed_mnist", over, seeds=1, folder=str(tmp_path / "s"))
         choices = [choice.name for choice in study.axes[0].choices]
-        made = table({name: (0.5, ["study/selection/test set"]) for name in choices}, (study.axes[0].name,), seeds=1)
+        made = table({name: (0.5, ["selection/test set"]) for name in choices}, (study.axes[0].name,), seeds=1)
         made.write(study.table_path) if study.folder.exists() else (study.folder.mkdir(), made.write(study.table_path))
         study._show()
         assert ("Warning: The server has validated on the test set" in capsys.readouterr().out) is warns

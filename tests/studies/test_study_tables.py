@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
 
 import pytest
 from study_tables import ACCURACY, cells, table
 
 from fl_lightning.studies import ReportOptions, Row, RunTable
-from fl_lightning.studies.cross_table import cross_tables
-from fl_lightning.studies.layout import Cell, Table
+from fl_lightning.studies.layout import Bold, Table
 from fl_lightning.studies.panels import Measure, panels
 from fl_lightning.studies.tables import (
     clients_table,
     cost_table,
+    cross_tables,
     final_table,
     late_table,
     paired_table,
@@ -141,7 +140,7 @@ def test_costs_that_no_run_logged_have_no_table():
 def test_simulated_time_is_a_cost_if_there_is_a_clock():
     """Round r of seed s ends at tick 10 (r + 1) + s."""
     ticks = [
-        replace(row, metric="federation/ticks", value=10.0 * (row.round_idx + 1) + row.seed)
+        row._replace(metric="federation/ticks", value=10.0 * (row.round_idx + 1) + row.seed)
         for row in table().rows()
         if row.metric == "val_accuracy"
     ]
@@ -212,9 +211,9 @@ def test_the_table_of_clients_of_different_data():
 
 
 def test_markdown_and_latex():
-    assert Table("t", ("a|b",), ((Cell("x\ny"),),)).markdown().splitlines()[2:] == ["| a\\|b |", "|---|", "| x y |"]
+    assert Table("t", ("a|b",), (("x\ny",),)).markdown().splitlines()[2:] == ["| a\\|b |", "|---|", "| x y |"]
     assert r"\caption{t (a \{b\}).}" in Table("t", ("x",), ()).latex("a {b}")
-    made = Table("A_title", ("x", "y"), ((Cell("a & b|c"), Cell("1 ± 2", True)), (Cell("50 %"), Cell("-"))), "≥ 3.")
+    made = Table("A_title", ("x", "y"), (("a & b|c", Bold("1 ± 2")), ("50 %", "-")), "≥ 3.")
     assert made.markdown() == "**A_title.** ≥ 3.\n\n| x | y |\n|---|---|\n| a & b\\|c | **1 ± 2** |\n| 50 % | - |\n"
     assert made.latex().splitlines() == [
         r"\begin{table}",

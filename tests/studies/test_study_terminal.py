@@ -45,7 +45,8 @@ def test_every_round_of_a_curve_is_drawn_within_its_frame(curve):
 
 
 def test_values_that_are_not_finite_are_left_out():
-    assert mean_curve({0: {0: 1.0, 1: float("nan"), 2: 3.0}, 1: {0: 3.0, 1: 1.0}}) == {0: 2.0}
+    rows = [row("A", seed, r, x) for seed, xs in enumerate(((1.0, float("nan"), 3.0), (3.0, 1.0))) for r, x in enumerate(xs)]
+    assert mean_curve(RunTable(["strategy"], rows).curves(("A",), "val_accuracy")) == {0: 2.0}
     assert text_chart({"one": {}}, Measure(), 1) == ""
 
 

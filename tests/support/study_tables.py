@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fl_lightning.studies import Row, RunTable
-from fl_lightning.studies.layout import Table
+from fl_lightning.studies.layout import Bold, Table
 
 ACCURACY = {  # by strategy and seed: after rounds 0 to 3
     ("FedAvg", 0): [0.10, 0.50, 0.70, 0.60],
@@ -43,16 +43,24 @@ def table(partitions: tuple[str, ...] = ("paper",)) -> RunTable:
 
 
 def runs_of(runs: dict[str, tuple[float, list[str]]], axes: tuple[str, ...] = ("algorithm",), seeds: int = 2) -> RunTable:
-    """Runs of two rounds that end with an accuracy, by name (and a second choice after a bar), each with its facts."""
-    rows = []
+    """Runs of two rounds that end with an accuracy, by name (and a second choice after a bar), each with its facts.
+
+    A fact is ``<kind>/<text>``, or ``setting <name>/<text>``.
+    """
+    rows, facts = [], {}
     for name, (accuracy, known) in runs.items():
         setting = tuple(name.split("|"))
+        pairs = [fact.split("/", 1) for fact in known]
+        own = {kind: text for kind, text in pairs if not kind.startswith("setting ")}
+        settings = {kind.removeprefix("setting "): text for kind, text in pairs if kind.startswith("setting ")}
         for seed in range(seeds):
-            logged = [("val_accuracy", 0, 0.1), ("val_accuracy", 1, accuracy + seed / 100), *((fact, 0, 1.0) for fact in known)]
-            rows += [Row(f"{name}-{seed}", setting, seed, r, metric, value) for metric, r, value in logged]
-    return RunTable(axes, rows)
+            for r, value in enumerate((0.1, accuracy + seed / 100)):
+                rows.append(Row(f"{name}-{seed}", setting, seed, r, "val_accuracy", value))
+            if known:
+                facts[f"{name}-{seed}"] = own | ({"settings": settings} if settings else {})
+    return RunTable(axes, rows, facts)
 
 
 def cells(made: Table) -> list[list[str]]:
     """The texts of a table, those in bold between asterisks."""
-    return [[f"*{cell.text}*" if cell.bold else cell.text for cell in row] for row in made.rows]
+    return [[f"*{cell}*" if isinstance(cell, Bold) else cell for cell in row] for row in made.rows]
