@@ -235,7 +235,7 @@ def common_table(settings: Mapping[str, str], seeds: str, code: Mapping[str, int
 def in_order(names: Iterable[str]) -> list[str]:
     """Return settings in the order in which reports name them."""
     given = dict.fromkeys(names)
-    return [*(name for name in SETTINGS if name in given), *(name for name in given if name not in SETTINGS)]
+    return [*(name for name in SETTINGS if name in given), *sorted(given.keys() - SETTINGS.keys())]
 
 
 def set_up_tables(table: RunTable) -> Iterator[Table]:
