@@ -249,7 +249,6 @@ class ClientInfo:
         num_validation: the number of examples in its own validation part, if it is remote.
         num_test: the number of examples in its own test part, if it is remote.
         streams: whether it reads a stream without a length, so that each update tells how many examples it trained on.
-        evaluations: the parts of its examples on which models may be evaluated, if it is remote.
         digests: digests of the names of its classes and features in their order, if the server has none; otherwise empty.
         moments: of the inputs' channels the counts, sums and sums of squares, as
             :class:`~fl_lightning.functional.exact_moments.Moments` writes them; empty if it adds them to those of other sites
@@ -265,7 +264,6 @@ class ClientInfo:
     num_validation: int = 0
     num_test: int = 0
     streams: bool = False
-    evaluations: tuple[Part, ...] = ()
     digests: tuple[str, str] = ("", "")
     moments: tuple[tuple[str, ...], ...] | None = None
     schema: str = ""

@@ -129,7 +129,7 @@ EVERY = {
         3, 0.123456, 1017, (0.234567, 0.345678), (torch.tensor([0.45678]).double(),), {"s": torch.ones(1)}, "why", "no sums"
     ),
     ClientInfo: ClientInfo(
-        *("north", 1017, (1018, 1019), 1020, 1021, False, ("test",)),
+        *("north", 1017, (1018, 1019), 1020, 1021, False),
         *(("d1", "d2"), (("1",), ("2",), ("3",)), "schema", (1023, 0.123456)),
     ),
     ClientFailure: ClientFailure(3, 4, "a cause", 5),
@@ -144,7 +144,7 @@ LEAVES: dict[type, str] = {
     "train_loss=loss normalizer=normalizer local_score=evaluation/validation global_score=evaluation/training seconds=seconds "
     "optimizer=optimizer",
     EvalReport: "client value n interval points sums=examples reason pooled",
-    ClientInfo: "name evaluations digests schema num_examples=examples num_validation=examples "
+    ClientInfo: "name digests schema num_examples=examples num_validation=examples "
     "num_test=examples streams=examples sampling=examples label_counts=label_counts moments=statistics",
     ClientFailure: "client round_idx cause attempts",
     OwnModel: "client tensors=own_model",
@@ -209,7 +209,7 @@ def test_a_small_part_is_not_told_and_not_evaluated():
     north(tells=["examples", "evaluation/test", "evaluation/training"])
     site = restart("north", client_test=0.25)
     info = ask(site, "describe", client=0)["info"]
-    assert (info.num_examples, info.num_test, info.evaluations) == (18, 0, ("training",))
+    assert (info.num_examples, info.num_test) == (18, 0)
     asked = work(site, EvalOrder(1, 0, "test", "evaluation"))
     assert "test part has fewer than 10 rows or persons" in told(asked)
     assert "replies" not in asked

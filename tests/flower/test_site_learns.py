@@ -35,8 +35,8 @@ def test_a_site_is_told_what_the_server_would_learn(monkeypatch):
     monkeypatch.setattr(site_check, "SiteData", lambda settings: warned(SiteData(settings)))
     said = site_check._data(argparse.Namespace(data="data.yaml", name="a", schema=None, folder=None))
     first, form, told, *_ = said.split("; ")
-    assert first.startswith("before the first round leaves, ")
-    assert "name a, evaluations ['test'], digests ['" in first
+    assert first.startswith("before the first round leave: ")
+    assert "name a, digests ['" in first
     assert "num_examples 9, num_validation 0, num_test 3, streams False, sampling [" in first
     assert form.startswith("the update leaves plain: the server reads the model that the site trained, and rows can be recon")
     assert told == "beside it leave the numbers of its training, validation and test examples, and of those of each training"

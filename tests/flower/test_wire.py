@@ -62,7 +62,7 @@ EXAMPLES: list[Any] = [
     OwnModel(1, {"net.0.weight": ODD[0]}),
     Note("own", 2, {"step": "keys", "shares": {"1": "ab"}, "delivered": (0, 1)}),
     RoundCommit(1, (0, 3), -1),
-    ClientInfo("Krankenhaus Süd", 12, (3, 0, 9), evaluations=("test",)),
+    ClientInfo("Krankenhaus Süd", 12, (3, 0, 9), num_test=4),
     LAYOUT,
     Progress(3, None),
     Compressed(torch.tensor([1, 255], dtype=torch.uint8), ODD[3], ODD[8], torch.tensor([0, 5]), ODD[0], 8, 3),

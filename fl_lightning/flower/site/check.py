@@ -54,7 +54,7 @@ def _data(arguments: argparse.Namespace) -> str:
         SiteLimits(policy).check_training(data)
         info = released(data.info(arguments.name, policy), policy)
     first = ", ".join(f"{name} {value}" for name, value in numbers_of(info).items() if value not in (None, "", []))
-    lines = [f"before the first round leaves, beside how its classes and columns compare with the server's: {first}"]
+    lines = [f"before the first round leave: {first}"]
     lines += [*in_words(policy), *_masks(arguments.name, policy)]
     lines += [SiteBudget(policy.budget, data.names_persons).in_words()] if policy.budget is not None else []
     lines += [

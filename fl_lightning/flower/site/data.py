@@ -193,7 +193,6 @@ class SiteData:
             num_validation=sizes["validation"],
             num_test=sizes["test"],
             streams=self.streams,
-            evaluations=tuple(part for part in policy.evaluations if self.units(part) >= least),
             digests=("" if classes else digest_of_names(own[0]), "" if features else digest_of_names(own[1])),
             moments=() if adds else self.moments(policy) if statistics else None,
             schema=self._schema,

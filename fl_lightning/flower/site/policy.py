@@ -282,11 +282,6 @@ class Policy:
         return frozenset(sizes if self.noise is not None else {*sizes, "loss"})
 
     @property
-    def evaluations(self) -> tuple[Part, ...]:
-        """Return the parts of the site's examples on which a server may have models evaluated."""
-        return tuple(part for part in get_args(Part) if f"evaluation/{part}" in self.told)
-
-    @property
     def accepted_classes(self) -> frozenset[str]:
         """Return the exact list of dotted paths."""
         named = frozenset(self.code) - {DEFAULT}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -126,7 +126,7 @@ FIELDS: dict[type, dict[str, Field]] = {
         "pooled": Field(changed=_pooled),
     },
     ClientInfo: {
-        **dict.fromkeys(("name", "evaluations", "digests", "schema"), _HERE),
+        **dict.fromkeys(("name", "digests", "schema"), _HERE),
         "num_examples": Field(_SIZES, counted, _one),
         "num_validation": Field(_SIZES, counted, _whether_any),
         "num_test": Field(_SIZES, counted, _whether_any),
@@ -180,9 +180,7 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(one) for one in value]
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
 
 
 def in_words(policy: Policy) -> list[str]:
