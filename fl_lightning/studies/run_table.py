@@ -82,6 +82,7 @@ class RunTable:
         self.runs: dict[tuple[Setting, int], str] = {
             (tuple(setting), seed): name for name, *setting, seed in first[["run", *axes, "seed"]].itertuples(index=False)
         }
+        self._curves: dict[tuple[str, ...], pd.DataFrame] = {}
         self.facts = {name: dict((facts or {})[name]) for name in self.runs.values() if name in (facts or {})}
 
     def __len__(self) -> int:
@@ -115,11 +116,12 @@ class RunTable:
 
         A value that is missing is NaN; one that was logged and is not finite is infinity, so that no mean leaves it out.
         """
-        rows = self.frame.iloc[self._places.get((*setting, metric), [])]
-        values = rows["value"].astype(float)
-        return rows.assign(value=values.where(np.isfinite(values), math.inf)).pivot(
-            index="round", columns="seed", values="value"
-        )
+        key = *setting, metric
+        if key not in self._curves:
+            rows = self.frame.iloc[self._places.get(key, [])]
+            finite = rows.assign(value=rows["value"].astype(float).where(lambda own: np.isfinite(own), math.inf))
+            self._curves[key] = finite.pivot(index="round", columns="seed", values="value")
+        return self._curves[key]
 
     def of_clients(self, setting: Setting, metric: str) -> pd.DataFrame:
         """Return a client's metric as :meth:`curves`; of the first seed alone if seeds divide the data among other clients."""
