@@ -63,7 +63,7 @@ class SimulatedTasksDataModule(InMemoryDataModule):
         super().__init__(batch_size, 1000)
         name = "data.datamodule."
         require_counts(name, num_clients=num_clients, features=features, test_examples=test_examples)
-        require(1 <= groups <= num_clients, name + "groups", f"from 1 to the {num_clients} clients", groups)
+        require(1 <= groups <= num_clients, name + "groups", f"from 1 to 'num_clients', {num_clients}", groups)
         rising = len(examples) == 2 and 1 <= examples[0] <= examples[1]
         require(rising, name + "examples", "two numbers of 1 or above, the smallest and the largest", examples)
         require(kind in get_args(Kind), name + "kind", f"one of {', '.join(get_args(Kind))}", kind)

@@ -104,8 +104,8 @@ TASKS = [
         Refusal(lambda wrong=wrong: SimulatedTasksDataModule(**wrong), f"'data.datamodule.{words}")
         for wrong, words in (
             ({"num_clients": 0}, "num_clients' must be 1 or above"),
-            ({"groups": 0}, "groups' must be from 1 to the 10 clients, but is 0"),
-            ({"groups": 11}, "groups' must be from 1 to the 10 clients, but is 11"),
+            ({"groups": 0}, "groups' must be from 1 to 'num_clients', 10, but is 0"),
+            ({"groups": 11}, "groups' must be from 1 to 'num_clients', 10, but is 11"),
             ({"features": 0}, "features' must be 1 or above"),
             ({"examples": (5, 4)}, "examples' must be two numbers of 1 or above, the smallest and the largest"),
             ({"examples": (0, 4)}, "examples' must be two numbers"),
