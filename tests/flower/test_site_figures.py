@@ -30,6 +30,7 @@ from asked_site import (
     told,
     work,
 )
+from command_line import ROOT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sites_over_bytes import audit, restart, table
@@ -183,6 +184,15 @@ def test_the_log_has_every_number_that_leaves(kind):
                 assert one.name in json.loads(told)
         if policy.digits:
             assert kind is ClientInfo or not re.search(r"0\.\d{4}", told)  # the rate of a batch is told exact
+
+
+def test_the_page_has_the_table_that_enforces():
+    page = (ROOT / "docs" / "site_policy.md").read_text(encoding="utf-8")
+    rows = dict(
+        re.findall(r"^\| `([\w/]+)` \| (.*) \|$", page.partition("| `tells` | what leaves |")[2].partition("\n\n")[0], re.M)
+    )
+    assert rows.pop("metric/NAME") == "one figure that the module logs"
+    assert rows == FACTS
 
 
 # ---------------------------------------------------------------- few rows
