@@ -57,7 +57,7 @@ napoleon_use_ivar = True
 napoleon_use_rtype = False
 nitpicky = True
 _ELSEWHERE = (
-    "abc|collections|dict|fractions|hashlib|jsonargparse|lightning|numpy|pathlib|random|torch|torchmetrics|torchvision"
+    "abc|collections|dict|fractions|hashlib|jsonargparse|lightning|numpy|pandas|pathlib|random|torch|torchmetrics|torchvision"
     "|typing|wandb"
 )
 nitpick_ignore_regex = [
@@ -68,7 +68,7 @@ nitpick_ignore_regex = [
     ("py:exc", r"WireError"),
     # types of options' hooks, which are imported for type checks only
     ("py:class", r"UpdateEditor|Collectives|Trainer|Federation|SecretKey|RoundPlan|Gathering|RoundResult|Path"),
-    ("py:class", r"Chains|ClientSampler|LocalSettings|ModelScorer|Strategy"),
+    ("py:class", r"Chains|ClientSampler|LocalSettings|ModelScorer|Panel|Strategy"),
     ("py:class", r"Capability|ClientData|ClientTask|FederationSettings|ModelState|PoissonBatches"),
     ("py:class", r"fl_lightning\.(\w+\.)+_?[A-Z]\w*"),  # a type in a signature that is no public name
 ]

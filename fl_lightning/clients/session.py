@@ -300,8 +300,8 @@ class ClientSession(Callback):
         elif deadline is not None and time.perf_counter() - self._begun > deadline:
             raise ClientError(
                 f"Its training was not finished after {time.perf_counter() - self._begun:.1f} s, but "
-                f"'federation.faults.deadline' (or 'policy.machine.hours' at a site) is {deadline:g}. Raise it, or let "
-                "clients do fewer steps."
+                f"'federation.faults.deadline' is {deadline:g} s (at a site, at most 'policy.machine.hours'). Raise it, or "
+                "let clients do fewer steps."
             )
         if self._stream is not None and trainer.current_epoch == self._progress.first_epoch:
             self._stream.count(batch)

@@ -79,8 +79,8 @@ def cause_at_server(error: BaseException) -> str:
         return "The disk of the server's folder is full. Free space"
     if status_of(error) == 401:
         return (
-            "The SuperLink no longer knows this fit as the one that has the run (status 401): the clock of this machine was "
-            "set, or another fit uses the folder. Correct the clock, or end the other fit"
+            "The SuperLink no longer knows this fit as the one that has the run (status 401): the time of this machine was "
+            "changed, or another fit uses the folder. Correct the time, or end the other fit"
         )
     return ""
 

@@ -55,7 +55,7 @@ class RunTable:
 
     Args:
         axes: names of the axes.
-        rows: rows in any order, or the columns of :attr:`frame`; of two rows for the same run, round and metric, the later one
+        rows: rows in any order, or the columns of ``frame``; of two rows for the same run, round and metric, the later one
             counts.
         facts: what is known of each run, by its name.
 

@@ -82,7 +82,10 @@ def test_orders_without_an_answer_are_sent_again_when_the_superlink_is_back(caps
     ("status", "said"),
     [
         (507, "The disk of the server's folder is full. Free space, and resume from the last checkpoint: --ckpt_path last."),
-        (401, "the clock of this machine was set, or another fit uses the folder. .* the other fit, and resume from the last"),
+        (
+            401,
+            "the time of this machine was changed, or another fit uses the folder. .* the other fit, and resume from the last",
+        ),
         (500, r"The connection to the SuperLink was lost \(HTTPError: .*\). Start 'fl-lightning serve' again, and resume"),
     ],
 )

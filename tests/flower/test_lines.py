@@ -88,7 +88,7 @@ def test_an_error_of_the_server_itself_is_not_called_a_proxys():
     told = "The server answers with an error (status 500), whose cause 'fl-lightning serve' prints there."
     assert in_words(answered(500, **{"x-fl-lightning": "0.2.0"})) == told
     assert cause_at_server(answered(507)) == "The disk of the server's folder is full. Free space"
-    assert "the clock of this machine was set, or another fit uses the folder." in cause_at_server(answered(401))
+    assert "the time of this machine was changed, or another fit uses the folder." in cause_at_server(answered(401))
     assert cause_at_server(answered(500)) == cause_at_server(OSError()) == ""
 
 

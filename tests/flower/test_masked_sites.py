@@ -326,7 +326,7 @@ def test_a_site_that_requires_masks_refuses_a_federation_without():
 @pytest.mark.slow
 def test_sites_that_require_noise_agree_on_the_model():
     """They set limits of the model themselves, so that no failure tells of exact numbers."""
-    masked(update={"noise": {"least": 0.5}})
+    masked(update={**masks(), "noise": {"least": 0.5}}, tells=None)
     noise = net.of("ClientPrivacy", max_norm=1.0, noise_multiplier=1.0, noise="local", delta=1e-3)
     net.federate(secure(3, net.of("FedAvg", weighting="uniform"), transforms=[noise]))
     assert sum("trained" in line for line in net.LINES) == 9
@@ -335,7 +335,7 @@ def test_sites_that_require_noise_agree_on_the_model():
 @pytest.mark.slow
 def test_noise_in_each_step_and_masks_hold_together():
     """The site requires both; what leaves is masked, and what is under the mask is noisy, so no run equals another."""
-    masked(update={**masks(), "noise": {"least": 0.5}}, tells=None)
+    masked(update={**masks(), "noise": {"least": 0.5}}, tells=["examples"])
     local = {"threads": 1, "privacy": {"noise_multiplier": 0.8, "max_grad_norm": 1.0}}
     one, other = (net.federate(secure(local=local), f"run{k}") for k in range(2))
     assert not net.same_bits(one, other)

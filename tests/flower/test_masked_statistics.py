@@ -280,15 +280,6 @@ def test_other_words_are_no_total(case):
 # ---------------------------------------------------------------- few rows
 
 
-@pytest.mark.slow
-def test_a_site_with_few_rows_adds_zeros_and_nobody_learns_that():
-    """Without masks it tells nothing, so that no site is measured."""
-    consenting(update="plain", min_rows=15)
-    assert "but site site0 does not tell the sums" in net.refused(scaled(), "plain")
-    masks_from_now_on()
-    assert has_scale(net.federate(scaled(**SECURE), "masked"), ["site1", "site2"])
-
-
 def test_channels_with_few_numbers_are_zero_in_the_sum():
     rows = torch.arange(60.0).reshape(20, 3)
     rows[4:, 1] = math.nan

@@ -12,6 +12,7 @@ from sites_over_bytes import (
     ABSENT,
     CHOOSE,
     SERVERS,
+    TELLS,
     BytesSites,
     at_sites,
     configuration,
@@ -40,7 +41,7 @@ def telling(**told: Any) -> Callable[[], Any]:
         found = replace(data.info("west", Policy()), **told)
         data.info = lambda *_: found  # type: ignore[method-assign]
 
-    return at_sites(change=change)
+    return at_sites(change=change, policy={"tells": [*TELLS, "label_counts"]})
 
 
 def setting(section: str, *names: str, value: Any = None, **federation: Any) -> Callable[[], Any]:

@@ -102,7 +102,7 @@ WRONG = {
     "no memory on the GPU": (raises(torch.OutOfMemoryError("CUDA out of memory")), "OutOfMemoryError: CUDA out of memory"),
     "too slow": (
         lambda module: Clock.pass_by(1.1),
-        "but 'federation.faults.deadline' (or 'policy.max_seconds' at a site) is 1",
+        "but 'federation.faults.deadline' is 1 s (at a site, at most 'policy.machine.hours'). Raise it, or let clients do",
     ),
 }
 

@@ -29,7 +29,10 @@ def masks(**more: Any) -> dict[str, Any]:
 
 def masked(sites: int = 3, least: int = 3, lost: int = 0, **policy: Any) -> None:
     """Start sites of unlike sizes whose policies require masks."""
-    told = {"tells": ["examples", "steps", "loss"], "update": masks(least=least, lost=lost)}
+    told = {
+        "tells": ["examples", "steps", "loss", "evaluation/training", "evaluation/validation"],
+        "update": masks(least=least, lost=lost),
+    }
     prepare(sites=sites, **{**told, **policy})
 
 
