@@ -21,7 +21,7 @@ METRIC = "metric/"
 
 FACTS = {
     "examples": "the numbers of its training, validation and test examples, and of those of each training",
-    "examples/rounded": "these numbers rounded to multiples of 'min_rows'",
+    "examples/rounded": "the numbers of examples, rounded to multiples of 'min_rows'",
     "steps": "the number of steps of each training",
     "normalizer": "the sum of the coefficients of each training's gradients, which follows from steps and learning rate",
     "loss": "the mean loss of each training",
