@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning as L
 import numpy as np
+import pandas as pd
 import pytest
 import sites_over_bytes as net
 import torch
@@ -24,6 +25,7 @@ from masked_sites import (
     cheating,
     losing_each_step_once,
     masked,
+    masks,
     masks_from_now_on,
     note_with,
     opened_without,
@@ -278,6 +280,18 @@ def test_other_words_are_no_total(case):
 
 
 # ---------------------------------------------------------------- few rows
+
+
+@pytest.mark.slow
+def test_a_site_with_few_rows_adds_zeros_and_nobody_learns_that():
+    """One patient has 5 of 12 rows, so a sum must have 25. Without masks it tells nothing, so that no site is measured."""
+    consenting(update="plain", min_rows=5)
+    own = pd.read_csv("site0/own.csv").assign(patient=[0] * 5 + [*range(1, 8)])
+    own.to_csv("site0/own.csv", index=False)
+    net.restart("site0", datamodule=net.table(str(Path("site0/own.csv").resolve()), person_column="patient"))
+    assert "but site site0 does not tell the sums" in net.refused(scaled(), "plain")
+    net.restart(limits={"update": masks()})
+    assert has_scale(net.federate(scaled(**SECURE), "masked"), ["site1", "site2"])
 
 
 def test_channels_with_few_numbers_are_zero_in_the_sum():

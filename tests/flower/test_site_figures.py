@@ -186,6 +186,13 @@ def test_the_log_has_every_number_that_leaves(kind):
             assert kind is ClientInfo or not re.search(r"0\.\d{4}", told)  # the rate of a batch is told exact
 
 
+def test_the_log_has_how_often_noise_was_added():
+    """The number leaves beside the update, so that the server's account counts the same releases."""
+    told = work(north(), **NOISY)["releases"]
+    assert told
+    assert audit()[-1]["releases"] == told
+
+
 def test_the_page_has_the_table_that_enforces():
     page = (ROOT / "docs" / "site_policy.md").read_text(encoding="utf-8")
     rows = dict(

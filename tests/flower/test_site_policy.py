@@ -155,6 +155,28 @@ def test_what_a_strategy_needs_and_the_site_does_not_tell_is_refused_with_the_li
     assert bool(found) == bool(said)
 
 
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"client_evaluation": {"every_n_rounds": 1}}, "'federation.client_evaluation' needs"),
+        (
+            {"route": named("FedStar")},
+            "requires noise at the client. ClientPrivacy covers only what clients send to the server",
+        ),
+        ({"strategy": named("FedNova")}, ""),
+        ({"strategy": named("QFedAvg")}, "QFedAvg reads metrics"),
+    ],
+)
+def test_with_a_required_noise_nothing_is_evaluated_and_no_line_is_proposed(settings, named):
+    """The line would be refused in data.yaml; the normalizer may leave, since it follows from steps and rate."""
+    found = told(ask(north(**NOISE), "prepare", contract=contract(**NOISY, **settings)))
+    assert named in found
+    if named.endswith("needs"):
+        assert "Its 'policy.update' requires noise, with which that never leaves. Remove the setting at the server." in found
+    if not named:
+        assert "under 'policy': tells: [examples, steps, normalizer]" in found
+
+
 @pytest.mark.parametrize("noise", [False, True])
 def test_with_a_required_noise_no_figure_leaves(noise):
     """With a rate of 1e-30, the exact loss was a counting query per round."""

@@ -56,7 +56,8 @@ def test_sites_give_the_bits_of_the_simulation(case):
 DECLARED: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("FedAvg", "FedNova", "FedMedian", "TrimmedMean", "Krum", "GeometricMedian", "CosineFilter")},
     **{name: {} for name in ("Scaffold", "FedDyn", "FedExP", "FedAdagrad", "LastClient", "Ditto", "PFedMe")},
-    **{name: {} for name in ("FedLoss", "QFedAvg", "AFL")},
+    **{name: {} for name in ("FedLoss", "QFedAvg", "AFL", "FedAvgM", "ShapleyValues", "APFL")},
+    "MOON": {"strategy": net.of("MOON", representation="network.layers.2")},
     "FedSGD": {"local": once(full_batch=True)},
     "AdaFed": {"strategy": net.of("AdaFed", metric="val_loss", scored_by="clients")},
 }

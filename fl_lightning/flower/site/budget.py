@@ -58,7 +58,7 @@ class SiteBudget:
         if not self._ledger.path.is_file():
             raise ConfigurationError(
                 f"'policy.update.noise.budget.account' is '{budget.account}', which does not exist. If no federation "
-                "has trained on these data yet, create it as an empty file. Otherwise find it: nobody else knows."
+                "has trained on these data yet, create it as an empty file. Otherwise find it: only it has what they spent."
             )
         self.releases()
 

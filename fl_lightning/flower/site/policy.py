@@ -36,9 +36,12 @@ FACTS = {
     "own_model": "the model that the site keeps for itself, to a server that has other sites evaluate it",
 }
 """What may leave a site beside the update, by its name in ``policy.tells``, in words."""
-_UNDER_NOISE = ("examples", "examples/rounded", "steps", "normalizer", "optimizer")
-"""What a required noise need not cover: numbers of examples and steps, and what follows from the settings."""
-_UNDER_MASKS = (*_UNDER_NOISE[:3], "loss", "statistics", *(f"evaluation/{part}" for part in get_args(Part)))
+_SIZES = ("examples", "examples/rounded", "steps")
+_COVERED = {
+    "noise": (*_SIZES, "normalizer", "optimizer"),
+    "masks": (*_SIZES, "loss", "statistics", *(f"evaluation/{part}" for part in get_args(Part))),
+}
+"""What may leave in each form: beside noise, only sizes and what follows from the settings."""
 
 _RENAMED = {
     **dict.fromkeys(("classes", "default_classes", "models"), "policy.code"),
@@ -246,12 +249,15 @@ class Policy:
             if fact not in FACTS and not fact.startswith(METRIC):
                 known = f"{', '.join(FACTS)}, {METRIC}NAME"
                 raise ConfigurationError(f"'policy.tells' has '{fact}', but must be of {known}.{did_you_mean(fact, FACTS)}")
-            for form, allowed in (("noise", _UNDER_NOISE), ("masks", _UNDER_MASKS)):
-                if getattr(self, form) is not None and fact not in allowed:
-                    raise ConfigurationError(
-                        f"'policy.tells' has '{fact}', which would leave without the {form} that 'policy.update' requires. "
-                        f"Remove it: with {form} may leave {', '.join(allowed)}."
-                    )
+            if form := self.hides(fact):
+                raise ConfigurationError(
+                    f"'policy.tells' has '{fact}', which would leave without the {form} that 'policy.update' requires. "
+                    f"Remove it: with {form} may leave {', '.join(_COVERED[form])}."
+                )
+
+    def hides(self, fact: str) -> str:
+        """Return the form, ``noise`` or ``masks``, with which a fact never leaves the site; empty if the staff may allow it."""
+        return next((form for form, left in _COVERED.items() if getattr(self, form) is not None and fact not in left), "")
 
     @property
     def noise(self) -> Noise | None:

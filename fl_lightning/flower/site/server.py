@@ -173,7 +173,7 @@ class SiteServer:
         self._limits.check_training(self._data)
         info = self._description.tell(asked, self._data)
         if self._data.names("feature_names") is not None and not info.schema:
-            self._say("The tables have no schema, so nobody compares their units with those of other sites: docs/schema.md.")
+            self._say("The tables have no schema, so their units are not compared with those of other sites: docs/schema.md.")
         return info
 
     def _take_number(self, client: Any) -> int:
@@ -268,7 +268,7 @@ class SiteServer:
         replies = [released(self._one(work, order), self._policy) for order in orders]
         found = work.built.client.counts()
         counts = {name: {str(client): n for client, n in numbers.items()} for name, numbers in found.items()}
-        reply = self._sent(work, self._reply(replies=replies, releases=counts), replies)
+        reply = self._sent(work, self._reply(replies=replies, releases=counts), replies, releases=counts)
         final = not any(isinstance(one, ClientFailure | Note) for one in replies)  # answers may hold shares of keys
         work.store.save(work.site.state_dict(), key, reply if final else None)
         return reply
