@@ -27,11 +27,6 @@ def ranges_of(features: np.ndarray[Any, Any]) -> list[tuple[float, float, float,
     return list(map(tuple, found.tolist()))
 
 
-def rounded(ranges: Ranges) -> tuple[tuple[float, float, float, float], ...]:
-    """Return ranges to two significant digits, so that no value of a single row is told exactly."""
-    return tuple(tuple(float(f"{value:.1e}") for value in one) for one in ranges)  # type: ignore[misc]
-
-
 def unlike_ranges(names: Sequence[str] | None, clients: Mapping[str, Ranges]) -> list[str]:
     """Return a sentence for each feature whose spread at a client is far from the others'.
 
