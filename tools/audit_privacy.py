@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import sys
 import warnings
 from collections.abc import Sequence
@@ -20,14 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # this version, not an installed one
 
 from fl_lightning import ClientPrivacy, ExamplePrivacy, FedAvg, FederatedDataModule, FederatedOrchestrator, LocalTraining
-from fl_lightning.functional.canaries import audited_epsilon
 from fl_lightning.reporting.tables import text_table
 
 DELTA = 1e-5
@@ -93,6 +95,47 @@ def attack(protects: str, noise: float, rounds: int, canaries: int, seed: int) -
     correct = int(((scores > 0) == tosses)[surest].sum())
     spent = float(trainer.callback_metrics[f"federation/epsilon_of_{protects}"])
     return spent, audited_epsilon(correct, len(surest), canaries, DELTA), correct, len(surest)
+
+
+def audited_epsilon(correct: int, guesses: int, canaries: int, delta: float = 0.0, confidence: float = 0.95) -> float:
+    """Return an epsilon below which a mechanism with so many correct guesses is not (epsilon, delta)-private.
+
+    Each canary is in the data, or in one of two forms, by the toss of a fair coin. An attacker who sees the results guesses the
+    tosses of which it is surest, and abstains from the others (Algorithm 1). If the mechanism is (epsilon, delta)-private, at
+    least v guesses are correct with at most the probability of Theorem 5.2: the tail of a binomial distribution with
+    ``q = e^epsilon / (1 + e^epsilon)``, and a term in delta.
+
+    Args:
+        correct: the number v of correct guesses, from 0 to ``guesses``.
+        guesses: the number r of guesses, from 0 to ``canaries``.
+        canaries: the number m of canaries, >= 1.
+        delta: delta, in [0, 1).
+        confidence: the probability with which the bound holds, in (0, 1).
+
+    Returns:
+        The bound, >= 0. With all of r guesses correct and delta 0, it is log(q / (1 - q)) for ``q^r = 1 - confidence``.
+    """
+    low, high = 0.0, 1.0
+    while _chance(high, correct, guesses, canaries, delta) < 1 - confidence:
+        low, high = high, 2 * high
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        if _chance(middle, correct, guesses, canaries, delta) < 1 - confidence:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _chance(epsilon: float, correct: int, guesses: int, canaries: int, delta: float) -> float:
+    """Return the largest probability of at least so many correct guesses under (epsilon, delta)-privacy."""
+    binomial = stats.binom(guesses, 1 / (1 + math.exp(-epsilon)))
+    tail = float(binomial.sf(correct - 1))
+    if not delta or not correct:
+        return min(1.0, tail)
+    numbers = np.arange(1, correct + 1)
+    below = binomial.cdf(correct - 1) - binomial.cdf(correct - 1 - numbers)  # from v - i to v - 1
+    return min(1.0, tail + 2 * canaries * delta * float((below / numbers).max()))
 
 
 def main() -> None:

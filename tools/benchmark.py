@@ -6,19 +6,15 @@
     python tools/benchmark.py clients                 # 1,000 to 10,000,000 clients, 100 a round
     python tools/benchmark.py states --repeats 1      # SCAFFOLD among a million clients, 10 GB of disk for a while
     python tools/benchmark.py memory                  # peak memory over 200 rounds
-    python tools/benchmark.py robust --models 1000    # a median of models that do not fit into memory
-    python tools/benchmark.py allocator               # what keeping freed memory saves
     python tools/benchmark.py flower --sites 3        # over the network, in an environment with the extra 'flower'
     python tools/benchmark.py flower --link 10mbit --cut 60@30 --megabytes 20   # over a slow line that breaks
-    python tools/benchmark.py gpu                     # S with 1,000 clients, W and L on a GPU, and what a step asks of it
-    python tools/benchmark.py published --peers PYTHON --data mnist/raw   # settings with published figures: docs/published.md
     python tools/benchmark.py stragglers              # FedProx's curves, beside its algorithm in NumPy
     python tools/benchmark.py counts                  # operators, launches, reads and calls of a step, a client and a round
 
 Every repeat runs the loop by hand, each row, and the loop by hand again, which is the control: a ratio that is not further
 from 1 than the control's spread says nothing. Medians over repeats. Two tables come from the same run: one process with one
 thread, and the whole machine, with ranks as --trainer.devices auto chooses them. glibc keeps freed memory in all processes.
-The peers' environment: see tools/peers/requirements.txt.
+The peers' environment: see tools/peers.txt.
 """
 
 from __future__ import annotations
@@ -38,7 +34,6 @@ import torch
 from fl_lightning import keep_freed_memory
 from fl_lightning.utilities.machine import cores
 
-FOLDER = Path(__file__).parent
 ALONE = {"OMP_NUM_THREADS": "1"}
 KEPT = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
 """What keep_freed_memory sets, for processes that cannot call it."""
@@ -68,8 +63,8 @@ def elsewhere(name: str, **settings: Any) -> Row:
 
 def peer(python: str, which: str, name: str, *arguments: str) -> Row:
     """A peer, in its own environment."""
-    script = str(FOLDER / "peers" / f"{which}_peer.py")
-    return lambda: float(process(python, script, name, *arguments, **KEPT)["seconds_per_round"])
+    script = str(Path(__file__).with_name("peers.py"))
+    return lambda: float(process(python, script, which, name, *arguments, **KEPT)["seconds_per_round"])
 
 
 def on_one_core(name: str, work: Any, peers: str | None) -> dict[str, Row]:
@@ -156,12 +151,10 @@ def main() -> None:
     parser.add_argument(
         "what",
         nargs="+",
-        help="workloads, or one of L, clients, states, memory, robust, allocator, flower, gpu, counts, published, stragglers",
+        help="workloads, or one of L, clients, states, memory, flower, counts, stragglers",
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peers", metavar="PYTHON", help="the interpreter of an environment with the peers")
-    parser.add_argument("--models", type=int, default=200, help="of 'robust', with 10 million parameters each")
-    parser.add_argument("--device", default="cuda", help="of 'gpu'; 'cpu' tries its rows out on little")
     parser.add_argument("--sites", type=int, nargs="+", default=[3], help="of 'flower'")
     parser.add_argument(
         "--megabytes", type=float, nargs="*", default=[100.0], help="the models of 'flower', beside a small one"
@@ -178,11 +171,7 @@ def main() -> None:
     )
     parser.add_argument("--epochs", type=int, default=1, help="with --link: local epochs")
     parser.add_argument("--alone", action="store_true", help="without the bare app beside 'flower'")
-    parser.add_argument("--data", help="of 'published': the folder with MNIST's four idx files")
-    parser.add_argument("--only", nargs="+", help="of 'published': lr-mnist, cnn-cifar10 or lr-ratings")
-    parser.add_argument(
-        "--rounds", type=int, help="of 'published' and 'stragglers', instead of the published number; with --link"
-    )
+    parser.add_argument("--rounds", type=int, help="of 'stragglers', instead of the published number; with --link")
     parser.add_argument("--settings", type=json.loads, default={}, help="of 'one': a workload's settings in JSON")
     args = parser.parse_args()
     keep_freed_memory()
@@ -192,12 +181,11 @@ def main() -> None:
         return
     import benchmark_counts
     import benchmark_flower
-    import benchmark_gpu
-    import benchmark_published
     import benchmark_scale
     import benchmark_state
+    import benchmark_stragglers
 
-    tools = (benchmark_scale, benchmark_state, benchmark_gpu, benchmark_flower, benchmark_counts, benchmark_published)
+    tools = (benchmark_scale, benchmark_state, benchmark_flower, benchmark_counts, benchmark_stragglers)
     measurements = {name: measure for tool in tools for name, measure in tool.MEASUREMENTS.items()}
     print(f"torch {torch.__version__}, one thread per process, {cores()} cores", flush=True)
     for what in args.what:

@@ -9,7 +9,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping
 from itertools import pairwise
@@ -23,16 +22,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import (
-    ClientUpdate,
     FederatedDataModule,
     FederatedOrchestrator,
-    FedMedian,
     IIDPartitioner,
     LazyClients,
     LocalTraining,
 )
-from fl_lightning.server.aggregate import StoredUpdate
-from fl_lightning.types import Snapshot
 
 PATH = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
 """Lets processes of a measurement import these tools and the package of this tree, whichever one is installed."""
@@ -212,56 +207,8 @@ print({}, (scale.memory_of('VmHWM') - start) * 1024 / sum(p.nbytes for p in w.ne
         print(f"| {what} | {statistics.median(seconds):.2f} | {ratios[0]:.2f} | {ratios[1]:.2f} | {models:.1f} |", flush=True)
 
 
-def robust(args: argparse.Namespace) -> None:
-    """The median of models with 10 million parameters that lie in a file, and the memory it takes."""
-    size, highest, done = 10_000_000, 0, threading.Event()
-
-    def watch() -> None:
-        nonlocal highest
-        while not done.wait(0.05):
-            highest = max(highest, memory_of("RssAnon"))
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    with tempfile.TemporaryDirectory(dir=".") as folder:
-        kept: list[StoredUpdate] = []
-        begun = time.perf_counter()
-        base = torch.randn(size)
-        for client in range(args.models):
-            model = Snapshot(base + client, torch.zeros(0, dtype=torch.int64))
-            kept.append(StoredUpdate(ClientUpdate(client, 0, 1, 1, model=model), Path(folder) / f"{client}.bin"))
-        written = time.perf_counter()
-        median, _ = FedMedian().combine([one.load() for one in kept], lambda models: [])
-        seconds = time.perf_counter() - written
-    done.set()
-    thread.join()
-    exact = torch.allclose(median, base.double() + (args.models - 1) / 2, atol=1e-3)
-    gib = args.models * size * 4 / 2**30
-    print(f"\nmedian of {args.models} models of {size:,} parameters ({gib:.1f} GiB): right: {exact}")
-    print(f"written in {written - begun:.0f} s, combined in {seconds:.0f} s, memory at most {highest / 2**20:.2f} GiB")
-
-
-def allocator(args: argparse.Namespace) -> None:
-    """A round of W with and without keeping freed memory, each in processes of their own."""
-    script = "import benchmark_loop as b, torch; torch.set_num_threads(1); w = b.Workload('W'); {} print(w.ours())"
-    kinds = {"as glibc comes": "", "kept": "import fl_lightning; fl_lightning.keep_freed_memory();"}
-    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
-    for _ in range(args.repeats):
-        for kind, call in kinds.items():
-            environment = inherited | {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"}
-            command = [sys.executable, "-c", script.format(call)]
-            run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-            seconds[kind].append(float(run.stdout.split()[-1]))
-    for kind, values in seconds.items():
-        ratios = [value / first for value, first in zip(values, seconds["as glibc comes"], strict=True)]
-        print(f"{kind}: {statistics.median(values):.2f} s a round, ratio {statistics.median(ratios):.2f}")
-
-
 MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "clients": clients,
     "memory": memory,
     "L": large,
-    "robust": robust,
-    "allocator": allocator,
 }

@@ -135,3 +135,6 @@ def stragglers(args: argparse.Namespace) -> None:
         losses = " | ".join(f"{training_loss(record.weights[n - 1], clients):.3f}" for n in points)
         name = "FedAvg, dropped" if drop else f"FedProx, mu = {mu:g}"
         print(f"| ({alpha:g}, {beta:g}) | {share:.0%} | {name} | {losses} | {apart:.0e} |", flush=True)
+
+
+MEASUREMENTS = {"stragglers": stragglers}

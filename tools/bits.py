@@ -2,7 +2,6 @@
 
     python tools/bits.py before.json                                  # every algorithm in every way, 4 minutes
     python tools/bits.py after.json --only fedavg scaffold --ways trainer bytes
-    python tools/bits.py pairs.json --pairs                           # which settings are refused together, 2 minutes
     python tools/bits.py diff before.json after.json                  # one line for each difference; exit status 1 with any
 
 The algorithms are those of tests/support/algorithms.py. The ways are the engines, two ranks, clients that get everything as
@@ -31,7 +30,6 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import algorithms
 import ways
-from bits_pairs import pairs
 from bits_record import differences
 
 LIMIT_S = 60
@@ -98,11 +96,10 @@ def main() -> int:
     ways.prepare_process()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT.json")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="algorithms, or options of --pairs")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="only these algorithms")
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
-    parser.add_argument("--pairs", action="store_true", help="record which settings are refused, alone and in pairs")
     args = parser.parse_args()
-    found: dict[str, Any] = pairs(args.only) if args.pairs else bits(args.only or list(algorithms.ALGORITHMS), args.ways)
+    found = bits(args.only or list(algorithms.ALGORITHMS), args.ways)
     args.out.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return 0
 

@@ -4,7 +4,7 @@
 
 ``packages.txt`` lists what that machine has, as ``pip list`` or ``pip freeze`` prints it, or names alone between blanks or
 commas. What this package and the chosen extras need and that list lacks is fetched, with its needs, as binary wheels for
-64-bit Linux on x86; so is what the list has in a version that does not fit. ``tools/gpu.sh`` installs the folder there.
+64-bit Linux on x86; so is what the list has in a version that does not fit. docs/gpu.md says how to use them there.
 """
 
 from __future__ import annotations

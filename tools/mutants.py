@@ -1,6 +1,5 @@
-"""Draw small faults in the package, and find out which of them no test notices.
+"""Small faults in the package, which cosmic-ray drew once: find out which of them no test notices.
 
-    python tools/mutants.py draw tests/baseline/mutants.json                      # needs cosmic-ray; the same 150 each time
     pytest -n 2 --cov=fl_lightning --cov-context=test --junitxml=junit.xml        # needs pytest-cov; which test runs which line
     python tools/mutants.py run tests/baseline/mutants.json --only fl_lightning/data
     python tools/mutants.py show tests/baseline/mutants.json
@@ -12,12 +11,9 @@ A test that takes the sum of their times above 100 s is left out. The results re
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
-import difflib
 import json
 import os
-import random
 import shutil
 import sqlite3
 import subprocess
@@ -25,72 +21,14 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-AREAS = ["functional", "strategies", "rules", "routes", "server", "clients", "options", "data", "flower", "transforms"]
-EACH, SEED, BUDGET = 15, 0, 100.0
-
-
-def draw() -> list[dict[str, Any]]:
-    """Return 15 mutants of each area: a file by its size, a place, and a change of those that cosmic-ray has for it."""
-    from cosmic_ray.mutating import mutate_code
-
-    choose = random.Random(SEED)
-    found: list[dict[str, Any]] = []
-    for area in AREAS:
-        files = sorted(path for path in (ROOT / "fl_lightning" / area).rglob("*.py") if path.name != "__init__.py")
-        sizes, before = [path.read_text(encoding="utf-8").count("\n") for path in files], len(found)
-        while len(found) < before + EACH:
-            path = choose.choices(files, sizes)[0]
-            source, places = path.read_text(encoding="utf-8"), _places(path)
-            if places:
-                operator, occurrence = choose.choice(places[choose.choice(sorted(places))])
-                mutated = str(mutate_code(source, operator, occurrence))
-                with contextlib.suppress(SyntaxError):  # a bare * is taken for an operator
-                    ast.parse(mutated)
-                    one = _changed(path, source, mutated)
-                    found += [one] if one not in found else []
-    return found
-
-
-def _places(path: Path) -> dict[Any, list[Any]]:
-    """Return the changes that are possible at each place of a file, without annotations, which never run."""
-    from cosmic_ray.ast import ast_nodes, get_ast_from_path
-    from cosmic_ray.plugins import get_operator, operator_names
-
-    skipped = list(_annotations(ast.parse(path.read_text(encoding="utf-8"))))
-    tree, places = get_ast_from_path(path), dict[Any, list[Any]]()
-    for name in sorted(operator_names()):
-        kind = get_operator(name)
-        if kind.arguments() or name.endswith("NoOp"):
-            continue
-        operator = kind()
-        positions = (place for node in ast_nodes(tree) for place in operator.mutation_positions(node))
-        for occurrence, (start, end) in enumerate(positions):
-            if not any(low <= start < high for low, high in skipped):
-                places.setdefault((start, end), []).append((operator, occurrence))
-    return places
-
-
-def _annotations(tree: ast.AST) -> Iterator[tuple[Any, Any]]:
-    for node in ast.walk(tree):
-        for name in ("annotation", "returns"):
-            part = getattr(node, name, None)
-            if part is not None:
-                yield (part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)
-
-
-def _changed(path: Path, source: str, mutated: str) -> dict[str, Any]:
-    old, new = source.splitlines(), mutated.splitlines()
-    parts = [code for code in difflib.SequenceMatcher(None, old, new, False).get_opcodes() if code[0] != "equal"]
-    low, high, first, last = parts[0][1], parts[-1][2], parts[0][3], parts[-1][4]
-    where = {"file": str(path.relative_to(ROOT)), "line": low + 1}
-    return where | {"before": "\n".join(old[low:high]), "after": "\n".join(new[first:last])}
+BUDGET = 100.0
+"""Seconds of the tests of a mutant."""
 
 
 # ---------------------------------------------------------------- run
@@ -224,16 +162,14 @@ def show(mutants: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Draw, run or show."""
+    """Run or show."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=["draw", "run", "show"])
+    parser.add_argument("task", choices=["run", "show"])
     parser.add_argument("file", type=Path)
     parser.add_argument("--coverage", type=Path, nargs="+", default=[Path(".coverage")])
     parser.add_argument("--junit", type=Path, default=Path("junit.xml"))
     parser.add_argument("--only", default="")
     given = parser.parse_args()
-    if given.task == "draw":
-        given.file.write_text(json.dumps(draw(), indent=1) + "\n", encoding="utf-8")
     mutants = json.loads(given.file.read_text(encoding="utf-8"))
     if given.task == "run":
         run(mutants, given.coverage, given.junit, given.only, given.file)

@@ -6,9 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from audit_privacy import attack
+from audit_privacy import attack, audited_epsilon
 
-from fl_lightning.functional.canaries import audited_epsilon
 from fl_lightning.functional.keyed_noise import KeyedStream
 
 

@@ -26,7 +26,6 @@ from fl_lightning import (
     TableDataModule,
 )
 from fl_lightning.functional import ExactSum, ModelState, Sums, cohort_size
-from fl_lightning.functional.canaries import audited_epsilon
 from fl_lightning.functional.keyed_noise import SecretKey
 
 CENTRAL, LOCAL = ClientPrivacy(0.05, 1.0), ClientPrivacy(0.05, 1.0, "local")
@@ -116,11 +115,6 @@ REFUSALS = [
     ),
     Refusal(lambda: ModelState(torch.nn.ReLU()).vector(), "no trainable parameters, so there is nothing to federate"),
     Refusal(lambda: ModelState(torch.nn.LazyLinear(3)), "'weight' is not an initialised floating-point tensor"),
-    *(
-        Refusal(lambda wrong=wrong: audited_epsilon(*wrong), "'correct' must be 0 to guesses")
-        for wrong in ((5, 4, 10), (-1, 4, 10), (4, 12, 10))
-    ),
-    Refusal(lambda: audited_epsilon(1, 2, 3, confidence=1.0), "'confidence' must be"),
     Refusal(lambda: SecretKey(bytes(31)), "A key has 32 bytes, not 31", ValueError),
     *(
         Refusal(

@@ -62,7 +62,7 @@ class FabricEngine(TrainerEngine):
         super().__init__(resident, place)
         device = place.device
         try:
-            if self._falls_back and device.type not in ("cpu", "cuda"):  # tools/gpu_checks.py compares them on a GPU
+            if self._falls_back and device.type not in ("cpu", "cuda"):  # tools/gpu.py compares them on a GPU
                 raise EngineError(f"the lean loop has not been compared with a Trainer on '{device.type}'")
             refuse_module(resident.module, "fabric")
             self._precision = precision_of(place)
