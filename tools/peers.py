@@ -7,24 +7,19 @@ W  AdaFed's Simulation 2: 6 clients, all in every round, Keras CNN, B = 100, one
    10,000 images per round.
 
 E = 1, SGD with learning rate 0.01 and no momentum, cross-entropy, FedAvg weighted by examples, shuffled batches of tensors in
-memory, one torch thread per process, no log, no evaluation by clients. The networks are those of fl_lightning, read from this
-checkout without importing the package itself, which needs Lightning.
+memory, one torch thread per process, no log, no evaluation by clients. The networks have the layers of fl_lightning's.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import importlib
 import json
 import logging
 import os
-import sys
 import time
-import types
 from collections.abc import Mapping
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 os.environ["PFL_PYTORCH_DEVICE"] = "cpu"  # before the imports of pfl and Flower
@@ -35,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-LR, ROOT = 0.01, Path(__file__).parents[1]
+LR = 0.01
 NAMES = {"flower": "flwr", "pfl": "pfl", "fluke": "fluke-fl", "fedlab": "fedlab"}
 """The peers and their packages; Flower has worker processes, the others run in one."""
 
@@ -63,13 +58,13 @@ class Workload:
     def network(self) -> nn.Module:
         """Return a new network, always with the same weights."""
         torch.manual_seed(0)
-        for package in ("fl_lightning", "fl_lightning.models"):  # empty stand-ins: only the modules below them are run
-            if package not in sys.modules:
-                sys.modules[package] = types.ModuleType(package)
-                sys.modules[package].__path__ = [str(ROOT.joinpath(*package.split(".")))]
-        module, kind = ("keras_cnn", "KerasCNN") if self.name == "W" else ("lenet", "LeNet")
-        found: nn.Module = getattr(importlib.import_module(f"fl_lightning.models.{module}"), kind)()
-        return found
+        if self.name == "W":
+            features = (nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25))
+            dense = (nn.Flatten(), nn.Linear(64 * 12 * 12, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10))
+        else:
+            features = (nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2))
+            dense = (nn.Flatten(), nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10))
+        return nn.Sequential(*features, *dense)
 
     def test_loader(self) -> Any:
         """Return batches of the test images, if there are any."""
