@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: fit test test-all smoke lint package docs studies clean federation test-flower test-third-party
+.PHONY: fit test test-all smoke lint package docs studies clean federation test-flower test-third-party test-newest
 
 .venv/runs: pyproject.toml # what a fit and its study need
 	$(PYTHON) -m venv .venv
@@ -43,6 +43,11 @@ smoke: .venv-flower-$(FLOWER)/installed # of these what CI runs: three sites, tw
 test-third-party: .venv-third-party/installed # modules of other packages, unchanged
 	.venv-third-party/bin/pytest -m third_party tests/third_party
 
+test-newest: # with the newest releases of the packages that it builds on, also those before a release; not in CI
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/pip install --quiet --pre --upgrade --upgrade-strategy eager --editable '.[test]'
+	.venv-newest/bin/pytest --numprocesses 3 --dist loadfile -m 'not slow'
+
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile # a worker more than cores: some tests wait for processes of their own
 
 test test-all: export PYTHONDONTWRITEBYTECODE = # kept bytecode saves each worker three seconds
@@ -73,5 +78,5 @@ studies: .venv/installed # the tables and figures of docs/studies again, from th
 	$(BIN)/python tools/draw_front.py > docs/diagrams/adafed_under_attack.svg
 
 clean:
-	rm -rf .venv .venv-flower-* .venv-third-party build dist docs/_build docs/api
+	rm -rf .venv .venv-flower-* .venv-third-party .venv-newest build dist docs/_build docs/api
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import profiler
 from torch.optim import SGD, Optimizer
 
-from fl_lightning.compat.private import MISSING, Private
+from fl_lightning.compat.private import MISSING, Private, is_tested
 from fl_lightning.compat.torch import add_to_each
 
 # The public backward pass checks its arguments in Python, for longer than a small network's takes.
@@ -46,7 +46,7 @@ def backward_lightly(loss: Tensor) -> None:
     if type(loss) is not Tensor or not loss.requires_grad or loss.dim() or not loss.is_floating_point():
         loss.backward()  # type: ignore[no-untyped-call]  # a subclass, an error, ...
         return
-    run: Any = _BACKWARD.get(None)
+    run: Any = _BACKWARD.get(None) if is_tested("torch") else None
     if run is None:
         loss.backward()  # type: ignore[no-untyped-call]
         return
@@ -73,6 +73,8 @@ def step_lightly(optimizer: Optimizer) -> None:
     It also opens a section for its profiler around each ``step`` and ``zero_grad``, whether or not the profiler runs. Plain
     SGD, whose whole step is one addition, makes it in a single call.
     """
+    if not is_tested("torch"):
+        return
     on_cpu = {tensor.device.type for group in optimizer.param_groups for tensor in group["params"]} <= {"cpu"}
     for group in optimizer.param_groups:
         if on_cpu and "foreach" in group and group["foreach"] is None and group.get("fused") is None:

@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import WarningCache
 
-from fl_lightning.compat.private import MISSING, Private
+from fl_lightning.compat.private import MISSING, Private, is_tested
 
 __all__ = ["in_place_results", "logging_levels", "swap_logging_advice"]
 
@@ -112,6 +112,8 @@ def _in_place_collection(metric: Any, collection: Any) -> Any:
 
 def in_place_results(trainer: Trainer) -> None:
     """Make ``self.log`` cheaper in a Trainer's loops, which create what collects the values themselves."""
+    if not is_tested("lightning"):
+        return
     steps: Any = trainer.fit_loop.epoch_loop
     loops = (steps, steps.val_loop, trainer.validate_loop)
     metric, collection = _METRIC.look_up(), _COLLECTION.look_up()

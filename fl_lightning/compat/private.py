@@ -27,6 +27,15 @@ class _Missing:
 
 
 MISSING = _Missing()
+TESTED = {
+    "lightning": ("2.6", "2.6"),
+    "torch": ("2.7", "2.15"),
+    "torchmetrics": ("1.7", "1.9"),
+    "jsonargparse": ("4.52", "4.53"),
+    "wandb": ("0.31", "0.31"),
+    "Python": ("3.10", "3.13"),
+}
+"""The lowest and the highest minor release that the tests ran with. pip accepts all up to the next major one."""
 NAMES: list[Private] = []
 """All private names that imported modules of this folder use."""
 _told: set[str] = set()
@@ -107,14 +116,14 @@ class Private:
         """
         raise VersionError(
             f"{feature} needs '{self.path}', which {self.package} {installed(self.package)} does not have. Install "
-            f"{supported(self.package) or f'an earlier release of {self.package}'}, or a newer fl_lightning."
+            f"{known_releases(self.package) or f'an earlier release of {self.package}'}, or a newer fl_lightning."
         )
 
     def tell(self) -> None:
         """Warn that the name is missing, once in this process."""
         if self.path not in _told:
             _told.add(self.path)
-            known = supported(self.package)
+            known = known_releases(self.package)
             warnings.warn(
                 f"{self.package} {installed(self.package)} has no '{self.path}', so fl_lightning {self.instead}."
                 f"{f' It was tested with {known}.' if known else ''}",
@@ -146,17 +155,28 @@ def installed(package: str) -> str:
         return "(version unknown)"
 
 
-def supported(package: str) -> str:
-    """Return a package with the versions that fl_lightning requires, which are those it was tested with; empty if unknown."""
-    from importlib.metadata import PackageNotFoundError, metadata
+def known_releases(package: str) -> str:
+    """Return a package with the minor releases that fl_lightning was tested with; empty for an unknown one."""
+    lowest, highest = TESTED.get(package, ("", ""))
+    return f"{package} {lowest}{f' to {highest}' if highest != lowest else ''}" if lowest else ""
 
-    try:
-        own = metadata("fl_lightning")
-    except PackageNotFoundError:
-        return ""
-    if package == "Python":
-        return f"Python {own['Requires-Python']}"
-    wanted = [line.partition(";")[0].strip() for line in own.get_all("Requires-Dist", ())]
-    pattern = re.compile(rf"{re.escape(package)}(\[.*\])?(?P<versions>[^\w\[-].*)", re.IGNORECASE)
-    found = [match["versions"].strip() for match in map(pattern.fullmatch, wanted) if match]
-    return f"{package}{found[0]}" if found else ""
+
+@cache
+def is_tested(package: str) -> bool:
+    """Return whether fl_lightning was tested with the installed minor release of a package; warn if it was not.
+
+    Functions that take the place of the package's own ask this, since another release may have changed what they replace.
+    """
+    minor, (lowest, highest) = _minor(installed(package)), TESTED[package]
+    if _minor(lowest) <= minor <= _minor(highest):
+        return True
+    warnings.warn(
+        f"{package} {installed(package)} is not among the releases that this fl_lightning was tested with "
+        f"({known_releases(package)}), so it leaves out what makes the steps of small clients faster. Results are the same.",
+        stacklevel=2,
+    )
+    return False
+
+
+def _minor(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", release)[:2])

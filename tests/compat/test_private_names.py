@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import requires, version
 from typing import Any
 
 import pytest
@@ -25,12 +25,13 @@ from engine_runs import trained
 from federations import Plain
 from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
+from packaging.requirements import Requirement
 from private_uses import EXPECTED, OFFERED, REFUSED, USES, WRITTEN
 
 import fl_lightning.compat
 from fl_lightning.clients.fabric.client_run import _Strategy
 from fl_lightning.compat import private
-from fl_lightning.compat.private import MISSING, NAMES, Private, installed, supported
+from fl_lightning.compat.private import MISSING, NAMES, TESTED, Private, installed, is_tested, known_releases
 from fl_lightning.errors import VersionError
 
 for _found in pkgutil.iter_modules(fl_lightning.compat.__path__, "fl_lightning.compat."):
@@ -69,7 +70,7 @@ def without(monkeypatch) -> Callable[[str], Any]:
         begins = (
             f"{name.package} {installed(name.package)} has no '{path}', so fl_lightning {name.instead}. It was tested with "
         )
-        assert told == [begins + f"{supported(name.package)}."] * warned
+        assert told == [begins + f"{known_releases(name.package)}."] * warned
 
     return block
 
@@ -120,6 +121,21 @@ def test_a_federation_gives_the_same_result_without_any_name(engine, monkeypatch
     assert set(told) <= looked_up
 
 
+@pytest.mark.parametrize(("engine", "package"), [("trainer", "lightning"), ("fabric", "torch")])
+def test_with_a_release_that_was_not_tested_nothing_of_a_package_is_replaced(engine, package, monkeypatch):
+    """And results are the same, with one warning."""
+    usual = trained(engine, partial(Plain, momentum=0.9))
+    with monkeypatch.context() as patch:
+        patch.setattr(private, "installed", lambda name: "99.1.0" if name == package else installed(name))
+        private.is_tested.cache_clear()
+        with pytest.warns(UserWarning, match=rf"^{package} 99\.1\.0 is not among the releases .*\({package} .*\)") as said:
+            plain = trained(engine, partial(Plain, momentum=0.9))
+    private.is_tested.cache_clear()
+    assert len([one for one in said if "99.1.0" in str(one.message)]) == 1
+    assert plain[1] == usual[1]
+    assert all(torch.equal(value, usual[0][name]) for name, value in plain[0].items())
+
+
 def test_lightning_looks_up_optimizers_under_another_name(without):
     class Renamed(BoringModel):
         def optimizers(self, use_pl_optimizer: bool = True) -> Any:
@@ -159,15 +175,24 @@ def test_the_message_names_release_and_range():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert gone.get(3) == 3  # once in a process
-    with pytest.raises(VersionError, match=r"^Training needs 'torch\._no_such_name'.*Install torch[<>].*, or a newer"):
+    with pytest.raises(VersionError, match=r"^Training needs 'torch\._no_such_name'.*Install torch 2\.7 to .*, or a newer"):
         gone.require("Training")
     lost = Private("no-such-package", "no_such_package.part", "_name", "does without")
     NAMES.remove(lost)
     assert lost.look_up() is MISSING
     assert installed("no-such-package") == "(version unknown)"
-    assert supported("no-such-package") == ""
+    assert known_releases("no-such-package") == ""
     assert installed("Python") == sys.version.split()[0]
-    assert supported("Python").startswith("Python >=3.")
+    assert known_releases("Python").startswith("Python 3.10 to ")
+
+
+def test_the_lowest_tested_releases_are_those_that_pip_accepts():
+    required = {need.name: need.specifier for need in map(Requirement, requires("fl_lightning")) if not need.marker}
+    for package, (lowest, highest) in TESTED.items():
+        if package in required:
+            assert f">={lowest}" in str(required[package])
+            assert required[package].contains(f"{highest}.9")
+            assert is_tested(package)
 
 
 CHANGES = """
