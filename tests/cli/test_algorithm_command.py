@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 from command_line import ROOT
@@ -14,13 +15,32 @@ from fl_lightning.config.files import find
 ROWS = [one for group in ALGORITHMS.values() for one in group]
 
 
-def test_every_line_has_its_config_and_a_page_that_names_it():
+def sections(page: str) -> dict[str, str]:
+    """Return the sections of a page by the anchor of their headings."""
+    parts = re.split(r"^## (.*)\n", (ROOT / "docs" / "algorithms" / page).read_text(), flags=re.MULTILINE)
+    return {heading.lower().replace(" ", "-"): text for heading, text in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def test_every_line_has_its_config_and_a_section_that_runs_it():
     for one in ROWS:
+        page, _, anchor = one.page.partition("#")
         assert find(one.config).is_file()
-        assert one.config in (ROOT / "docs" / "algorithms" / f"{one.page}.md").read_text()
+        text = (ROOT / "docs" / "algorithms" / page).read_text() if page.startswith("..") else sections(page)[anchor]
+        assert f"fl-lightning fit --config {one.config}" in text
 
 
-def test_every_strategy_route_and_page_is_listed():
+def test_every_section_says_when_to_choose_the_algorithm_and_stands_in_the_table():
+    table = (ROOT / "docs" / "algorithms" / "README.md").read_text()
+    linked = {one.page for one in ROWS if not one.page.startswith("..")}
+    for page in sorted({page.partition("#")[0] for page in linked}):
+        for anchor, text in sections(page).items():
+            assert f"]({page}#{anchor})" in table
+            if anchor != "k-means":  # described on the page of the models
+                assert f"{page}#{anchor}" in linked
+                assert "Choose it" in text
+
+
+def test_every_strategy_and_route_is_listed_and_shows_its_settings():
     """A class is listed if a listed configuration uses it."""
     used = "\n".join(find(one.config).read_text() for one in ROWS)
     classes = [
@@ -32,8 +52,10 @@ def test_every_strategy_route_and_page_is_listed():
     bases = {FilteringStrategy, PeriodRoute, ServerRoute, *(k for k in classes if inspect.isabstract(k)), Strategy}
     assert len(classes) > 30
     assert [kind.__name__ for kind in classes if kind not in bases and kind.__name__ not in used] == []
-    pages = {path.stem for path in (ROOT / "docs" / "algorithms").glob("*.md")} - {"README"}
-    assert pages == {one.page for one in ROWS if not one.page.startswith("..")}
+    pages = {path.name: path.read_text() for path in (ROOT / "docs" / "algorithms").glob("*.md")}
+    assert set(pages) - {"README.md"} == {one.page.partition("#")[0] for one in ROWS if not one.page.startswith("..")}
+    shown = set(re.findall(r"^```\{settings\} (\w+)\n```$", "\n".join(pages.values()), re.MULTILINE))
+    assert {kind.__name__ for kind in classes if kind not in bases} - shown == {"FederatedKMeans"}
 
 
 def test_the_command(capsys):
@@ -41,7 +63,7 @@ def test_the_command(capsys):
     said = capsys.readouterr().out
     assert len([line for line in said.splitlines() if line.startswith("  ")]) == len(ROWS)
     rows = [" ".join(line.split()) for line in said.splitlines()]
-    assert "FedBN BatchNorm stays at each client fedbn_mnist docs/algorithms/fedbn.md" in rows
+    assert "FedBN BatchNorm stays at each client fedbn_mnist docs/algorithms/personal.md#fedbn" in rows
     assert len({line.index(one.config) for one in ROWS for line in said.splitlines() if f" {one.config} " in line}) == 1
     main(["median"])
     said = capsys.readouterr().out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from posixpath import normpath
 from typing import NamedTuple
 
 from fl_lightning.errors import did_you_mean
@@ -16,7 +17,7 @@ class Algorithm(NamedTuple):
         name: the name under which papers know it.
         line: what it does.
         config: the configuration of its name.
-        page: the page, in ``docs/algorithms`` unless it begins with a dot.
+        page: the page and its section, from ``docs/algorithms``.
     """
 
     name: str
@@ -27,70 +28,76 @@ class Algorithm(NamedTuple):
 
 ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
     "Averages and server optimizers": (
-        Algorithm("FedAvg", "averages models, weighted by examples", "fedavg_mnist", "fedavg"),
-        Algorithm("FedSGD", "one gradient of each client per round", "fedsgd_mnist", "fedsgd"),
-        Algorithm("FedAvgM", "momentum at the server", "fedavgm_mnist", "fedavgm"),
-        Algorithm("FedAdam", "Adam at the server, and any other torch optimizer", "fedadam_mnist", "fedopt"),
-        Algorithm("FedAdagrad", "Adagrad at the server, from tau^2", "fedadagrad_mnist", "fedopt"),
-        Algorithm("FedYogi", "Yogi at the server", "fedyogi_mnist", "fedopt"),
-        Algorithm("FedExP", "a longer server step where clients disagree", "fedexp_mnist", "fedexp"),
-        Algorithm("FedNova", "normalises updates by the clients' numbers of steps", "fednova_mnist", "fednova"),
-        Algorithm("KMeans", "federated k-means", "kmeans_simulated", "../table_two"),
+        Algorithm("FedAvg", "averages models, weighted by examples", "fedavg_mnist", "averages.md#fedavg"),
+        Algorithm("FedSGD", "one gradient of each client per round", "fedsgd_mnist", "averages.md#fedsgd"),
+        Algorithm("FedAvgM", "momentum at the server", "fedavgm_mnist", "averages.md#fedavgm"),
+        Algorithm("FedAdam", "Adam at the server, and any other torch optimizer", "fedadam_mnist", "averages.md#fedopt"),
+        Algorithm("FedAdagrad", "Adagrad at the server, from tau^2", "fedadagrad_mnist", "averages.md#fedopt"),
+        Algorithm("FedYogi", "Yogi at the server", "fedyogi_mnist", "averages.md#fedopt"),
+        Algorithm("FedExP", "a longer server step where clients disagree", "fedexp_mnist", "averages.md#fedexp"),
+        Algorithm("FedNova", "normalises updates by the clients' numbers of steps", "fednova_mnist", "averages.md#fednova"),
+        Algorithm("KMeans", "federated k-means", "kmeans_simulated", "../table_two.md#k-means"),
     ),
     "Weights by performance and fairness": (
-        Algorithm("AdaFed", "weights by a metric, and a loss that adapts to F1", "adafed_mnist", "adafed"),
-        Algorithm("FedLoss", "weights by the loss at home", "fedloss_mnist", "fedloss"),
-        Algorithm("Shapley values", "weights by marginal contributions", "shapley_mnist", "shapley"),
-        Algorithm("FOCUS", "weights by credibility from cross evaluation", "focus_mnist", "focus"),
-        Algorithm("q-FedAvg", "weights by powers of the loss, for even accuracies", "qfedavg_mnist", "qfedavg"),
-        Algorithm("AFL", "weights that move to the worst mixture of clients", "afl_mnist", "afl"),
+        Algorithm("AdaFed", "weights by a metric, and a loss that adapts to F1", "adafed_mnist", "weights.md#adafed"),
+        Algorithm("FedLoss", "weights by the loss at home", "fedloss_mnist", "weights.md#fedloss"),
+        Algorithm("Shapley values", "weights by marginal contributions", "shapley_mnist", "weights.md#shapley-values"),
+        Algorithm("FOCUS", "weights by credibility from cross evaluation", "focus_mnist", "weights.md#focus"),
+        Algorithm("q-FedAvg", "weights by powers of the loss, for even accuracies", "qfedavg_mnist", "weights.md#q-fedavg"),
+        Algorithm("AFL", "weights that move to the worst mixture of clients", "afl_mnist", "weights.md#afl"),
     ),
     "Robust to wrong updates": (
-        Algorithm("FedMedian", "the median of each coordinate", "fedmedian_mnist", "fedmedian"),
-        Algorithm("Trimmed mean", "the mean without extremes", "trimmed_mean_mnist", "trimmed_mean"),
-        Algorithm("Krum", "the model nearest to its neighbours", "krum_mnist", "krum"),
-        Algorithm("Multi-Krum", "the mean of the nearest models", "multi_krum_mnist", "krum"),
-        Algorithm("Geometric median", "the point of least total distance", "geometric_median_mnist", "geometric_median"),
-        Algorithm("Cosine filter", "drops updates that point elsewhere", "cosine_filter_mnist", "cosine_filter"),
-        Algorithm("Attackers", "wrong labels, model attacks, backdoors", "adafed_attackers_mnist", "attackers"),
+        Algorithm("FedMedian", "the median of each coordinate", "fedmedian_mnist", "robust.md#fedmedian"),
+        Algorithm("Trimmed mean", "the mean without extremes", "trimmed_mean_mnist", "robust.md#trimmed-mean"),
+        Algorithm("Krum", "the model nearest to its neighbours", "krum_mnist", "robust.md#krum"),
+        Algorithm("Multi-Krum", "the mean of the nearest models", "multi_krum_mnist", "robust.md#krum"),
+        Algorithm(
+            "Geometric median", "the point of least total distance", "geometric_median_mnist", "robust.md#geometric-median"
+        ),
+        Algorithm("Cosine filter", "drops updates that point elsewhere", "cosine_filter_mnist", "robust.md#cosine-filter"),
+        Algorithm("Attackers", "wrong labels, model attacks, backdoors", "adafed_attackers_mnist", "robust.md#attackers"),
     ),
     "Corrected clients": (
-        Algorithm("FedProx", "a proximal term, and partial work", "fedprox_mnist", "fedprox"),
-        Algorithm("SCAFFOLD", "control variates", "scaffold_mnist", "scaffold"),
-        Algorithm("MOON", "a contrast between the clients' representations", "moon_mnist", "moon"),
-        Algorithm("FedDyn", "a dynamic regulariser; a second model per client", "feddyn_mnist", "feddyn"),
+        Algorithm("FedProx", "a proximal term, and partial work", "fedprox_mnist", "clients.md#fedprox"),
+        Algorithm("SCAFFOLD", "control variates", "scaffold_mnist", "clients.md#scaffold"),
+        Algorithm("MOON", "a contrast between the clients' representations", "moon_mnist", "clients.md#moon"),
+        Algorithm("FedDyn", "a dynamic regulariser; a second model per client", "feddyn_mnist", "clients.md#feddyn"),
     ),
     "Personal models": (
-        Algorithm("FedBN", "BatchNorm stays at each client", "fedbn_mnist", "fedbn"),
-        Algorithm("FedPer", "the head stays at each client", "fedper_mnist", "fedper"),
-        Algorithm("LG-FedAvg", "the lower layers stay at each client", "lg_fedavg_mnist", "lg_fedavg"),
-        Algorithm("FedRep", "a head of each client, then the representation", "fedrep_mnist", "fedrep"),
-        Algorithm("FedBABU", "a fixed head, fine-tuned at the end", "fedbabu_mnist", "fedbabu"),
-        Algorithm("Ditto", "a second model of each client near the global one", "ditto_mnist", "ditto"),
-        Algorithm("pFedMe", "a second model of each client, which w follows", "pfedme_mnist", "pfedme"),
-        Algorithm("APFL", "a mixture of a model of each client and w", "apfl_mnist", "apfl"),
-        Algorithm("MOCHA", "related linear models", "mocha_simulated", "mocha"),
-        Algorithm("Local only", "every client alone: a baseline", "local_only_mnist", "baselines"),
+        Algorithm("FedBN", "BatchNorm stays at each client", "fedbn_mnist", "personal.md#fedbn"),
+        Algorithm("FedPer", "the head stays at each client", "fedper_mnist", "personal.md#fedper"),
+        Algorithm("LG-FedAvg", "the lower layers stay at each client", "lg_fedavg_mnist", "personal.md#lg-fedavg"),
+        Algorithm("FedRep", "a head of each client, then the representation", "fedrep_mnist", "personal.md#fedrep"),
+        Algorithm("FedBABU", "a fixed head, fine-tuned at the end", "fedbabu_mnist", "personal.md#fedbabu"),
+        Algorithm("Ditto", "a second model of each client near the global one", "ditto_mnist", "personal.md#ditto"),
+        Algorithm("pFedMe", "a second model of each client, which w follows", "pfedme_mnist", "personal.md#pfedme"),
+        Algorithm("APFL", "a mixture of a model of each client and w", "apfl_mnist", "personal.md#apfl"),
+        Algorithm("MOCHA", "related linear models", "mocha_simulated", "personal.md#mocha"),
+        Algorithm("Local only", "every client alone: a baseline", "local_only_mnist", "personal.md#local-only"),
     ),
     "Asynchronous rounds": (
-        Algorithm("FedBuff", "a new model after every K updates that arrive", "fedbuff_mnist", "fedbuff"),
-        Algorithm("FedAsync", "mixes each model in as soon as it arrives", "fedasync_mnist", "fedasync"),
+        Algorithm("FedBuff", "a new model after every K updates that arrive", "fedbuff_mnist", "asynchronous.md#fedbuff"),
+        Algorithm("FedAsync", "mixes each model in as soon as it arrives", "fedasync_mnist", "asynchronous.md#fedasync"),
     ),
     "Routes between clients": (
-        Algorithm("Fed-Cyclic", "one model passes through all clients", "fedcyclic_mnist", "fedcyclic"),
-        Algorithm("Fed-Star", "clients exchange models by cross scores", "fedstar_mnist", "fedstar"),
-        Algorithm("RingFed", "models mix with their neighbours in a ring", "ringfed_mnist", "ringfed"),
-        Algorithm("Mediators", "groups of clients with complementary labels (Astraea)", "mediators_mnist", "mediators"),
-        Algorithm("Warm start", "a cyclic phase, then another route", "warm_start_mnist", "warm_start"),
-        Algorithm("Last client", "the model of the last client: a baseline", "last_client_mnist", "baselines"),
-        Algorithm("Centralized", "no federation: a baseline", "centralized_mnist", "baselines"),
+        Algorithm("Fed-Cyclic", "one model passes through all clients", "fedcyclic_mnist", "routes.md#fed-cyclic"),
+        Algorithm("Fed-Star", "clients exchange models by cross scores", "fedstar_mnist", "routes.md#fed-star"),
+        Algorithm("RingFed", "models mix with their neighbours in a ring", "ringfed_mnist", "routes.md#ringfed"),
+        Algorithm(
+            "Mediators", "groups of clients with complementary labels (Astraea)", "mediators_mnist", "routes.md#mediators"
+        ),
+        Algorithm("Warm start", "a cyclic phase, then another route", "warm_start_mnist", "routes.md#warm-start"),
+        Algorithm("Last client", "the model of the last client: a baseline", "last_client_mnist", "routes.md#last-client"),
+        Algorithm("Centralized", "no federation: a baseline", "centralized_mnist", "routes.md#centralized"),
     ),
     "Privacy and communication": (
-        Algorithm("Private clients", "clipping and noise for whole clients", "private_clients_mnist", "../privacy"),
-        Algorithm("Private examples", "DP-SGD at the clients", "private_examples_mnist", "../privacy"),
-        Algorithm("Secure sums", "masks that hide single updates", "secure_aggregation_mnist", "../masks"),
-        Algorithm("Compression", "the largest changes, quantized", "compressed_mnist", "../transforms"),
-        Algorithm("Clipped updates", "bounds the norm of each change", "clipped_mnist", "../transforms"),
+        Algorithm(
+            "Private clients", "clipping and noise for whole clients", "private_clients_mnist", "../privacy.md#whole-clients"
+        ),
+        Algorithm("Private examples", "DP-SGD at the clients", "private_examples_mnist", "../privacy.md#examples"),
+        Algorithm("Secure sums", "masks that hide single updates", "secure_aggregation_mnist", "../masks.md"),
+        Algorithm("Compression", "the largest changes, quantized", "compressed_mnist", "../transforms.md"),
+        Algorithm("Clipped updates", "bounds the norm of each change", "clipped_mnist", "../transforms.md"),
     ),
 }
 """The algorithms by group. Everything is set in YAML, so most of them can be combined."""
@@ -126,5 +133,5 @@ def listing(wanted: str = "") -> str:
 
 
 def _row(one: Algorithm) -> str:
-    page = f"docs/{one.page[3:]}.md" if one.page.startswith("../") else f"docs/algorithms/{one.page}.md"
+    page = normpath(f"docs/algorithms/{one.page}")
     return f"  {one.name:<17} {one.line:<54} {one.config:<25} {page}"
