@@ -8,8 +8,9 @@ import pytest
 from command_line import ROOT
 
 from fl_lightning import FilteringStrategy, PeriodRoute, Route, ServerRoute, Strategy, routes, strategies
-from fl_lightning.cli.commands.algorithms import ALGORITHMS, listing, main
+from fl_lightning.cli.commands.algorithms import listing, main
 from fl_lightning.config.files import find
+from fl_lightning.strategies import ALGORITHMS
 
 ROWS = [one for group in ALGORITHMS.values() for one in group]
 
@@ -17,7 +18,7 @@ ROWS = [one for group in ALGORITHMS.values() for one in group]
 def test_every_line_has_its_config_and_a_page_that_names_it():
     for one in ROWS:
         assert find(one.config).is_file()
-        assert one.config in (ROOT / "docs" / "algorithms" / f"{one.page}.md").read_text()
+        assert one.config in (ROOT / "docs" / "algorithms" / f"{one.page or one.file}.md").read_text()
 
 
 def test_every_strategy_route_and_page_is_listed():
@@ -33,7 +34,7 @@ def test_every_strategy_route_and_page_is_listed():
     assert len(classes) > 30
     assert [kind.__name__ for kind in classes if kind not in bases and kind.__name__ not in used] == []
     pages = {path.stem for path in (ROOT / "docs" / "algorithms").glob("*.md")} - {"README"}
-    assert pages == {one.page for one in ROWS if not one.page.startswith("..")}
+    assert pages == {one.page or one.file for one in ROWS if not one.page.startswith("..")}
 
 
 def test_the_command(capsys):
