@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,12 @@ def _summary(names: str) -> str:
     return f".. autosummary::\n   :nosignatures:\n\n{rows}"
 
 
+def show_settings(app: Any, page: str, source: list[str]) -> None:
+    """Put a class's docstring, with its settings, where a page of algorithms names the class: ```{settings} AdaFed."""
+    shown = "```{eval-rst}\n.. autoclass:: fl_lightning.\\1\n   :no-index:\n   :no-members:\n```"
+    source[0] = re.sub(r"^```\{settings\} (\w+)\n```", shown, source[0], flags=re.MULTILINE)
+
+
 def inline_diagrams(app: Any, tree: Any, page: str) -> None:
     """Put diagrams into the page itself, where their colours follow the theme that the reader chose."""
     for image in list(tree.findall(nodes.image)):
@@ -136,4 +143,5 @@ def setup(app: Any) -> None:
     """Write the API pages before Sphinx looks for documents; let diagrams follow the theme; render formulas."""
     app.add_html_math_renderer("mathml", (write_formula, None), (write_formula, None))
     app.connect("builder-inited", lambda _: write_api_pages())
+    app.connect("source-read", show_settings)
     app.connect("doctree-resolved", inline_diagrams)

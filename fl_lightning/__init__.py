@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from fl_lightning.strategies import __all__ as _strategies
+
 __version__ = "0.2.0"
 
 _NAMES = {
@@ -46,12 +48,7 @@ _NAMES = {
     "rules": "ClientRule ControlVariates ProximalRule",
     "routes": "FedCyclic FedStar LocalOnly Mediators Mocha PeriodRoute RingFed Route ServerRoute WarmStart",
     "settings": "Checkpoints Faults LocalTraining ServerEvaluation Storage",
-    "strategies": (
-        "AFL APFL AdaFed CosineFilter Ditto FedAdagrad FedAsync FedAvg FedAvgM FedBABU FedBuff FedDyn FedExP FedLoss "
-        "FedMedian FedNova FedRep FedSGD FederatedKMeans FilteringStrategy Focus GeometricMedian JointStrategy Krum "
-        "LastClient MOON PFedMe QFedAvg RunningStrategy Scaffold ShapleyValues Strategy TrimmedMean "
-        "WeightedAverage"
-    ),
+    "strategies": " ".join(name for name in _strategies if name != "ModelScorer"),  # a protocol for strategies of one's own
     "studies": "Study",
     "tasks": "ClassificationTask KMeansTask LossAdaptation RegressionTask SupervisedTask",
     "transforms": "ClipUpdate HalfPrecision Quantize TopK Transform",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fl_lightning.cli.commands.algorithms import ALGORITHMS
+from fl_lightning.strategies import ALGORITHMS
 
 _DATA_SET = re.compile(r"_(mnist|cifar10|simulated)$")
 _FILE_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from fl_lightning.cli.commands.algorithms import ALGORITHMS
+from fl_lightning.strategies import ALGORITHMS
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
 """Okabe and Ito's colours, which readers who do not tell red from green distinguish."""

@@ -7,12 +7,13 @@ import inspect
 import math
 import os
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from numbers import Integral, Real
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+import fl_lightning
 from fl_lightning.errors import ConfigurationError, nearest
 
 _WORDS: dict[Any, str] = {
@@ -201,15 +202,9 @@ def _written(value: Any, kind: type) -> str:
         return ""
     if isinstance(value, Mapping):
         return f"{kind.__name__}({', '.join(f'{name}={one!r}' for name, one in value.items())})"
-    known: list[str] = [one.__name__ for one in _with_subclasses(kind) if not inspect.isabstract(one)]
+    public = ((name, getattr(fl_lightning, name)) for name in fl_lightning.__all__)
+    known = [name for name, one in public if isinstance(one, type) and issubclass(one, kind) and not inspect.isabstract(one)]
     if isinstance(value, str):
         alike = [name for name in known if name.lower().startswith(value.lower())] or nearest(value, known)
         known = alike or known
-    return f"{known[0]}(...)" if len(known) == 1 or isinstance(value, str) else ""
-
-
-def _with_subclasses(kind: type) -> Iterator[type]:
-    yield kind
-    below: list[type] = kind.__subclasses__()
-    for one in below:
-        yield from _with_subclasses(one)
+    return f"{known[0]}(...)" if len(known) == 1 or (known and isinstance(value, str)) else ""

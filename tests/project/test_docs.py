@@ -39,8 +39,17 @@ def test_every_configuration_that_is_named_exists(monkeypatch):
 
 
 def test_links_lead_somewhere():
-    links = [(page, link) for page in DOCUMENTS for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text())]
-    assert not [(page, link) for page, link in links if not (page.parent / link).exists()]
+    """To files that exist, and in pages to headings that exist."""
+    links = [(page, link) for page in DOCUMENTS for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text())]
+    assert not [(page, link) for page, link in links if not anchored(page, *link.split("#"))]
+
+
+def anchored(page, path, anchor=""):
+    target = page.parent / path if path else page
+    if not (target.exists() and anchor):
+        return target.exists()
+    headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+    return anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", ["trust.md", "masks.md"])

@@ -20,7 +20,7 @@ LAYER = {
     "messages": 0.5,
     "core": 1.2,
     "utilities": 0.2,
-    "__init__": 1,
+    "__init__": 2.1,  # the names of the strategies are in their own list
     "wire": 1,
     "config": 1,
     "functional": 1,

@@ -12,7 +12,7 @@ from command_line import ADAFED, ROOT
 from study_tables import runs_of as table
 
 from fl_lightning import ConfigurationError
-from fl_lightning.cli.commands.algorithms import ALGORITHMS
+from fl_lightning.strategies import ALGORITHMS
 from fl_lightning.studies import ReportOptions, RunTable, Study, write_report
 from fl_lightning.studies import figures as drawing
 from fl_lightning.studies.layout import Bold

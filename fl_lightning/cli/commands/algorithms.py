@@ -4,96 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from posixpath import normpath
 
 from fl_lightning.errors import did_you_mean
+from fl_lightning.strategies import ALGORITHMS, Algorithm
 
-
-class Algorithm(NamedTuple):
-    """Describe an algorithm in one line.
-
-    Args:
-        name: the name under which papers know it.
-        line: what it does.
-        config: the configuration of its name.
-        page: the page, in ``docs/algorithms`` unless it begins with a dot.
-    """
-
-    name: str
-    line: str
-    config: str
-    page: str
-
-
-ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
-    "Averages and server optimizers": (
-        Algorithm("FedAvg", "averages models, weighted by examples", "fedavg_mnist", "fedavg"),
-        Algorithm("FedSGD", "one gradient of each client per round", "fedsgd_mnist", "fedsgd"),
-        Algorithm("FedAvgM", "momentum at the server", "fedavgm_mnist", "fedavgm"),
-        Algorithm("FedAdam", "Adam at the server, and any other torch optimizer", "fedadam_mnist", "fedopt"),
-        Algorithm("FedAdagrad", "Adagrad at the server, from tau^2", "fedadagrad_mnist", "fedopt"),
-        Algorithm("FedYogi", "Yogi at the server", "fedyogi_mnist", "fedopt"),
-        Algorithm("FedExP", "a longer server step where clients disagree", "fedexp_mnist", "fedexp"),
-        Algorithm("FedNova", "normalises updates by the clients' numbers of steps", "fednova_mnist", "fednova"),
-        Algorithm("KMeans", "federated k-means", "kmeans_simulated", "../table_two"),
-    ),
-    "Weights by performance and fairness": (
-        Algorithm("AdaFed", "weights by a metric, and a loss that adapts to F1", "adafed_mnist", "adafed"),
-        Algorithm("FedLoss", "weights by the loss at home", "fedloss_mnist", "fedloss"),
-        Algorithm("Shapley values", "weights by marginal contributions", "shapley_mnist", "shapley"),
-        Algorithm("FOCUS", "weights by credibility from cross evaluation", "focus_mnist", "focus"),
-        Algorithm("q-FedAvg", "weights by powers of the loss, for even accuracies", "qfedavg_mnist", "qfedavg"),
-        Algorithm("AFL", "weights that move to the worst mixture of clients", "afl_mnist", "afl"),
-    ),
-    "Robust to wrong updates": (
-        Algorithm("FedMedian", "the median of each coordinate", "fedmedian_mnist", "fedmedian"),
-        Algorithm("Trimmed mean", "the mean without extremes", "trimmed_mean_mnist", "trimmed_mean"),
-        Algorithm("Krum", "the model nearest to its neighbours", "krum_mnist", "krum"),
-        Algorithm("Multi-Krum", "the mean of the nearest models", "multi_krum_mnist", "krum"),
-        Algorithm("Geometric median", "the point of least total distance", "geometric_median_mnist", "geometric_median"),
-        Algorithm("Cosine filter", "drops updates that point elsewhere", "cosine_filter_mnist", "cosine_filter"),
-        Algorithm("Attackers", "wrong labels, model attacks, backdoors", "adafed_attackers_mnist", "attackers"),
-    ),
-    "Corrected clients": (
-        Algorithm("FedProx", "a proximal term, and partial work", "fedprox_mnist", "fedprox"),
-        Algorithm("SCAFFOLD", "control variates", "scaffold_mnist", "scaffold"),
-        Algorithm("MOON", "a contrast between the clients' representations", "moon_mnist", "moon"),
-        Algorithm("FedDyn", "a dynamic regulariser; a second model per client", "feddyn_mnist", "feddyn"),
-    ),
-    "Personal models": (
-        Algorithm("FedBN", "BatchNorm stays at each client", "fedbn_mnist", "fedbn"),
-        Algorithm("FedPer", "the head stays at each client", "fedper_mnist", "fedper"),
-        Algorithm("LG-FedAvg", "the lower layers stay at each client", "lg_fedavg_mnist", "lg_fedavg"),
-        Algorithm("FedRep", "a head of each client, then the representation", "fedrep_mnist", "fedrep"),
-        Algorithm("FedBABU", "a fixed head, fine-tuned at the end", "fedbabu_mnist", "fedbabu"),
-        Algorithm("Ditto", "a second model of each client near the global one", "ditto_mnist", "ditto"),
-        Algorithm("pFedMe", "a second model of each client, which w follows", "pfedme_mnist", "pfedme"),
-        Algorithm("APFL", "a mixture of a model of each client and w", "apfl_mnist", "apfl"),
-        Algorithm("MOCHA", "related linear models", "mocha_simulated", "mocha"),
-        Algorithm("Local only", "every client alone: a baseline", "local_only_mnist", "baselines"),
-    ),
-    "Asynchronous rounds": (
-        Algorithm("FedBuff", "a new model after every K updates that arrive", "fedbuff_mnist", "fedbuff"),
-        Algorithm("FedAsync", "mixes each model in as soon as it arrives", "fedasync_mnist", "fedasync"),
-    ),
-    "Routes between clients": (
-        Algorithm("Fed-Cyclic", "one model passes through all clients", "fedcyclic_mnist", "fedcyclic"),
-        Algorithm("Fed-Star", "clients exchange models by cross scores", "fedstar_mnist", "fedstar"),
-        Algorithm("RingFed", "models mix with their neighbours in a ring", "ringfed_mnist", "ringfed"),
-        Algorithm("Mediators", "groups of clients with complementary labels (Astraea)", "mediators_mnist", "mediators"),
-        Algorithm("Warm start", "a cyclic phase, then another route", "warm_start_mnist", "warm_start"),
-        Algorithm("Last client", "the model of the last client: a baseline", "last_client_mnist", "baselines"),
-        Algorithm("Centralized", "no federation: a baseline", "centralized_mnist", "baselines"),
-    ),
-    "Privacy and communication": (
-        Algorithm("Private clients", "clipping and noise for whole clients", "private_clients_mnist", "../privacy"),
-        Algorithm("Private examples", "DP-SGD at the clients", "private_examples_mnist", "../privacy"),
-        Algorithm("Secure sums", "masks that hide single updates", "secure_aggregation_mnist", "../masks"),
-        Algorithm("Compression", "the largest changes, quantized", "compressed_mnist", "../transforms"),
-        Algorithm("Clipped updates", "bounds the norm of each change", "clipped_mnist", "../transforms"),
-    ),
-}
-"""The algorithms by group. Everything is set in YAML, so most of them can be combined."""
+_PAGES = dict(zip(ALGORITHMS, ("averages", "weights", "robust", "clients", "personal", "asynchronous", "routes"), strict=False))
+"""The page of each group in ``docs/algorithms``; the last group has pages of its own."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -118,13 +35,18 @@ def listing(wanted: str = "") -> str:
     """Return a line for each algorithm that contains a text, by group; an empty string if no algorithm does."""
     lines: list[str] = []
     for group, algorithms in ALGORITHMS.items():
-        rows = [_row(one) for one in algorithms if wanted.lower() in _row(one).lower()]
+        rows = [row for one in algorithms if wanted.lower() in (row := _row(group, one)).lower()]
         lines += [f"{group}:", *rows, ""] if rows else []
     return (
         "\n".join([*lines, "Run one: fl-lightning fit --config NAME. Any module and data: change one block."]) if lines else ""
     )
 
 
-def _row(one: Algorithm) -> str:
-    page = f"docs/{one.page[3:]}.md" if one.page.startswith("../") else f"docs/algorithms/{one.page}.md"
+def section(group: str, one: Algorithm) -> str:
+    """Return where the section of an algorithm is, from ``docs/algorithms``."""
+    return one.page or f"{_PAGES[group]}.md#{one.name.lower().replace(' ', '-')}"
+
+
+def _row(group: str, one: Algorithm) -> str:
+    page = normpath(f"docs/algorithms/{section(group, one)}")
     return f"  {one.name:<17} {one.line:<54} {one.config:<25} {page}"
