@@ -90,7 +90,7 @@ class FederationTrainer(Trainer):
         level: float = 0.95,
         min_examples: int = 1,
     ) -> None:
-        """Evaluate every model at every client, without training; see docs/evaluate.md.
+        """Evaluate every model at every client, without training; see docs/metrics.md.
 
         Args:
             model: the module.

@@ -73,7 +73,7 @@ def refuse_hidden_figures(settings: Any, trainer: Trainer) -> None:
     for removal in removals_of(parts_of(settings), Capability.SINGLE_FIGURES):
         raise ConfigurationError(
             f"'evaluate' measures each client, but {removal.because}. For this command alone, {removal.remedy}: sites then "
-            "answer questions, and train nothing (docs/evaluate.md)."
+            "answer questions, and train nothing (docs/metrics.md)."
         )
     if trainer.world_size > 1:
         raise ConfigurationError(

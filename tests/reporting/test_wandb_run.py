@@ -107,7 +107,7 @@ def test_a_run_is_readable_as_it_stands(adafed_run):
 
 
 def check_picture(path: Path, curves: dict[str, list]) -> None:
-    """The picture of docs/wandb.md has the points of the file, over the axes that the run declares."""
+    """The picture of docs/metrics.md has the points of the file, over the axes that the run declares."""
     from draw_wandb import SECTIONS, draw
     from draw_wandb import curves as points
 

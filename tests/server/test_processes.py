@@ -39,7 +39,7 @@ def run(folder: Path, name: str, *args: str, expect: int = 0, ranks: int = 1) ->
 
 @pytest.mark.slow
 def test_two_nodes_by_torchrun(tmp_path):
-    """As docs/several_machines.md has it; tests/test_matrix.py has two ranks of one machine."""
+    """As docs/speed.md has it; tests/test_matrix.py has two ranks of one machine."""
     script, names = str(Path(ways.__file__)), ("fedcyclic", "fedmedian")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

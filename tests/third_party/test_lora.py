@@ -1,4 +1,4 @@
-"""The example of docs/lora.md: only LoRA's adapters and the head travel."""
+"""The example of docs/speed.md: only LoRA's adapters and the head travel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from federations import trainer, weights
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, IIDPartitioner, LocalTraining
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-PAGE = EXAMPLES.parent / "lora.md"
+PAGE = EXAMPLES.parent / "speed.md"
 QUICK = ("--trainer.max_epochs=1", "--trainer.limit_val_batches=1", "--federation.local.limit_train_batches=1")
 pytestmark = [pytest.mark.third_party, pytest.mark.filterwarnings("ignore")]
 pytest.importorskip("transformers")
