@@ -9,6 +9,7 @@ __version__ = "0.2.0"
 
 _NAMES = {
     "utilities.allocator": "keep_freed_memory",
+    "utilities.checkpoints": "AtomicCheckpointIO",
     "attacks": (
         "ALIE Backdoor GaussianUpdate InnerProductManipulation LabelAttack ModelAttack PermutedLabels "
         "RandomLabels RelabelClass ScaledUpdate SignFlip"
@@ -42,7 +43,6 @@ _NAMES = {
         "Asynchronous Attackers Availability ClientEvaluation ClientPrivacy Clock ExamplePrivacy PartialWork PersonalPart "
         "SecureAggregation"
     ),
-    "plugins": "AtomicCheckpointIO",
     "rules": "ClientRule ControlVariates ProximalRule",
     "routes": "FedCyclic FedStar LocalOnly Mediators Mocha PeriodRoute RingFed Route ServerRoute WarmStart",
     "settings": "Checkpoints Faults LocalTraining ServerEvaluation Storage",
@@ -74,7 +74,7 @@ _INSTEAD = {
 _HOME = {name: part for part, names in _NAMES.items() for name in names.split()}
 _PART_NAMES = (
     "attacks callbacks cells cli clients compat config core data errors flower functional losses metrics models optimizers "
-    "options partitioners plugins routes rules server settings strategies studies tasks transforms types utilities"
+    "options partitioners routes rules server settings strategies studies tasks transforms types utilities"
 )
 _PARTS = tuple(_PART_NAMES.split())  # a literal would take a line for each
 

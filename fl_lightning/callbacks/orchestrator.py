@@ -26,7 +26,6 @@ from fl_lightning.options.availability import Availability
 from fl_lightning.options.client_evaluation import ClientEvaluation
 from fl_lightning.options.personal import PersonalPart, PersonalParts
 from fl_lightning.options.secure_aggregation import SecureAggregation
-from fl_lightning.plugins.checkpoint_io import lock_checkpoints, make_plain, use_safe_checkpoints
 from fl_lightning.reporting.run_facts import choices_of
 from fl_lightning.reporting.wandb import plot_over_rounds, tag_run
 from fl_lightning.routes.base import Route
@@ -45,6 +44,7 @@ from fl_lightning.strategies.base import Strategy
 from fl_lightning.strategies.fedavg import FedAvg
 from fl_lightning.transforms.base import Transform
 from fl_lightning.utilities.argument_types import ChecksTypes
+from fl_lightning.utilities.checkpoints import lock_checkpoints, make_plain, use_safe_checkpoints
 
 
 class FederatedOrchestrator(ChecksTypes, Callback):

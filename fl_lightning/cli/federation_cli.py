@@ -45,7 +45,7 @@ from fl_lightning.flower.wire.pool import FlowerPool  # noqa: F401 (so that 'fed
 from fl_lightning.reporting.run_facts import SELECTION, TEST_SET, read_run_facts, write_run_facts
 from fl_lightning.reporting.wandb import describe_run, prefer_offline, sweep_folder
 from fl_lightning.utilities.allocator import keep_freed_memory
-from fl_lightning.utilities.checkpoint_file import checked, require_trusted, unreadable
+from fl_lightning.utilities.checkpoints import checked, require_trusted, unreadable
 from fl_lightning.utilities.collectives import lost_rank
 from fl_lightning.utilities.folder_lock import lock_folder
 from fl_lightning.utilities.source_version import source_version

@@ -58,9 +58,7 @@ def wrong_types() -> list[Refusal]:
         "'clients_per_round' must be a finite number, but is True.": lambda: orchestrator(clients_per_round=True),
         "'server_optimizer' must be a function or None, but is 'adam'.": lambda: orchestrator(server_optimizer="adam"),
         "AdaFed: 'power' must be a finite number, but is '2'.": lambda: AdaFed(power="2"),
-        "'transforms' must be a list or None, but is of type ClipUpdate.": lambda: orchestrator(
-            transforms=ClipUpdate(1.0)
-        ),
+        "'transforms' must be a list or None, but is of type ClipUpdate.": lambda: orchestrator(transforms=ClipUpdate(1.0)),
         "must be a list or None, but is 'net.3'.": lambda: orchestrator(personal="net.3"),
         "Attackers: 'model' must be a ModelAttack or None, but is 'SignFlip'": lambda: Attackers(model="SignFlip"),
         "RingFed: 'periods' must be a whole number, but is '2'.": lambda: RingFed(periods="2"),
