@@ -21,9 +21,9 @@ from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
 from fl_lightning import (
     ClassificationTask,
-    ClientTable,
     FederatedDataModule,
     FederatedOrchestrator,
+    FederationReport,
     LeNet,
     LocalTraining,
     keep_freed_memory,
@@ -75,7 +75,7 @@ def main() -> None:
         trainer = L.Trainer(
             max_epochs=args.rounds,
             accelerator="cpu",
-            callbacks=[callback, clock, ClientTable()],
+            callbacks=[callback, clock, FederationReport()],
             logger=loggers,
             default_root_dir=folder,
             log_every_n_steps=1,

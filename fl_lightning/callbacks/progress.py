@@ -10,8 +10,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
+from fl_lightning.callbacks.hooks import client_name
 from fl_lightning.callbacks.notebook_line import NotebookLine, in_notebook
-from fl_lightning.callbacks.round_file import client_name
 from fl_lightning.types import ClientFailure, ClientUpdate
 
 _SHOWN = 4

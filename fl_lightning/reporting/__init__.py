@@ -5,9 +5,10 @@ from fl_lightning.reporting.partition import PartitionSummary, draw_partition
 from fl_lightning.reporting.prediction_images import draw_predictions, keep_picture
 from fl_lightning.reporting.rounds import client_metrics, round_metrics
 from fl_lightning.reporting.tables import log_matrix, log_table, text_table, write_matrix
-from fl_lightning.reporting.wandb import describe_run, plot_over_rounds, prefer_offline
+from fl_lightning.reporting.wandb import FederationWandbLogger, describe_run, prefer_offline
 
 __all__ = [
+    "FederationWandbLogger",
     "PartitionSummary",
     "client_metrics",
     "describe_run",
@@ -17,7 +18,6 @@ __all__ = [
     "keep_picture",
     "log_matrix",
     "log_table",
-    "plot_over_rounds",
     "prefer_offline",
     "round_metrics",
     "text_table",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.loggers import CSVLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
+
+from fl_lightning.reporting.matrices import as_png, new_figure
+from fl_lightning.reporting.tables import log_picture
 
 _COLOURS = "magma_r"
 """A colour map that is perceptually uniform, prints well in grey, and is pale at zero."""
@@ -27,13 +29,11 @@ def draw_predictions(
     Returns:
         The file; None if matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure  # optional, and slow to import
-    except ImportError:
+    rows = len(images)
+    figure = new_figure(6.4, 0.3 + 2.0 * rows)
+    if figure is None:
         return None
     shown, wanted, drawn = (part.detach().float().cpu().numpy() for part in (images, targets, predictions))
-    rows = len(shown)
-    figure = Figure(figsize=(6.4, 0.3 + 2.0 * rows), layout="constrained")
     axes = figure.subplots(rows, 3, squeeze=False)
     scale = {"cmap": _COLOURS, "vmin": 0, "vmax": max(float(wanted[:, 0].max()), float(drawn[:, 0].max()), 0.0) or 1.0}
     for row in range(rows):
@@ -49,9 +49,7 @@ def draw_predictions(
             axis.set_title(text, fontsize="medium")
             axis.set(xticks=[], yticks=[])
     figure.colorbar(density, ax=axes, shrink=0.8 if rows == 1 else 0.5, label="target and prediction, in the target's units")
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=110)
-    return file.getvalue()
+    return as_png(figure)
 
 
 def keep_picture(trainer: Trainer, name: str, picture: bytes, round_idx: int) -> None:
@@ -67,10 +65,4 @@ def keep_picture(trainer: Trainer, name: str, picture: bytes, round_idx: int) ->
     for folder in folders or [Path(trainer.default_root_dir)]:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.png").write_bytes(picture)
-    for logger in trainer.loggers:
-        if isinstance(logger, WandbLogger):
-            import wandb  # slow, and not everyone logs to it
-            from PIL import Image
-
-            image = wandb.Image(Image.open(io.BytesIO(picture)))
-            logger.log_metrics({name: image, "round": float(round_idx)})  # type: ignore[dict-item]
+    log_picture(trainer, name, picture, round_idx)

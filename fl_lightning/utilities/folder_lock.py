@@ -46,7 +46,8 @@ def lock_folder(folder: Path, what: str = "run", setting: str = "trainer.default
         with suppress(OSError):  # Windows cannot read a locked file
             holder = f" ({path.read_text(encoding='utf-8').strip()})"
         raise ConfigurationError(
-            f"Another {what} is using '{folder}'{holder}. Wait until it has finished, stop it, or set '{setting}' to another folder."
+            f"Another {what} is using '{folder}'{holder}. Wait until it has finished, stop it, or set '{setting}' to another "
+            "folder."
         ) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:

@@ -24,11 +24,11 @@ from fl_lightning import (
     FedAvg,
     FederatedDataModule,
     FederatedOrchestrator,
+    FederationReport,
     IIDPartitioner,
     LabelAveraging,
     LocalTraining,
     MNISTDataModule,
-    PartitionReport,
     PredictionImages,
     RingFed,
     Scaffold,
@@ -188,7 +188,7 @@ ROUNDS = [
         for name, value in (("limit_train_batches", 1), ("gradient_clip_val", 1.0), ("accumulate_grad_batches", 2))
     ),
     Refusal(lambda: PredictionImages(0), "'PredictionImages.images' must be 1 or above, but is 0"),
-    Refusal(lambda: PartitionReport(max_clients=0), "'partition_report.max_clients' must be at least 1"),
+    Refusal(lambda: FederationReport(max_clients=0), "'federation_report.max_clients' must be 1 or above"),
     *(
         Refusal(lambda setting=setting: ReportOptions(**setting), f"'report.{next(iter(setting))}' must be at least")
         for setting in ({"every": 0}, {"after": -1}, {"last": 0})

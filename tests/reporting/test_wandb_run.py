@@ -195,7 +195,7 @@ def test_a_sweep_s_runs_have_folders_of_their_own_and_the_table_of_clients_can_b
     assert sweep_folder("runs/x") == "runs/x"
     monkeypatch.setenv("WANDB_SWEEP_ID", "sweep1")
     monkeypatch.setenv("WANDB_RUN_ID", "run7")
-    status, text = fit(fl, "--trainer.logger=false", "--client_table.enabled=false")
+    status, text = fit(fl, "--trainer.logger=false", "--federation_report.clients=false")
     assert status == 0, text
     folder = Path("runs/adafed_mnist/sweep1/run7")
     assert (folder / "checkpoints/last.ckpt").exists()

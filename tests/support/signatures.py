@@ -203,7 +203,7 @@ def models() -> Iterator[Recipe]:
 def callbacks() -> Iterator[Recipe]:
     """What is given to a Trainer, and studies."""
     yield Recipe(fl.BestCheckpoint, lambda: {"monitor": "val_acc"}, callback)
-    for kind in (fl.LastCheckpoint, fl.ClientTable, fl.FailureLog, fl.PartitionReport, fl.FeatureCache):
+    for kind in (fl.LastCheckpoint, fl.FederationReport, fl.FeatureCache):
         yield Recipe(kind, dict, callback)
     yield Recipe(fl.TransferLearning, lambda: {"parts": ["net.0"]}, callback)
     yield Recipe(fl.AtomicCheckpointIO, dict, lambda made: fit(flags={"plugins": [made]}))

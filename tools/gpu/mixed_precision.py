@@ -104,7 +104,7 @@ def _command_line(setting: Setting, precision: str, rounds: int) -> list[dict[st
         f"--trainer.logger.save_dir={folder}",
         f"--trainer.default_root_dir={folder / 'run'}",
     ]
-    args += ["--trainer.enable_progress_bar=false", "--partition_report.enabled=false"]
+    args += ["--trainer.enable_progress_bar=false", "--federation_report.partition=false"]
     root = [f"--data.datamodule.root={setting.mnist}"] if setting.mnist else ["--data.datamodule.source=embedded"]
     if setting.small:
         args += [
