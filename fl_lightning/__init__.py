@@ -43,7 +43,7 @@ _NAMES = {
         "Asynchronous Attackers Availability ClientEvaluation ClientPrivacy Clock ExamplePrivacy PartialWork PersonalPart "
         "SecureAggregation"
     ),
-    "reporting": "FederationWandbLogger",
+    "reporting.wandb": "FederationWandbLogger",
     "rules": "ClientRule ControlVariates ProximalRule",
     "routes": "FedCyclic FedStar LocalOnly Mediators Mocha PeriodRoute RingFed Route ServerRoute WarmStart",
     "settings": "Checkpoints Faults LocalTraining ServerEvaluation Storage",

@@ -14,7 +14,7 @@ from fl_lightning.models import DensityCount as DensityCount, FrozenBackbone as 
 from fl_lightning.optimizers import Yogi as Yogi
 from fl_lightning.options import Asynchronous as Asynchronous, Attackers as Attackers, Availability as Availability, ClientEvaluation as ClientEvaluation, ClientPrivacy as ClientPrivacy, Clock as Clock, ExamplePrivacy as ExamplePrivacy, PartialWork as PartialWork, PersonalPart as PersonalPart, SecureAggregation as SecureAggregation
 from fl_lightning.partitioners import AdaFedSimulation1 as AdaFedSimulation1, ClassesPartitioner as ClassesPartitioner, ColumnPartitioner as ColumnPartitioner, DirichletPartitioner as DirichletPartitioner, DomainPartitioner as DomainPartitioner, FlowerPartitioner as FlowerPartitioner, IIDPartitioner as IIDPartitioner, Partitioner as Partitioner, QuantityPartitioner as QuantityPartitioner, ShardPartitioner as ShardPartitioner, TablePartitioner as TablePartitioner
-from fl_lightning.reporting import FederationWandbLogger as FederationWandbLogger
+from fl_lightning.reporting.wandb import FederationWandbLogger as FederationWandbLogger
 from fl_lightning.routes import FedCyclic as FedCyclic, FedStar as FedStar, LocalOnly as LocalOnly, Mediators as Mediators, Mocha as Mocha, PeriodRoute as PeriodRoute, RingFed as RingFed, Route as Route, ServerRoute as ServerRoute, WarmStart as WarmStart
 from fl_lightning.rules import ClientRule as ClientRule, ControlVariates as ControlVariates, ProximalRule as ProximalRule
 from fl_lightning.settings import Checkpoints as Checkpoints, Faults as Faults, LocalTraining as LocalTraining, ServerEvaluation as ServerEvaluation, Storage as Storage

@@ -58,8 +58,6 @@ def read_checkpoint(source: Source, map_location: Any = None, trusted: Sequence[
     with checked(source, trusted) as file:
         try:
             return torch.load(file, map_location=map_location, weights_only=True)
-        except UnpicklingError:
-            raise
         except Exception as error:
             raise unreadable(source, error) from error
 

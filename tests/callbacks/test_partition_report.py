@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from wandb_file import history
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationReport, IIDPartitioner
-from fl_lightning.reporting import PartitionSummary, draw_partition, text_table
+from fl_lightning.reporting.partition import PartitionSummary, draw_partition
+from fl_lightning.reporting.tables import text_table
 
 COUNTS = torch.tensor([[3, 1], [1, 3], [0, 4]])
 

@@ -19,7 +19,7 @@ from command_line import QUIET, ROOT, fit
 from shared_runs import WARNING
 from wandb_file import charts, configuration, declared_axes, history, panels
 
-from fl_lightning.reporting import draw_confusion
+from fl_lightning.reporting.matrices import draw_confusion
 from fl_lightning.reporting.wandb import sweep_folder
 
 LEFT_OUT = ("examples", "steps", "weight", "bytes_down", "bytes_up")

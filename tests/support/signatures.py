@@ -72,8 +72,8 @@ PLAIN = (
     (fl.FedAvg, fl.FedAvgM, fl.FedAdagrad, fl.FedDyn, fl.FedExP, fl.QFedAvg, fl.AFL, fl.APFL, fl.Ditto, fl.PFedMe, fl.Focus),
     (fl.Krum, fl.TrimmedMean, fl.GeometricMedian, fl.CosineFilter, fl.LastClient),
 )
-NOT_SETTINGS = {"ClientFailure", "ClientUpdate", "Partition", "Sums", "SupervisedTask"}
-"""What the package makes itself, and the base of the tasks."""
+NOT_SETTINGS = {"ClientFailure", "ClientUpdate", "FederationWandbLogger", "Partition", "Sums", "SupervisedTask"}
+"""What the package makes itself, the base of the tasks, and the logger, whose settings are Lightning's."""
 
 
 def recipes() -> Iterator[Recipe]:
