@@ -11,13 +11,14 @@ __version__ = "0.2.0"
 
 _NAMES = {
     "utilities.allocator": "keep_freed_memory",
+    "utilities.checkpoints": "AtomicCheckpointIO",
     "attacks": (
         "ALIE Backdoor GaussianUpdate InnerProductManipulation LabelAttack ModelAttack PermutedLabels "
         "RandomLabels RelabelClass ScaledUpdate SignFlip"
     ),
     "callbacks": (
-        "BestCheckpoint ClientTable FailureLog FeatureCache FederatedOrchestrator FederationCallback "
-        "FederationProgressBar FederationReport LastCheckpoint PartitionReport PredictionImages TransferLearning"
+        "BestCheckpoint FeatureCache FederatedOrchestrator FederationCallback FederationProgressBar FederationReport "
+        "LastCheckpoint PredictionImages TransferLearning"
     ),
     "cells": "CellFolderDataModule SimulatedCellsDataModule",
     "core": "ClientHooks Option ServerHooks",
@@ -44,7 +45,7 @@ _NAMES = {
         "Asynchronous Attackers Availability ClientEvaluation ClientPrivacy Clock ExamplePrivacy PartialWork PersonalPart "
         "SecureAggregation"
     ),
-    "plugins": "AtomicCheckpointIO",
+    "reporting.wandb": "FederationWandbLogger",
     "rules": "ClientRule ControlVariates ProximalRule",
     "routes": "FedCyclic FedStar LocalOnly Mediators Mocha PeriodRoute RingFed Route ServerRoute WarmStart",
     "settings": "Checkpoints Faults LocalTraining ServerEvaluation Storage",
@@ -65,13 +66,17 @@ _INSTEAD = {
         name: f"a LazyClients of your own: docs/examples/file_clients.py has {name} to copy"
         for name in ("ArrayClients", "ParquetClients")
     },
+    **dict.fromkeys(("ClientTable", "FailureLog", "PartitionReport"), "FederationReport, with 'clients' and 'partition'"),
+    "partition_report": "'federation_report', where 'enabled' is 'partition'",
+    "client_table": "'federation_report', where 'enabled' is 'clients'",
+    "failure_log": "'federation_report', which always writes failures.csv",
 }
-"""What to write in place of former names."""
+"""What to write in place of former names and sections."""
 
 _HOME = {name: part for part, names in _NAMES.items() for name in names.split()}
 _PART_NAMES = (
     "attacks callbacks cells cli clients compat config core data errors flower functional losses metrics models optimizers "
-    "options partitioners plugins routes rules server settings strategies studies tasks transforms types utilities"
+    "options partitioners reporting routes rules server settings strategies studies tasks transforms types utilities"
 )
 _PARTS = tuple(_PART_NAMES.split())  # a literal would take a line for each
 

@@ -39,7 +39,7 @@ SMALL: dict[str, Any] = {
     "model": {"init_args": {"network": "LeNet"}},
     "data": {"datamodule": {"init_args": {"source": "embedded", "batch_size": 10, "eval_batch_size": 100}}},
     "federation": {"local": {"max_epochs": 1, "limit_train_batches": 1}},
-    "partition_report": {"enabled": False},
+    "federation_report": {"partition": False},
 }
 WRONG = (
     *(None, "", "x", "1e400", "null", [], {}, [1, "a"], {"class_path": "x"}, {"class_path": "FedAvg"}, True, "🦆"),

@@ -36,7 +36,7 @@ SETTINGS = (
     "--federation.local.max_epochs=1",
     "--federation.local.limit_train_batches=2",
     "--federation.local.threads=1",
-    "--partition_report.enabled=false",
+    "--federation_report.partition=false",
 )
 UNFINISHED = ".*.ckpt.*.partial"
 

@@ -1,28 +1,22 @@
 """Lightning callbacks: the orchestrator, the hooks into its rounds, its progress bar, reports and checkpoints."""
 
 from fl_lightning.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
-from fl_lightning.callbacks.client_table import ClientTable
-from fl_lightning.callbacks.failure_log import FailureLog
 from fl_lightning.callbacks.feature_cache import FeatureCache
 from fl_lightning.callbacks.federation_report import FederationReport
 from fl_lightning.callbacks.hooks import FederationCallback
 from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
-from fl_lightning.callbacks.partition_report import PartitionReport
 from fl_lightning.callbacks.prediction_images import PredictionImages
 from fl_lightning.callbacks.progress import FederationProgressBar
 from fl_lightning.callbacks.transfer_learning import TransferLearning
 
 __all__ = [
     "BestCheckpoint",
-    "ClientTable",
-    "FailureLog",
     "FeatureCache",
     "FederatedOrchestrator",
     "FederationCallback",
     "FederationProgressBar",
     "FederationReport",
     "LastCheckpoint",
-    "PartitionReport",
     "PredictionImages",
     "TransferLearning",
 ]

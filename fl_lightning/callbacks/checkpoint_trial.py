@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fl_lightning.compat.lightning import checkpoint_of
 from fl_lightning.errors import CheckpointError, ConfigurationError
-from fl_lightning.utilities.checkpoint_file import TRUSTED, can_run_code, read_checkpoint, refusal, trusting, untrusted
+from fl_lightning.utilities.checkpoints import TRUSTED, can_run_code, read_checkpoint, refusal, trusting, untrusted
 
 _REFUSED_CLASS = re.compile(r"but got <class '([\w.]+)'>")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.utilities.argument_types import ChecksTypes
 
@@ -35,3 +36,9 @@ class FederationCallback(ChecksTypes, Callback):
 
     def on_round_end(self, trainer: Trainer, pl_module: LightningModule, round_idx: int) -> None:
         """Run after the validation of the aggregated model; its metrics are in ``trainer.callback_metrics``."""
+
+
+def client_name(trainer: Trainer, client: int) -> str:
+    """Return the name of a client for a file: its number if it has none."""
+    data = getattr(trainer, "datamodule", None)
+    return data.client_name(client) if isinstance(data, FederatedDataModule) else str(client)

@@ -10,7 +10,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import OptimizerCallable
 
 from fl_lightning.callbacks.checkpoint_trial import try_checkpoint
-from fl_lightning.callbacks.client_table import ClientTable
 from fl_lightning.callbacks.exchange import adapt_losses, show_rounds
 from fl_lightning.callbacks.metric_names import monitors_of, names_of, refuse_unknown_metrics
 from fl_lightning.callbacks.stopping import requeue_whole_rounds, tell_how_to_resume
@@ -26,9 +25,8 @@ from fl_lightning.options.availability import Availability
 from fl_lightning.options.client_evaluation import ClientEvaluation
 from fl_lightning.options.personal import PersonalPart, PersonalParts
 from fl_lightning.options.secure_aggregation import SecureAggregation
-from fl_lightning.plugins.checkpoint_io import lock_checkpoints, make_plain, use_safe_checkpoints
 from fl_lightning.reporting.run_facts import choices_of
-from fl_lightning.reporting.wandb import plot_over_rounds, tag_run
+from fl_lightning.reporting.wandb import FederationWandbLogger, tag_run
 from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
 from fl_lightning.server.checks.compatibility import warn_unprotected
@@ -45,6 +43,7 @@ from fl_lightning.strategies.base import Strategy
 from fl_lightning.strategies.fedavg import FedAvg
 from fl_lightning.transforms.base import Transform
 from fl_lightning.utilities.argument_types import ChecksTypes
+from fl_lightning.utilities.checkpoints import lock_checkpoints, make_plain, use_safe_checkpoints
 
 
 class FederatedOrchestrator(ChecksTypes, Callback):
@@ -165,6 +164,8 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self._trusted = use_safe_checkpoints(trainer, self.checkpoints.trusted_classes)
         if stage != "fit":
             warn_incomplete(self, trainer)
+            if stage == "test":
+                self._follow(trainer)
             return
         give_own_memory(pl_module)
         adapt_losses(trainer, self._cleanup)
@@ -204,11 +205,13 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         if self._fit is None:
             return
         self._fit.restore()
-        if trainer.is_global_zero:
-            callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-            charts = any(isinstance(callback, ClientTable) and callback.enabled for callback in callbacks)
-            for logger in trainer.loggers:
-                self._cleanup.enter_context(plot_over_rounds(logger, lambda: trainer.current_epoch, charts))
+        self._follow(trainer)
+
+    def _follow(self, trainer: Trainer) -> None:
+        """Let W&B show rounds, or the results of a test, on the first rank."""
+        for logger in trainer.loggers:
+            if trainer.is_global_zero and isinstance(logger, FederationWandbLogger):
+                self._cleanup.enter_context(logger.following(trainer))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log ``round`` with the server's metrics."""

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from fl_lightning.errors import require
 from fl_lightning.functional.seeding import isolated_rng
-from fl_lightning.reporting.prediction_images import draw_predictions, keep_picture
+from fl_lightning.reporting.matrices import as_png, new_figure
+from fl_lightning.reporting.tables import log_picture
 from fl_lightning.utilities.argument_types import ChecksTypes
+
+_COLOURS = "magma_r"
+"""A colour map that is perceptually uniform, prints well in grey, and is pale at zero."""
 
 
 class PredictionImages(ChecksTypes, Callback):
@@ -37,29 +43,16 @@ class PredictionImages(ChecksTypes, Callback):
         self._warned = False
 
     def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Keep the first images as the module gets them; the prediction is made by the final model."""
-        if trainer.state.fn is TrainerFn.FITTING:
-            self._keep(trainer, batch, batch_idx + dataloader_idx)
+        quick: bool = trainer.fast_dev_run  # type: ignore[attr-defined]
+        fits_or_tests = trainer.state.fn in (TrainerFn.FITTING, TrainerFn.TESTING)
+        if fits_or_tests and batch_idx + dataloader_idx == 0 and trainer.is_global_zero and not quick:
+            parts = [*batch, None][:2] if isinstance(batch, list | tuple) else [None, None]
+            self._batch = [p[: self.images].detach().clone() if isinstance(p, Tensor) and p.ndim else None for p in parts]
 
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Keep the first images as the module gets them."""
-        self._keep(trainer, batch, batch_idx + dataloader_idx)
+    on_test_batch_end = on_validation_batch_end
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the picture, on the first rank."""
@@ -68,12 +61,6 @@ class PredictionImages(ChecksTypes, Callback):
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the picture, on the first rank."""
         self._show(trainer, pl_module, "test_predictions", trainer.current_epoch)
-
-    def _keep(self, trainer: Trainer, batch: Any, position: int) -> None:
-        quick: bool = trainer.fast_dev_run  # type: ignore[attr-defined]
-        if position == 0 and trainer.is_global_zero and not quick:
-            parts = [*batch, None][:2] if isinstance(batch, list | tuple) else [None, None]
-            self._batch = [p[: self.images].detach().clone() if isinstance(p, Tensor) and p.ndim else None for p in parts]
 
     def _show(self, trainer: Trainer, module: LightningModule, name: str, round_idx: int) -> None:
         batch, self._batch = self._batch, None
@@ -92,7 +79,11 @@ class PredictionImages(ChecksTypes, Callback):
         if picture is None:
             self._warn("drawing needs matplotlib, which is not installed (pip install 'fl_lightning[plots]')")
         else:
-            keep_picture(trainer, name, picture, round_idx)
+            folders = [Path(logger.log_dir) for logger in trainer.loggers if isinstance(logger, CSVLogger)]
+            for folder in folders or [Path(trainer.default_root_dir)]:
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / f"{name}.png").write_bytes(picture)
+            log_picture(trainer, name, picture, round_idx)
 
     def _warn(self, why: str) -> None:
         if not self._warned:
@@ -131,3 +122,40 @@ def _counts(readout: Callable[[Tensor], Tensor] | None, targets: Tensor, predict
     except Exception:  # an attribute of that name that is something else
         return None
     return counts if all(isinstance(c, Tensor) and c.shape == targets.shape[:1] for c in counts) else None
+
+
+def draw_predictions(
+    images: Tensor, targets: Tensor, predictions: Tensor, counts: tuple[Tensor, Tensor] | None = None
+) -> bytes | None:
+    """Draw rows of image, target and prediction as a PNG file; targets and predictions share one scale from 0.
+
+    Args:
+        images: inputs, shape (N, C, H, W); colour if C is 3, otherwise the first channel; each is stretched to its own range.
+        targets: targets, shape (N, 1, H, W).
+        predictions: predictions of the same shape; values below 0 look like 0.
+        counts: true and predicted counts, each of shape (N,), for the titles.
+
+    Returns:
+        The file; None if matplotlib is not installed.
+    """
+    rows = len(images)
+    figure = new_figure(6.4, 0.3 + 2.0 * rows)
+    if figure is None:
+        return None
+    shown, wanted, drawn = (part.detach().float().cpu().numpy() for part in (images, targets, predictions))
+    axes = figure.subplots(rows, 3, squeeze=False)
+    scale = {"cmap": _COLOURS, "vmin": 0, "vmax": max(float(wanted[:, 0].max()), float(drawn[:, 0].max()), 0.0) or 1.0}
+    for row in range(rows):
+        texts = ["image", "target", "prediction"] if row == 0 else ["", "", ""]
+        if counts is not None:
+            texts[1:] = [f"{text} {float(count[row]):.1f}".strip() for text, count in zip(texts[1:], counts, strict=True)]
+        low, high = shown[row].min(), shown[row].max()
+        picture = (shown[row] - low) / max(high - low, 1e-12)
+        axes[row, 0].imshow(picture.transpose(1, 2, 0) if len(picture) == 3 else picture[0], cmap="gray", vmin=0, vmax=1)
+        axes[row, 1].imshow(wanted[row, 0], **scale)
+        density = axes[row, 2].imshow(drawn[row, 0], **scale)
+        for axis, text in zip(axes[row], texts, strict=True):
+            axis.set_title(text, fontsize="medium")
+            axis.set(xticks=[], yticks=[])
+    figure.colorbar(density, ax=axes, shrink=0.8 if rows == 1 else 0.5, label="target and prediction, in the target's units")
+    return as_png(figure)

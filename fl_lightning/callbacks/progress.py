@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import os
 import sys
 import time
 from typing import Any
@@ -10,12 +12,13 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
-from fl_lightning.callbacks.notebook_line import NotebookLine, in_notebook
-from fl_lightning.callbacks.round_file import client_name
+from fl_lightning.callbacks.hooks import client_name
 from fl_lightning.types import ClientFailure, ClientUpdate
 
 _SHOWN = 4
 """Number of metrics in a round's line if the module shows none in a progress bar."""
+_SECONDS = 0.1
+"""The shortest time between two changes of a notebook's line while clients train."""
 
 
 class FederationProgressBar(ProgressBar):
@@ -138,3 +141,40 @@ def _figures(trainer: Trainer) -> dict[str, float]:
         return shown
     logged = [(name, value) for name, value in trainer.callback_metrics.items() if name.startswith("val")]
     return {name: float(value) for name, value in logged[:_SHOWN]}
+
+
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook, and not a copy of it, whose displays the notebook lacks."""
+    ipython = sys.modules.get("IPython")
+    kernel = getattr(ipython.get_ipython() if ipython is not None else None, "kernel", None)
+    return kernel is not None and getattr(getattr(kernel, "session", None), "pid", os.getpid()) == os.getpid()
+
+
+class NotebookLine:
+    """Show a bar with a text, and replace both in place."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._shown = 0.0
+
+    def show(self, text: str, done: float, total: int | None, at_once: bool = True) -> None:
+        """Replace the bar and the text.
+
+        Args:
+            text: the text next to the bar.
+            done: the finished rounds, with a part of the current one.
+            total: the planned rounds; None shows no bar.
+            at_once: whether to show it even if the last change was just now.
+        """
+        now = time.perf_counter()
+        if not at_once and now - self._shown < _SECONDS:
+            return
+        self._shown = now
+        from IPython.display import display  # there is one in a notebook only
+
+        bar = "" if total is None else f'<progress max="{total}" value="{done:g}"></progress> '
+        content = {"text/plain": text, "text/html": f"<div>{bar}<code>{html.escape(text)}</code></div>"}
+        if self._handle is None:
+            self._handle = display(content, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._handle.update(content, raw=True)

@@ -17,7 +17,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from fl_lightning.compat.lightning import slurm_environment
-from fl_lightning.plugins.checkpoint_io import checkpoint_folders
+from fl_lightning.utilities.checkpoints import checkpoint_folders
 
 
 def requeued() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import secrets
 import signal
 import sys
@@ -21,12 +22,9 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 
 import fl_lightning
 from fl_lightning.callbacks.checkpoints import BestCheckpoint, LastCheckpoint, choose_checkpoint, nothing_to_resume
-from fl_lightning.callbacks.client_table import ClientTable
-from fl_lightning.callbacks.failure_log import FailureLog
 from fl_lightning.callbacks.feature_cache import FeatureCache
 from fl_lightning.callbacks.federation_report import FederationReport
 from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
-from fl_lightning.callbacks.partition_report import PartitionReport
 from fl_lightning.callbacks.predictions import PredictionFile
 from fl_lightning.callbacks.stopping import interrupted
 from fl_lightning.cli.messages import refuse_second_callbacks, refuse_wrong_sections
@@ -45,7 +43,7 @@ from fl_lightning.flower.wire.pool import FlowerPool  # noqa: F401 (so that 'fed
 from fl_lightning.reporting.run_facts import SELECTION, TEST_SET, read_run_facts, write_run_facts
 from fl_lightning.reporting.wandb import describe_run, prefer_offline, sweep_folder
 from fl_lightning.utilities.allocator import keep_freed_memory
-from fl_lightning.utilities.checkpoint_file import checked, require_trusted, unreadable
+from fl_lightning.utilities.checkpoints import checked, require_trusted, unreadable
 from fl_lightning.utilities.collectives import lost_rank
 from fl_lightning.utilities.folder_lock import lock_folder
 from fl_lightning.utilities.source_version import source_version
@@ -101,7 +99,7 @@ class FederationCLI(OpenCLI):
                 subclass_mode_model=True,
                 save_config_callback=SaveRunConfig,
                 seed_everything_default=0,
-                trainer_defaults={"callbacks": [PredictionFile(), FederationReport()], "enable_model_summary": False},
+                trainer_defaults={"callbacks": [PredictionFile()], "enable_model_summary": False},
                 parser_kwargs={"prog": "fl-lightning", "version": fl_lightning.__version__},
                 parser_class=FederationParser,
                 auto_configure_optimizers=False,
@@ -123,9 +121,7 @@ class FederationCLI(OpenCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the sections."""
         parser.add_lightning_class_args(FederatedOrchestrator, "federation")
-        parser.add_lightning_class_args(PartitionReport, "partition_report")
-        parser.add_lightning_class_args(ClientTable, "client_table")
-        parser.add_lightning_class_args(FailureLog, "failure_log")
+        parser.add_lightning_class_args(FederationReport, "federation_report")
         parser.add_lightning_class_args(FeatureCache, "feature_cache")
         parser.add_lightning_class_args(BestCheckpoint, "best_checkpoint")
         parser.add_lightning_class_args(LastCheckpoint, "last_checkpoint")
@@ -155,7 +151,11 @@ class FederationCLI(OpenCLI):
             self._choose_start(Path(config.last_checkpoint.dirpath))
         if config.trainer.logger is None:
             config.trainer.logger = _default_loggers(Path(config.trainer.default_root_dir))
-        if "WandbLogger" in str(config.trainer.logger):
+        loggers = config.trainer.logger if isinstance(config.trainer.logger, list) else [config.trainer.logger]
+        for logger in loggers:
+            if re.fullmatch(r"lightning\.pytorch\.loggers\.(wandb\.)?WandbLogger", str(getattr(logger, "class_path", ""))):
+                logger.class_path = "fl_lightning.FederationWandbLogger"
+        if "WandbLogger" in str(loggers):
             self._prepare_wandb(Path(config.trainer.default_root_dir))
 
     @property
@@ -346,7 +346,7 @@ def _default_loggers(root: Path) -> list[Namespace]:
     """Return W&B, named after the run's folder, and CSV next to it; ``--trainer.logger false`` disables both."""
     wandb = {"project": "fl_lightning", "name": root.name, "save_dir": str(root)}
     csv = {"save_dir": str(root), "name": "csv"}
-    names = ("lightning.pytorch.loggers.WandbLogger", "lightning.pytorch.loggers.CSVLogger")
+    names = ("fl_lightning.FederationWandbLogger", "lightning.pytorch.loggers.CSVLogger")
     pairs = zip(names, (wandb, csv), strict=True)
     return [Namespace(class_path=n, init_args=Namespace(args)) for n, args in pairs]  # type: ignore[no-untyped-call]
 

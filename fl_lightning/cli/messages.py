@@ -44,16 +44,13 @@ _SETTINGS = {
     "federation.attackers.backdoor": Backdoor,
 }
 _SECTIONS = (
-    *("trainer", "federation", "partition_report", "client_table", "failure_log", "feature_cache"),
-    *("best_checkpoint", "last_checkpoint"),
+    *("trainer", "federation", "federation_report", "feature_cache", "best_checkpoint", "last_checkpoint"),
     *(f"federation.{part}" for part in ("local", "attackers", "faults", "availability", "storage", "checkpoints")),
     *("federation.client_evaluation", "federation.server_evaluation"),
 )
 _OWN_CALLBACKS = {
     "FederatedOrchestrator": "federation",
-    "PartitionReport": "partition_report",
-    "ClientTable": "client_table",
-    "FailureLog": "failure_log",
+    "FederationReport": "federation_report",
     "FeatureCache": "feature_cache",
     "BestCheckpoint": "best_checkpoint",
     "LastCheckpoint": "last_checkpoint",
@@ -220,6 +217,9 @@ def _on_option(name: str, options: Sequence[str]) -> str:
     now = FederatedOrchestrator.renamed.get(name.removeprefix("federation.").partition(".")[0])
     if now and name.startswith("federation."):
         return f" It is now {now}."
+    instead: str = vars(fl_lightning)["instead_of"](name.partition(".")[0])
+    if instead:
+        return instead
     flag = name.removeprefix("federation.local.")
     if flag != name and flag in inspect.signature(Trainer.__init__).parameters:
         return (

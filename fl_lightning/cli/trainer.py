@@ -10,8 +10,8 @@ from typing import Any, Literal
 from lightning.pytorch import LightningModule, Trainer
 from torchmetrics import Metric
 
+from fl_lightning.callbacks.federation_report import FederationReport
 from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
-from fl_lightning.callbacks.partition_report import PartitionReport
 from fl_lightning.compat.lightning import has_whole_epoch
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.remote import clients_elsewhere
@@ -112,16 +112,16 @@ class FederationTrainer(Trainer):
         if clients_elsewhere(self):
             raise ConfigurationError(
                 "'federation.pool' is set, so the clients' rows are at their sites. To see what they tell, set "
-                "'partition_report.features' to true: a fit then asks the sites before round 0. Or remove 'federation.pool'."
+                "'federation_report.features' to true: a fit then asks the sites before round 0. Or remove 'federation.pool'."
             )
-        (report,) = (callback for callback in self.callbacks if isinstance(callback, PartitionReport))  # type: ignore[attr-defined]
+        (report,) = (callback for callback in self.callbacks if isinstance(callback, FederationReport))  # type: ignore[attr-defined]
         datamodule.prepare_data()
         datamodule.setup("fit")
         folder: Path | None = Path(self.default_root_dir)
         if folder is not None and any((folder / "checkpoints").glob("*.ckpt")):
             print(f"'{folder}' contains a run, so its files are left unchanged.")
             folder = None
-        report.show(datamodule, folder)
+        report.show_partition(datamodule, folder)
         if features or report.features:
             report.show_features(datamodule, folder)
 

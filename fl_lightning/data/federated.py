@@ -32,7 +32,7 @@ from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.showing import client_bars, settings_table, short_repr
 from fl_lightning.messages import ClientInfo, Part
 from fl_lightning.partitioners.base import Partitioner
-from fl_lightning.utilities.checkpoint_file import LoadsSafely
+from fl_lightning.utilities.checkpoints import LoadsSafely
 
 _PARTS: dict[str, Part] = {"val_dataloader": "validation", "test_dataloader": "test"}
 

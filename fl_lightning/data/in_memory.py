@@ -24,7 +24,7 @@ from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
 from fl_lightning.functional.splitting import hold_out
 from fl_lightning.utilities.argument_types import ChecksTypes
-from fl_lightning.utilities.checkpoint_file import LoadsSafely
+from fl_lightning.utilities.checkpoints import LoadsSafely
 
 _COLUMNS = ("classes", "domains", "domains_names")
 _MANY = 20

@@ -116,7 +116,7 @@ class RemoteDatasets(ClientSource):
 
 def _untold(info: ClientInfo) -> ConfigurationError:
     return ConfigurationError(
-        f"Standardized and 'partition_report.features' need sums of all clients, but site {info.name} does not tell the sums "
+        f"Standardized and 'federation_report.features' need sums of all clients, but site {info.name} does not tell the sums "
         "of its inputs. If its staff agrees, they add 'statistics' to 'policy.tells' in data.yaml; it tells none with noise, "
         "none over fewer than 'policy.min_rows' numbers, and none by themselves if nothing but its part of a sum leaves it. "
         "Or leave out both, and scale by public numbers."

@@ -14,7 +14,7 @@ from fl_lightning.clients.client_files import Kept
 from fl_lightning.errors import CheckpointError
 from fl_lightning.evaluation.client_models import memory_in, own_tensors
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.utilities.checkpoint_file import read_checkpoint
+from fl_lightning.utilities.checkpoints import read_checkpoint
 
 STAYS = "the model of a site stays there"
 """The reason why a site's own model has no figure at another site."""

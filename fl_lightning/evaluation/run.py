@@ -28,7 +28,7 @@ from fl_lightning.messages import Part, Question, ServerModel
 from fl_lightning.server.fit import Assembly
 from fl_lightning.server.run_state import RunState
 from fl_lightning.server.takeover import set_threads
-from fl_lightning.utilities.checkpoint_file import read_checkpoint
+from fl_lightning.utilities.checkpoints import read_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)

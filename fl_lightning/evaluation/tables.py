@@ -9,6 +9,7 @@ from typing import Any
 
 from fl_lightning.evaluation.matrix import Cell
 from fl_lightning.messages import EvalReport
+from fl_lightning.reporting.matrices import draw_matrix, new_figure
 
 COLUMNS = ("model", "metric", "site", "n", "value", "low", "high", "reason")
 CURVE = ("model", "metric", "site", "n", "point")
@@ -80,24 +81,13 @@ def draw(cells: Sequence[Cell], metric: str, path: Path) -> bool:
     models, sites, reports = _of(cells, metric)
     values = [[reports[model, site].value for site in sites] for model in models]
     known = [value for row in values for value in row if math.isfinite(value)]
-    try:
-        from matplotlib.figure import Figure  # optional, and slow to import
-    except ImportError:
+    figure = new_figure(2.2 + 0.9 * len(sites), 1.4 + 0.5 * len(models)) if known else None
+    if figure is None:
         return False
-    if not known:
-        return False
-    figure = Figure(figsize=(2.2 + 0.9 * len(sites), 1.4 + 0.5 * len(models)), layout="constrained")
     axis = figure.subplots()
-    image = axis.imshow(values, cmap="Blues", aspect="auto", interpolation="nearest")
-    middle = (min(known) + max(known)) / 2
-    for y, model in enumerate(models):
-        for x, site in enumerate(sites):
-            value = values[y][x]
-            text = f"{value:.3f}\nn={reports[model, site].n}" if math.isfinite(value) else "-"
-            colour = "white" if math.isfinite(value) and value > middle else "black"
-            axis.text(x, y, text, ha="center", va="center", fontsize=7, color=colour)
-    axis.set_xticks(range(len(sites)), [one.replace("$", r"\$") for one in sites], fontsize="small", rotation=30, ha="right")
-    axis.set_yticks(range(len(models)), [one.replace("$", r"\$") for one in models], fontsize="small")
+    texts = [[f"{reports[model, site].value:.3f}\nn={reports[model, site].n}" for site in sites] for model in models]
+    image = draw_matrix(axis, models, sites, values, texts, "Blues", few=(len(models), len(sites)))
+    axis.tick_params(axis="x", rotation=30)
     figure.colorbar(image, ax=axis, label=metric)
     figure.savefig(path, dpi=120, metadata={"Software": None})
     return True

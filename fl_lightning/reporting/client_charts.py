@@ -8,10 +8,9 @@ from itertools import groupby
 from typing import Any
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.loggers import WandbLogger
 
 from fl_lightning.reporting.rounds import quantiles
-from fl_lightning.reporting.wandb import ONCE
+from fl_lightning.reporting.wandb import ONCE, FederationWandbLogger
 
 TABLE = "client_charts"
 """Name of the table in W&B; its columns are ``round``, ``line`` (a client, or a quantile over clients) and the figures."""
@@ -59,7 +58,7 @@ def _thin(lines: list[Row]) -> list[Row]:
 
 
 def log_client_charts(trainer: Trainer, header: Sequence[str], rows: Sequence[Row], by_client: bool) -> None:
-    """Send the charts to W&B, where they replace earlier ones of the run; other loggers get nothing.
+    """Send the charts to a :class:`FederationWandbLogger`, where they replace earlier ones of the run.
 
     Args:
         trainer: Trainer with the loggers; call this on the first rank.
@@ -73,7 +72,7 @@ def log_client_charts(trainer: Trainer, header: Sequence[str], rows: Sequence[Ro
 
     columns, lines = chart_rows(header, rows, by_client)
     for logger in trainer.loggers:
-        if not isinstance(logger, WandbLogger):
+        if not isinstance(logger, FederationWandbLogger):
             continue
         table = wandb.Table(columns=[*columns], data=lines)
         charts = {

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.functional.labels import earth_movers_distance
-from fl_lightning.reporting.matrices import draw_matrix
+from fl_lightning.reporting.matrices import draw_matrix, new_figure
 from fl_lightning.reporting.tables import text_table
 from fl_lightning.utilities.csv_file import write_csv
 
@@ -108,13 +108,11 @@ def draw_partition(summary: PartitionSummary, path: Path) -> bool:
     Returns:
         Whether the file was written; it needs matplotlib.
     """
-    try:
-        from matplotlib.figure import Figure  # optional, and slow to import
-    except ImportError:
-        return False
     clients = len(summary.clients)
     few = clients <= _FEW_CLIENTS
-    figure = Figure(figsize=(9, min(14, max(3, 0.28 * clients + 1.2))), layout="constrained")
+    figure = new_figure(9, min(14, max(3, 0.28 * clients + 1.2)))
+    if figure is None:
+        return False
     ratio = [3, 1] if summary.counts is not None else [1]
     axes = figure.subplots(1, len(ratio), sharey=True, width_ratios=ratio, squeeze=False)[0]
     if summary.counts is not None:

@@ -46,12 +46,8 @@ def log_matrix(trainer: Trainer, name: str, matrix: Tensor, round_idx: int | Non
         round_idx: index of its round; the current one by default.
     """
     if trainer.is_global_zero and any(isinstance(logger, WandbLogger) and not _is_off(logger) for logger in trainer.loggers):
-        import wandb  # slow to import, and not every run uses it
-        from PIL import Image
-
         drawn = draw_confusion(matrix)
-        more = {} if drawn is None else {f"{name}_picture": wandb.Image(Image.open(io.BytesIO(drawn)))}
-        log_table(trainer, name, _columns(matrix), _rows(matrix), round_idx, **more)
+        log_table(trainer, name, _columns(matrix), _rows(matrix), round_idx, **({f"{name}_picture": drawn} if drawn else {}))
 
 
 def _is_off(logger: WandbLogger) -> bool:
@@ -77,7 +73,7 @@ def log_table(
     columns: Sequence[str],
     rows: Sequence[Sequence[Any]],
     round_idx: int | None = None,
-    **more: Any,
+    **pictures: bytes,
 ) -> None:
     """Send a table to W&B with its round; the sanity check and ranks other than the first send nothing.
 
@@ -87,17 +83,31 @@ def log_table(
         columns: names of the columns.
         rows: rows with one cell per column.
         round_idx: index of its round; the current one by default.
-        more: values to send with it, by name, such as an image.
+        pictures: PNG files to send with it, by name.
     """
-    if not trainer.is_global_zero or trainer.sanity_checking:
-        return
-    round_ = trainer.current_epoch if round_idx is None else round_idx
+    if trainer.is_global_zero and not trainer.sanity_checking:
+        round_ = trainer.current_epoch if round_idx is None else round_idx
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                import wandb  # slow to import, and not every run uses it
+
+                table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
+                _send(logger, {name: table, **pictures}, round_)
+
+
+def log_picture(trainer: Trainer, name: str, picture: bytes, round_idx: int) -> None:
+    """Send a PNG file to W&B with its round; call this on the first rank."""
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger):
-            import wandb  # slow to import, and not every run uses it
+            _send(logger, {name: picture}, round_idx)
 
-            table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
-            logger.log_metrics({name: table, **more, "round": float(round_)})  # type: ignore[dict-item]
+
+def _send(logger: WandbLogger, values: dict[str, Any], round_: int) -> None:
+    import wandb
+    from PIL import Image
+
+    sent = {name: wandb.Image(Image.open(io.BytesIO(x))) if isinstance(x, bytes) else x for name, x in values.items()}
+    logger.log_metrics({**sent, "round": float(round_)})
 
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -8,13 +8,14 @@ import netrc
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
+from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger, WandbLogger
 
 from fl_lightning.compat.lightning import wandb_run
@@ -91,45 +92,59 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)  # neither a table nor a picture
 
 
-@contextmanager
-def plot_over_rounds(logger: Logger, round_of: Callable[[], int], charts: bool = False) -> Iterator[None]:
-    """Make a W&B run's page readable without set-up: ``round`` as x-axis, costs as x-axis of their sections, few panels.
+class FederationWandbLogger(WandbLogger):
+    """Log to W&B as Lightning's ``WandbLogger`` does, with a page that is readable without set-up.
 
-    Each metric from validation is summarised by its min, max and last value. Other loggers are not changed. If two globs match,
-    W&B applies either, and Lightning defines ``*``; so these metrics are defined by their full names, just before they are
-    logged.
-
-    Args:
-        logger: any logger.
-        round_of: returns the current round, for what others log without the key ``round``, as Lightning's callbacks do.
-        charts: whether charts show the clients' figures instead of a panel for each.
+    While a federation trains, ``round`` is the x-axis, costs are the x-axes of their sections, each metric from validation is
+    summarised by its min, max and last value, and figures that other places show have no panel. With
+    :class:`~fl_lightning.FederationReport`, charts with a line for each client replace a panel for each. While it is tested,
+    figures go to the summary, and add no curves of one point. The command line uses it for ``WandbLogger``.
     """
-    run: Any = logger.experiment if isinstance(logger, WandbLogger) else None
-    if not hasattr(run, "define_metric"):
-        yield
-        return
-    for handler in logging.getLogger("wandb").handlers:  # on a full disk, each line of W&B's own log would print a traceback
-        vars(handler)["handleError"] = lambda record: None
-    run.define_metric("round", hidden=True)
-    run.define_metric("*", step_metric="round", step_sync=True)
-    log = logger.log_metrics
-    defined: set[str] = set()
-    totals: dict[str, float] = {}
 
-    def define_and_log(metrics: dict[str, Any], step: int | None = None) -> None:
-        totals.update({axis: metrics[axis] for axis in TOTALS.values() if axis in metrics})
-        shown = workspace_figures(metrics, totals, charts)
-        for name in shown.keys() - defined:
-            _define(run, name, shown[name])
-        defined.update(shown)
-        log({"round": float(round_of())} | shown)  # without the step, which is the number of rounds, too
-        require_space(logger)
+    charts = False
+    """Whether charts show the clients' figures instead of a panel for each."""
+    _trainer: Trainer | None = None
 
-    vars(logger)["log_metrics"] = define_and_log
-    try:
-        yield
-    finally:
-        del vars(logger)["log_metrics"]
+    @contextmanager
+    def following(self, trainer: Trainer) -> Iterator[None]:
+        """Log the rounds or the test of a Trainer while a block runs.
+
+        If two globs match, W&B applies either, and Lightning defines ``*``; so metrics from validation are defined by their
+        full names, just before they are logged.
+
+        Args:
+            trainer: a Trainer that fits or tests; call this on the first rank.
+        """
+        run: Any = self.experiment
+        if trainer.testing:  # without Lightning's x-axis for pictures and tables
+            run.define_metric("*", step_metric="round", step_sync=False, overwrite=True)
+        else:
+            run.define_metric("round", hidden=True)
+            run.define_metric("*", step_metric="round", step_sync=True)
+        self._trainer, self._defined, self._totals = trainer, set[str](), dict[str, float]()
+        try:
+            yield
+        finally:
+            self._trainer = None
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Log metrics with their round, or put those of a test into the summary."""
+        if self._trainer is None:
+            super().log_metrics(metrics, step)  # type: ignore[arg-type]
+        elif self._trainer.testing:
+            tested = {name: x for name, x in metrics.items() if name.startswith("test_") and _is_number(x)}
+            self.experiment.summary.update(tested)
+            others = {name: x for name, x in metrics.items() if not _is_number(x)}
+            if others:
+                super().log_metrics(others)
+        else:
+            self._totals |= {axis: metrics[axis] for axis in TOTALS.values() if axis in metrics}
+            shown = workspace_figures(metrics, self._totals, self.charts)
+            for name in shown.keys() - self._defined:
+                _define(self.experiment, name, shown[name])
+            self._defined |= shown.keys()
+            super().log_metrics({"round": float(self._trainer.current_epoch)} | shown)  # the step is the number of rounds, too
+            require_space(self)
 
 
 def require_space(logger: Logger) -> None:
@@ -141,6 +156,9 @@ def require_space(logger: Logger) -> None:
     run: Any = wandb_run(logger) if isinstance(logger, WandbLogger) else None
     folder = None if getattr(run, "disabled", True) else Path(run.dir)
     if folder is not None and folder.exists() and shutil.disk_usage(folder).free < _LEAST_SPACE:
+        own = logging.getLogger("wandb")  # each line of its own log would print a traceback
+        for handler in [*own.handlers]:
+            own.removeHandler(handler)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
@@ -152,31 +170,6 @@ def _define(run: Any, name: str, value: Any) -> None:
         run.define_metric(name, step_metric="round", step_sync=True)
     elif name.startswith(("val_", "val/")) and _is_number(value):
         run.define_metric(name, step_metric="round", step_sync=True, summary="min,max,last")
-
-
-@contextmanager
-def summarise_tests(logger: Logger) -> Iterator[None]:
-    """Put what a test logs into the summary of a W&B run, and keep its rounds unchanged; other loggers are not changed."""
-    run: Any = logger.experiment if isinstance(logger, WandbLogger) else None
-    if not hasattr(run, "summary"):
-        yield
-        return
-    run.define_metric(
-        "*", step_metric="round", step_sync=False, overwrite=True
-    )  # without Lightning's x-axis for pictures and tables
-    log = logger.log_metrics
-
-    def summarise(metrics: dict[str, Any], step: int | None = None) -> None:
-        run.summary.update({name: x for name, x in metrics.items() if name.startswith("test_") and _is_number(x)})
-        others = {name: x for name, x in metrics.items() if not _is_number(x)}
-        if others:
-            log(others)
-
-    vars(logger)["log_metrics"] = summarise
-    try:
-        yield
-    finally:
-        del vars(logger)["log_metrics"]
 
 
 def where_to_look(logger: Logger) -> str | None:

@@ -66,8 +66,8 @@ def refuse_reading(trainer: Trainer, parts: Iterable[Part]) -> None:
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     if any(getattr(callback, "reads_inputs", False) for callback in callbacks):
         why, remedy = (
-            "'partition_report.features' reads sums over the clients' inputs",
-            "Set 'partition_report.features' to false",
+            "'federation_report.features' reads sums over the clients' inputs",
+            "Set 'federation_report.features' to false",
         )
         everyone = list(parts)
         check_need(Need(Capability.OPEN_HOLDINGS, f"{why}, which get no noise", remedy), everyone)

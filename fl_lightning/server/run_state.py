@@ -20,9 +20,9 @@ from fl_lightning.core.option import ServerHooks, guarantees
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.functional.model_parts import copy_of_tensors, restore_tensors
 from fl_lightning.functional.seeding import RandomNumbers
-from fl_lightning.plugins.checkpoint_io import checkpoint_folders
 from fl_lightning.reporting.rounds import Totals
 from fl_lightning.settings.local_training import FederationSettings
+from fl_lightning.utilities.checkpoints import checkpoint_folders
 
 FORMAT = 7
 

@@ -14,7 +14,7 @@ from fl_lightning.core.capabilities import Capability, Removal, ResumeRule, Unas
 from fl_lightning.errors import require
 from fl_lightning.messages import ClientInfo
 from fl_lightning.utilities.argument_types import checks_types
-from fl_lightning.utilities.checkpoint_file import require_trusted
+from fl_lightning.utilities.checkpoints import require_trusted
 
 
 def require_number_or_share(setting: str, value: int | float) -> None:

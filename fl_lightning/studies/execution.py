@@ -89,7 +89,7 @@ class Job:
         # not needed for a run that was never interrupted
         import yaml
 
-        from fl_lightning.utilities.checkpoint_file import read_checkpoint
+        from fl_lightning.utilities.checkpoints import read_checkpoint
 
         try:
             settings = yaml.safe_load(self.settings).get("federation", {}).get("checkpoints") or {}

@@ -19,7 +19,7 @@ from fl_lightning.losses.adaptive import PlainLoss
 from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.metrics.update import comparing
 from fl_lightning.tasks.loss_adaptation import LossAdaptation
-from fl_lightning.utilities.checkpoint_file import LoadsSafely
+from fl_lightning.utilities.checkpoints import LoadsSafely
 
 EQUAL: dict[str, Any] = {"sync_dist": True, "reduce_fx": "max"}
 """How to log values that torchmetrics has synchronised: the maximum of equal values is exact and avoids Lightning's advice."""

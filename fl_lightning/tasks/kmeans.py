@@ -19,7 +19,7 @@ from fl_lightning.functional.seeding import generator
 from fl_lightning.routes.server import ServerRoute
 from fl_lightning.strategies.kmeans import FederatedKMeans
 from fl_lightning.tasks.base import EQUAL
-from fl_lightning.utilities.checkpoint_file import LoadsSafely
+from fl_lightning.utilities.checkpoints import LoadsSafely
 
 _WITHOUT_EFFECT = {
     "proximal_mu": 0.0,

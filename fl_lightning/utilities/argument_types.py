@@ -13,25 +13,18 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, 
 
 import numpy as np
 
-import fl_lightning
-from fl_lightning.errors import ConfigurationError, nearest
+from fl_lightning.errors import ConfigurationError
 
 _WORDS: dict[Any, str] = {
     int: "a whole number",
-    float: "a number",
+    float: "a finite number",
     bool: "True or False",
     str: "text",
-    list: "a list",
-    tuple: "a list",
-    Sequence: "a list",
-    dict: "a dictionary",
-    Mapping: "a dictionary",
+    **dict.fromkeys((list, tuple, Sequence), "a list"),
+    **dict.fromkeys((dict, Mapping), "a dictionary"),
     Callable: "a function",
-    type: "a class",
     types.NoneType: "None",
 }
-_PLURAL: dict[Any, str] = {int: "whole numbers", float: "numbers", str: "texts", list: "lists", dict: "dictionaries"}
-_NUMBERS: dict[type, type] = {int: Integral, float: Real}
 Class = TypeVar("Class", bound=type)
 
 
@@ -73,25 +66,24 @@ def checks_types(cls: Class) -> Class:
             build(self, *args, **kwargs)  # Python names a wrong argument better
             return
         given = bound.arguments
-        for name, value in given.items():
-            given[name] = value.item() if isinstance(value, np.generic) else value
+        given.update({name: value.item() for name, value in given.items() if isinstance(value, np.generic)})
         wanted = {name: kind for name, kind in _hints(build).items() if name not in getattr(self, "checked_elsewhere", ())}
-        _refuse_misfits(type(self).__name__, given, wanted, False)
+        _refuse_misfits(self, given, wanted, False)
         build(*bound.args, **bound.kwargs)
-        finite = {name: value for name, value in given.items() if name not in getattr(self, "may_be_infinite", ())}
-        _refuse_misfits(type(self).__name__, finite, wanted, True)  # after the constructor's own messages
+        _refuse_misfits(self, given, wanted, True)  # after the constructor's own messages
 
     cls.__init__ = checking  # type: ignore[misc]
     return cls
 
 
-def _refuse_misfits(owner: str, given: Mapping[str, Any], wanted: Mapping[str, Any], strict: bool) -> None:
+def _refuse_misfits(owner: Any, given: Mapping[str, Any], wanted: Mapping[str, Any], strict: bool) -> None:
     for name, value in given.items():
         huge = isinstance(value, int) and abs(value) >= 2**63 and not name.endswith("seed")
-        if name in wanted and (huge or not fits(value, wanted[name], strict)):
-            allowed = in_words(wanted[name], _WORDS | ({float: "a finite number"} if strict else {}))
-            hint = " Write a smaller one." if huge else _hint(value, wanted[name])
-            raise ConfigurationError(f"{owner}: '{name}' must be {allowed}, but is {_shown(value)}.{hint}")
+        finite = strict and name not in getattr(owner, "may_be_infinite", ())
+        if name in wanted and (huge or not fits(value, wanted[name], finite)):
+            came = f"the class {value.__name__}. Write {value.__name__}()" if isinstance(value, type) else repr(value)
+            came = f"of type {type(value).__name__}" if came.startswith("<") or len(came) > 80 else came
+            raise ConfigurationError(f"{type(owner).__name__}: '{name}' must be {in_words(wanted[name])}, but is {came}.")
 
 
 @functools.cache
@@ -111,37 +103,33 @@ def fits(value: Any, wanted: Any, strict: bool = False) -> bool:
         strict: whether words must be among those that the type lists, and numbers finite.
     """
     origin, inner = get_origin(wanted), get_args(wanted)
+    kind = origin or wanted
     if origin is Annotated:
         return fits(value, inner[0], strict)
     if origin in (Union, types.UnionType):
         return any(fits(value, one, strict) for one in inner)
-    if origin is None and isinstance(value, type) and inspect.isclass(wanted) and issubclass(value, wanted):
-        return False  # the class instead of an object of it
     if origin is Literal:
         return not strict or any(type(value) is type(one) and value == one for one in inner)
-    kind = origin or wanted
     if kind is Callable or not inspect.isclass(kind) or kind is object:
         return kind is not Callable or callable(value)
+    if origin is None and isinstance(value, type) and issubclass(value, kind):
+        return False  # the class instead of an object of it
     if kind in (int, float):
         finite = not strict or not isinstance(value, Real) or math.isfinite(value)
-        return isinstance(value, _NUMBERS[kind]) and not isinstance(value, bool) and finite
+        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool) and finite
     if kind is str:
         return isinstance(value, str | os.PathLike) and value != ""
     if issubclass(kind, Mapping):
         return isinstance(value, Mapping) and (len(inner) != 2 or all(fits(one, inner[1], strict) for one in value.values()))
     if kind in (list, tuple, Sequence):
-        return _fits_sequence(value, inner, strict)
+        if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sized) or getattr(value, "ndim", 1) == 0:
+            return False
+        kinds = inner[:1] * len(value) if len(inner) == 1 or ... in inner else inner
+        return not isinstance(value, list | tuple) or all(map(fits, value, kinds, [strict] * len(value)))
     try:
         return isinstance(value, kind)
-    except TypeError:  # a protocol
+    except TypeError:  # a protocol, or Any
         return True
-
-
-def _fits_sequence(value: Any, inner: tuple[Any, ...], strict: bool) -> bool:
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sized) or getattr(value, "ndim", 1) == 0:
-        return False
-    kinds = inner[:1] * len(value) if len(inner) == 1 or ... in inner else inner
-    return not isinstance(value, list | tuple) or all(map(fits, value, kinds, [strict] * len(value)))
 
 
 def in_words(wanted: Any, words: Mapping[Any, str] = _WORDS) -> str:
@@ -158,53 +146,5 @@ def in_words(wanted: Any, words: Mapping[Any, str] = _WORDS) -> str:
         return " or ".join(map(repr, inner))
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(in_words(one, words) for one in inner if one is not int or float not in inner))
-    kind = origin or wanted
-    if kind in (list, tuple, Sequence) and len(inner) == 1 and inspect.isclass(item := get_origin(inner[0]) or inner[0]):
-        return f"a list of {_PLURAL.get(item, f'{item.__name__} objects')}"
-    if kind in (dict, Mapping) and len(inner) == 2 and (item := get_origin(inner[1]) or inner[1]) in _PLURAL:
-        return f"a dictionary of {_PLURAL[item]}"
-    return words.get(kind) or _with_article(getattr(kind, "__name__", str(kind)))
-
-
-def _with_article(name: str) -> str:
-    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    if isinstance(value, str) and not value:
-        return "empty"
-    text, kind = repr(value), _with_article(type(value).__name__)
-    return kind if text.startswith("<") or len(text) > 80 else f"{text} ({kind})"
-
-
-def _hint(value: Any, wanted: Any) -> str:
-    """Return what to write instead, if that can be guessed."""
-    options = [wanted] if get_origin(wanted) not in (Union, types.UnionType) else list(get_args(wanted))
-    items = [one for option in options if get_origin(option) is list for one in get_args(option)]
-    if isinstance(value, float) and value.is_integer() and int in options:
-        return f" Write {int(value)}."
-    if any(fits(value, one) for one in items):
-        return " Put it in a list."
-    for kind in filter(inspect.isclass, (*options, *items)):
-        written = _written(value, kind)
-        if written:
-            return f" Write [{written}]." if kind in items else f" Write {written}."
-    return ""
-
-
-def _written(value: Any, kind: type) -> str:
-    """Return what to write for an object of a class, if a value looks like it; empty if not."""
-    if isinstance(value, type) and issubclass(value, kind):
-        return f"{value.__name__}()"
-    if not kind.__module__.startswith("fl_lightning"):
-        return ""
-    if isinstance(value, Mapping):
-        return f"{kind.__name__}({', '.join(f'{name}={one!r}' for name, one in value.items())})"
-    public = ((name, getattr(fl_lightning, name)) for name in fl_lightning.__all__)
-    known = [name for name, one in public if isinstance(one, type) and issubclass(one, kind) and not inspect.isabstract(one)]
-    if isinstance(value, str):
-        alike = [name for name in known if name.lower().startswith(value.lower())] or nearest(value, known)
-        known = alike or known
-    return f"{known[0]}(...)" if len(known) == 1 or (known and isinstance(value, str)) else ""
+    name = getattr(origin or wanted, "__name__", str(wanted))
+    return words.get(origin or wanted) or f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from filelock import FileLock
+
 from fl_lightning.errors import FederationError
 from fl_lightning.utilities.atomic_file import sync_folder
-from fl_lightning.utilities.folder_lock import waiting_for
 
 T = TypeVar("T")
 
@@ -60,7 +61,7 @@ class Ledger(Generic[T]):
         with self._usable():
             if self.creates:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "a+b" if self.creates else "r+b") as file, waiting_for(file, needed=check is not None):
+            with self._alone(check is not None), open(self.path, "a+b" if self.creates else "r+b") as file:
                 file.seek(0 if check else max(0, file.seek(0, os.SEEK_END) - 1))
                 known = file.read()
                 if not known.endswith(b"\n"):
@@ -75,6 +76,20 @@ class Ledger(Generic[T]):
                 file.flush()
                 os.fsync(file.fileno())
             sync_folder(self.path.parent)
+
+    @contextmanager
+    def _alone(self, needed: bool) -> Iterator[None]:
+        """Keep other processes out while a block runs; unless it is needed, also where a file system has no locks."""
+        lock = FileLock(self.path.with_name(f".{self.path.name}.lock"))
+        try:
+            lock.acquire()
+        except OSError:
+            if needed:
+                raise
+        try:
+            yield
+        finally:
+            lock.release()
 
     @contextmanager
     def _usable(self) -> Iterator[None]:

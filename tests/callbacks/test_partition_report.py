@@ -15,8 +15,9 @@ from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 from wandb_file import history
 
-from fl_lightning import FederatedDataModule, FederatedOrchestrator, IIDPartitioner, PartitionReport
-from fl_lightning.reporting import PartitionSummary, draw_partition, text_table
+from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationReport, IIDPartitioner
+from fl_lightning.reporting.partition import PartitionSummary, draw_partition
+from fl_lightning.reporting.tables import text_table
 
 COUNTS = torch.tensor([[3, 1], [1, 3], [0, 4]])
 
@@ -57,7 +58,7 @@ def test_a_stream_has_an_unknown_size(tmp_path):
 
 def test_a_fit_shows_the_partition(capsys):
     data = FederatedDataModule(Blobs(n=40), Consecutive((7, 20, 13)), client_test=0.2)
-    trainer(1, FederatedOrchestrator(), PartitionReport(max_clients=2)).fit(Plain(), data)
+    trainer(1, FederatedOrchestrator(), FederationReport(max_clients=2)).fit(Plain(), data)
     assert "... and 1 more clients" in capsys.readouterr().out
     rows = list(csv.reader(Path("partition.csv").read_text().splitlines()))
     assert rows[0] == ["client", "training", "test", "classes", "EMD", "0", "1", "2"]
@@ -77,7 +78,7 @@ def shown(capsys, labels) -> str:
     base.train_dataloader = lambda: DataLoader(TensorDataset(base.train[0], labels(base.train[0])), batch_size=5)
     data = FederatedDataModule(base, IIDPartitioner(3))
     data.setup("fit")
-    PartitionReport().show(data, Path())
+    FederationReport().show_partition(data, Path())
     return capsys.readouterr().out
 
 
@@ -106,11 +107,11 @@ def test_without_matplotlib_there_is_no_picture(monkeypatch, capsys):
 
 def test_it_can_be_switched_off(capsys):
     data = FederatedDataModule(Blobs(), Consecutive())
-    trainer(1, FederatedOrchestrator(), PartitionReport(False)).fit(Plain(), data)
-    trainer(1, PartitionReport()).fit(Plain(), Blobs())  # nothing to show
-    trainer(1, FederatedOrchestrator(), PartitionReport(), fast_dev_run=True).fit(Plain(), data)
-    assert "clients" not in capsys.readouterr().out
-    assert not Path("partition.csv").exists()
+    trainer(1, FederatedOrchestrator(), FederationReport(partition=False, clients=False)).fit(Plain(), data)
+    trainer(1, FederationReport()).fit(Plain(), Blobs())  # nothing to show
+    trainer(1, FederatedOrchestrator(), FederationReport(), fast_dev_run=True).fit(Plain(), data)
+    assert "per client, median" not in capsys.readouterr().out
+    assert not [*Path().glob("*.csv"), *Path().glob("partition*")]
 
 
 def test_the_command_shows_it_without_training(fl):
@@ -136,7 +137,7 @@ def test_the_command_leaves_a_finished_run_as_it_is(copied_run, fl):
 def test_wandb_gets_tables_and_picture_also_of_evaluations_at_the_clients(fl):
     evaluation = ["--data.client_test=0.2", "--data.server_set=clients", "--federation.client_evaluation.every_n_rounds=1"]
     personal = "--federation.client_evaluation.personal_epochs=1"
-    status, text = fit(fl, "--partition_report.enabled=true", *evaluation, personal, rounds=2)
+    status, text = fit(fl, "--federation_report.partition=true", *evaluation, personal, rounds=2)
     assert status == 0, text
     (path,) = Path("runs/adafed_mnist/wandb").glob("offline-run-*/run-*.wandb")
     rows = history(path)

@@ -265,7 +265,7 @@ def refuse_to_write(*given: object) -> None:
 
 
 def test_a_full_disk_ends_in_one_message(fl, monkeypatch):
-    monkeypatch.setattr("fl_lightning.callbacks.client_table.append_rows", refuse_to_write)
+    monkeypatch.setattr("fl_lightning.callbacks.federation_report.append_rows", refuse_to_write)
     status, text = small(fl)
     assert status == 1
     assert text.splitlines()[-1] == f"fl-lightning: error: Cannot write 'there.csv' (No space left on device). {RESUMES}"

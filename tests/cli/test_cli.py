@@ -85,7 +85,7 @@ def test_a_run_in_a_file(fl):
         ),
         ("federation: {faults: null}", "'federation.faults' must contain settings, but is None"),
         ("federation: 7", "'federation' must contain settings, but is 7"),
-        ("client_table: 0.5", "'client_table' must contain settings, but is 0.5"),
+        ("federation_report: 0.5", "'federation_report' must contain settings, but is 0.5"),
     ],
 )
 def test_sections_that_hold_no_settings(fl, written, message):

@@ -12,11 +12,10 @@ from command_line import ADAFED, SMALL
 from federations import SIZES, Blobs, Consecutive, Plain, trainer
 from torch.utils.data import TensorDataset
 
-from fl_lightning import DataError, FederatedDataModule, FederatedOrchestrator, PartitionReport
-from fl_lightning.callbacks.partition_report import summarize_features
+from fl_lightning import DataError, FederatedDataModule, FederatedOrchestrator, FederationReport
+from fl_lightning.callbacks.federation_report import summarize_features
 from fl_lightning.functional.exact_moments import moments_of
-from fl_lightning.reporting.feature_charts import draw_features
-from fl_lightning.reporting.features import FeatureSummary
+from fl_lightning.reporting.features import FeatureSummary, draw_features
 
 UNITS = ("age", "creatinine", "constant")
 
@@ -144,7 +143,7 @@ def test_images_have_a_share_of_missing_pixels_by_colour():
 
 def test_a_fit_shows_it_if_asked(capsys):
     data = FederatedDataModule(Blobs(), Consecutive())
-    trainer(1, FederatedOrchestrator(), PartitionReport(features=True)).fit(Plain(), data)
+    trainer(1, FederatedOrchestrator(), FederationReport(features=True)).fit(Plain(), data)
     assert "channel 0" in capsys.readouterr().out
     assert Path("features.csv").exists()
     assert len(summarize_features(data).moments) == len(SIZES)

@@ -99,7 +99,7 @@ def test_every_complete_config_is_fitted(config, fl, monkeypatch):
             paint(Path(f"data/office31/{domain}/images/{label:02}"), 2, seed=label)
         for label in range(3):
             paint(Path(f"data/domains/{domain}/{label}"), 5, seed=label)
-    flags = [flag for flag in SMALL if flag.startswith(("--trainer", "--partition_report"))]
+    flags = [flag for flag in SMALL if flag.startswith(("--trainer", "--federation_report"))]
     limits = ["--federation.local.max_epochs=1", "--federation.local.limit_train_batches=1"]
     status, text = fl("fit", "--config", config.stem, *flags, *limits, "--trainer.max_epochs=2", *SMALL_IMAGES[config.stem])
     assert status == 0, text

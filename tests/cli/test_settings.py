@@ -58,8 +58,8 @@ WRONG = [
     (["--federation.client_evaluation=null"], "'federation.client_evaluation' must contain settings, but is null. Leave it"),
     (["--federation.local.optimizer_state=no"], "must be one of 'fresh', 'kept', but is 'no'. All settings: fl-lightning"),
     (
-        ["--trainer.callbacks=ClientTable"],
-        "has a ClientTable, but every run has one by its section 'client_table'. Set 'client",
+        ["--trainer.callbacks=FederationReport"],
+        "has a FederationReport, but every run has one by its section 'federation_report'. Set 'fed",
     ),
     (["--trainer.limit_val_batches=x"], "'trainer.limit_val_batches' must be a whole number or a number, but is 'x'."),
     (
@@ -133,7 +133,7 @@ def test_a_wrong_setting_ends_in_one_message(args, message, fl, monkeypatch):
         ),
         ("federation: {local: {lr_decay: null}}", "'federation.local.lr_decay' is null, but needs a number."),
         ("data: {server_set: null}", "'data.server_set' is null, but needs 'datamodule' or 'clients'."),
-        ("partition_report: {enabled: null}", "'partition_report.enabled' is null, but needs true or false."),
+        ("federation_report: {partition: null}", "'federation_report.partition' is null, but needs true or false."),
         ("data: {datamodule: {batch_size: null}}", "'data.datamodule.batch_size' is null, but needs a whole number."),
         ("federation: {strategy: {class_path: AdaFed, init_args: {power: null}}}", "'federation.strategy.power' is null"),
         (

@@ -40,6 +40,7 @@ WRONG_FILES = {
     "class.yaml": "model:\n  init_args:\n    loss: {class_path: CrossEntropi}\n",
     "item.yaml": "federation:\n  transforms:\n    - Quantise\n",
     "value.yaml": "trainer:\n  max_epochs: x\n",
+    "report.yaml": "client_table: {enabled: false}\n",
     "former.yaml": "federation:\n  clock: {ticks: 3}\n",
 }
 
@@ -128,6 +129,9 @@ def test_sections_of_subcommands_have_no_base(wrong):
         ("--config former.yaml", "'former.yaml', line 2: "),
         ("--config former.yaml", "It is now 'federation.availability.clock'."),
         ("--federation.resume_changed true", "It is now 'federation.checkpoints.resume_changed'."),
+        ("--partition_report.enabled false", "Write 'federation_report', where 'enabled' is 'partition'."),
+        ("--config report.yaml", "'report.yaml', line 1: "),
+        ("--config report.yaml", "Write 'federation_report', where 'enabled' is 'clients'."),
         ("--config item.yaml", "'item.yaml', line 3: "),
         ("--config item.yaml", "Did you mean Quantize? Known: ClientPrivacy, ClipUpdate, HalfPrecision, Quantize, TopK;"),
         ("--config value.yaml", "'value.yaml', line 2: "),

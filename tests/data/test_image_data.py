@@ -258,6 +258,8 @@ def test_svhn_without_scipy(tmp_path, monkeypatch):
 def test_a_former_name_says_what_to_write(fl):
     with pytest.raises(ImportError, match=r"'ArrayClients' is gone. Write a LazyClients .* docs/examples/file_clients.py"):
         from fl_lightning import ArrayClients  # noqa: F401
+    with pytest.raises(ImportError, match=r"'ClientTable' is gone. Write FederationReport, with 'clients' and 'partition'."):
+        from fl_lightning import ClientTable  # noqa: F401
     for path in ("CIFAR10DataModule", "fl_lightning.CIFAR10DataModule"):
         status, text = fl("fit", "--config", "adafed_mnist", "--data.datamodule", path)
         assert (status, "Write TorchvisionDataModule with 'name: CIFAR10'." in text) == (2, True), text

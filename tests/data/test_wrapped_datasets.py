@@ -17,8 +17,8 @@ from fl_lightning import (
     ColumnPartitioner,
     DataError,
     FederatedDataModule,
+    FederationReport,
     IIDPartitioner,
-    PartitionReport,
 )
 from fl_lightning.data.client_part import ClientPart
 from fl_lightning.data.labels import labels_at_hand, read_column, read_labels, read_persons
@@ -109,7 +109,7 @@ def test_a_wrapper_with_labels_and_columns_of_its_own_is_divided_as_a_plain_data
         assert [indices.tolist() for indices in own] == [indices.tolist() for indices in expected]
     assert data.label_counts().tolist() == plain.label_counts().tolist()
     assert data.client_datasets.num_classes() == 2
-    assert PartitionReport().show(data, Path()).columns[-2:] == ["small", "large"]
+    assert FederationReport().show_partition(data, Path()).columns[-2:] == ["small", "large"]
 
 
 @pytest.mark.parametrize("kind", WRAPPED)

@@ -20,7 +20,7 @@ from fl_lightning.flower.site.settings import read_settings
 from fl_lightning.functional.exact_moments import Moments
 
 SUMS = [*TELLS, "statistics"]
-FEATURES = {"partition_report": {"features": True, "min_count": 5}}
+FEATURES = {"federation_report": {"features": True, "min_count": 5}}
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_a_report_about_inputs_is_refused_beside_privacy(hospitals):
     privacy = {"max_norm": 1.0, "noise_multiplier": 1.0, "noise": "local"}
     found["federation"]["transforms"] = [{"class_path": "ClientPrivacy", "init_args": privacy}]
     said = refused(found, fit=over_bytes)
-    assert "'partition_report.features' reads sums over the clients' inputs, which get no noise, but ClientPrivacy" in said
+    assert "'federation_report.features' reads sums over the clients' inputs, which get no noise, but ClientPrivacy" in said
     assert not TOLD
 
 
@@ -104,4 +104,4 @@ def test_describe_says_how_to_ask_sites(hospitals, capsys):
     Path("config.yaml").write_text(yaml.safe_dump(config()))
     with pytest.raises(SystemExit):
         main(["describe", "--config", "config.yaml", *POOL])
-    assert "To see what they tell, set 'partition_report.features' to true" in " ".join(capsys.readouterr().err.split())
+    assert "To see what they tell, set 'federation_report.features' to true" in " ".join(capsys.readouterr().err.split())

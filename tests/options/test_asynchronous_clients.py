@@ -17,12 +17,12 @@ from federations import Plain, every_round, federate, same_bits
 from fl_lightning import (
     Asynchronous,
     Availability,
-    ClientTable,
     Clock,
     ConfigurationError,
     Faults,
     FedAsync,
     FedBuff,
+    FederationReport,
     LocalTraining,
 )
 from fl_lightning.options.asynchronous.server import AsynchronousAtServer
@@ -150,7 +150,7 @@ def test_tables_show_the_staleness_of_each_update(tmp_path):
     updates = Updates()
     fitted(
         5,
-        callbacks=[updates, ClientTable()],
+        callbacks=[updates, FederationReport()],
         strategy=FedBuff(),
         asynchronous=Asynchronous(5, 2),
         availability=Availability(clock=Clock("lognormal")),

@@ -71,7 +71,7 @@ REFUSALS = [
     ),
     Refusal(lambda: Asynchronous(1.5), "'federation.asynchronous.concurrency' must be ..., but is 1.5"),
     Refusal(lambda: Asynchronous(buffer=0), f"{BUFFER} must be a whole number of 1 or above, but is 0"),
-    Refusal(lambda: Asynchronous(buffer=2.5), "Asynchronous: 'buffer' must be a whole number, but is 2.5 (a float)"),
+    Refusal(lambda: Asynchronous(buffer=2.5), "Asynchronous: 'buffer' must be a whole number, but is 2.5"),
     Refusal(lambda: Clock("normal"), "'between_clients' must be 'constant' or 'uniform' or 'exponential'"),
     Refusal(lambda: Clock(between_jobs="x"), "'between_jobs' must be 'constant' or"),
     Refusal(lambda: Clock(ticks=0), "'federation.availability.clock.ticks' must be a whole number of 1 or above, but is 0"),

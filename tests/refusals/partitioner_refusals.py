@@ -63,7 +63,7 @@ REFUSALS = [
             (DomainPartitioner, {"clients_per_domain": 0}),
         )
     ),
-    Refusal(lambda: ColumnPartitioner(""), "'column' must be text, but is empty"),
+    Refusal(lambda: ColumnPartitioner(""), "'column' must be text, but is ''"),
     Refusal(lambda: TablePartitioner([]), "'data.partitioner.counts' must be one row of counts for each client"),
     Refusal(lambda: TablePartitioner([[1, 2], [3]]), "rows of equal length"),
     Refusal(lambda: TablePartitioner([[1, -2]]), "counts of 0 or above"),

@@ -150,7 +150,7 @@ FILES = [
             ({"eval_batch_size": 0}, "eval_batch_size' must be 1 or above, but is 0"),
         )
     ),
-    Refusal(lambda: HDF5Clients("data", "x"), "'fields' must be a list of texts, but is 'x' (a str). Put it in a list."),
+    Refusal(lambda: HDF5Clients("data", "x"), "'fields' must be a list, but is 'x'."),
     Refusal(without_h5py, "read with h5py ... pip install 'fl_lightning[hdf5]'", VersionError),
 ]
 

@@ -188,9 +188,9 @@ REFUSALS = [
     ),
     Refusal(
         trusting("argparse.Namespace"),
-        "'trusted_classes' must be a list of texts, but is 'argparse.Namespace' ... Put it in a list",
+        "'trusted_classes' must be a list, but is 'argparse.Namespace'",
     ),
-    Refusal(trusting([3]), "'trusted_classes' must be a list of texts, but is [3]"),
+    Refusal(trusting([3]), "'trusted_classes' must be a list, but is [3]"),
     # targets that follow the network
     *(
         Refusal(

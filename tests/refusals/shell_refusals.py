@@ -24,11 +24,11 @@ from fl_lightning import (
     FedAvg,
     FederatedDataModule,
     FederatedOrchestrator,
+    FederationReport,
     IIDPartitioner,
     LabelAveraging,
     LocalTraining,
     MNISTDataModule,
-    PartitionReport,
     PredictionImages,
     RingFed,
     Scaffold,
@@ -43,31 +43,26 @@ TENSORS = TensorDataset(torch.zeros(6, 4), torch.zeros(6, dtype=torch.long))
 def wrong_types() -> list[Refusal]:
     orchestrator, data = FederatedOrchestrator, FederatedDataModule
     rows = {
-        "'strategy' must be a Strategy or None, but is 'FedAvg' (a str). Write FedAvg(...).": lambda: orchestrator("FedAvg"),
-        "but is 'adafet' (a str). Write AdaFed(...).": lambda: orchestrator("adafet"),
-        "'partitioner' must be a Partitioner or None, but is 'iid' (a str). Write IIDPartitioner(...).": lambda: data(
-            Blobs(), "iid"
-        ),
+        "'strategy' must be a Strategy or None, but is 'FedAvg'.": lambda: orchestrator("FedAvg"),
+        "'partitioner' must be a Partitioner or None, but is 'iid'.": lambda: data(Blobs(), "iid"),
         "'strategy' must be a Strategy or None, but is the class FedAvg. Write FedAvg().": lambda: orchestrator(FedAvg),
         "'data.datamodule' must be a LightningDataModule, but is <class 'federations.Blobs'>. Give one": lambda: data(
             Blobs, IIDPartitioner(2)
         ),
-        "FederatedDataModule: 'partitioner' must be a Partitioner or None, but is 8 (an int).": lambda: data(Blobs(), 8),
-        "'num_clients' must be a whole number, but is 4.0 (a float). Write 4.": lambda: IIDPartitioner(4.0),
-        "'max_epochs' must be a whole number, but is 1.5 (a float).": lambda: LocalTraining(max_epochs=1.5),
-        "but is {'max_epochs': 2} (a dict). Write LocalTraining(max_epochs=2).": lambda: orchestrator(local={"max_epochs": 2}),
-        "but is True (a bool). Write ClientEvaluation(...).": lambda: orchestrator(client_evaluation=True),
-        "'clients_per_round' must be a number, but is 'half' (a str).": lambda: orchestrator(clients_per_round="half"),
-        "'clients_per_round' must be a number, but is True (a bool).": lambda: orchestrator(clients_per_round=True),
-        "'server_optimizer' must be a function or None, but is 'adam' (a": lambda: orchestrator(server_optimizer="adam"),
-        "AdaFed: 'power' must be a number, but is '2' (a str).": lambda: AdaFed(power="2"),
-        "must be a list of Transform objects or None, but is a ClipUpdate. Put it in a list.": lambda: orchestrator(
-            transforms=ClipUpdate(1.0)
-        ),
-        "but is 'net.3' (a str). Write [PersonalPart(...)].": lambda: orchestrator(personal="net.3"),
+        "FederatedDataModule: 'partitioner' must be a Partitioner or None, but is 8.": lambda: data(Blobs(), 8),
+        "'num_clients' must be a whole number, but is 4.0.": lambda: IIDPartitioner(4.0),
+        "'max_epochs' must be a whole number, but is 1.5.": lambda: LocalTraining(max_epochs=1.5),
+        "must be a LocalTraining, but is {'max_epochs': 2}.": lambda: orchestrator(local={"max_epochs": 2}),
+        "must be a ClientEvaluation, but is True.": lambda: orchestrator(client_evaluation=True),
+        "'clients_per_round' must be a finite number, but is 'half'.": lambda: orchestrator(clients_per_round="half"),
+        "'clients_per_round' must be a finite number, but is True.": lambda: orchestrator(clients_per_round=True),
+        "'server_optimizer' must be a function or None, but is 'adam'.": lambda: orchestrator(server_optimizer="adam"),
+        "AdaFed: 'power' must be a finite number, but is '2'.": lambda: AdaFed(power="2"),
+        "'transforms' must be a list or None, but is of type ClipUpdate.": lambda: orchestrator(transforms=ClipUpdate(1.0)),
+        "must be a list or None, but is 'net.3'.": lambda: orchestrator(personal="net.3"),
         "Attackers: 'model' must be a ModelAttack or None, but is 'SignFlip'": lambda: Attackers(model="SignFlip"),
-        "RingFed: 'periods' must be a whole number, but is '2' (a str).": lambda: RingFed(periods="2"),
-        "TablePartitioner: 'counts' must be a list of": lambda: TablePartitioner("counts.csv"),
+        "RingFed: 'periods' must be a whole number, but is '2'.": lambda: RingFed(periods="2"),
+        "TablePartitioner: 'counts' must be a list, but is 'counts.csv'": lambda: TablePartitioner("counts.csv"),
         "'data.clients' must be a dictionary with the data of one or more clients: {'a': ..., 'b': ...}, but is [": lambda: (
             data.from_clients([TensorDataset(torch.zeros(4))])
         ),
@@ -193,7 +188,7 @@ ROUNDS = [
         for name, value in (("limit_train_batches", 1), ("gradient_clip_val", 1.0), ("accumulate_grad_batches", 2))
     ),
     Refusal(lambda: PredictionImages(0), "'PredictionImages.images' must be 1 or above, but is 0"),
-    Refusal(lambda: PartitionReport(max_clients=0), "'partition_report.max_clients' must be at least 1"),
+    Refusal(lambda: FederationReport(max_clients=0), "'federation_report.max_clients' must be 1 or above"),
     *(
         Refusal(lambda setting=setting: ReportOptions(**setting), f"'report.{next(iter(setting))}' must be at least")
         for setting in ({"every": 0}, {"after": -1}, {"last": 0})

@@ -315,7 +315,7 @@ SETTINGS = [
     Refusal(
         lambda: TableDataModule("x.csv", kind="ranking"), "'kind' must be 'regression' or 'classification', but is 'ranking'"
     ),
-    Refusal(patient("", columns={"age": "alter"}), "'columns' must be a dictionary of dictionaries or None, but is"),
+    Refusal(patient("", columns={"age": "alter"}), "'columns' must be a dictionary or None, but is"),
     Refusal(
         lambda: TableDataModule("x.csv", "age", schema=small(AGE, SEX, OUTCOME, target="outcome")),
         "'data.datamodule.target' must be left out, or 'outcome' as in the schema, but is 'age'",

@@ -30,8 +30,8 @@ from fl_lightning import (
     UNet,
 )
 from fl_lightning.callbacks import prediction_images
+from fl_lightning.callbacks.prediction_images import draw_predictions
 from fl_lightning.cells import CellSite
-from fl_lightning.reporting import draw_predictions
 
 SITES = {"west": CellSite(images=6), "east": CellSite(images=9, cells=(1, 4))}
 

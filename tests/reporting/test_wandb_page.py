@@ -20,16 +20,16 @@ from federations import Blobs, Consecutive, Plain, blobs, every_round, federate,
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from torch.utils.data import TensorDataset
-from wandb_file import charts, configuration, history, panels, summary, tags
+from wandb_file import charts, configuration, declared_axes, history, panels, summary, tags
 
 from fl_lightning import (
     AdaFed,
-    ClientTable,
+    ConfigurationError,
     FederatedDataModule,
     FederatedOrchestrator,
     FederationReport,
+    FederationWandbLogger,
     IIDPartitioner,
-    PartitionReport,
 )
 from fl_lightning.reporting.client_charts import chart_rows
 from fl_lightning.reporting.wandb import where_to_look, workspace_figures
@@ -58,7 +58,7 @@ def measure(self) -> None:
 
 def reported(folder: str, *callbacks, rounds=2, tags=None, **flags):
     L.seed_everything(3, verbose=False)
-    loggers = [WandbLogger(save_dir=folder, offline=True, tags=tags), CSVLogger(folder, name="csv")]
+    loggers = [FederationWandbLogger(save_dir=folder, offline=True, tags=tags), CSVLogger(folder, name="csv")]
     federation = FederatedOrchestrator(AdaFed("val_acc"), clients_per_round=2)
     run = trainer(rounds, federation, *callbacks, logger=loggers, default_root_dir=folder, **flags)
     run.fit(variant(on_validation_epoch_end=measure)(), FederatedDataModule(Blobs(), Consecutive()))
@@ -99,23 +99,13 @@ def test_python_reports_what_the_command_line_reports(page):
     assert (page.folder / "client_rounds.csv").read_text().count("\n") == 1 + 6 * 2
 
 
-@pytest.mark.slow
-def test_metrics_with_a_slash_are_shown_like_others(page):
-    """``self.log("val/mae")``, as many Lightning users write, has summary and costs."""
+def test_the_page_shows_rounds_costs_and_charts(page):
+    """Also of ``self.log("val/mae")``, and of Lightning's monitor, which logs without the key ``round``."""
     shown = panels(page.path)
     assert "by_megabytes/val/mae" in shown["by_megabytes"]
     assert "by_seconds/val/mae" in shown["by_seconds"]
     assert summary(page.path)["val/mae"].keys() == {"min", "max", "last"}
-
-
-@pytest.mark.slow
-def test_what_others_log_belongs_to_its_round(page):
-    """Lightning's monitor logs the rate of a round when it begins, without the key ``round``."""
     assert {row["round"]: row["lr-SGD"] for row in page.rows if "lr-SGD" in row} == dict.fromkeys(range(6), 1)
-
-
-@pytest.mark.slow
-def test_the_charts_of_a_run_come_after_rounds_1_2_4_and_at_its_end(page):
     assert [row["round"] for row in page.rows if "client_charts" in row] == [0, 1, 3, 5]
 
 
@@ -129,10 +119,10 @@ def test_a_run_is_tagged_by_strategy_and_partition(page):
     assert strategy.startswith("strategy=cent")
 
 
-def fitted(rounds: int, *callbacks, names=("north", "south"), **given) -> Path:
-    logger = WandbLogger(save_dir="run", offline=True)
+def fitted(rounds: int, *callbacks, names=("north", "south"), kind=FederationWandbLogger, **given) -> Path:
+    logger = kind(save_dir="run", offline=True)
     sets = {name: TensorDataset(*blobs(10, seed)) for seed, name in enumerate(names)}
-    callbacks = (FederatedOrchestrator(**given.pop("federation", {})), *callbacks, every_round(Path("run")))
+    callbacks = (FederatedOrchestrator(), *callbacks, every_round(Path("run")))
     run = trainer(rounds, *callbacks, logger=logger, default_root_dir="run", enable_checkpointing=True)
     run.fit(Plain(), FederatedDataModule.from_clients(sets), **given)
     return file_of("run")
@@ -147,28 +137,31 @@ def test_a_resumed_run_s_charts_show_all_rounds_by_the_clients_names():
     assert not [section for section in panels(path) if section.startswith("client_")]
 
 
-def test_with_more_clients_than_columns_charts_show_quantiles():
-    path = fitted(1, ClientTable(), names=[str(k) for k in range(21)])
-    found = charts(path)["by_client/loss"]
-    assert set(found) == QUANTILES
-    with Path("run/client_rounds.csv").open() as file:
-        losses = [float(line["loss"]) for line in csv.DictReader(file)]
-    assert found["p90"] == [pytest.approx((0, np.quantile(losses, 0.9)))]
-    assert tags(path) == ["strategy=FedAvg", "partition=own data"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("clients", "lines"), [(20, {str(k) for k in range(20)}), (21, QUANTILES)])
-def test_twenty_clients_have_a_line_each(clients, lines):
+@pytest.mark.parametrize("clients", [pytest.param(20, marks=pytest.mark.slow), 21])
+def test_with_more_clients_than_columns_charts_show_quantiles(clients):
     names = [str(k) for k in range(clients)]
-    assert set(charts(fitted(1, ClientTable(), names=names))["by_client/loss"]) == lines
+    path = fitted(1, FederationReport(), names=names)
+    found = charts(path)["by_client/loss"]
+    assert set(found) == (set(names) if clients == 20 else QUANTILES)
+    with Path("run/client_rounds.csv").open() as file:
+        losses = {line["client"]: float(line["loss"]) for line in csv.DictReader(file)}
+    expected = losses["9"] if clients == 20 else np.quantile([*losses.values()], 0.9)
+    assert found["9" if clients == 20 else "p90"] == [pytest.approx((0, expected))]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tables", [(), (ClientTable(enabled=False),)])
+@pytest.mark.parametrize("tables", [(), (FederationReport(clients=False),)])
 def test_without_the_table_of_clients_each_client_keeps_its_panel(tables):
     """Otherwise nothing would show the clients."""
     assert panels(fitted(1, *tables))["client_loss"] == {"client_loss/north", "client_loss/south"}
+
+
+def test_lightnings_own_logger_has_a_panel_for_each_figure_and_the_tables():
+    path = fitted(2, FederationReport(), kind=WandbLogger)
+    assert declared_axes(path)["*"] == "trainer/global_step"
+    assert {"client_loss", "client_steps", "federation"} < panels(path).keys()
+    assert {"clients", "client_rounds", "partition"} <= {name for row in history(path) for name in row}
+    assert not charts(path)
+    assert tags(path) == ["strategy=FedAvg", "partition=own data"]
 
 
 def test_a_chart_has_as_many_rows_as_wandb_draws():
@@ -236,13 +229,6 @@ def report(rounds: int, *callbacks, **flags) -> None:
     run.fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
 
 
-def test_callbacks_of_ones_own_take_the_place_of_the_reports():
-    run = trainer(1, FederatedOrchestrator(), FederationReport(), PartitionReport(False), ClientTable(False))
-    run.fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
-    assert sum(isinstance(callback, PartitionReport | ClientTable) for callback in run.callbacks) == 2
-    assert not list(Path().glob("*.csv"))
-
-
 def test_logs_outside_of_the_runs_folder(capsys):
     report(1, FederatedOrchestrator(), logger=CSVLogger("logs", name="a"))
     assert "Run: run (partition.csv, clients.csv, client_rounds.csv)\nLogs: logs/a/version_0\n" in capsys.readouterr().out
@@ -266,20 +252,18 @@ def test_a_report_of_training_without_a_federation_says_so(capsys):
     assert "No federation" not in text
 
 
-@pytest.mark.slow
-def test_the_report_says_once_what_came_out(capsys):
-    reported("run", FederationReport(), FederationReport(), rounds=1)
-    assert capsys.readouterr().out.count("wandb sync") == 1
-    wandb.finish()
+def test_a_quick_run_saves_nothing_and_a_second_report_is_refused(capsys):
     reported("quick", FederationReport(), fast_dev_run=True)
     text = capsys.readouterr().out
     assert "Ran one round with one batch per client and saved nothing" in text
     assert "wandb sync" not in text
     assert not Path("quick").exists()
+    with pytest.raises(ConfigurationError, match=r"has two FederationReports, .* Remove one\."):
+        report(1, FederatedOrchestrator(), FederationReport())
 
 
 def test_a_second_fit_begins_the_table_of_clients_anew():
-    table = ClientTable()
+    table = FederationReport()
     for _ in range(2):
         trainer(2, FederatedOrchestrator(), table).fit(Plain(), FederatedDataModule(Blobs(), IIDPartitioner(3)))
         with Path("clients.csv").open() as file:
@@ -292,15 +276,15 @@ def test_a_second_fit_begins_the_table_of_clients_anew():
 def test_a_resumed_run_writes_a_round_once(tmp_path):
     """Half a line of a process that was killed, and rounds that are done again, are taken out."""
     flags = {"default_root_dir": str(tmp_path), "enable_checkpointing": True}
-    federate(Plain(), 2, ClientTable(), every_round(tmp_path), flags=flags)
+    federate(Plain(), 2, FederationReport(), every_round(tmp_path), flags=flags)
     path = tmp_path / "client_rounds.csv"
     path.write_text(path.read_text() + "2,0,7,2\n5,0,7,2")
-    federate(Plain(), 3, ClientTable(), ckpt_path=str(tmp_path / "last.ckpt"), flags=flags)
+    federate(Plain(), 3, FederationReport(), ckpt_path=str(tmp_path / "last.ckpt"), flags=flags)
     with path.open() as file:
         lines = list(csv.DictReader(file))
     assert [(line["round"], line["client"]) for line in lines] == [(str(r), str(k)) for r in range(3) for k in range(3)]
     assert all(float(line["loss"]) > 0 and float(line["update_norm"]) > 0 and line["train_acc"] for line in lines)
-    federate(Plain(), 1, ClientTable(), flags=flags)
+    federate(Plain(), 1, FederationReport(), flags=flags)
     assert path.read_text().count("\n") == 1 + 3  # a new run
 
 

@@ -19,7 +19,7 @@ from command_line import QUIET, ROOT, fit
 from shared_runs import WARNING
 from wandb_file import charts, configuration, declared_axes, history, panels
 
-from fl_lightning.reporting import draw_confusion
+from fl_lightning.reporting.matrices import draw_confusion
 from fl_lightning.reporting.wandb import sweep_folder
 
 LEFT_OUT = ("examples", "steps", "weight", "bytes_down", "bytes_up")
@@ -195,7 +195,7 @@ def test_a_sweep_s_runs_have_folders_of_their_own_and_the_table_of_clients_can_b
     assert sweep_folder("runs/x") == "runs/x"
     monkeypatch.setenv("WANDB_SWEEP_ID", "sweep1")
     monkeypatch.setenv("WANDB_RUN_ID", "run7")
-    status, text = fit(fl, "--trainer.logger=false", "--client_table.enabled=false")
+    status, text = fit(fl, "--trainer.logger=false", "--federation_report.clients=false")
     assert status == 0, text
     folder = Path("runs/adafed_mnist/sweep1/run7")
     assert (folder / "checkpoints/last.ckpt").exists()

@@ -16,11 +16,11 @@ from torch.utils.data import TensorDataset
 
 from fl_lightning import (
     Availability,
-    FailureLog,
     Faults,
     FederatedDataModule,
     FederatedOrchestrator,
     FederationCallback,
+    FederationReport,
     LocalTraining,
 )
 from fl_lightning.core.plan import ClientSampler
@@ -96,7 +96,7 @@ def test_drop_outs_are_told_and_do_not_train(tmp_path):
     sets = {name: TensorDataset(*(t[k : 30 + k] for t in x_y)) for k, name in enumerate("abc")}
     data = FederatedDataModule.from_clients(sets, val=TensorDataset(*Blobs().val), batch_size=5)
     federation = FederatedOrchestrator(availability=Availability(drop_out=0.4), local=LocalTraining())
-    run = trainer(6, federation, heard, updates, FailureLog(), default_root_dir=tmp_path)
+    run = trainer(6, federation, heard, updates, FederationReport(), default_root_dir=tmp_path)
     run.fit(Plain(), data)
     assert heard.failures
     for round_idx, clients in enumerate([u.client for u in r] for r in updates.rounds):
@@ -111,8 +111,6 @@ def test_drop_outs_are_told_and_do_not_train(tmp_path):
 
 def test_a_resumed_run_lists_its_failures_once(tmp_path):
     (tmp_path / "failures.csv").write_text("round,client,attempts,cause\n0,1,1,x\n1,2,1,y\n5,0,1,z\n")
-    log = FailureLog()
-    run = trainer(3, log, default_root_dir=tmp_path)
-    run.fit_loop.epoch_progress.current.processed = run.fit_loop.epoch_progress.current.completed = 2
-    log.on_train_start(run, Plain())
+    log = FederationReport()
+    log.on_round_start(trainer(3, log, default_root_dir=tmp_path), Plain(), 2, ())
     assert (tmp_path / "failures.csv").read_text().split() == ["round,client,attempts,cause", "0,1,1,x", "1,2,1,y"]

@@ -86,7 +86,7 @@ def small_data(study: str, settings: str, monkeypatch) -> list[str]:
     if "MNISTDataModule" in settings:
         clients = 2 if study in FEW else 10 if "num_clients: 1000\n" in settings else None  # 500 are no more of a check
         return SMALL if clients is None else [*SMALL, f"--federation.clients_per_round={clients}"]
-    flags = [flag for flag in SMALL if flag.startswith(("--trainer", "--partition_report"))]
+    flags = [flag for flag in SMALL if flag.startswith(("--trainer", "--federation_report"))]
     flags += ["--federation.local.max_epochs=1", "--federation.local.limit_train_batches=1"]
     if "TorchvisionDataModule" in settings:
         monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *args: True)

@@ -58,7 +58,7 @@ def refused(capsys, *arguments: str) -> str:
         (["--base", ADAFED, "--sweep", "best"], "'sweep'"),
         (["--base", ADAFED, "--jobs", "many"], "All settings: fl-lightning compare --help; examples: docs/studies.md."),
         (["--base", ADAFED, "--settings.trainer.max_epochs"], "expected"),
-        (["--config", "null.yaml"], "'seeds' is null, but needs a whole number or a list of whole numbers or text. Set it, or"),
+        (["--config", "null.yaml"], "'seeds' is null, but needs a whole number or a list or text. Set it, or"),
         (["--config", "every.yaml"], "'report.every' is null, but needs a whole number."),
     ],
 )

@@ -19,7 +19,7 @@ SMALL = [
     "--trainer.accelerator=cpu",
     "--trainer.enable_progress_bar=false",
     "--trainer.enable_model_summary=false",
-    "--partition_report.enabled=false",
+    "--federation_report.partition=false",
 ]
 
 
@@ -51,7 +51,7 @@ QUIET = [
     "--trainer.accelerator=cpu",
     "--trainer.enable_progress_bar=false",
     "--trainer.enable_model_summary=false",
-    "--partition_report.enabled=false",
+    "--federation_report.partition=false",
 ]
 TINY_CELLS = ["--data.datamodule.sites={a: {images: 6}, b: {images: 9, missed: 0.5}}", "--data.datamodule.test_images=4"]
 OTHER_TASKS: dict[str, tuple[list[str], list[str]]] = {

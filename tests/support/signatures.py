@@ -72,8 +72,8 @@ PLAIN = (
     (fl.FedAvg, fl.FedAvgM, fl.FedAdagrad, fl.FedDyn, fl.FedExP, fl.QFedAvg, fl.AFL, fl.APFL, fl.Ditto, fl.PFedMe, fl.Focus),
     (fl.Krum, fl.TrimmedMean, fl.GeometricMedian, fl.CosineFilter, fl.LastClient),
 )
-NOT_SETTINGS = {"ClientFailure", "ClientUpdate", "Partition", "Sums", "SupervisedTask"}
-"""What the package makes itself, and the base of the tasks."""
+NOT_SETTINGS = {"ClientFailure", "ClientUpdate", "FederationWandbLogger", "Partition", "Sums", "SupervisedTask"}
+"""What the package makes itself, the base of the tasks, and the logger, whose settings are Lightning's."""
 
 
 def recipes() -> Iterator[Recipe]:
@@ -203,7 +203,7 @@ def models() -> Iterator[Recipe]:
 def callbacks() -> Iterator[Recipe]:
     """What is given to a Trainer, and studies."""
     yield Recipe(fl.BestCheckpoint, lambda: {"monitor": "val_acc"}, callback)
-    for kind in (fl.LastCheckpoint, fl.ClientTable, fl.FailureLog, fl.PartitionReport, fl.FeatureCache):
+    for kind in (fl.LastCheckpoint, fl.FederationReport, fl.FeatureCache):
         yield Recipe(kind, dict, callback)
     yield Recipe(fl.TransferLearning, lambda: {"parts": ["net.0"]}, callback)
     yield Recipe(fl.AtomicCheckpointIO, dict, lambda made: fit(flags={"plugins": [made]}))

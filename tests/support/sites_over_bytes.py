@@ -334,7 +334,7 @@ def configuration(rounds: int = 3, **federation: Any) -> dict[str, Any]:
         "model": {"class_path": "ClassificationTask", "init_args": model},
         "data": {"datamodule": table("all", test_path="test.csv"), "partitioner": "DomainPartitioner"},
         "federation": {"local": {"threads": 1}, **federation},
-        "partition_report": {"enabled": False},
+        "federation_report": {"partition": False},
     }
 
 

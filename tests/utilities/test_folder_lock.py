@@ -10,9 +10,9 @@ import time
 import warnings
 
 import pytest
+from filelock import FileLock
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.utilities import folder_lock
 from fl_lightning.utilities.folder_lock import lock_folder
 
 
@@ -81,13 +81,14 @@ def test_many_that_come_and_go_are_never_two_at_once(tmp_path):
 
 
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
-    def refuse(file):
+    def refuse(self):
         raise OSError(errno.ENOLCK, "No locks available")
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with lock_folder(tmp_path) as locked:
             assert locked
-    monkeypatch.setattr(folder_lock, "_lock", refuse)
-    with pytest.warns(UserWarning, match="without locks \\(No locks available\\)"), lock_folder(tmp_path) as locked:
+    monkeypatch.setattr(FileLock, "_acquire", refuse)
+    with pytest.warns(UserWarning, match="without locks \\(No locks available\\)") as said, lock_folder(tmp_path) as locked:
         assert not locked
+    assert [one.filename for one in said] == [__file__]

@@ -53,8 +53,7 @@ def export(source: Path, client: str, target: Path, trusted: Sequence[str] = (),
         ConfigurationError: if there is no such client.
     """
     from fl_lightning.evaluation.client_models import kept_by_site, memory_in, own_tensors, state_of_federation
-    from fl_lightning.plugins.checkpoint_io import AtomicCheckpointIO
-    from fl_lightning.utilities.checkpoint_file import read_checkpoint
+    from fl_lightning.utilities.checkpoints import AtomicCheckpointIO, read_checkpoint
 
     checkpoint = read_checkpoint(source, "cpu", trusted)
     weights = dict(checkpoint["state_dict"])

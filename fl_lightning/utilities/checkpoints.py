@@ -1,4 +1,4 @@
-"""Read checkpoints, only if they are complete, and without running code that they contain."""
+"""Checkpoints that are written completely or not at all, and read only if complete and without running code in them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,32 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import IO, Any
 
 import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
+from lightning.fabric.utilities.data import AttributeDict
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.plugins import TorchCheckpointIO
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-from fl_lightning.compat.lightning import class_only
+from fl_lightning.compat.lightning import class_only, innermost_checkpoint_io
 from fl_lightning.compat.python import modules_today
 from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from fl_lightning.utilities.argument_types import ChecksTypes
+from fl_lightning.utilities.atomic_file import PARTIAL, fill_whole
+from fl_lightning.utilities.collectives import Collectives
+from fl_lightning.utilities.folder_lock import lock_folder
 
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 """First bytes of files of torch.save, in its current and its old format."""
 _HARMLESS = ("argparse", "builtins", "collections", "datetime", "decimal", "enum", "fractions", "functools", "pathlib", "uuid")
 """Modules of the standard library whose classes only hold values. Any other could be used to run code."""
+_UNFINISHED = PARTIAL.format(name="*.ckpt", process="*")
+"""Names of checkpoints while they are being written."""
 TRUSTED = "federation.checkpoints.trusted_classes"
 _OTHER_THINGS = "contains more than tensors and plain values, which could run code and is not loaded"
 
@@ -50,8 +58,6 @@ def read_checkpoint(source: Source, map_location: Any = None, trusted: Sequence[
     with checked(source, trusted) as file:
         try:
             return torch.load(file, map_location=map_location, weights_only=True)
-        except UnpicklingError:
-            raise
         except Exception as error:
             raise unreadable(source, error) from error
 
@@ -247,17 +253,145 @@ def _newest_whole(source: Source) -> str:
     """Return the name of the newest complete checkpoint in the same folder; an empty string if it has none."""
     if not isinstance(source, str | os.PathLike) or "://" in str(source):
         return ""
-    broken = Path(source)
-    others = [path for path in broken.parent.glob("*.ckpt") if path.name != broken.name and path.is_file()]
+    others = [path for path in Path(source).parent.glob("*.ckpt") if path.name != Path(source).name]
     for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
-        try:
-            with open(path, "rb") as file:
-                if not _damage(file):
-                    return path.name
-        except OSError:
-            continue
+        with suppress(OSError), open(path, "rb") as file:
+            if not _damage(file):
+                return path.name
     return ""
 
 
 def _name(source: Source) -> str:
     return str(source) if isinstance(source, str | os.PathLike) else "the checkpoint"
+
+
+class AtomicCheckpointIO(ChecksTypes, TorchCheckpointIO):
+    """Write a checkpoint next to its target, sync it to disk, and rename it; read only tensors and plain values.
+
+    Lightning writes to the system's temp folder and moves the file: across file systems that is a copy, and a kill leaves an
+    empty file. Here a kill at any moment, or a full disk, leaves the previous checkpoint or the new one. Lightning still
+    writes to paths with a protocol (``s3://``).
+
+    Checkpoints are read with ``weights_only=True`` from any source: a URL is downloaded first. Checksums are compared
+    before loading, which reads a local file one more time.
+
+    Args:
+        trusted_classes: dotted paths of classes that a checkpoint may hold besides tensors and plain values.
+
+    Raises:
+        ConfigurationError: if a class cannot be imported or could run arbitrary code.
+    """
+
+    def __init__(self, trusted_classes: Sequence[str] | None = None) -> None:
+        self.trusted_classes = require_trusted(trusted_classes)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        """Write the checkpoint as the class describes.
+
+        Raises:
+            CheckpointError: if it cannot be written; the previous checkpoint is kept.
+        """
+        if "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        target = Path(path)
+        try:
+            fill_whole(target, lambda file: torch.save(checkpoint, file))  # tensor by tensor, never in memory as a whole
+        except Exception as raised:
+            error = raised if isinstance(raised, OSError) else raised.__context__  # torch may raise one of its own after it
+            if not isinstance(error, OSError):
+                raise
+            what = f"Cannot write the checkpoint '{target}' ({error.strerror})."
+            if target.exists() or (checkpoint.get("epoch", 0) > 0 and any(target.parent.glob("*.ckpt"))):
+                advice = "The previous checkpoint is unchanged. Free some space, and resume with '--ckpt_path last'."
+            else:
+                other = "or set 'trainer.default_root_dir' to another disk"
+                advice = f"No round is saved yet. Free some space, {other}, and start again."
+            raise CheckpointError(f"{what} {advice}") from error
+
+    def load_checkpoint(
+        self,
+        path: str | Path,
+        map_location: Any = lambda storage, location: storage,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Read a checkpoint as the class describes.
+
+        Raises:
+            CheckpointError: if the file is missing or damaged, or holds a class that is not trusted, or if
+                ``weights_only`` is False.
+        """
+        refuse_unsafe(weights_only)
+        checkpoint: dict[str, Any] = read_checkpoint(path, map_location, self.trusted_classes)
+        return checkpoint
+
+
+def use_safe_checkpoints(trainer: Trainer, trusted: Sequence[str]) -> list[str] | None:
+    """Make a Trainer save and load with :class:`AtomicCheckpointIO`, unless the user has set another IO.
+
+    Args:
+        trainer: any Trainer; an IO that wraps another stays the outer one.
+        trusted: dotted paths of classes, as in :class:`AtomicCheckpointIO`.
+
+    Returns:
+        All trusted classes, or None if the user's own IO reads checkpoints.
+    """
+    used, replace = innermost_checkpoint_io(trainer)
+    if type(used) is TorchCheckpointIO:
+        used = AtomicCheckpointIO()
+        replace(used)
+    if not isinstance(used, AtomicCheckpointIO):
+        return None
+    used.trusted_classes = list(dict.fromkeys([*used.trusted_classes, *trusted]))
+    return used.trusted_classes
+
+
+def checkpoint_folders(trainer: Trainer) -> list[Path]:
+    """Return the local folders in which a Trainer saves checkpoints."""
+    folders = (getattr(saver, "dirpath", None) for saver in trainer.checkpoint_callbacks)
+    return sorted({Path(folder).absolute() for folder in folders if folder is not None and "://" not in str(folder)})
+
+
+def lock_checkpoints(trainer: Trainer, cleanup: ExitStack) -> None:
+    """Keep other runs out of the checkpoint folders, and remove partial files that killed processes left there.
+
+    Rank 0 does this; if it fails, all ranks end.
+
+    Args:
+        trainer: Trainer that is about to fit, with checkpoint callbacks set up.
+        cleanup: exit stack that releases the folders.
+
+    Raises:
+        ConfigurationError: if another run uses a folder, or a folder is not writable.
+    """
+    failure: Exception | None = None
+    try:
+        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            for folder in checkpoint_folders(trainer):
+                if cleanup.enter_context(lock_folder(folder)):
+                    for path in folder.glob(_UNFINISHED):
+                        path.unlink(missing_ok=True)
+    except ConfigurationError as error:
+        failure = error
+    Collectives(trainer).gather_or_raise(None, failure)
+
+
+def make_plain(checkpoint: dict[str, Any]) -> None:
+    """Turn dictionaries of Lightning's own class inside the hyperparameters into plain ones, which can be read safely.
+
+    A part of a module that has hyperparameters of its own hands them to the module as such dictionaries.
+
+    Args:
+        checkpoint: a checkpoint that is about to be saved; its hyperparameters are replaced, not changed in place.
+    """
+    key = LightningModule.CHECKPOINT_HYPER_PARAMS_KEY
+    if key in checkpoint:
+        checkpoint[key] = _plain(checkpoint[key])
+
+
+def _plain(value: Any) -> Any:
+    if type(value) in (dict, AttributeDict):
+        return {name: _plain(held) for name, held in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_plain(held) for held in value)
+    return value
