@@ -14,7 +14,7 @@ from torch import Tensor
 from fl_lightning.compat.torch import parameters_of
 from fl_lightning.errors import WireError
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ClientTask, EvalOrder, Note, OwnModelOrder, ServerModel
+from fl_lightning.messages import ClientTask, EvalOrder, Note, ServerModel
 
 LARGEST_INT = 2**63
 """The limit of whole numbers in messages; JSON allows any number of digits, which neither a float nor an int64 holds."""
@@ -107,7 +107,7 @@ def require_model(model: ServerModel, module: torch.nn.Module) -> None:
 
 
 def require_order(
-    order: ClientTask | EvalOrder | Note | OwnModelOrder, state: ModelState, broadcast: Mapping[str, Tensor], client: int
+    order: ClientTask | EvalOrder | Note, state: ModelState, broadcast: Mapping[str, Tensor], client: int
 ) -> None:
     """Refuse an order for another client, or with tensors that do not fit the model.
 

@@ -37,7 +37,7 @@ from fl_lightning.flower.site.policy import Policy
 from fl_lightning.flower.site.store import SiteRecord, approve, digest_of, settings_of
 from fl_lightning.flower.wire.serve import _check_database
 from fl_lightning.flower.wire.server_folder import ServerFolder
-from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, OwnModelOrder, Question
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Question
 from fl_lightning.types import ClientFailure
 
 STATE = Path("north/state")
@@ -167,7 +167,6 @@ def questions() -> list[EvalOrder]:
     ("asked", "said"),
     [
         (questions(), ""),
-        ([OwnModelOrder(1, 0)], "needs what this site does not tell: the model that the site keeps for itself"),
         ([order()], "This site has agreed to evaluate models alone"),
     ],
 )

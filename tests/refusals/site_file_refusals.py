@@ -155,6 +155,7 @@ REFUSALS = [
     data(EMBEDDED + "seed: 1\nseed: 2\n", "'seed' occurs twice, first in line "),
     data(EMBEDDED + "seed: 010\n", "YAML reads 010 as the number 8. Put quotes around it, or write 8."),
     data(EMBEDDED + "device: gpu\n", "'device' must be auto, cpu, cuda or cuda:NUMBER, but is 'gpu'."),
+    data(EMBEDDED + "schema: server\n", "'schema' is now one of the datamodule: set it there to a copy of the server's file."),
     Refusal(missing_device, "'device' is 'cuda:1', but torch finds 1 GPUs here. Set 'device: auto'."),
     # a site's table
     table(None, "'own.csv' does not exist. Set 'data.datamodule.path' to"),

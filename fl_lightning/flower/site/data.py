@@ -87,7 +87,6 @@ class SiteData:
 
     def __init__(self, settings: SiteSettings) -> None:
         self._datamodule, self._schema = settings.datamodule, digest_of_schema(settings.datamodule)
-        self._takes_schema = settings.schema == "server"
         whole = _whole(settings)
         self._views: dict[Part, FederatedDataModule] = {"training": whole}
         self._separate: dict[Part, FederatedDataModule] = {}
@@ -229,8 +228,6 @@ class SiteData:
         sparse = {k for k, count in enumerate(found.counts) if count < least or size < least}  # an image has many numbers
         if sparse and not summed:
             return None
-        if self._takes_schema:  # a server could declare a rare value missing, and count it by what is left
-            sparse |= {k for k, count in enumerate(found.counts) if 0 < size - count < least}
         found = without_small(found, categories_of(self._datamodule, len(found.counts)), least)
         return without_channels(found, sparse).texts()
 

@@ -236,17 +236,6 @@ class SiteLimits:
             if order.question is not None:
                 check_question(order, order.question, policy)
 
-    def check_own_model(self, settings: FederationSettings, data: SiteData) -> None:
-        """Refuse to send the model that the site keeps for itself, unless the policy lets it travel.
-
-        Raises:
-            RefusedError: naming the limit.
-        """
-        self._require_told({"own_model": "the evaluation of each site's own model by the others"})
-        if self._policy.masks is not None or any(option.seals for option in settings.active_options):
-            raise RefusedError("The model of this site would leave without the masks that this federation has.")
-        self.check_training(data)
-
     def check_work(self, update: ClientUpdate) -> None:
         """Refuse to send an update of no step, or of fewer rows than this site requires, which a stream tells only now.
 

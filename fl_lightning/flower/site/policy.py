@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from fl_lightning.errors import ConfigurationError, did_you_mean, require
@@ -33,7 +33,6 @@ FACTS = {
     "evaluation/training": "figures of models on its training examples, and of how many",
     "evaluation/validation": "figures of models on its validation examples, and of how many",
     "evaluation/test": "figures of models on its test examples, and of how many",
-    "own_model": "the model that the site keeps for itself, to a server that has other sites evaluate it",
 }
 """What may leave a site beside the update, by its name in ``policy.tells``, in words."""
 _SIZES = ("examples", "examples/rounded", "steps")
@@ -43,40 +42,20 @@ _COVERED = {
 }
 """What may leave in each form: beside noise, only sizes and what follows from the settings."""
 
-_RENAMED = {
-    **dict.fromkeys(("classes", "default_classes", "models"), "policy.code"),
-    **dict.fromkeys(("max_rounds", "max_total_rounds"), "policy.machine.trainings"),
-    "max_evaluations": "policy.answers",
-    **dict.fromkeys(("max_epochs", "max_seconds"), "policy.machine.hours"),
-    **dict.fromkeys(("max_model", "largest_message"), "policy.machine.memory"),
-    "min_noise": "policy.update.noise.least",
-    "budget": "policy.update.noise.budget",
-    "secure_aggregation": "policy.update.masks",
-    "peers": "policy.update.masks.peers",
-    "min_cohort": "policy.update.masks.least",
-    "max_lost": "policy.update.masks.lost",
-    **dict.fromkeys(("min_examples", "min_count"), "policy.min_rows"),
-    **dict.fromkeys(("metrics", "seconds", "optimizer", "label_counts", "statistics"), "an entry of policy.tells"),
-    **dict.fromkeys(("evaluations", "own_model", "examples"), "an entry of policy.tells"),
-    "schema": "'schema' beside 'policy'",
-}
-
 
 def read_policy(given: Any) -> Any:
     """Return the settings of a policy without ``update: plain``, which is the default form.
 
     Raises:
-        ConfigurationError: for a setting of earlier versions, naming what has taken its place.
+        ConfigurationError: for what is no setting of a policy, such as one of earlier versions.
     """
-    page = "docs/real_federation.md shows the five headings"
-    if isinstance(given, str) or (isinstance(given, dict) and "preset" in given):
-        raise ConfigurationError(f"'policy' names a preset ({given}). There are none any more: {page}.")
-    gone = ("min_steps", "min_batch", "min_rate", "max_rate", "max_threads", "ranges", "histograms", "statistics_epsilon")
-    for name in given if isinstance(given, dict) else ():
-        if name in gone:
-            raise ConfigurationError(f"'policy.{name}' does not exist any more. Remove it: {page}.")
-        if name in _RENAMED:
-            raise ConfigurationError(f"'policy.{name}' is now {_RENAMED[name]}: {page}.")
+    names = [one.name for one in fields(Policy)]
+    unknown = [given] if isinstance(given, str) else [name for name in given or () if name not in names]
+    if unknown:
+        raise ConfigurationError(
+            f"'policy' has '{unknown[0]}', but its settings are {', '.join(names)}; see docs/site_policy.md."
+            f"{did_you_mean(str(unknown[0]), names)}"
+        )
     if not isinstance(given, dict) or "update" not in given:
         return given
     form = given["update"]

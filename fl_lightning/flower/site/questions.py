@@ -18,7 +18,7 @@ from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.policy import Policy
 from fl_lightning.flower.site.recipe import Recipe, RefusedError
 from fl_lightning.functional.digest import digest
-from fl_lightning.messages import EvalOrder, OwnModelOrder, Question, ServerModel
+from fl_lightning.messages import EvalOrder, Question, ServerModel
 from fl_lightning.utilities.atomic_file import write_whole
 from fl_lightning.utilities.kept_file import read_kept
 
@@ -82,9 +82,7 @@ class SiteQuestions:
         self._path, self._policy = folder / _FILE, policy
         self._units: dict[str, list[str]] = {}
 
-    def count(
-        self, orders: Sequence[Any], model: ServerModel | None, data: SiteData, own: Callable[[OwnModelOrder], Any]
-    ) -> None:
+    def count(self, orders: Sequence[Any], model: ServerModel | None, data: SiteData, own: Callable[[int], Any]) -> None:
         """Count the questions among a server's orders, before they are answered.
 
         Args:
@@ -110,7 +108,7 @@ class SiteQuestions:
                 known[version] = {"part": order.part, "units": units, "questions": []}
             question = order.question
             assert question is not None
-            answering = digest([dict(own(OwnModelOrder(order.version, order.client)).tensors)]) if order.own else ""
+            answering = digest([dict(own(order.client))]) if order.own else ""
             self._require_same_cuts(known[version].setdefault("cuts", {}).setdefault(tensors + answering, []), question.metric)
             text = json.dumps([tensors, answering, dict(question.metric)], sort_keys=True)
             one = hashlib.sha256(f"{text}{question.resamples}{question.level}".encode()).hexdigest()[:16]
