@@ -126,9 +126,9 @@ def require_order(
         raise WireError(f"The order is for the clients {sorted(asked)}, but this site is client {client}.")
     for task in tasks:
         turn = 0 if task.progress is None else task.progress.turn
-        least = min(task.period, turn, 0 if task.epochs is None else task.epochs)
+        least = min(task.round_idx, task.period, turn, 0 if task.epochs is None else task.epochs)
         if least < 0 or turn >= 10**9 or not 1 <= task.slowness < 1e9:
-            raise WireError("The order has a period, epochs, a slowness or a place in the training outside its range.")
+            raise WireError("The order has a round, period, epochs, a slowness or a place in the training outside its range.")
         if task.pull is not None:
             _require_vector(task.pull.anchor, state.num_parameters, "anchor")
     start = order.start if isinstance(order, ClientTask) else order.model if isinstance(order, EvalOrder) else None

@@ -201,7 +201,7 @@ TURNS: list[tuple[dict[str, Any], dict[str, Any], Any, str]] = [
     ({}, {}, {"epochs": 0}, FEW),
     ({}, local(engine="trainer"), {"progress": Progress(2, 0)}, "Error"),  # no place may shorten a turn
     ({}, local(engine="trainer"), {"progress": Progress(-1, 10)}, "Error"),
-    (THREE, {}, {"round_idx": 3}, "beyond this site's limit"),
+    ({}, {}, {"round_idx": -1}, "outside its range"),
     (
         {"tells": ["examples", "evaluation/test"]},
         {},

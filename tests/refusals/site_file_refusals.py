@@ -172,8 +172,11 @@ REFUSALS = [
     serving(with_another_key, UNUSABLE),
     *(serving(spoilt(name), UNUSABLE) for name in ("ca", "certificate", "key")),
     serving(spoilt("key", None), UNUSABLE),
-    serving(put_certificate, "server.crt' is for no host, so no site would connect."),
-    serving(lambda folder: put_certificate(folder, "h"), "server.crt' is not for 127.0.0.1, ... see docs/deployment.md."),
+    serving(put_certificate, "server.crt' is for no host, but not for h ('--host')."),
+    serving(
+        lambda folder: put_certificate(folder, "h"),
+        "server.crt' is for h, but not for 127.0.0.1 (where ... see docs/deployment.md.",
+    ),
     # folders, ports and addresses
     Refusal(folder_is_a_file, "Cannot create the folder 'taken' (File exists). Choose another."),
     Refusal(listening_twice, "Cannot listen on 127.0.0.1: ... Choose another port."),

@@ -65,7 +65,7 @@ def require_same(infos: Sequence[ClientInfo], schema: str) -> None:
             "classes",
             "",
             [one.digests[0] for one in infos],
-            "Set 'classes' of the datamodules to one list; rows may be missing.",
+            "Set 'classes' of the datamodules to one list.",
         ),
         ("columns", "", [one.digests[1] for one in infos], "Give all tables the same columns in the same order."),
         (

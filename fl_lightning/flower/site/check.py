@@ -12,8 +12,7 @@ from fl_lightning.flower.site.budget import SiteBudget
 from fl_lightning.flower.site.connection import ERRORS, connection_tests
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.limits import SiteLimits
-from fl_lightning.flower.site.peers import read_peers
-from fl_lightning.flower.site.policy import Policy
+from fl_lightning.flower.site.policy import Policy, read_peers
 from fl_lightning.flower.site.release import in_words, numbers_of, released
 from fl_lightning.flower.site.settings import SiteSettings, read_settings
 from fl_lightning.flower.words import printable

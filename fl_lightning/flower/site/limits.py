@@ -84,7 +84,7 @@ class SiteLimits:
         Raises:
             RefusedError: naming the settings.
         """
-        if owner.trains and not _at_own_pace(owner.active_options):
+        if owner.trains and not any(option.own_pace for option in owner.active_options):
             self.check_plan(owner.rounds, getattr(owner.route, "periods", 1))
         most, least = _noise(owner.active_options), self._policy.least_noise
         sealed = any(option.seals for option in owner.active_options)
@@ -259,9 +259,6 @@ class SiteLimits:
             RefusedError: naming the limit.
         """
         policy = self._policy
-        most = math.inf if _at_own_pace(settings.active_options) else policy.machine.trainings
-        if not 0 <= task.round_idx < most:
-            raise RefusedError(f"Round {task.round_idx} is beyond this site's limit of {most} ('policy.machine.trainings').")
         if not 1 <= task.slowness < math.inf:
             raise RefusedError(f"The turn has a slowness of {task.slowness:g}, which is not 1 or above.")
         every, smallest = data.batches(settings.local.full_batch)
@@ -288,11 +285,6 @@ def _require_sealed(order: ClientTask | EvalOrder) -> None:
         raise RefusedError("The order asks for a figure or a model of this site alone, but only sums over sites leave it.")
     if order.start is not None or order.pull is not None:
         raise RefusedError("The order has a model for this site alone, so the server could tell the sites' updates apart.")
-
-
-def _at_own_pace(options: Sequence[OptionSettings]) -> bool:
-    """Return whether the site may train in few of the rounds, so that only its trainings are counted against the limit."""
-    return any(option.own_pace for option in options)
 
 
 def _noise(options: Sequence[OptionSettings], delivered: bool = True) -> float:

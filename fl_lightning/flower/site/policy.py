@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fl_lightning.errors import ConfigurationError, did_you_mean, require
 from fl_lightning.flower.site.recipe import default_classes
+from fl_lightning.flower.wire.keys import read_public_key
 from fl_lightning.messages import Part
 
 _FAILURES = 3
@@ -290,3 +292,21 @@ def most_threads() -> int:
     """Return the most threads that a server may set: the number of cores that this process may use."""
     here = getattr(os, "sched_getaffinity", None)  # not on macOS and Windows
     return len(here(0)) if here is not None else os.cpu_count() or 1
+
+
+def read_peers(policy: Policy) -> dict[str, bytes]:
+    """Return the public keys in the folder of ``Masks.peers`` by the names of their files, which are those of the sites.
+
+    Raises:
+        ConfigurationError: if the folder does not exist, has none, or a file is no public key of a site.
+    """
+    if policy.masks is None:
+        return {}
+    peers = policy.masks.peers
+    files = sorted(Path(peers).glob("*.pub"))
+    if not files:
+        raise ConfigurationError(
+            f"'policy.update.masks.peers' is '{peers}', which is no folder with files NAME.pub. Put the public keys there that "
+            "the other sites have given you, each under the name of its site."
+        )
+    return {file.stem: read_public_key(file) for file in files}

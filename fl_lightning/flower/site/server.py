@@ -18,10 +18,9 @@ from fl_lightning.flower.site.audit import AuditLog, SiteErrors, in_words
 from fl_lightning.flower.site.budget import SiteBudget
 from fl_lightning.flower.site.contract import Built, build, check_contract
 from fl_lightning.flower.site.data import SiteData
-from fl_lightning.flower.site.description import SiteDescription
+from fl_lightning.flower.site.description import described, summand
 from fl_lightning.flower.site.limits import SiteLimits
-from fl_lightning.flower.site.peers import read_peers
-from fl_lightning.flower.site.policy import Masks, Policy
+from fl_lightning.flower.site.policy import Masks, Policy, read_peers
 from fl_lightning.flower.site.questions import SiteQuestions
 from fl_lightning.flower.site.recipe import RefusedError
 from fl_lightning.flower.site.release import numbers_of, released
@@ -81,7 +80,6 @@ class SiteServer:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._audit, self._record = AuditLog(folder / "audit.jsonl"), SiteRecord(folder, policy, name)
         self._limits, self._questions = SiteLimits(policy), SiteQuestions(folder, policy)
-        self._description = SiteDescription(name, policy, self._record)
         self._errors = SiteErrors(folder, self._say, uniform=policy.hides_errors)
         self._account = None if policy.budget is None else SiteBudget(policy.budget, data.names_persons)
         self._work: _Work | None = None
@@ -146,7 +144,7 @@ class SiteServer:
             )
         self._take_number(asked.get("client"))
         self._limits.check_training(self._data)
-        info = self._description.tell(asked, self._data)
+        info = described(asked, self._data, self._name, self._policy, self._record)
         if self._data.names("feature_names") is not None and not info.schema:
             self._say("The tables have no schema, so their units are not compared with those of other sites: docs/schema.md.")
         return info
@@ -155,7 +153,7 @@ class SiteServer:
         if type(client) is not int or not 0 <= client < 10**6:
             raise WireError("The request does not give this site a number.")
         if self._data.draws_parts:
-            self._record.take_number(client)
+            self._record.keep_once("number", client, f"The server calls this site client {client}, which was not its number.")
         self._data.number = client
         return client
 
@@ -204,7 +202,7 @@ class SiteServer:
             min_cohort=masks.least,
             max_lost=masks.lost,
             told=self._told,
-            moments=lambda: self._description.summand(self._data),
+            moments=lambda: summand(self._data, self._policy, self._record),
             hides_steps="steps" not in self._policy.told,
         )
 
