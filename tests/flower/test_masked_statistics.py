@@ -39,7 +39,9 @@ from fl_lightning.errors import ProtocolError
 from fl_lightning.flower import envelope
 from fl_lightning.flower.site import check as site_check
 from fl_lightning.flower.site.data import SiteData
+from fl_lightning.flower.site.description import summand
 from fl_lightning.flower.site.policy import Policy
+from fl_lightning.flower.site.recipe import RefusedError
 from fl_lightning.flower.site.settings import SiteSettings
 from fl_lightning.functional.exact_moments import Moments, moments_of
 from fl_lightning.messages import Note
@@ -229,7 +231,7 @@ def test_sums_do_not_leave_a_site_that_requires_masks_by_themselves():
     asked = envelope.request("describe", client=0, statistics=True)
     info = envelope.opened(net.SERVERS["site0"].answer({"order": asked}), ("reply",))["info"]
     assert info.moments is None
-    said = site_check._data(Namespace(data="site1/data.yaml", name="site1", schema=None, folder=None))
+    said = site_check._data(Namespace(data="site1/data.yaml", name="site1"))
     assert "once, to a server that asks, the sums of its inputs and of their squares, by feature; " in said
     assert "the loss and the sums of inputs leave in sums over sites only; " in said
 
@@ -240,8 +242,9 @@ def test_sites_without_consent_are_named_before_anything_is_added(monkeypatch):
     assert "but site site0 does not tell the sums of its inputs. If its staff agrees, they add 'statistics' to" in said
     claimed = net.SERVERS["site0"]._data.info
     monkeypatch.setattr(net.SERVERS["site0"]._data, "info", lambda *args: replace(claimed(*args), moments=()))
-    with pytest.raises(Exception, match="This site does not tell the sums of its inputs, also not in a sum over sites"):
-        net.SERVERS["site0"]._description.summand(net.SERVERS["site0"]._data)
+    site = net.SERVERS["site0"]
+    with pytest.raises(RefusedError, match="This site does not tell the sums of its inputs, also not in a sum over sites"):
+        summand(site._data, site._policy, site._record)
 
 
 @pytest.mark.slow

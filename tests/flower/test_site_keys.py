@@ -35,9 +35,7 @@ def test_a_server_keeps_its_host():
     require_certificate(folder.files["ca"])
     for host in ("fed.example.org", "localhost", "127.0.0.1"):
         assert folder.prepare(host, 3, 4) == []
-    with pytest.raises(
-        ConfigurationError, match=r"is for fed.example.org, localhost, 127.* but not for example.org \('--host'\)"
-    ):
+    with pytest.raises(ConfigurationError, match=r"is for fed.example.org, localhost, .* but not for example.org \('--host'\)"):
         folder.prepare("example.org", 1, 2)
     assert folder.settings() == {"host": "127.0.0.1", "port": 3, "local_port": 4}
 

@@ -92,7 +92,7 @@ def test_streams_at_the_sites_give_the_bits_of_the_simulation():
     assert [float(row[rows[0].index("examples")]) for row in rows[1:4]] == [24.0, 36.0, 48.0]
     assert net.same_bits(net.simulate(net.configuration() | {"data": {"clients": own}}), real)
     assert net.SERVERS["west"]._data.info("west", Policy(tells=["statistics"]), statistics=True).moments is None
-    said = site_check._data(argparse.Namespace(data=Path("west/data.yaml"), name="west", schema=None, folder=None))
+    said = site_check._data(argparse.Namespace(data=Path("west/data.yaml"), name="west"))
     assert "name west, " in said
     assert "num_examples 1, num_validation 0, num_test 0, streams True; " in said
 

@@ -153,8 +153,8 @@ def require_host(host: str, files: Mapping[str, str]) -> None:
     for wanted, why in ((host, "'--host'"), (LOOPBACK, "where 'fit' and 'register' connect")):
         if not _covers(names, wanted):
             raise ConfigurationError(
-                f"'{path}' is for {', '.join(names) or 'no host'}, but not for {wanted} ({why}). Use one that names both, or let "
-                f"'serve' create its own, and give yours to a proxy on this machine: see docs/deployment.md. {renew}"
+                f"'{path}' is for {', '.join(names) or 'no host'}, but not for {wanted} ({why}). Use one that names both, or "
+                f"let 'serve' create its own, and give yours to a proxy on this machine: see docs/deployment.md. {renew}"
             )
 
 
