@@ -17,6 +17,7 @@ def not_at_sites(settings: Any) -> dict[str, bool]:
     """Return what sites do not do for any server, by name, and whether the settings ask for it; sites check it themselves."""
     local, strategy = settings.local, settings.strategy
     return {
+        "federation.local.callbacks": bool(local.callbacks),
         f"federation.local.engine: {local.engine}": local.engine == "stacked",
         f"federation.local.compile: {local.compile}": bool(local.compile),
         **{name: True for option in settings.active_options for name in option.not_at_sites()},

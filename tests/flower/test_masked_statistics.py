@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -17,18 +16,15 @@ import sites_over_bytes as net
 import torch
 from masked_sites import (
     FIRST,
-    LOSSES,
     REST,
     SECURE,
     SKIP,
     Killed,
     cheating,
-    losing_each_step_once,
     masked,
     masks,
     masks_from_now_on,
     note_with,
-    opened_without,
     refuses,
     step_of,
     steps_of,
@@ -103,31 +99,13 @@ def test_three_sites_have_the_scale_and_the_bits_of_the_run_without_masks(strate
     assert all(len(set(one.tolist())) == len(one) for one in words)  # the words of small numbers would be 0 and -1
 
 
-@pytest.mark.parametrize(("step", "after"), net.slow_but(LOSSES, ("update", False)))
+@pytest.mark.parametrize(("step", "after"), net.slow_but([("update", False), ("open", True)], ("update", False)))
 def test_a_site_that_dies_leaves_the_scale_of_those_who_delivered(step, after):
     """Of four sites, one dies before the first round, and the others train."""
     consenting(4)
     net.HOOK["hook"] = Killed("site2", step, after, in_round=1)
     delivered = step in ("list", "open") or after
     assert has_scale(net.federate(scaled(**SECURE, **SKIP)), net.REGISTERED if delivered else ["site0", "site1", "site3"])
-
-
-@pytest.mark.parametrize("step", net.slow_but([*FIRST, *REST], "open"))
-def test_three_sites_can_lose_none_and_no_total_is_opened(step):
-    """Only in the last step have shares left, of a sum over all three."""
-    consenting()
-    said, opened = opened_without(scaled(**SECURE, **SKIP), step)
-    assert re.search(r"Before round 0: 2 (of 3 clients|clients have sent shares)", said)
-    assert bool(opened) == (step == "open")
-
-
-@pytest.mark.slow
-def test_requests_that_got_lost_are_sent_again():
-    consenting()
-    lost = losing_each_step_once("site1")
-    found = net.federate(scaled(faults={"policy": "skip", "retries": 1}, **SECURE))
-    assert lost == {*FIRST, *REST}
-    assert has_scale(found, net.REGISTERED)
 
 
 @pytest.mark.slow

@@ -25,9 +25,8 @@ def refuse_simulated(settings: Any, trainer: Trainer, data: Any) -> None:
     Raises:
         ConfigurationError: naming the setting.
     """
-    local, route = settings.local, settings.route
+    route = settings.route
     refused = not_at_sites(settings) | {
-        "federation.local.callbacks": bool(local.callbacks),
         "data.public_share": bool(data.public_share),
         "data.feature_noise": bool(data.feature_noise),
         "data.rebalancing": data.rebalancing is not None,

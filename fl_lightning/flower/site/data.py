@@ -256,25 +256,18 @@ class SiteData:
         rest = 0 if source.drop_last and rows > size else rows % size
         return rows // size + (rest > 0), max(1, (rest or size) // self._rows_of_a_person)
 
-    def _here(self, client: int) -> None:
-        if client != self.client_id:
-            raise DataError(f"The data of client {client} were requested, but this site is client {self.client_id}.")
-
     def num_examples(self, client: int) -> int:
         """See :class:`ClientData`."""
-        self._here(client)
         return self.whole.num_examples(0)
 
     def client(
         self, client: int, seed: int, full_batch: bool = False, drop_single: bool = False, poisson: PoissonBatches | None = None
     ) -> LightningDataModule:
         """See :class:`ClientData`."""
-        self._here(client)
         return self.whole.client(0, seed, full_batch, drop_single, poisson)
 
     def client_evaluation_view(self, client: int, part: Part) -> LightningDataModule:
         """See :class:`ClientData`."""
-        self._here(client)
         if part in self._separate:
             return self._separate[part].client_evaluation_view(0, "training")
         return self.whole.client_evaluation_view(0, part)
@@ -293,11 +286,9 @@ class SiteData:
 
     def evaluated_persons(self, client: int, part: Part) -> torch.Tensor | None:
         """See :class:`ClientData`."""
-        self._here(client)
         data = self._separate.get(part)
         return self.whole.evaluated_persons(0, part) if data is None else data.evaluated_persons(0, "training")
 
     def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
         """See :class:`ClientData`."""
-        self._here(client)
         return self.whole.poisson_batches(0, full_batch, coins)

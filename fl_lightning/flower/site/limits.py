@@ -15,7 +15,7 @@ from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.core.option import OptionSettings
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.checks import evaluated_parts
-from fl_lightning.flower.site.policy import FACTS, LARGEST_POWER, Policy, most_threads
+from fl_lightning.flower.site.policy import FACTS, LARGEST_POWER, Policy
 from fl_lightning.flower.site.questions import check_question
 from fl_lightning.flower.site.recipe import RefusedError
 from fl_lightning.functional.model_state import ModelState
@@ -38,26 +38,6 @@ class SiteLimits:
         self._policy = policy
 
     # ---------------------------------------------------------------- settings
-
-    def check_values(self, contract: Mapping[str, Any]) -> None:
-        """Refuse threads, settings of training and engines beyond the policy, before anything is imported.
-
-        Raises:
-            RefusedError: naming the setting.
-        """
-        local = contract["federation"]["local"]
-        if not 1 <= contract["threads"] <= most_threads():
-            raise RefusedError(
-                f"The server's 'threads' is {contract['threads']}, but this site has {most_threads()} cores. Set "
-                "'federation.local.threads' at the server."
-            )
-        if not isinstance(local, Mapping):
-            raise RefusedError("The server's 'federation.local' must be a mapping.")
-        local = local.get("init_args", local)  # a Python script sends the class by name
-        if local.get("engine", "auto") not in ("auto", "trainer", "fabric") or local.get("compile"):
-            raise RefusedError("Sites train with the engines auto, trainer and fabric, and do not compile.")
-        if local.get("callbacks"):
-            raise RefusedError("'federation.local.callbacks' is code of the server's, which sites do not run.")
 
     def check_plan(self, rounds: int, periods: int = 1) -> None:
         """Refuse a federation in which the site would train more often than it allows.
