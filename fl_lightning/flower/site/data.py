@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -272,17 +271,11 @@ class SiteData:
             return self._separate[part].client_evaluation_view(0, "training")
         return self.whole.client_evaluation_view(0, part)
 
-    def unit_digests(self, part: Part) -> list[str]:
-        """Return a digest of each person of a part, or of each row if the data name no persons, sorted."""
+    def version(self, part: Part) -> str:
+        """Return a digest of a part's rows, in whatever order."""
         assert self.client_id is not None
-        rows = [row for batch in self.client_evaluation_view(self.client_id, part).val_dataloader() for row in _rows_of(batch)]
-        persons = self.evaluated_persons(self.client_id, part)
-        if persons is None or len(persons) != len(rows):
-            return sorted(rows)
-        own: dict[int, list[str]] = defaultdict(list)
-        for person, row in zip(persons.tolist(), rows, strict=True):
-            own[person].append(row)
-        return sorted(digest(sorted(one)) for one in own.values())
+        batches = self.client_evaluation_view(self.client_id, part).val_dataloader()
+        return digest(sorted(row for batch in batches for row in _rows_of(batch)))
 
     def evaluated_persons(self, client: int, part: Part) -> torch.Tensor | None:
         """See :class:`ClientData`."""

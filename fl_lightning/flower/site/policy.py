@@ -197,7 +197,7 @@ class Policy:
             ``examples`` and ``steps`` with noise, and ``loss`` under masks, where it leaves in a sum over sites only, as the
             numbers do by which a strategy weighs.
         answers: how many models the site evaluates for servers, over all federations, and how many questions of ``fl-lightning
-            evaluate`` it answers about one version of its data, >= 1. Each tells a figure of the same rows, and those of many
+            evaluate`` it answers, >= 1. Each tells a figure of the same rows, and those of many
             crafted models can tell single rows.
         digits: the significant digits of figures that leave, >= 1; null for all.
         min_rows: of how many rows, or persons if the data name them, at least? The fewest behind an update, a count, a sum over

@@ -79,7 +79,7 @@ class SiteServer:
         self._peers = read_peers(policy)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._audit, self._record = AuditLog(folder / "audit.jsonl"), SiteRecord(folder, policy, name)
-        self._limits, self._questions = SiteLimits(policy), SiteQuestions(folder, policy)
+        self._limits, self._questions = SiteLimits(policy), SiteQuestions(folder, policy, self._record)
         self._errors = SiteErrors(folder, self._say, uniform=policy.hides_errors)
         self._account = None if policy.budget is None else SiteBudget(policy.budget, data.names_persons)
         self._work: _Work | None = None
