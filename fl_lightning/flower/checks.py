@@ -70,24 +70,6 @@ def digest_of_names(names: Sequence[str] | None) -> str:
     return hashlib.sha256("\0".join(names).encode()).hexdigest()[:16] if names else ""
 
 
-def differing(own: Sequence[str] | None, servers: Sequence[str] | None, what: str) -> str:
-    """Return in words how a site's names differ from the server's, of which alone it repeats some; empty if they do not.
-
-    Args:
-        own: the site's names; None without any.
-        servers: the server's names; None without any.
-        what: classes or columns.
-    """
-    if own is None or servers is None or tuple(own) == tuple(servers):
-        return ""
-    missing = [f"'{name}'" for name in servers if name not in own]
-    further = sum(name not in servers for name in own)
-    said = [f"lacks the server's {what} {', '.join(missing[:20])}"] if missing else []
-    said += [f"has {further} {what} that the server lacks"] if further else []
-    moved = next((name for name, other in zip(servers, own, strict=False) if name != other), "")
-    return " and ".join(said) or f"has the same {what} in another order, from '{moved}' on"
-
-
 def digest_of_schema(datamodule: Any) -> str:
     """Return the digest of the ``schema`` of a datamodule; empty if it has none."""
     digest = getattr(getattr(datamodule, "schema", None), "digest", None)

@@ -88,7 +88,7 @@ def over_bytes(found: dict[str, Any], folder: str = "real", *more: str) -> dict[
 
 def asking(schema: Any, **more: Any) -> dict[str, bytes]:
     """Return a server's question about the data, with a schema."""
-    return {"order": envelope.request("describe", client=0, classes=None, features=None, schema=schema, **more)}
+    return {"order": envelope.request("describe", client=0, schema=schema, **more)}
 
 
 def checked(path: Path) -> tuple[bool, str]:

@@ -115,8 +115,6 @@ class RemoteSites(ChecksTypes, RemoteClients):
         asks |= any(not part.is_measured for part in standardized_parts(trainer.lightning_module))
         summed = any(option.seals for option in settings.active_options)  # then the sums of inputs are asked for later
         asked: dict[str, Any] = {
-            "classes": _names_here(datamodule.datamodule, "classes"),
-            "features": _names_here(datamodule.datamodule, "feature_names"),
             "schema": digest_of_schema(datamodule.datamodule),
             "statistics": asks and not summed,
             "summed": asks and summed,
@@ -138,7 +136,8 @@ class RemoteSites(ChecksTypes, RemoteClients):
             for infos in (self._infos[: self._trained], self._infos[self._trained :])
         )
         require_claims([*training, *unseen], self.max_examples)
-        require_same([*training, *unseen], digest_of_schema(datamodule.datamodule))
+        names_here = (_names_here(datamodule.datamodule, kind) for kind in ("classes", "feature_names"))
+        require_same([*training, *unseen], digest_of_schema(datamodule.datamodule), *names_here)
         require_parts(settings, training, absent=len(absent), unseen=unseen)
         self._remember(list(told.values()))
         return self._infos

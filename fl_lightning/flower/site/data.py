@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -164,8 +163,6 @@ class SiteData:
         self,
         name: str,
         policy: Policy,
-        classes: Sequence[str] | None = None,
-        features: Sequence[str] | None = None,
         statistics: bool = False,
         summed: bool = False,
     ) -> ClientInfo:
@@ -174,15 +171,12 @@ class SiteData:
         Args:
             name: the site's name.
             policy: what the site consents to tell.
-            classes: the names of the server's classes, if it has any.
-            features: the names of its features, if it has any.
-            statistics: whether it asks for the sums of the inputs.
+            statistics: whether the server asks for the sums of the inputs.
             summed: whether it asks for the sums of the inputs in a sum over all sites only, which comes later.
         """
         least = policy.min_rows
         parts: tuple[Part, ...] = ("validation", "test")
         sizes = {part: self.size(part) if self.units(part) >= least else 0 for part in parts}
-        own = self.names("classes"), self.names("feature_names")
         adds = summed and self._tells_moments(policy)
         return ClientInfo(
             name=name,
@@ -191,7 +185,7 @@ class SiteData:
             num_validation=sizes["validation"],
             num_test=sizes["test"],
             streams=self.streams,
-            digests=("" if classes else digest_of_names(own[0]), "" if features else digest_of_names(own[1])),
+            digests=(digest_of_names(self.names("classes")), digest_of_names(self.names("feature_names"))),
             moments=() if adds else self.moments(policy) if statistics else None,
             schema=self._schema,
             sampling=self._sampling(),

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from fl_lightning.errors import WireError
-from fl_lightning.flower.checks import differing
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.policy import Policy
 from fl_lightning.flower.site.recipe import RefusedError
@@ -30,17 +29,12 @@ def described(asked: Mapping[str, Any], data: SiteData, name: str, policy: Polic
 
     Raises:
         WireError: if the request is not one.
-        RefusedError: if the site's names differ from the server's, or the data have changed since sums or counts were told.
+        RefusedError: if the data have changed since sums or counts were told.
     """
-    names = [asked.get(kind) for kind in ("classes", "features")]
-    for one in names:
-        if not (one is None or (isinstance(one, tuple) and all(isinstance(name, str) for name in one))):
-            raise WireError("The names of classes or features are no texts.")
-    _require_names(data, *names)
     wanted = [asked.get(what, False) for what in ("statistics", "summed")]
     if any(type(one) is not bool for one in wanted):
         raise WireError("The request does not say whether it asks for statistics.")
-    info: ClientInfo = released(data.info(name, policy, names[0], names[1], *wanted), policy)
+    info: ClientInfo = released(data.info(name, policy, *wanted), policy)
     if info.moments:
         record.keep_once("statistics", info.moments, _SUMS.format("the sums of its inputs"))
     if info.label_counts is not None:
@@ -62,14 +56,3 @@ def summand(data: SiteData, policy: Policy, record: SiteRecord) -> Moments:
         )
     record.keep_once("statistics", found, _SUMS.format("the sums of its inputs"))
     return Moments.of_texts(found)
-
-
-def _require_names(data: SiteData, classes: Any, features: Any) -> None:
-    """Refuse a server whose classes or columns have other names, since the same number would mean something else."""
-    for kind, what, names, remedy in (
-        ("classes", "classes", classes, "Set 'classes' of the site's datamodule to this list; rows of a class may be missing."),
-        ("feature_names", "columns", features, "Give the tables of all sites the server's columns in the same order."),
-    ):
-        said = differing(data.names(kind), names, what)
-        if said:
-            raise RefusedError(f"This site {said}. The server's {what} are {', '.join(names)[:400]}. {remedy}")

@@ -196,9 +196,8 @@ class Policy:
             and nothing else. Null for what FedAvg needs, and the loss: ``examples``, ``steps`` and ``loss`` of a plain update,
             ``examples`` and ``steps`` with noise, and ``loss`` under masks, where it leaves in a sum over sites only, as the
             numbers do by which a strategy weighs.
-        answers: how many models the site evaluates for servers, over all federations, and how many questions of ``fl-lightning
-            evaluate`` it answers, >= 1. Each tells a figure of the same rows, and those of many
-            crafted models can tell single rows.
+        answers: how many models the site evaluates for servers, over all federations, >= 1; each metric of ``fl-lightning
+            evaluate`` counts. Each tells a figure of the same rows, and those of many crafted models can tell single rows.
         digits: the significant digits of figures that leave, >= 1; null for all.
         min_rows: of how many rows, or persons if the data name them, at least? The fewest behind an update, a count, a sum over
             a feature or an evaluation, >= 1. A smaller part is not evaluated and not told; a training that would read fewer is

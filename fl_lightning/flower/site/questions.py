@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -69,10 +68,9 @@ def _refuse_large(value: Any) -> None:
 
 
 class SiteQuestions:
-    """Count the questions about a site's data, over all federations, in a file of its folder.
+    """Refuse questions whose answers would differ from earlier ones by few rows, over all federations.
 
-    A repeated question gets the same answer, so it counts once. Data that have changed are another question, which the site's
-    staff allows: the difference of two answers would tell about the rows that changed.
+    Such are questions about data that have changed, which the site's staff allows, and about one model with other thresholds.
 
     Args:
         folder: the site's folder.
@@ -84,10 +82,10 @@ class SiteQuestions:
         self._path, self._policy, self._record = folder / _FILE, policy, record
         self._versions: dict[str, str] = {}
 
-    def count(
+    def check(
         self, orders: Sequence[Any], model: ServerModel | None, data: SiteData, own: Callable[[int], Mapping[str, Any]]
     ) -> None:
-        """Count the questions among a server's orders, before they are answered.
+        """Check the questions among a server's orders, before they are answered.
 
         Args:
             orders: the orders.
@@ -96,22 +94,19 @@ class SiteQuestions:
             own: returns the client's own model, which a server can have trained to anything: another one is another question.
 
         Raises:
-            RefusedError: if there are more than the policy allows, or the data have changed.
+            RefusedError: if the data have changed, or the thresholds of an answer about the same model.
         """
         asked = [order for order in orders if isinstance(order, EvalOrder) and order.question is not None]
         if not asked or model is None:
             return
-        known = read_kept(self._path, "Restore it from a copy: it counts the questions that this site has answered.")
-        cuts, questions = known.setdefault("cuts", {}), known.setdefault("questions", [])
+        known = read_kept(self._path, "Restore it from a copy: it has the thresholds of the questions that were answered.")
         tensors = digest([dict(sorted(model.tensors.items())), dict(sorted(model.first.items()))])
         for order in asked:
             question = order.question
             assert question is not None
             answering = digest([dict(own(order.client))]) if order.own else ""
             about = self._version(order.part, data) + tensors + answering
-            self._require_same_cuts(cuts.setdefault(about, []), question.metric)
-            text = json.dumps([about, dict(question.metric), question.resamples, question.level], sort_keys=True)
-            self._add(questions, hashlib.sha256(text.encode()).hexdigest()[:16])
+            self._require_same_cuts(known.setdefault(about, []), question.metric)
         write_whole(self._path, json.dumps(known).encode())
 
     def _version(self, part: Part, data: SiteData) -> str:
@@ -141,13 +136,3 @@ class SiteQuestions:
                 "such answers differ by the rows between. Ask with the same 'thresholds', or with some of them."
             )
         before.append(cuts)
-
-    def _add(self, questions: list[str], one: str) -> None:
-        limit = self._policy.answers
-        if one not in questions and len(questions) >= limit:
-            raise RefusedError(
-                f"This site has answered {len(questions)} questions, over all federations, and its "
-                f"'policy.answers' is {limit}. Only the site can raise the limit."
-            )
-        if one not in questions:
-            questions.append(one)

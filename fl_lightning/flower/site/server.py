@@ -221,7 +221,7 @@ class SiteServer:
         if orders and (known is None or known.version != asked.get("model_version")):
             return self._sent(work, self._reply(needs="model"), ())
         turns = (len(order.tasks) if isinstance(order, EvalOrder) else isinstance(order, ClientTask) for order in orders)
-        evaluated = sum(isinstance(order, EvalOrder) and order.question is None for order in orders)
+        evaluated = sum(isinstance(order, EvalOrder) for order in orders)
         self._record.count_orders(work.federation, sum(turns), evaluated)
         for order in orders:
             if self._account is not None and isinstance(order, ClientTask):
@@ -237,7 +237,7 @@ class SiteServer:
             work.model = model
         for note in notes:
             work.site.handle(note)
-        self._questions.count(orders, known, self._data, work.site.own_model)
+        self._questions.check(orders, known, self._data, work.site.own_model)
         replies = [released(self._one(work, order), self._policy) for order in orders]
         found = work.built.client.counts()
         counts = {name: {str(client): n for client, n in numbers.items()} for name, numbers in found.items()}
