@@ -30,7 +30,7 @@ federation: .venv-flower-$(FLOWER)/installed
 	.venv-flower-$(FLOWER)/bin/python tools/federation_demo.py
 
 test-flower: .venv-flower-$(FLOWER)/installed # two federations beside each other, because these tests mostly wait
-	.venv-flower-$(FLOWER)/bin/python -m pytest -m flower --numprocesses 2 --dist loadfile tests/flower/test_flower.py tests/flower/test_flower_faults.py tests/flower/test_flower_masks.py tests/flower/test_flower_asynchronous.py tests/flower/test_flower_state.py tests/flower/test_flower_delivery.py tests/flower/test_flower_schema.py
+	.venv-flower-$(FLOWER)/bin/python -m pytest -m flower --numprocesses 2 --dist loadfile tests/flower/test_flower.py tests/flower/test_flower_faults.py tests/flower/test_flower_masks.py tests/flower/test_flower_asynchronous.py tests/flower/test_flower_state.py tests/flower/test_flower_delivery.py
 
 smoke: .venv-flower-$(FLOWER)/installed # of these what CI runs: three sites, two rounds, the bits of the simulation, a kill
 	.venv-flower-$(FLOWER)/bin/python -m pytest -m smoke tests/flower/test_flower.py

@@ -183,32 +183,6 @@ class EvalReport:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnModelOrder:
-    """Ask for the complete model that a client has for itself, which leaves only if the client allows it.
-
-    Attributes:
-        version: of the published model, whose rest the client holds.
-        client: the client's id, from 0.
-    """
-
-    version: int
-    client: int
-
-
-@dataclass(frozen=True, slots=True)
-class OwnModel:
-    """Hold a client's own complete model.
-
-    Attributes:
-        client: the client's id, from 0.
-        tensors: its parameters and buffers by name; empty if the client has none yet.
-    """
-
-    client: int
-    tensors: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
 class Note:
     """Carry a message between an option's hooks at the server and those where a client trains, in either direction.
 

@@ -28,8 +28,6 @@ from fl_lightning.messages import (
     EvalReport,
     ModelLayout,
     Note,
-    OwnModel,
-    OwnModelOrder,
     Progress,
     Question,
     RoundCommit,
@@ -40,8 +38,8 @@ from fl_lightning.types import ClientFailure, ClientUpdate, Compressed, Pull, Sn
 FORMAT = 14
 """The version of the format, which increases when a message changes."""
 
-_ORDERS = (ClientTask, EvalOrder, ModelLayout, OwnModelOrder, Progress, Question, ServerModel, RoundCommit)
-_REPORTS = (ClientInfo, EvalReport, Note, OwnModel)
+_ORDERS = (ClientTask, EvalOrder, ModelLayout, Progress, Question, ServerModel, RoundCommit)
+_REPORTS = (ClientInfo, EvalReport, Note)
 MESSAGES = {kind.__name__: kind for kind in (*_ORDERS, *_REPORTS, ClientFailure, ClientUpdate, Compressed, Pull, Snapshot)}
 _NOT_SENT = {"Snapshot": {"version"}}
 """The fields that are valid only within one process."""

@@ -35,7 +35,7 @@ from fl_lightning.functional.blocks import blocks
 from fl_lightning.functional.compression import compress
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.seeding import derive_seed, generator
-from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, MetricRole, ModelLayout, Note, OwnModel, Part
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, MetricRole, ModelLayout, Note, Part
 from fl_lightning.rules import ClientRule, ProximalRule, PullRule
 from fl_lightning.rules.base import LocalEnd
 from fl_lightning.settings.local_training import FederationSettings, Place
@@ -205,14 +205,14 @@ class Client:
             persons = self._data.evaluated_persons(client, order.part)
             return self.questions.answer(question, client, *stored.take(), persons, module)
 
-    def own_model(self, client: int) -> OwnModel:
-        """Return the complete model that a client has for itself; without tensors if it has none yet."""
+    def own_model(self, client: int) -> dict[str, Tensor]:
+        """Return the tensors of the complete model that a client has for itself by name; empty if it has none yet."""
         kept = self.memory.last_model(client)
         if kept is None and not self.resident.server.first:
-            return OwnModel(client, {})
+            return {}
         self.resident.load(kept, self.memory.held(client))
         view = self.resident.view()
-        return OwnModel(client, {k: t.detach().cpu().clone() for k, t in {**view.tensors(), **view.held_tensors()}.items()})
+        return {k: t.detach().cpu().clone() for k, t in {**view.tensors(), **view.held_tensors()}.items()}
 
     def counts(self) -> dict[str, dict[int, int]]:
         """Return what the hooks have counted since the last call, and the number of each client's transformed messages."""

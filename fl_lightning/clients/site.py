@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from torch import Tensor
+
 from fl_lightning.clients.client import Client
 from fl_lightning.errors import WireError
-from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, OwnModel, OwnModelOrder, RoundCommit, ServerModel
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, RoundCommit, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.wire import from_bytes, to_bytes
 
@@ -42,19 +44,18 @@ class Site:
         reply = self.handle(from_bytes(content))
         return b"" if reply is None else to_bytes(reply)
 
-    def handle(self, message: Any) -> ClientUpdate | ClientFailure | EvalReport | Note | OwnModel | None:
+    def handle(self, message: Any) -> ClientUpdate | ClientFailure | EvalReport | Note | None:
         """Return the reply to a decoded message, or None; see :meth:`answer`."""
         handlers: dict[type, Callable[[Any], Any]] = {
             ServerModel: self._publish,
             ClientTask: self._train,
             EvalOrder: self._evaluate,
-            OwnModelOrder: self._own_model,
             RoundCommit: self._settle,
             Note: self._client.answer,
         }
         if type(message) not in handlers:
             raise WireError(f"A server does not send a {type(message).__name__}.")
-        reply: ClientUpdate | ClientFailure | EvalReport | Note | OwnModel | None = handlers[type(message)](message)
+        reply: ClientUpdate | ClientFailure | EvalReport | Note | None = handlers[type(message)](message)
         return reply
 
     def state_dict(self) -> dict[str, Any]:
@@ -90,9 +91,10 @@ class Site:
         with self._memory_of_the_checkpoint() if order.question is not None and order.own else nullcontext():
             return self._client.evaluate(order)
 
-    def _own_model(self, order: OwnModelOrder) -> OwnModel:
+    def own_model(self, client: int) -> Mapping[str, Tensor]:
+        """Return the model that a client kept after the round of the published one; see :meth:`Client.own_model`."""
         with self._memory_of_the_checkpoint():
-            return self._client.own_model(order.client)
+            return self._client.own_model(client)
 
     @contextmanager
     def _memory_of_the_checkpoint(self) -> Iterator[None]:

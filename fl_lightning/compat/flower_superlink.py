@@ -12,10 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from fl_lightning.compat.flower import free_what_is_done, installed_version, prepare_environment
+from fl_lightning.compat.flower import free_what_is_done, prepare_environment
 from fl_lightning.compat.flower_contents import contents_of, keep_contents_in_files
 from fl_lightning.compat.flower_delivery import keep_orders
-from fl_lightning.errors import ConfigurationError
 
 _PRAGMAS = {"auto_vacuum": "INCREMENTAL", "secure_delete": "ON", "busy_timeout": "120000", "cache_size": "-4000"}
 """What SQLite deletes would otherwise stay in the file, which would never shrink. Flower's wait of 5 s for another writer is
@@ -33,9 +32,6 @@ def superlink_app(files: Mapping[str, str], host: str, port: int) -> Any:
         files: the paths of ``ca``, ``certificate``, ``key``, ``database`` and ``secret``.
         host: the address of the local socket.
         port: the port of the local socket.
-
-    Raises:
-        ConfigurationError: if a newer version of Flower has used the database.
     """
     prepare_environment()
     free_what_is_done()
@@ -63,24 +59,7 @@ def superlink_app(files: Mapping[str, str], host: str, port: int) -> Any:
     sql_mixin.SQLITE_PRAGMAS = tuple((_PRAGMAS | dict(sql_mixin.SQLITE_PRAGMAS) | _PRAGMAS).items())
     with patch.object(sys, "argv", ["flower-superlink", *flags, *arguments]):
         config = _parse_superlink_lifespan_config()
-    return of_this_version(lambda: create_app(config, SuperLinkLifespan), files["database"])
-
-
-def of_this_version(opened: Callable[[], Any], database: str) -> Any:
-    """Return what a function that opens a database returns.
-
-    Raises:
-        ConfigurationError: if the database has a migration that the installed Flower lacks.
-    """
-    from alembic.util import CommandError
-
-    try:
-        return opened()
-    except CommandError as error:
-        raise ConfigurationError(
-            f"'{database}' was used by a newer version of Flower than {installed_version()}, which cannot read it. Install the "
-            "newer one again, with the fl_lightning that needs it, here and at all sites."
-        ) from error
+    return create_app(config, SuperLinkLifespan)
 
 
 def signature_check(app: Any) -> Callable[[Mapping[str, str]], bool]:
@@ -116,13 +95,10 @@ def signature_check(app: Any) -> Callable[[Mapping[str, str]], bool]:
 @functools.cache
 def write_seldom() -> None:
     """Let the SuperLink of this process write less in each request."""
-    from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
     from flwr.supercore.corestate.sql_corestate import SqlCoreState
 
     core: Any = SqlCoreState
     core._cleanup_expired_task_tokens = seldom(core._cleanup_expired_task_tokens)
-    state: Any = SqlLinkState
-    state.store_traffic = lambda *_, **__: None  # the bytes of each run, which are not read
 
 
 def seldom(clean: Callable[[Any], None], pause: float = _SELDOM) -> Callable[[Any], None]:

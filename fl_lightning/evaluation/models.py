@@ -103,19 +103,6 @@ def _own_of(
     return loaded(module, {**weights, **{name: tensor.to(weights[name]) for name, tensor in own.items()}}, source)
 
 
-def models_at_sites(names: Sequence[str], found: Sequence[Mapping[str, Tensor] | str]) -> list[Model]:
-    """Return rows for the models that sites keep: with their tensors if they travel, or else to evaluate where they are.
-
-    Args:
-        names: the names of the sites.
-        found: the tensors of each site's model, or why there are none.
-    """
-    rows = []
-    for client, (name, own) in enumerate(zip(names, found, strict=True)):
-        rows.append(Model(f"own of {name}", {} if isinstance(own, str) else own, client))
-    return rows
-
-
 def models_of_others(module: LightningModule, sources: Sequence[Path], trusted: Sequence[str]) -> list[Model]:
     """Return the models of other checkpoints, each under the name of its file, or its path if several have this name."""
     stems = [source.stem for source in sources]

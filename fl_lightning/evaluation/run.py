@@ -22,7 +22,7 @@ from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.evaluation.client_models import state_of_federation
 from fl_lightning.evaluation.matrix import Asking, Cell
-from fl_lightning.evaluation.models import Model, models_at_sites, models_of, models_of_others
+from fl_lightning.evaluation.models import Model, models_of, models_of_others
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import Part, Question, ServerModel
 from fl_lightning.server.fit import Assembly
@@ -114,7 +114,7 @@ def evaluate(
         publish = _publisher(pool, module, state, int(checkpoint["epoch"]))
         module.load_state_dict(checkpoint["state_dict"])
         if not pool.simulated and (settings.route.keeps_models or settings.strategy.own_models or state.get("held")):
-            models += _at_sites(pool, publish, module, names)
+            models += [Model(f"own of {name}", client=client) for client, name in enumerate(names)]
         models += models_of_others(module, others, settings.checkpoints.trusted_classes)
         module.load_state_dict(checkpoint["state_dict"])
         metrics = {name: asked.build(values) for name, values in asked.metrics.items()}
@@ -166,13 +166,6 @@ def _clients(
             settings.pool.close()
         data.teardown("fit")
         cleanup.close()
-
-
-def _at_sites(pool: Any, publish: Callable[[Model], int], module: LightningModule, names: Sequence[str]) -> list[Model]:
-    """Return the models that sites keep, of which some may travel."""
-    publish(Model("shared"))
-    whole = {name: tensor.detach().cpu() for name, tensor in ModelState(module).tensors().items()}
-    return models_at_sites(names, pool.complete_models(whole)[: len(names)])  # held-out sites come after the others
 
 
 def _require_same_clients(state: Mapping[str, Any], names: Sequence[str], source: Path) -> None:

@@ -17,6 +17,7 @@ def not_at_sites(settings: Any) -> dict[str, bool]:
     """Return what sites do not do for any server, by name, and whether the settings ask for it; sites check it themselves."""
     local, strategy = settings.local, settings.strategy
     return {
+        "federation.local.callbacks": bool(local.callbacks),
         f"federation.local.engine: {local.engine}": local.engine == "stacked",
         f"federation.local.compile: {local.compile}": bool(local.compile),
         **{name: True for option in settings.active_options for name in option.not_at_sites()},
@@ -67,24 +68,6 @@ def evaluated_parts(settings: Any) -> list[tuple[str, Part]]:
 def digest_of_names(names: Sequence[str] | None) -> str:
     """Return a digest of names in their order; empty without names."""
     return hashlib.sha256("\0".join(names).encode()).hexdigest()[:16] if names else ""
-
-
-def differing(own: Sequence[str] | None, servers: Sequence[str] | None, what: str) -> str:
-    """Return in words how a site's names differ from the server's, of which alone it repeats some; empty if they do not.
-
-    Args:
-        own: the site's names; None without any.
-        servers: the server's names; None without any.
-        what: classes or columns.
-    """
-    if own is None or servers is None or tuple(own) == tuple(servers):
-        return ""
-    missing = [f"'{name}'" for name in servers if name not in own]
-    further = sum(name not in servers for name in own)
-    said = [f"lacks the server's {what} {', '.join(missing[:20])}"] if missing else []
-    said += [f"has {further} {what} that the server lacks"] if further else []
-    moved = next((name for name, other in zip(servers, own, strict=False) if name != other), "")
-    return " and ".join(said) or f"has the same {what} in another order, from '{moved}' on"
 
 
 def digest_of_schema(datamodule: Any) -> str:

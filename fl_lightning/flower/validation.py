@@ -14,7 +14,7 @@ from torch import Tensor
 from fl_lightning.compat.torch import parameters_of
 from fl_lightning.errors import WireError
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ClientTask, EvalOrder, Note, OwnModelOrder, ServerModel
+from fl_lightning.messages import ClientTask, EvalOrder, Note, ServerModel
 
 LARGEST_INT = 2**63
 """The limit of whole numbers in messages; JSON allows any number of digits, which neither a float nor an int64 holds."""
@@ -107,7 +107,7 @@ def require_model(model: ServerModel, module: torch.nn.Module) -> None:
 
 
 def require_order(
-    order: ClientTask | EvalOrder | Note | OwnModelOrder, state: ModelState, broadcast: Mapping[str, Tensor], client: int
+    order: ClientTask | EvalOrder | Note, state: ModelState, broadcast: Mapping[str, Tensor], client: int
 ) -> None:
     """Refuse an order for another client, or with tensors that do not fit the model.
 
@@ -126,9 +126,9 @@ def require_order(
         raise WireError(f"The order is for the clients {sorted(asked)}, but this site is client {client}.")
     for task in tasks:
         turn = 0 if task.progress is None else task.progress.turn
-        least = min(task.period, turn, 0 if task.epochs is None else task.epochs)
+        least = min(task.round_idx, task.period, turn, 0 if task.epochs is None else task.epochs)
         if least < 0 or turn >= 10**9 or not 1 <= task.slowness < 1e9:
-            raise WireError("The order has a period, epochs, a slowness or a place in the training outside its range.")
+            raise WireError("The order has a round, period, epochs, a slowness or a place in the training outside its range.")
         if task.pull is not None:
             _require_vector(task.pull.anchor, state.num_parameters, "anchor")
     start = order.start if isinstance(order, ClientTask) else order.model if isinstance(order, EvalOrder) else None

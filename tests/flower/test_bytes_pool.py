@@ -13,7 +13,6 @@ from federations import SIZES, Blobs, Consecutive, Plain, same_bits, trainer, we
 
 from fl_lightning import (
     ClientEvaluation,
-    Faults,
     FederatedDataModule,
     FederatedOrchestrator,
     FederationCallback,
@@ -25,14 +24,6 @@ from fl_lightning import (
 def plain() -> Plain:
     torch.manual_seed(4)
     return Plain(batchnorm=True)
-
-
-class Breaks(Plain):
-    """Client 1's data break it: it is the one with 20 examples."""
-
-    def on_train_start(self) -> None:
-        if self.trainer.num_training_batches == 4:
-            raise OSError("a broken disk")
 
 
 class Log(FederationCallback):
@@ -48,7 +39,7 @@ class Log(FederationCallback):
 
 
 def data_of(module: Any) -> FederatedDataModule:
-    return FederatedDataModule(Blobs(), Consecutive(), **{} if module is Breaks else {"client_test": 0.3})
+    return FederatedDataModule(Blobs(), Consecutive(), client_test=0.3)
 
 
 def run(federation: FederatedOrchestrator, folder: str, module: Any = plain) -> tuple[Any, Log, Any]:
@@ -89,14 +80,3 @@ def test_clients_elsewhere_are_known_as_well_as_those_here():
     assert "client_evaluation.csv" in names
     for name in names:
         assert Path("here", name).read_text() == Path("there", name).read_text()
-
-
-@pytest.mark.slow
-def test_a_failure_elsewhere_is_one_clients_own():
-    federation = remote(Breaks, faults=Faults("skip", retries=1))
-    try:
-        with pytest.warns(UserWarning, match="without client 1 after 2 attempts: OSError: a broken disk"):
-            _, log, _ = run(federation, "there", Breaks)
-    finally:
-        federation.workers.close()
-    assert [seen[0] for seen in log.seen] == [0, 2] * 2

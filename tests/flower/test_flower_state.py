@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +13,7 @@ from fl_lightning.compat.flower import FLOWER, installed_version, patient
 from fl_lightning.compat.flower_contents import LARGE, getting, putting
 from fl_lightning.compat.flower_messages import pieces_of, receive
 from fl_lightning.compat.flower_server import Reply, ServerLink
-from fl_lightning.compat.flower_superlink import of_this_version, signature_check
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.compat.flower_superlink import signature_check
 
 own = pytest.importorskip("flower_own", reason="needs flwr", exc_type=ImportError)
 pytestmark = [
@@ -28,24 +25,6 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _be_a_fit(monkeypatch):
     own.be_a_fit(monkeypatch)
-
-
-@pytest.mark.parametrize("revision", ["heads", "of a later version"])
-def test_a_database_that_a_newer_flower_has_used_is_refused(revision):
-    from flwr.superlink.config_loader import get_federation_manager, get_objectstore_linkstate_factories
-
-    def opened() -> Any:
-        return get_objectstore_linkstate_factories("state.db", get_federation_manager(is_simulation=False))[1].state()
-
-    of_this_version(opened, "state.db")
-    if revision == "heads":
-        of_this_version(opened, "state.db")
-        return
-    with closing(sqlite3.connect("state.db")) as database, database:
-        database.execute("UPDATE alembic_version SET version_num = ?", (revision,))
-    said = r"state.db' was used by a newer version of Flower than 1\.42, .*Install the newer"
-    with pytest.raises(ConfigurationError, match=said):
-        of_this_version(opened, "state.db")
 
 
 @pytest.mark.parametrize("who", ["a site", "revoked", "unknown", "nobody", "a thief", "late", "early", "no key"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -17,18 +16,15 @@ import sites_over_bytes as net
 import torch
 from masked_sites import (
     FIRST,
-    LOSSES,
     REST,
     SECURE,
     SKIP,
     Killed,
     cheating,
-    losing_each_step_once,
     masked,
     masks,
     masks_from_now_on,
     note_with,
-    opened_without,
     refuses,
     step_of,
     steps_of,
@@ -39,7 +35,9 @@ from fl_lightning.errors import ProtocolError
 from fl_lightning.flower import envelope
 from fl_lightning.flower.site import check as site_check
 from fl_lightning.flower.site.data import SiteData
+from fl_lightning.flower.site.description import summand
 from fl_lightning.flower.site.policy import Policy
+from fl_lightning.flower.site.recipe import RefusedError
 from fl_lightning.flower.site.settings import SiteSettings
 from fl_lightning.functional.exact_moments import Moments, moments_of
 from fl_lightning.messages import Note
@@ -101,31 +99,13 @@ def test_three_sites_have_the_scale_and_the_bits_of_the_run_without_masks(strate
     assert all(len(set(one.tolist())) == len(one) for one in words)  # the words of small numbers would be 0 and -1
 
 
-@pytest.mark.parametrize(("step", "after"), net.slow_but(LOSSES, ("update", False)))
+@pytest.mark.parametrize(("step", "after"), net.slow_but([("update", False), ("open", True)], ("update", False)))
 def test_a_site_that_dies_leaves_the_scale_of_those_who_delivered(step, after):
     """Of four sites, one dies before the first round, and the others train."""
     consenting(4)
     net.HOOK["hook"] = Killed("site2", step, after, in_round=1)
     delivered = step in ("list", "open") or after
     assert has_scale(net.federate(scaled(**SECURE, **SKIP)), net.REGISTERED if delivered else ["site0", "site1", "site3"])
-
-
-@pytest.mark.parametrize("step", net.slow_but([*FIRST, *REST], "open"))
-def test_three_sites_can_lose_none_and_no_total_is_opened(step):
-    """Only in the last step have shares left, of a sum over all three."""
-    consenting()
-    said, opened = opened_without(scaled(**SECURE, **SKIP), step)
-    assert re.search(r"Before round 0: 2 (of 3 clients|clients have sent shares)", said)
-    assert bool(opened) == (step == "open")
-
-
-@pytest.mark.slow
-def test_requests_that_got_lost_are_sent_again():
-    consenting()
-    lost = losing_each_step_once("site1")
-    found = net.federate(scaled(faults={"policy": "skip", "retries": 1}, **SECURE))
-    assert lost == {*FIRST, *REST}
-    assert has_scale(found, net.REGISTERED)
 
 
 @pytest.mark.slow
@@ -229,7 +209,7 @@ def test_sums_do_not_leave_a_site_that_requires_masks_by_themselves():
     asked = envelope.request("describe", client=0, statistics=True)
     info = envelope.opened(net.SERVERS["site0"].answer({"order": asked}), ("reply",))["info"]
     assert info.moments is None
-    said = site_check._data(Namespace(data="site1/data.yaml", name="site1", schema=None, folder=None))
+    said = site_check._data(Namespace(data="site1/data.yaml", name="site1"))
     assert "once, to a server that asks, the sums of its inputs and of their squares, by feature; " in said
     assert "the loss and the sums of inputs leave in sums over sites only; " in said
 
@@ -240,8 +220,9 @@ def test_sites_without_consent_are_named_before_anything_is_added(monkeypatch):
     assert "but site site0 does not tell the sums of its inputs. If its staff agrees, they add 'statistics' to" in said
     claimed = net.SERVERS["site0"]._data.info
     monkeypatch.setattr(net.SERVERS["site0"]._data, "info", lambda *args: replace(claimed(*args), moments=()))
-    with pytest.raises(Exception, match="This site does not tell the sums of its inputs, also not in a sum over sites"):
-        net.SERVERS["site0"]._description.summand(net.SERVERS["site0"]._data)
+    site = net.SERVERS["site0"]
+    with pytest.raises(RefusedError, match="This site does not tell the sums of its inputs, also not in a sum over sites"):
+        summand(site._data, site._policy, site._record)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 from asked_site import opened, told
-from hospitals_over_bytes import asking, checked, config, over_bytes, start_again, start_hospitals, take_the_servers, write_site
+from hospitals_over_bytes import asking, checked, config, over_bytes, start_hospitals, write_site
 from lightning.pytorch import LightningDataModule
 from sites_over_bytes import SERVERS, TOLD, refused, same_bits, simulate, start_site
 from three_hospitals import NAMES, SCHEMA
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import ConfigurationError, DataError
-from fl_lightning.data.schema_file import parse_schema, read_schema
+from fl_lightning import ConfigurationError
 from fl_lightning.flower.checks import digest_of_schema
 from fl_lightning.flower.server.agree import require_same
 from fl_lightning.flower.site.data import SiteData
@@ -33,23 +31,9 @@ def hospitals() -> dict[str, str]:
     return start_hospitals()
 
 
-def offered(schema: Any, **more: Any) -> str:
-    """Return what north answers to a server that offers a schema."""
-    return told(opened(SERVERS["north"].answer(asking(schema, **more))))
-
-
 @pytest.mark.slow
 def test_three_exports_over_the_network_give_the_bits_of_the_simulation(hospitals):
-    """With the schema of the server, which a site knows when it starts again, and with copies."""
-    simulated = simulate(config(hospitals))
-    take_the_servers(NAMES, hospitals)
-    assert SERVERS["south"]._loaded is None
-    assert same_bits(simulated, over_bytes(config(), "theirs"))
-    assert read_schema("south/state/server_schema.json") == read_schema("schema.yaml")
-    start_site(Path(), "south")
-    assert SERVERS["south"]._loaded is not None
-    start_again(hospitals)
-    assert same_bits(simulated, over_bytes(config(), "copies"))
+    assert same_bits(simulate(config(hospitals)), over_bytes(config()))
     assert len({TOLD[name].schema for name in NAMES}) == 1
     assert TOLD["south"].label_counts is None
 
@@ -102,90 +86,13 @@ def test_parts_of_a_site_with_two_schemas(hospitals):
         SiteData(read_settings(Path("north/data.yaml")))
 
 
-# ------------------------------------------------------------------ the server's schema
-
-
-def test_a_server_cannot_read_other_columns_by_a_second_schema(hospitals):
-    take_the_servers(("north",), hospitals)
-    assert "error" not in opened(SERVERS["north"].answer(asking(parse_schema(SCHEMA).text)))
-    smoker, ward = "  - {name: smoker, type: boolean}\n", "  - {name: ward, type: string, constraints: {enum: [3b, 4]}}\n"
-    kept = Path("north/state/server_schema.json").read_bytes()
-    for _ in range(2):
-        start_site(Path(), "north")
-        said = offered(parse_schema(SCHEMA.replace(smoker, ward)).text)
-        assert re.search(r"RefusedError: The server offers the schema \w+, but this site has taken \w+ from it", said)
-        assert Path("north/state/server_schema.json").read_bytes() == kept
-
-
-@pytest.mark.slow
-def test_a_site_that_does_not_take_it_keeps_it_for_its_staff_alone(hospitals):
-    over_bytes(config())
-    path = write_site("north", hospitals["north"], schema=None)
-    for given in ({"folder": "north/state"}, {"schema": "schema.yaml", "folder": "elsewhere"}):
-        passed, text = checked(path, **given)
-        assert passed, text
-        assert "note    schema: that of the server (" in text
-        assert ") describes the same tables as this site's" in text
-        assert "'exports/north.csv' has further columns, which are ignored: ward." in text
-        assert "the site takes the server's schema only with 'schema: server'" in text
-    with pytest.raises(DataError, match="has no column 'target'"):
-        start_site(Path(), "north")
-
-
-def test_the_check_of_tables_that_wait_for_the_server_or_have_another_schema(hospitals):
-    path = Path("north/data.yaml")
-    Path("other.yaml").write_text(IN_CM)
-    passed, text = checked(path, schema="other.yaml")
-    assert passed, text
-    assert "other.yaml) describes other tables than this site's (" in text
-    take_the_servers(("north",), hospitals)
-    passed, text = checked(path)
-    assert not passed
-    assert "FAILED  data: The tables wait for the server's schema ('schema' is 'server'), and no server has" in text
-    passed, text = checked(path, schema="schema.yaml")
-    assert passed, text
-
-
-def hostile(name: str = "age", **more: Any) -> str:
-    return json.dumps({"fields": [{"name": name, "type": "number", **more}]})
-
-
-@pytest.mark.parametrize(
-    ("schema", "message"),
-    [
-        (hostile(constraints={"pattern": "(a+)+$"}), "the key 'pattern' is not supported"),
-        (hostile("=cmd|' /C calc'!A0"), "a spreadsheet would run the name"),
-        (hostile(**{"$ref": "https://evil.example/x"}), "the key '$ref' is not supported"),
-        (hostile(type="os.system"), "the type 'os.system' is not supported"),
-        (hostile("a\u001b[2J"), "contains control characters"),
-        ("!!python/object/apply:os.system [touch harmed]", "It is not valid JSON"),
-        ('{"fields": [' + "1," * 250_000 + "1]}", "Field 1: a mapping is missing."),
-        ('{"fields": ' + "[" * 90_000 + "]" * 90_000 + "}", "It is not valid JSON"),
-        (" " * 2**20 + "{}", "It is larger than 1 MiB."),
-        ({"fields": []}, "The server's schema is not a text."),
-    ],
-)
-def test_hostile_schemas_of_a_server_are_refused_and_not_kept(schema, message, hospitals):
-    take_the_servers(("north",), hospitals)
-    assert message in offered(schema)
-    assert SERVERS["north"]._loaded is None
-    assert not Path("north/state/server_schema.json").exists()
-    assert not Path("harmed").exists()
-
-
-def test_a_schema_that_does_not_fit_tells_the_server_nothing_of_the_rows(hospitals):
-    take_the_servers(("north",), hospitals)
-    assert "RefusedError: This site's tables take the server's schema, but the server offers none." in offered("")
-    reply = opened(SERVERS["north"].answer(asking(hostile(constraints={"maximum": 50}))))
-    assert re.fullmatch(r"DataError \(code \w{8}; its text is in the site's errors.log\)", reply["error"])
-    assert "info" not in reply
-    assert "has taken" in offered(hostile(constraints={"maximum": 60}))  # it could halve the range until it knew the oldest
+# ------------------------------------------------------------------ a server without one
 
 
 def test_a_server_without_a_schema_cannot_fill_in_categories(hospitals):
     write_site("north", hospitals["north"], SCHEMA.replace("missing: indicator}", "missing: most_frequent}"))
     start_site(Path(), "north")
-    assert "Set 'data.datamodule.schema' at the server." in offered("")
+    assert "Set 'data.datamodule.schema' at the server." in told(opened(SERVERS["north"].answer(asking(""))))
 
 
 # ------------------------------------------------------------------ datamodules of one's own

@@ -41,7 +41,7 @@ from fl_lightning.flower import envelope
 from fl_lightning.flower.site.policy import FACTS, Policy
 from fl_lightning.flower.site.release import FIELDS, counted, numbers_of, released, rounded
 from fl_lightning.flower.site.store import approve, settings_of
-from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, OwnModel, ServerModel
+from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 from fl_lightning.wire import to_bytes
 
@@ -134,7 +134,6 @@ EVERY = {
         *(("d1", "d2"), (("1",), ("2",), ("3",)), "schema", (1023, 0.123456)),
     ),
     ClientFailure: ClientFailure(3, 4, "a cause", 5),
-    OwnModel: OwnModel(3, {"w": torch.ones(2)}),
     Note: Note("secure_aggregation", 3, {"step": "keys"}),
 }
 """A message of each kind with a number of its own in every field."""
@@ -148,7 +147,6 @@ LEAVES: dict[type, str] = {
     ClientInfo: "name digests schema num_examples=examples num_validation=examples "
     "num_test=examples streams=examples sampling=examples label_counts=label_counts moments=statistics",
     ClientFailure: "client round_idx cause attempts",
-    OwnModel: "client tensors=own_model",
     Note: "option client content",
 }
 """The fields that leave with each message, and the fact by which they do if they don't always."""
@@ -263,7 +261,6 @@ TASKS = st.fixed_dictionaries(
         "period": st.integers(-1, 3),
         "epochs": st.none() | st.integers(-1, 3),
         "slowness": st.floats(0, 10),
-        "own_model": st.booleans(),
         "delivers": st.booleans(),
         "version": JUNK,
     },

@@ -33,7 +33,7 @@ def test_a_site_is_told_what_the_server_would_learn(monkeypatch):
     policy = "policy: {tells: [examples, evaluation/test], min_rows: 1, digits: 3}\nclient_test: 0.25\n"
     Path("data.yaml").write_text(f"datamodule: {{class_path: TableDataModule, init_args: {table}}}\ndevice: cpu\n{policy}")
     monkeypatch.setattr(site_check, "SiteData", lambda settings: warned(SiteData(settings)))
-    said = site_check._data(argparse.Namespace(data="data.yaml", name="a", schema=None, folder=None))
+    said = site_check._data(argparse.Namespace(data="data.yaml", name="a"))
     first, form, told, *_ = said.split("; ")
     assert first.startswith("before the first round leave: ")
     assert "name a, digests ['" in first
@@ -55,7 +55,7 @@ def checked_with(tmp_path: Path, *peers: str, **policy: Any) -> str:
     table = {"path": "own.csv", "kind": "classification", "test_share": 0, "standardize": False}
     data = {"datamodule": {"class_path": "TableDataModule", "init_args": table}, "device": "cpu"}
     Path("data.yaml").write_text(yaml.safe_dump({**data, "policy": policy}))
-    return site_check._data(argparse.Namespace(data="data.yaml", name="a", schema=None, folder=None))
+    return site_check._data(argparse.Namespace(data="data.yaml", name="a"))
 
 
 def test_a_site_is_told_whose_updates_hide_its_own(tmp_path):
@@ -94,7 +94,7 @@ def test_the_check_withholds_counts_of_classes_as_the_site_does():
     table = "{path: own.csv, kind: classification, test_share: 0, standardize: false, person_column: patient}"
     data = f"datamodule: {{class_path: TableDataModule, init_args: {table}}}\ndevice: cpu\npolicy: {{tells: [label_counts]}}\n"
     Path("data.yaml").write_text(data)
-    said = site_check._data(argparse.Namespace(data="data.yaml", name="a", schema=None, folder=None))
+    said = site_check._data(argparse.Namespace(data="data.yaml", name="a"))
     assert "label_counts" not in said
     Path("data.yaml").write_text(data.replace("]", "], min_rows: 1"))
-    assert "label_counts [24, 24]" in site_check._data(argparse.Namespace(data="data.yaml", name="a", schema=None, folder=None))
+    assert "label_counts [24, 24]" in site_check._data(argparse.Namespace(data="data.yaml", name="a"))

@@ -37,7 +37,7 @@ from fl_lightning.flower.site.policy import Policy
 from fl_lightning.flower.site.store import SiteRecord, approve, digest_of, settings_of
 from fl_lightning.flower.wire.serve import _check_database
 from fl_lightning.flower.wire.server_folder import ServerFolder
-from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, OwnModelOrder, Question
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Question
 from fl_lightning.types import ClientFailure
 
 STATE = Path("north/state")
@@ -167,7 +167,6 @@ def questions() -> list[EvalOrder]:
     ("asked", "said"),
     [
         (questions(), ""),
-        ([OwnModelOrder(1, 0)], "needs what this site does not tell: the model that the site keeps for itself"),
         ([order()], "This site has agreed to evaluate models alone"),
     ],
 )
@@ -263,10 +262,9 @@ def test_a_script_says_that_it_agrees(capsys, monkeypatch):
 
     monkeypatch.setattr("builtins.input", nobody)
     words = told(ask(north(federations=0), "prepare")).partition("--name north ")[2].split()
-    for more in (words, ["--number", "2"]):
-        with pytest.raises(SystemExit):
-            main(["site", "approve", "--folder", str(STATE), *more])
-        assert "Run the command in a terminal, or pass '--yes'." in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["site", "approve", "--folder", str(STATE), *words])
+    assert "Run the command in a terminal, or pass '--yes'." in capsys.readouterr().err
 
 
 def test_refused_settings_do_not_fill_the_disk():
@@ -536,9 +534,6 @@ def test_the_staff_approves_withdraws_and_reads_the_log(capsys):
     log = STATE / "audit.jsonl"
     log.write_bytes(log.read_bytes().replace(b'"num_steps": 3', b'"num_steps": 9', 1))
     assert "the chain is BROKEN before the lines " in command("audit", "--federation", OTHER)
-    SiteRecord(STATE, Policy()).take_number(0)
-    assert "Agreed to be client 2." in command("approve", "--number", "2", "--yes")
-    SiteRecord(STATE, Policy()).take_number(2)
 
 
 @pytest.mark.parametrize(

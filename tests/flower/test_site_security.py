@@ -70,7 +70,6 @@ CHECKPOINT = {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"}
         {"model": {**NETWORK, "init_args": {}, "dict_kwargs": {"f": "evil.run"}}},
         {"model": model(optimizer="os.system")},  # a parser would resolve it for a parameter of the type Callable
         {"local": {"callbacks": [CHECKPOINT]}},
-        {"local": {"callbacks": ["x"]}},
         {"model": model(network=named("ResNet18", weights="model"))},
         {"model": model(network=named("ResNet18", weights="https://example.org/w.pt"))},
         {"model": model(network=named("MLP", in_features="../../etc/passwd"))},

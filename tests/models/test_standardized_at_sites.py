@@ -101,5 +101,5 @@ def test_impossible_sums_are_refused(told, tmp_path, monkeypatch, capsys):
 
 def test_the_check_of_a_site_says_what_would_leave(tmp_path, monkeypatch):
     prepare(tmp_path, monkeypatch, SUMS)
-    said = site_check._data(Namespace(data=str(tmp_path / "north" / "data.yaml"), name="north", schema=None, folder=None))
+    said = site_check._data(Namespace(data=str(tmp_path / "north" / "data.yaml"), name="north"))
     assert "; once, to a server that asks, the sums of its inputs and of their squares, by feature; " in said

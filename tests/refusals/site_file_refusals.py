@@ -155,6 +155,7 @@ REFUSALS = [
     data(EMBEDDED + "seed: 1\nseed: 2\n", "'seed' occurs twice, first in line "),
     data(EMBEDDED + "seed: 010\n", "YAML reads 010 as the number 8. Put quotes around it, or write 8."),
     data(EMBEDDED + "device: gpu\n", "'device' must be auto, cpu, cuda or cuda:NUMBER, but is 'gpu'."),
+    data(EMBEDDED + "schema: server\n", "'schema' is now one of the datamodule: set it there to a copy of the server's file."),
     Refusal(missing_device, "'device' is 'cuda:1', but torch finds 1 GPUs here. Set 'device: auto'."),
     # a site's table
     table(None, "'own.csv' does not exist. Set 'data.datamodule.path' to"),
@@ -171,8 +172,11 @@ REFUSALS = [
     serving(with_another_key, UNUSABLE),
     *(serving(spoilt(name), UNUSABLE) for name in ("ca", "certificate", "key")),
     serving(spoilt("key", None), UNUSABLE),
-    serving(put_certificate, "server.crt' is for no host, so no site would connect."),
-    serving(lambda folder: put_certificate(folder, "h"), "server.crt' is not for 127.0.0.1, ... see docs/deployment.md."),
+    serving(put_certificate, "server.crt' is for no host, but not for h ('--host')."),
+    serving(
+        lambda folder: put_certificate(folder, "h"),
+        "server.crt' is for h, but not for 127.0.0.1 (where ... see docs/deployment.md.",
+    ),
     # folders, ports and addresses
     Refusal(folder_is_a_file, "Cannot create the folder 'taken' (File exists). Choose another."),
     Refusal(listening_twice, "Cannot listen on 127.0.0.1: ... Choose another port."),

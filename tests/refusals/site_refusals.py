@@ -88,10 +88,10 @@ REFUSALS = [
     Refusal(policy(answers=0), "'policy.answers' must be 1 or above"),
     Refusal(lambda: Machine(memory=0.0), "'policy.machine.memory' must be above 0, in GiB"),
     *map(null, ("min_rows", "federations", "code", "machine.trainings")),
-    *(Refusal(written(name), f"policy' names a preset ({name}). There are none any more") for name in ("strict", "open")),
-    Refusal(written({"min_steps": 3}), "'policy.min_steps' does not exist any more. Remove it: docs/real_federation.md shows"),
-    Refusal(written({"min_noise": 1}), "'policy.min_noise' is now policy.update.noise.least: docs/real_federation.md shows"),
-    Refusal(written({"metrics": "any"}), "'policy.metrics' is now an entry of policy.tells: docs/real_federation.md shows"),
+    *(
+        Refusal(written(given), f"'policy' has '{name}', but its settings are federations, update, tells, ... site_policy.md")
+        for name, given in (("strict", "strict"), ("min_noise", {"min_noise": 1}))
+    ),
     # noise and masks
     *(
         Refusal(written({"update": form}), "'policy.update' must be plain, or have the settings of noise, of masks or of both")

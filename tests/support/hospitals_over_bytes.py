@@ -26,7 +26,6 @@ def write_site(
     schema: str | None = SCHEMA,
     own: dict[str, Any] | None = None,
     limits: Any = (),
-    takes: str = "own",
     **settings: Any,
 ) -> Path:
     """Write a site's data.yaml, with a copy of the schema of its own unless that is None."""
@@ -38,7 +37,6 @@ def write_site(
     site = {
         "datamodule": {"class_path": "TableDataModule", "init_args": arguments},
         "device": "cpu",
-        "schema": takes,
         **settings,
     }
     site["policy"] = {**POLICY, **dict(limits)}
@@ -68,13 +66,6 @@ def start_again(paths: dict[str, str], schema: str = SCHEMA, **limits: Any) -> N
             start_site(Path(), name)
 
 
-def take_the_servers(names: tuple[str, ...], paths: dict[str, str]) -> None:
-    """Start sites without a schema of their own, which take the server's."""
-    for name in names:
-        write_site(name, paths[name], schema=None, takes="server")
-        start_site(Path(), name)
-
-
 def config(paths: dict[str, str] | None = None, features: int = 14, scaled: bool = False, **settings: Any) -> dict[str, Any]:
     """Return the configuration of a fit at the sites, or of its simulation from the exports at these paths."""
     found = configuration() | settings
@@ -97,12 +88,12 @@ def over_bytes(found: dict[str, Any], folder: str = "real", *more: str) -> dict[
 
 def asking(schema: Any, **more: Any) -> dict[str, bytes]:
     """Return a server's question about the data, with a schema."""
-    return {"order": envelope.request("describe", client=0, classes=None, features=None, schema=schema, **more)}
+    return {"order": envelope.request("describe", client=0, schema=schema, **more)}
 
 
-def checked(path: Path, schema: str | None = None, folder: str | None = None) -> tuple[bool, str]:
+def checked(path: Path) -> tuple[bool, str]:
     """Return whether a site's data pass ``site --check``, and what is printed."""
     said = io.StringIO()
-    arguments = argparse.Namespace(name="north", data=str(path), schema=schema, folder=folder)
+    arguments = argparse.Namespace(name="north", data=str(path))
     with mock.patch("fl_lightning.flower.site.check.connection_tests", return_value=[]), contextlib.redirect_stdout(said):
         return check(arguments), said.getvalue()

@@ -26,7 +26,7 @@ from fl_lightning.flower import envelope
 from fl_lightning.flower.site.budget import SiteBudget
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.server import SiteServer
-from fl_lightning.flower.site.settings import read_site
+from fl_lightning.flower.site.settings import read_settings
 from fl_lightning.flower.site.store import SiteStore
 from fl_lightning.functional.privacy import epsilon_of_examples
 from fl_lightning.messages import ClientTask
@@ -137,7 +137,7 @@ class Witness:
 def ask(folder: Path, federation: str, state: str, ready: Callable[[], None]) -> None:
     """Start a site, have it train, and note what leaves it."""
     torch.set_num_threads(1)
-    settings, witness = read_site(folder / "north" / "data.yaml", folder / state), Witness(folder)
+    settings, witness = read_settings(folder / "north" / "data.yaml"), Witness(folder)
     site = SiteServer("north", SiteData(settings), settings.policy, folder / state, say=lambda line: None)
     names = {"federation": federation * 32, "client": 0, "contract": contract(local=NOISY_STEPS)}
     prepared = envelope.opened(site.answer({"order": envelope.request("prepare", **names)}), ("reply",))

@@ -25,12 +25,12 @@ from fl_lightning.flower.server.sites import RemoteSites
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.policy import FACTS
 from fl_lightning.flower.site.server import SiteServer
-from fl_lightning.flower.site.settings import read_settings, read_site
+from fl_lightning.flower.site.settings import read_settings
 from fl_lightning.flower.wire.keys import create_key
 from fl_lightning.flower.wire.transport import Answer, Parts, Transport
 from fl_lightning.messages import ClientInfo
 
-TELLS = [fact for fact in FACTS if fact not in ("examples/rounded", "label_counts", "statistics", "own_model")]
+TELLS = [fact for fact in FACTS if fact not in ("examples/rounded", "label_counts", "statistics")]
 POLICY: dict[str, Any] = {
     "federations": "any",
     "tells": TELLS,
@@ -129,11 +129,10 @@ class BytesSites(RemoteSites):
 def start_site(folder: Path, name: str) -> SiteServer:
     """Start a site, or start it again after a crash: it knows what is in its folder."""
     path, own, own_key = (folder / name / one for one in ("data.yaml", "state", "own.key"))
-    settings = read_site(path, own)
+    settings = read_settings(path)
     SERVERS[name] = SiteServer(
-        *(name, None if settings.waits else SiteData(settings), settings.policy, own),
+        *(name, SiteData(settings), settings.policy, own),
         say=lambda line: LINES.append(f"{name}: {line}"),
-        load=None if settings.schema == "own" else lambda schema: SiteData(read_settings(path, schema)),
         key=own_key.read_bytes() if own_key.exists() else b"",
     )
     return SERVERS[name]

@@ -9,7 +9,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.flower.checks import evaluated_parts, not_at_sites, standardizes
+from fl_lightning.flower.checks import digest_of_names, evaluated_parts, not_at_sites, standardizes
 from fl_lightning.messages import ClientInfo
 from fl_lightning.transforms.base import Transform
 
@@ -25,9 +25,8 @@ def refuse_simulated(settings: Any, trainer: Trainer, data: Any) -> None:
     Raises:
         ConfigurationError: naming the setting.
     """
-    local, route = settings.local, settings.route
+    route = settings.route
     refused = not_at_sites(settings) | {
-        "federation.local.callbacks": bool(local.callbacks),
         "data.public_share": bool(data.public_share),
         "data.feature_noise": bool(data.feature_noise),
         "data.rebalancing": data.rebalancing is not None,
@@ -50,38 +49,44 @@ def refuse_simulated(settings: Any, trainer: Trainer, data: Any) -> None:
         )
 
 
-def require_same(infos: Sequence[ClientInfo], schema: str) -> None:
-    """Refuse sites whose classes, columns or schemas differ; sites themselves compare their names with the server's.
+def require_same(
+    infos: Sequence[ClientInfo], schema: str, classes: Sequence[str] | None = None, columns: Sequence[str] | None = None
+) -> None:
+    """Refuse sites whose classes, columns or schemas differ from the server's, or from each other's if it has none.
 
     Args:
         infos: what the sites told.
         schema: the digest of the server's schema; empty without one, and then sites may have none.
+        classes: the names of the server's classes; None without any.
+        columns: the names of its columns; None without any.
 
     Raises:
         ConfigurationError: naming the sites.
     """
-    for what, own, digests, remedy in (
+    for what, names, own, digests, remedy in (
+        ("classes", classes, digest_of_names(classes), [one.digests[0] for one in infos], "Set 'classes' of all to one list."),
         (
-            "classes",
-            "",
-            [one.digests[0] for one in infos],
-            "Set 'classes' of the datamodules to one list; rows may be missing.",
+            "columns",
+            columns,
+            digest_of_names(columns),
+            [one.digests[1] for one in infos],
+            "Give all one list.",
         ),
-        ("columns", "", [one.digests[1] for one in infos], "Give all tables the same columns in the same order."),
         (
             "schemas (or none)",
+            None,
             schema,
-            [one.schema for one in infos],
+            [one.schema or (schema and "none") for one in infos],
             "Send the file that 'data.datamodule.schema' names to these sites; they set it as 'schema' in their data.yaml.",
         ),
     ):
         usual = own or next(filter(None, digests), "")
-        other = [info.name for info, digest in zip(infos, digests, strict=True) if digest != usual and (own or digest)]
+        other = [info.name for info, digest in zip(infos, digests, strict=True) if digest not in ("", usual)]
         if other:
             than = "the server" if own else infos[digests.index(usual)].name
-            raise ConfigurationError(
-                f"{', '.join(other)} and {than} have different {what}, so the same number would not mean the same. {remedy}"
-            )
+            those = f" The server's are {', '.join(names)[:400]}." if names else ""
+            same = f"have different {what}, so the same number would not mean the same"
+            raise ConfigurationError(f"{', '.join(other)} and {than} {same}.{those} {remedy}")
 
 
 def require_parts(settings: Any, infos: Sequence[ClientInfo], absent: int = 0, unseen: Sequence[ClientInfo] = ()) -> None:

@@ -15,7 +15,7 @@ from fl_lightning.flower.site.store import whole_digest
 from fl_lightning.flower.validation import conforms
 from fl_lightning.flower.wire.transport import Answer, Content, LateParts, Transport
 from fl_lightning.functional.digest import digest
-from fl_lightning.messages import ClientTask, EvalOrder, Note, OwnModelOrder, RoundCommit, ServerModel
+from fl_lightning.messages import ClientTask, EvalOrder, Note, RoundCommit, ServerModel
 from fl_lightning.settings.server import Faults
 from fl_lightning.types import ClientUpdate
 from fl_lightning.wire import to_bytes
@@ -150,7 +150,7 @@ class Exchange:
     def send(
         self,
         client: int,
-        orders: Sequence[ClientTask | EvalOrder | Note | OwnModelOrder],
+        orders: Sequence[ClientTask | EvalOrder | Note],
         earlier: ServerModel | None = None,
     ) -> None:
         """Send orders with what the site must know first; without orders it does not need the model.

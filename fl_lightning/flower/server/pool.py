@@ -9,13 +9,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fl_lightning.clients.answering import NO_OWN
 from fl_lightning.core.federation import Chain, PassesOn, RunningChains, Take, Tasks
 from fl_lightning.errors import ClientError, FederationError
 from fl_lightning.flower.server.exchange import Exchange, SiteError
-from fl_lightning.flower.server.replies import Needs, UpdateReader, evaluations_in, own_model_in, reply_in
+from fl_lightning.flower.server.replies import Needs, UpdateReader, evaluations_in, reply_in
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, OwnModelOrder, ServerModel
+from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, ServerModel
 from fl_lightning.settings.server import Faults
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 from fl_lightning.utilities.collectives import Collectives
@@ -231,24 +230,6 @@ class RemotePool:
             reports.get(number) or EvalReport(order.client, math.nan, reason=lost[order.client] if questions else "")
             for number, order in enumerate(orders)
         ]
-
-    def complete_models(self, like: Mapping[str, Any]) -> list[dict[str, Any] | str]:
-        """Return the own complete model of each site by names of tensors, or why there is none.
-
-        Args:
-            like: tensors of the same names, shapes and types.
-        """
-        found: list[dict[str, Any] | str] = [self._missing().get(client, "") for client in range(len(self.infos))]
-        for client, cause in enumerate(found):
-            if not cause:
-                self.exchange.send(client, [OwnModelOrder(self.published.version, client)])
-
-        def read(client: int, opened: Mapping[str, Any]) -> dict[str, Any] | str:
-            return own_model_in(opened, self.exchange.who(client), client, like) or NO_OWN
-
-        for client, answer in self.exchange.answers(read, skips=True):
-            found[client] = answer.cause if isinstance(answer, SiteError) else answer
-        return found
 
     # ---------------------------------------------------------------- what clients keep
 

@@ -14,12 +14,12 @@ from fl_lightning.clients.judging import UpdateEditor
 from fl_lightning.errors import ConfigurationError, WireError
 from fl_lightning.flower.envelope import printable
 from fl_lightning.flower.server.exchange import SiteError
-from fl_lightning.flower.validation import require_message, unlike
+from fl_lightning.flower.validation import require_message
 from fl_lightning.functional.compression import misfit, restore
 from fl_lightning.functional.exact_moments import Moments
 from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ClientInfo, ClientTask, EvalReport, OwnModel, ServerModel
+from fl_lightning.messages import ClientInfo, ClientTask, EvalReport, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 
 _MOST_EXAMPLES = 2**36
@@ -188,19 +188,6 @@ def _replies_in(found: Mapping[str, Any], who: str, client: int, count: int, *ki
         if one.client != client:
             raise SiteError(who, f"its {name} is of another client.")
     return replies
-
-
-def own_model_in(found: Mapping[str, Any], who: str, client: int, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors of a client's own model in a reply; empty if it has none yet.
-
-    Raises:
-        ClientError: if there is no model, or its tensors have other names, shapes or types than ``like``.
-    """
-    tensors = dict(reply_in(found, who, client, OwnModel).tensors)
-    said = unlike(like, tensors) if tensors else ""
-    if said:
-        raise SiteError(who, f"its own model does not fit the module: {printable(said)}.")
-    return tensors
 
 
 def evaluations_in(found: Mapping[str, Any], who: str, client: int, count: int) -> list[EvalReport]:

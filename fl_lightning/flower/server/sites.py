@@ -14,7 +14,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.data.client_splits import chosen
 from fl_lightning.data.labels import names_of
-from fl_lightning.data.schema import schema_of
 from fl_lightning.errors import ClientError, ConfigurationError, require, require_texts
 from fl_lightning.flower import envelope
 from fl_lightning.flower.checks import digest_of_schema
@@ -115,11 +114,8 @@ class RemoteSites(ChecksTypes, RemoteClients):
         asks = any(getattr(callback, "reads_inputs", False) for callback in callbacks)
         asks |= any(not part.is_measured for part in standardized_parts(trainer.lightning_module))
         summed = any(option.seals for option in settings.active_options)  # then the sums of inputs are asked for later
-        own = schema_of(datamodule.datamodule)
         asked: dict[str, Any] = {
-            "classes": _names_here(datamodule.datamodule, "classes"),
-            "features": _names_here(datamodule.datamodule, "feature_names"),
-            "schema": own.text if own else "",
+            "schema": digest_of_schema(datamodule.datamodule),
             "statistics": asks and not summed,
             "summed": asks and summed,
         }
@@ -140,7 +136,8 @@ class RemoteSites(ChecksTypes, RemoteClients):
             for infos in (self._infos[: self._trained], self._infos[self._trained :])
         )
         require_claims([*training, *unseen], self.max_examples)
-        require_same([*training, *unseen], digest_of_schema(datamodule.datamodule))
+        names_here = (_names_here(datamodule.datamodule, kind) for kind in ("classes", "feature_names"))
+        require_same([*training, *unseen], digest_of_schema(datamodule.datamodule), *names_here)
         require_parts(settings, training, absent=len(absent), unseen=unseen)
         self._remember(list(told.values()))
         return self._infos

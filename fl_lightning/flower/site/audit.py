@@ -20,7 +20,7 @@ from fl_lightning.flower.site.recipe import RefusedError
 from fl_lightning.flower.site.release import FIELDS, numbers_of
 from fl_lightning.flower.wire.transport import Content
 from fl_lightning.flower.words import printable
-from fl_lightning.messages import ClientTask, EvalOrder, Note, OwnModelOrder
+from fl_lightning.messages import ClientTask, EvalOrder, Note
 
 CUT = "cut off"
 """The kind of a line that cannot be read."""
@@ -51,8 +51,6 @@ def in_words(message: Any) -> dict[str, Any]:
     if isinstance(message, EvalOrder):
         asked = {} if message.question is None else {"question": _question(message.question)}
         return {"evaluate": message.part, "metric": message.metric, "turns_alone": len(message.tasks), **asked}
-    if isinstance(message, OwnModelOrder):
-        return {"own_model": False}
     if isinstance(message, Note):
         step = message.content.get("step", "") if isinstance(message.content, Mapping) else ""
         return {"option": str(message.option)[:40], "step": str(step)[:20]}

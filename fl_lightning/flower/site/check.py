@@ -7,17 +7,13 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from fl_lightning.data.schema_file import read_schema
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.flower.checks import digest_of_schema
 from fl_lightning.flower.site.budget import SiteBudget
 from fl_lightning.flower.site.connection import ERRORS, connection_tests
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.limits import SiteLimits
-from fl_lightning.flower.site.peers import read_peers
-from fl_lightning.flower.site.policy import Policy
+from fl_lightning.flower.site.policy import Policy, read_peers
 from fl_lightning.flower.site.release import in_words, numbers_of, released
-from fl_lightning.flower.site.server_schema import kept_schema
 from fl_lightning.flower.site.settings import SiteSettings, read_settings
 from fl_lightning.flower.words import printable
 
@@ -41,15 +37,9 @@ def check(arguments: argparse.Namespace) -> bool:
 def _data(arguments: argparse.Namespace) -> str:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        schema = _schema(arguments)
-        settings = read_settings(Path(arguments.data), schema)
+        settings = read_settings(Path(arguments.data))
         device = settings.torch_device()
-        if settings.waits:
-            raise ConfigurationError(
-                "The tables wait for the server's schema ('schema' is 'server'), and no server has offered one yet. Ask "
-                "for its file, and pass it with '--schema'."
-            )
-        _print_comparison(settings, schema)
+        _print_comparison(settings)
         data, policy = SiteData(settings), settings.policy
         SiteLimits(policy).check_training(data)
         info = released(data.info(arguments.name, policy), policy)
@@ -86,20 +76,8 @@ def _masks(name: str, policy: Policy) -> list[str]:
     return [f"a sum has {least} sites or more, of {', '.join(peers)}, whose keys are in '{policy.masks.peers}'; {same}"]
 
 
-def _schema(arguments: argparse.Namespace) -> Path | None:
-    """Return the file of the server's schema: that of ``--schema``, or the last one that a server has offered."""
-    if arguments.schema:
-        return Path(arguments.schema)
-    return kept_schema(Path(arguments.folder or f"site_{arguments.name}"))
-
-
-def _print_comparison(settings: SiteSettings, schema: Path | None) -> None:
-    """Print how the site's files differ from their schema, and whether it is the server's; the server learns nothing of it."""
-    if schema is not None:
-        theirs, mine = read_schema(schema).digest(), digest_of_schema(settings.datamodule)
-        same = "the same tables as this site's" if theirs == mine else f"other tables than this site's ({mine or 'none'})"
-        print(f"note    schema: that of the server ({theirs}, {schema}) describes {same};", flush=True)
-        print("        without 'schema' in data.yaml, the site takes the server's schema only with 'schema: server'")
+def _print_comparison(settings: SiteSettings) -> None:
+    """Print how the site's files differ from their schema; the server learns nothing of it."""
     for name in ("datamodule", "validation", "test"):
         compare = getattr(getattr(settings, name), "compare_with_schema", None)
         lines = compare() if callable(compare) else []

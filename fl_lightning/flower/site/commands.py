@@ -39,7 +39,6 @@ def main(command: str, arguments: Sequence[str]) -> None:
     if command == "approve":
         parser.add_argument("federation", nargs="?", help="The id of the federation.")
         parser.add_argument("settings", nargs="?", help="The digest of its settings.")
-        parser.add_argument("--number", type=int, help="The number by which the server calls this site.")
         parser.add_argument("--sites", action="store_true", help="Agree to a sum over other sites than before.")
         parser.add_argument("--yes", action="store_true", help="Agree without the question, for scripts.")
     elif command == "withdraw":
@@ -77,10 +76,6 @@ def _approve(parsed: argparse.Namespace) -> None:
     folder = _folder(parsed)
     if parsed.sites:
         _approve_sum(folder, parsed.yes)
-    elif parsed.number is not None and parsed.federation is None:
-        _require_yes(parsed.yes, f"Agree that this site is client {parsed.number}?")
-        approve(folder, "number", parsed.number)
-        print(f"Agreed to be client {parsed.number}.")
     else:
         _approve_settings(folder, _id(parsed.federation), parsed.settings, parsed.yes)
 
@@ -208,10 +203,7 @@ def _words(value: Any) -> str:
 
 
 _COMMANDS = {
-    "approve": (
-        _approve,
-        "Agree to a federation with its settings, to another number of this site, or to a sum over other sites.",
-    ),
+    "approve": (_approve, "Agree to a federation with its settings, or to a sum over other sites."),
     "withdraw": (_withdraw, "Leave a federation: the site trains for it no more, and deletes what it kept for it."),
     "budget": (_print_budget, "Print what federations have spent of the budget of this site's data."),
     "audit": (

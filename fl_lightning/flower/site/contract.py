@@ -18,7 +18,7 @@ from fl_lightning.data.input_statistics import check_batch_norm
 from fl_lightning.flower.checks import not_at_sites
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.limits import SiteLimits
-from fl_lightning.flower.site.policy import Policy
+from fl_lightning.flower.site.policy import Policy, most_threads
 from fl_lightning.flower.site.questions import questions_at_site
 from fl_lightning.flower.site.recipe import OPTIONS, Recipe, RefusedError
 from fl_lightning.flower.site.store import covered, covers
@@ -85,7 +85,11 @@ def check_contract(contract: Any, policy: Policy, client: int) -> None:
     known = len(numbers) <= 10**6 and all(type(number) is int for number in numbers)
     if not (known and 0 <= client < len(numbers) and 0 < contract["num_clients"] <= len(numbers)):
         raise RefusedError("The server's number of clients is outside its range.")
-    SiteLimits(policy).check_values(contract)
+    if not 1 <= contract["threads"] <= most_threads():
+        raise RefusedError(
+            f"The server's 'threads' is {contract['threads']}, but this site has {most_threads()} cores. Set "
+            "'federation.local.threads' at the server."
+        )
     recipe = Recipe(policy.accepted_classes)
     if not isinstance(contract["model"], Mapping) or "class_path" not in contract["model"]:
         raise RefusedError("The server's 'model' must be a class with 'class_path'.")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -87,7 +85,6 @@ class SiteData:
 
     def __init__(self, settings: SiteSettings) -> None:
         self._datamodule, self._schema = settings.datamodule, digest_of_schema(settings.datamodule)
-        self._takes_schema = settings.schema == "server"
         whole = _whole(settings)
         self._views: dict[Part, FederatedDataModule] = {"training": whole}
         self._separate: dict[Part, FederatedDataModule] = {}
@@ -166,8 +163,6 @@ class SiteData:
         self,
         name: str,
         policy: Policy,
-        classes: Sequence[str] | None = None,
-        features: Sequence[str] | None = None,
         statistics: bool = False,
         summed: bool = False,
     ) -> ClientInfo:
@@ -176,15 +171,12 @@ class SiteData:
         Args:
             name: the site's name.
             policy: what the site consents to tell.
-            classes: the names of the server's classes, if it has any.
-            features: the names of its features, if it has any.
-            statistics: whether it asks for the sums of the inputs.
+            statistics: whether the server asks for the sums of the inputs.
             summed: whether it asks for the sums of the inputs in a sum over all sites only, which comes later.
         """
         least = policy.min_rows
         parts: tuple[Part, ...] = ("validation", "test")
         sizes = {part: self.size(part) if self.units(part) >= least else 0 for part in parts}
-        own = self.names("classes"), self.names("feature_names")
         adds = summed and self._tells_moments(policy)
         return ClientInfo(
             name=name,
@@ -193,7 +185,7 @@ class SiteData:
             num_validation=sizes["validation"],
             num_test=sizes["test"],
             streams=self.streams,
-            digests=("" if classes else digest_of_names(own[0]), "" if features else digest_of_names(own[1])),
+            digests=(digest_of_names(self.names("classes")), digest_of_names(self.names("feature_names"))),
             moments=() if adds else self.moments(policy) if statistics else None,
             schema=self._schema,
             sampling=self._sampling(),
@@ -229,8 +221,6 @@ class SiteData:
         sparse = {k for k, count in enumerate(found.counts) if count < least or size < least}  # an image has many numbers
         if sparse and not summed:
             return None
-        if self._takes_schema:  # a server could declare a rare value missing, and count it by what is left
-            sparse |= {k for k, count in enumerate(found.counts) if 0 < size - count < least}
         found = without_small(found, categories_of(self._datamodule, len(found.counts)), least)
         return without_channels(found, sparse).texts()
 
@@ -259,48 +249,33 @@ class SiteData:
         rest = 0 if source.drop_last and rows > size else rows % size
         return rows // size + (rest > 0), max(1, (rest or size) // self._rows_of_a_person)
 
-    def _here(self, client: int) -> None:
-        if client != self.client_id:
-            raise DataError(f"The data of client {client} were requested, but this site is client {self.client_id}.")
-
     def num_examples(self, client: int) -> int:
         """See :class:`ClientData`."""
-        self._here(client)
         return self.whole.num_examples(0)
 
     def client(
         self, client: int, seed: int, full_batch: bool = False, drop_single: bool = False, poisson: PoissonBatches | None = None
     ) -> LightningDataModule:
         """See :class:`ClientData`."""
-        self._here(client)
         return self.whole.client(0, seed, full_batch, drop_single, poisson)
 
     def client_evaluation_view(self, client: int, part: Part) -> LightningDataModule:
         """See :class:`ClientData`."""
-        self._here(client)
         if part in self._separate:
             return self._separate[part].client_evaluation_view(0, "training")
         return self.whole.client_evaluation_view(0, part)
 
-    def unit_digests(self, part: Part) -> list[str]:
-        """Return a digest of each person of a part, or of each row if the data name no persons, sorted."""
+    def version(self, part: Part) -> str:
+        """Return a digest of a part's rows, in whatever order."""
         assert self.client_id is not None
-        rows = [row for batch in self.client_evaluation_view(self.client_id, part).val_dataloader() for row in _rows_of(batch)]
-        persons = self.evaluated_persons(self.client_id, part)
-        if persons is None or len(persons) != len(rows):
-            return sorted(rows)
-        own: dict[int, list[str]] = defaultdict(list)
-        for person, row in zip(persons.tolist(), rows, strict=True):
-            own[person].append(row)
-        return sorted(digest(sorted(one)) for one in own.values())
+        batches = self.client_evaluation_view(self.client_id, part).val_dataloader()
+        return digest(sorted(row for batch in batches for row in _rows_of(batch)))
 
     def evaluated_persons(self, client: int, part: Part) -> torch.Tensor | None:
         """See :class:`ClientData`."""
-        self._here(client)
         data = self._separate.get(part)
         return self.whole.evaluated_persons(0, part) if data is None else data.evaluated_persons(0, "training")
 
     def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
         """See :class:`ClientData`."""
-        self._here(client)
         return self.whole.poisson_batches(0, full_batch, coins)

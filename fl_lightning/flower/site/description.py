@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from fl_lightning.errors import WireError
-from fl_lightning.flower.checks import differing
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.policy import Policy
 from fl_lightning.flower.site.recipe import RefusedError
@@ -15,63 +14,45 @@ from fl_lightning.flower.site.store import SiteRecord
 from fl_lightning.functional.exact_moments import Moments
 from fl_lightning.messages import ClientInfo
 
+_SUMS = "The data of this site have changed since it told {}, and the difference would tell about the rows that changed."
 
-class SiteDescription:
-    """Describe the data, and tell sums and counts of rows only once.
+
+def described(asked: Mapping[str, Any], data: SiteData, name: str, policy: Policy, record: SiteRecord) -> ClientInfo:
+    """Return what a site tells a server that asks about its data: sums and counts of rows only once.
 
     Args:
+        asked: the request.
+        data: the site's data.
         name: the site's name.
         policy: what the site allows.
         record: keeps what was told.
+
+    Raises:
+        WireError: if the request is not one.
+        RefusedError: if the data have changed since sums or counts were told.
     """
-
-    def __init__(self, name: str, policy: Policy, record: SiteRecord) -> None:
-        self._name, self._policy, self._record = name, policy, record
-
-    def tell(self, asked: Mapping[str, Any], data: SiteData) -> ClientInfo:
-        """Return the answer to a request.
-
-        Raises:
-            WireError: if the request is not one.
-            RefusedError: if the site's names differ from the server's, or the data have changed since sums or counts were told.
-        """
-        names = [asked.get(kind) for kind in ("classes", "features")]
-        for one in names:
-            if not (one is None or (isinstance(one, tuple) and all(isinstance(name, str) for name in one))):
-                raise WireError("The names of classes or features are no texts.")
-        _require_names(data, *names)
-        wanted = [asked.get(what, False) for what in ("statistics", "summed")]
-        if any(type(one) is not bool for one in wanted):
-            raise WireError("The request does not say whether it asks for statistics.")
-        info: ClientInfo = released(data.info(self._name, self._policy, names[0], names[1], *wanted), self._policy)
-        if info.moments:
-            self._record.tell_once("statistics", "the sums of its inputs", info.moments)
-        if info.label_counts is not None:
-            self._record.tell_once("label_counts", "the counts of its classes", info.label_counts)
-        return info
-
-    def summand(self, data: SiteData) -> Moments:
-        """Return the sums of the inputs, which leave in a sum over sites only.
-
-        Raises:
-            RefusedError: if the policy does not allow it, or the data have changed since sums were told.
-        """
-        found = data.moments(self._policy, summed=True)
-        if found is None:
-            raise RefusedError(
-                "This site does not tell the sums of its inputs, also not in a sum over sites. If its staff agrees, they add "
-                "'statistics' to 'policy.tells' in data.yaml; with 'policy.update.noise' it tells none."
-            )
-        self._record.tell_once("statistics", "the sums of its inputs", found)
-        return Moments.of_texts(found)
+    wanted = [asked.get(what, False) for what in ("statistics", "summed")]
+    if any(type(one) is not bool for one in wanted):
+        raise WireError("The request does not say whether it asks for statistics.")
+    info: ClientInfo = released(data.info(name, policy, *wanted), policy)
+    if info.moments:
+        record.keep_once("statistics", info.moments, _SUMS.format("the sums of its inputs"))
+    if info.label_counts is not None:
+        record.keep_once("label_counts", info.label_counts, _SUMS.format("the counts of its classes"))
+    return info
 
 
-def _require_names(data: SiteData, classes: Any, features: Any) -> None:
-    """Refuse a server whose classes or columns have other names, since the same number would mean something else."""
-    for kind, what, names, remedy in (
-        ("classes", "classes", classes, "Set 'classes' of the site's datamodule to this list; rows of a class may be missing."),
-        ("feature_names", "columns", features, "Give the tables of all sites the server's columns in the same order."),
-    ):
-        said = differing(data.names(kind), names, what)
-        if said:
-            raise RefusedError(f"This site {said}. The server's {what} are {', '.join(names)[:400]}. {remedy}")
+def summand(data: SiteData, policy: Policy, record: SiteRecord) -> Moments:
+    """Return the sums of a site's inputs, which leave in a sum over sites only.
+
+    Raises:
+        RefusedError: if the policy does not allow it, or the data have changed since sums were told.
+    """
+    found = data.moments(policy, summed=True)
+    if found is None:
+        raise RefusedError(
+            "This site does not tell the sums of its inputs, also not in a sum over sites. If its staff agrees, they add "
+            "'statistics' to 'policy.tells' in data.yaml; with 'policy.update.noise' it tells none."
+        )
+    record.keep_once("statistics", found, _SUMS.format("the sums of its inputs"))
+    return Moments.of_texts(found)

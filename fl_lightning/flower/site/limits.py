@@ -15,7 +15,7 @@ from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.core.option import OptionSettings
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.checks import evaluated_parts
-from fl_lightning.flower.site.policy import FACTS, LARGEST_POWER, Policy, most_threads
+from fl_lightning.flower.site.policy import FACTS, LARGEST_POWER, Policy
 from fl_lightning.flower.site.questions import check_question
 from fl_lightning.flower.site.recipe import RefusedError
 from fl_lightning.functional.model_state import ModelState
@@ -38,26 +38,6 @@ class SiteLimits:
         self._policy = policy
 
     # ---------------------------------------------------------------- settings
-
-    def check_values(self, contract: Mapping[str, Any]) -> None:
-        """Refuse threads, settings of training and engines beyond the policy, before anything is imported.
-
-        Raises:
-            RefusedError: naming the setting.
-        """
-        local = contract["federation"]["local"]
-        if not 1 <= contract["threads"] <= most_threads():
-            raise RefusedError(
-                f"The server's 'threads' is {contract['threads']}, but this site has {most_threads()} cores. Set "
-                "'federation.local.threads' at the server."
-            )
-        if not isinstance(local, Mapping):
-            raise RefusedError("The server's 'federation.local' must be a mapping.")
-        local = local.get("init_args", local)  # a Python script sends the class by name
-        if local.get("engine", "auto") not in ("auto", "trainer", "fabric") or local.get("compile"):
-            raise RefusedError("Sites train with the engines auto, trainer and fabric, and do not compile.")
-        if local.get("callbacks"):
-            raise RefusedError("'federation.local.callbacks' is code of the server's, which sites do not run.")
 
     def check_plan(self, rounds: int, periods: int = 1) -> None:
         """Refuse a federation in which the site would train more often than it allows.
@@ -84,7 +64,7 @@ class SiteLimits:
         Raises:
             RefusedError: naming the settings.
         """
-        if owner.trains and not _at_own_pace(owner.active_options):
+        if owner.trains and not any(option.own_pace for option in owner.active_options):
             self.check_plan(owner.rounds, getattr(owner.route, "periods", 1))
         most, least = _noise(owner.active_options), self._policy.least_noise
         sealed = any(option.seals for option in owner.active_options)
@@ -236,17 +216,6 @@ class SiteLimits:
             if order.question is not None:
                 check_question(order, order.question, policy)
 
-    def check_own_model(self, settings: FederationSettings, data: SiteData) -> None:
-        """Refuse to send the model that the site keeps for itself, unless the policy lets it travel.
-
-        Raises:
-            RefusedError: naming the limit.
-        """
-        self._require_told({"own_model": "the evaluation of each site's own model by the others"})
-        if self._policy.masks is not None or any(option.seals for option in settings.active_options):
-            raise RefusedError("The model of this site would leave without the masks that this federation has.")
-        self.check_training(data)
-
     def check_work(self, update: ClientUpdate) -> None:
         """Refuse to send an update of no step, or of fewer rows than this site requires, which a stream tells only now.
 
@@ -270,9 +239,6 @@ class SiteLimits:
             RefusedError: naming the limit.
         """
         policy = self._policy
-        most = math.inf if _at_own_pace(settings.active_options) else policy.machine.trainings
-        if not 0 <= task.round_idx < most:
-            raise RefusedError(f"Round {task.round_idx} is beyond this site's limit of {most} ('policy.machine.trainings').")
         if not 1 <= task.slowness < math.inf:
             raise RefusedError(f"The turn has a slowness of {task.slowness:g}, which is not 1 or above.")
         every, smallest = data.batches(settings.local.full_batch)
@@ -299,11 +265,6 @@ def _require_sealed(order: ClientTask | EvalOrder) -> None:
         raise RefusedError("The order asks for a figure or a model of this site alone, but only sums over sites leave it.")
     if order.start is not None or order.pull is not None:
         raise RefusedError("The order has a model for this site alone, so the server could tell the sites' updates apart.")
-
-
-def _at_own_pace(options: Sequence[OptionSettings]) -> bool:
-    """Return whether the site may train in few of the rounds, so that only its trainings are counted against the limit."""
-    return any(option.own_pace for option in options)
 
 
 def _noise(options: Sequence[OptionSettings], delivered: bool = True) -> float:

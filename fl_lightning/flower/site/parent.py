@@ -105,7 +105,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--folder", help="The folder for state, logs and the audit log; by default site_NAME.")
     parser.add_argument("--create_key", metavar="NAME.key", help="Create a key pair, and exit. The private key never leaves.")
     parser.add_argument("--check", action="store_true", help="Test network, certificates, registration and data, and exit.")
-    parser.add_argument("--schema", help="With --check: the server's schema; by default the last one that it has offered.")
     return parser
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fl_lightning.errors import ConfigurationError, did_you_mean, require
 from fl_lightning.flower.site.recipe import default_classes
+from fl_lightning.flower.wire.keys import read_public_key
 from fl_lightning.messages import Part
 
 _FAILURES = 3
@@ -33,7 +35,6 @@ FACTS = {
     "evaluation/training": "figures of models on its training examples, and of how many",
     "evaluation/validation": "figures of models on its validation examples, and of how many",
     "evaluation/test": "figures of models on its test examples, and of how many",
-    "own_model": "the model that the site keeps for itself, to a server that has other sites evaluate it",
 }
 """What may leave a site beside the update, by its name in ``policy.tells``, in words."""
 _SIZES = ("examples", "examples/rounded", "steps")
@@ -43,40 +44,20 @@ _COVERED = {
 }
 """What may leave in each form: beside noise, only sizes and what follows from the settings."""
 
-_RENAMED = {
-    **dict.fromkeys(("classes", "default_classes", "models"), "policy.code"),
-    **dict.fromkeys(("max_rounds", "max_total_rounds"), "policy.machine.trainings"),
-    "max_evaluations": "policy.answers",
-    **dict.fromkeys(("max_epochs", "max_seconds"), "policy.machine.hours"),
-    **dict.fromkeys(("max_model", "largest_message"), "policy.machine.memory"),
-    "min_noise": "policy.update.noise.least",
-    "budget": "policy.update.noise.budget",
-    "secure_aggregation": "policy.update.masks",
-    "peers": "policy.update.masks.peers",
-    "min_cohort": "policy.update.masks.least",
-    "max_lost": "policy.update.masks.lost",
-    **dict.fromkeys(("min_examples", "min_count"), "policy.min_rows"),
-    **dict.fromkeys(("metrics", "seconds", "optimizer", "label_counts", "statistics"), "an entry of policy.tells"),
-    **dict.fromkeys(("evaluations", "own_model", "examples"), "an entry of policy.tells"),
-    "schema": "'schema' beside 'policy'",
-}
-
 
 def read_policy(given: Any) -> Any:
     """Return the settings of a policy without ``update: plain``, which is the default form.
 
     Raises:
-        ConfigurationError: for a setting of earlier versions, naming what has taken its place.
+        ConfigurationError: for what is no setting of a policy, such as one of earlier versions.
     """
-    page = "docs/real_federation.md shows the five headings"
-    if isinstance(given, str) or (isinstance(given, dict) and "preset" in given):
-        raise ConfigurationError(f"'policy' names a preset ({given}). There are none any more: {page}.")
-    gone = ("min_steps", "min_batch", "min_rate", "max_rate", "max_threads", "ranges", "histograms", "statistics_epsilon")
-    for name in given if isinstance(given, dict) else ():
-        if name in gone:
-            raise ConfigurationError(f"'policy.{name}' does not exist any more. Remove it: {page}.")
-        if name in _RENAMED:
-            raise ConfigurationError(f"'policy.{name}' is now {_RENAMED[name]}: {page}.")
+    names = [one.name for one in fields(Policy)]
+    unknown = [given] if isinstance(given, str) else [name for name in given or () if name not in names]
+    if unknown:
+        raise ConfigurationError(
+            f"'policy' has '{unknown[0]}', but its settings are {', '.join(names)}; see docs/site_policy.md."
+            f"{did_you_mean(str(unknown[0]), names)}"
+        )
     if not isinstance(given, dict) or "update" not in given:
         return given
     form = given["update"]
@@ -215,9 +196,8 @@ class Policy:
             and nothing else. Null for what FedAvg needs, and the loss: ``examples``, ``steps`` and ``loss`` of a plain update,
             ``examples`` and ``steps`` with noise, and ``loss`` under masks, where it leaves in a sum over sites only, as the
             numbers do by which a strategy weighs.
-        answers: how many models the site evaluates for servers, over all federations, and how many questions of ``fl-lightning
-            evaluate`` it answers about one version of its data, >= 1. Each tells a figure of the same rows, and those of many
-            crafted models can tell single rows.
+        answers: how many models the site evaluates for servers, over all federations, >= 1; each metric of ``fl-lightning
+            evaluate`` counts. Each tells a figure of the same rows, and those of many crafted models can tell single rows.
         digits: the significant digits of figures that leave, >= 1; null for all.
         min_rows: of how many rows, or persons if the data name them, at least? The fewest behind an update, a count, a sum over
             a feature or an evaluation, >= 1. A smaller part is not evaluated and not told; a training that would read fewer is
@@ -311,3 +291,21 @@ def most_threads() -> int:
     """Return the most threads that a server may set: the number of cores that this process may use."""
     here = getattr(os, "sched_getaffinity", None)  # not on macOS and Windows
     return len(here(0)) if here is not None else os.cpu_count() or 1
+
+
+def read_peers(policy: Policy) -> dict[str, bytes]:
+    """Return the public keys in the folder of ``Masks.peers`` by the names of their files, which are those of the sites.
+
+    Raises:
+        ConfigurationError: if the folder does not exist, has none, or a file is no public key of a site.
+    """
+    if policy.masks is None:
+        return {}
+    peers = policy.masks.peers
+    files = sorted(Path(peers).glob("*.pub"))
+    if not files:
+        raise ConfigurationError(
+            f"'policy.update.masks.peers' is '{peers}', which is no folder with files NAME.pub. Put the public keys there that "
+            "the other sites have given you, each under the name of its site."
+        )
+    return {file.stem: read_public_key(file) for file in files}

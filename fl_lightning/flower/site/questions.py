@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,9 @@ from fl_lightning.errors import WireError
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.policy import Policy
 from fl_lightning.flower.site.recipe import Recipe, RefusedError
+from fl_lightning.flower.site.store import SiteRecord
 from fl_lightning.functional.digest import digest
-from fl_lightning.messages import EvalOrder, OwnModelOrder, Question, ServerModel
+from fl_lightning.messages import EvalOrder, Part, Question, ServerModel
 from fl_lightning.utilities.atomic_file import write_whole
 from fl_lightning.utilities.kept_file import read_kept
 
@@ -69,23 +68,24 @@ def _refuse_large(value: Any) -> None:
 
 
 class SiteQuestions:
-    """Count the questions about each version of the data, over all federations, in a file of the site's folder.
+    """Refuse questions whose answers would differ from earlier ones by few rows, over all federations.
 
-    A repeated question gets the same answer, so it counts once.
+    Such are questions about data that have changed, which the site's staff allows, and about one model with other thresholds.
 
     Args:
         folder: the site's folder.
         policy: what the site allows.
+        record: keeps which data the site was asked about.
     """
 
-    def __init__(self, folder: Path, policy: Policy) -> None:
-        self._path, self._policy = folder / _FILE, policy
-        self._units: dict[str, list[str]] = {}
+    def __init__(self, folder: Path, policy: Policy, record: SiteRecord) -> None:
+        self._path, self._policy, self._record = folder / _FILE, policy, record
+        self._versions: dict[str, str] = {}
 
-    def count(
-        self, orders: Sequence[Any], model: ServerModel | None, data: SiteData, own: Callable[[OwnModelOrder], Any]
+    def check(
+        self, orders: Sequence[Any], model: ServerModel | None, data: SiteData, own: Callable[[int], Mapping[str, Any]]
     ) -> None:
-        """Count the questions among a server's orders, before they are answered.
+        """Check the questions among a server's orders, before they are answered.
 
         Args:
             orders: the orders.
@@ -94,28 +94,30 @@ class SiteQuestions:
             own: returns the client's own model, which a server can have trained to anything: another one is another question.
 
         Raises:
-            RefusedError: if there are more than the policy allows, or only few persons or rows of the data have changed.
+            RefusedError: if the data have changed, or the thresholds of an answer about the same model.
         """
         asked = [order for order in orders if isinstance(order, EvalOrder) and order.question is not None]
         if not asked or model is None:
             return
-        known = read_kept(self._path, "Restore it from a copy: it counts the questions that this site has answered.")
+        known = read_kept(self._path, "Restore it from a copy: it has the thresholds of the questions that were answered.")
         tensors = digest([dict(sorted(model.tensors.items())), dict(sorted(model.first.items()))])
         for order in asked:
-            units = self._units.setdefault(order.part, [])
-            units[:] = units or data.unit_digests(order.part)
-            version = hashlib.sha256("".join(units).encode()).hexdigest()[:32]
-            if version not in known:
-                self._require_other(units, known)
-                known[version] = {"part": order.part, "units": units, "questions": []}
             question = order.question
             assert question is not None
-            answering = digest([dict(own(OwnModelOrder(order.version, order.client)).tensors)]) if order.own else ""
-            self._require_same_cuts(known[version].setdefault("cuts", {}).setdefault(tensors + answering, []), question.metric)
-            text = json.dumps([tensors, answering, dict(question.metric)], sort_keys=True)
-            one = hashlib.sha256(f"{text}{question.resamples}{question.level}".encode()).hexdigest()[:16]
-            self._add(known[version]["questions"], one)
+            answering = digest([dict(own(order.client))]) if order.own else ""
+            about = self._version(order.part, data) + tensors + answering
+            self._require_same_cuts(known.setdefault(about, []), question.metric)
         write_whole(self._path, json.dumps(known).encode())
+
+    def _version(self, part: Part, data: SiteData) -> str:
+        """Return a digest of a part's rows, which must be the one of the questions before."""
+        if part not in self._versions:
+            self._versions[part] = data.version(part)
+        changed = f"The {part} examples of this site have changed since it answered questions about them, and the "
+        self._record.keep_once(
+            f"asked_{part}", self._versions[part], f"{changed}difference of two answers would tell about these rows."
+        )
+        return self._versions[part]
 
     def _require_same_cuts(self, before: list[list[float]], values: Mapping[str, Any]) -> None:
         """Refuse thresholds that lie between those of an earlier answer about the model: both would tell of the rows between.
@@ -134,26 +136,3 @@ class SiteQuestions:
                 "such answers differ by the rows between. Ask with the same 'thresholds', or with some of them."
             )
         before.append(cuts)
-
-    def _add(self, questions: list[str], one: str) -> None:
-        limit = self._policy.answers
-        if one not in questions and len(questions) >= limit:
-            raise RefusedError(
-                f"This site has answered {len(questions)} questions about these examples, over all federations, and its "
-                f"'policy.answers' is {limit}. Only the site can raise the limit."
-            )
-        if one not in questions:
-            questions.append(one)
-
-    def _require_other(self, units: Sequence[str], known: Mapping[str, Any]) -> None:
-        """Refuse a version that few persons or rows distinguish from one before: the difference would tell about these."""
-        now, least = Counter(units), self._policy.min_rows
-        for before in known.values():
-            then = Counter(before["units"])
-            changed = max((now - then).total(), (then - now).total())
-            if changed < least:
-                raise RefusedError(
-                    f"The {before['part']} examples of this site have changed since it answered questions about them, but "
-                    f"by fewer than {least} rows or persons ('policy.min_rows'), and the difference of two answers "
-                    f"would tell about these. If the server may know that, the site's staff delete '{self._path}'."
-                )

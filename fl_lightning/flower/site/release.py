@@ -11,7 +11,7 @@ import torch
 
 from fl_lightning.errors import WireError
 from fl_lightning.flower.site.policy import FACTS, METRIC, Policy
-from fl_lightning.messages import ClientInfo, EvalReport, Note, OwnModel
+from fl_lightning.messages import ClientInfo, EvalReport, Note
 from fl_lightning.types import ClientFailure, ClientUpdate
 
 _SIZES = "examples"
@@ -136,7 +136,6 @@ FIELDS: dict[type, dict[str, Field]] = {
         "moments": Field("statistics"),
     },
     ClientFailure: dict.fromkeys(("client", "round_idx", "cause", "attempts"), _HERE),
-    OwnModel: {"client": _HERE, "tensors": Field("own_model", untold=lambda tensors: {}, is_model=True)},
     Note: {**dict.fromkeys(("option", "client"), _HERE), "content": _MODEL},  # keys, shares and sums of masks
 }
 """Every message that leaves a site, by field. What is not in the table does not leave, and has its class's default instead."""

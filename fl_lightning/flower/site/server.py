@@ -18,18 +18,16 @@ from fl_lightning.flower.site.audit import AuditLog, SiteErrors, in_words
 from fl_lightning.flower.site.budget import SiteBudget
 from fl_lightning.flower.site.contract import Built, build, check_contract
 from fl_lightning.flower.site.data import SiteData
-from fl_lightning.flower.site.description import SiteDescription
+from fl_lightning.flower.site.description import described, summand
 from fl_lightning.flower.site.limits import SiteLimits
-from fl_lightning.flower.site.peers import read_peers
-from fl_lightning.flower.site.policy import Masks, Policy
+from fl_lightning.flower.site.policy import Masks, Policy, read_peers
 from fl_lightning.flower.site.questions import SiteQuestions
 from fl_lightning.flower.site.recipe import RefusedError
 from fl_lightning.flower.site.release import numbers_of, released
-from fl_lightning.flower.site.server_schema import keep_schema
 from fl_lightning.flower.site.store import SiteRecord, SiteStore, digest_of, settings_of, whole_digest
 from fl_lightning.flower.validation import listed, require_message, require_model, require_order
 from fl_lightning.flower.wire.transport import Content, Parts
-from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, OwnModel, OwnModelOrder, RoundCommit, ServerModel
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, RoundCommit, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.wire import from_bytes
 
@@ -58,54 +56,33 @@ class SiteServer:
 
     Args:
         name: the site's name.
-        data: the site's data; None if they wait for the server's schema.
+        data: the site's data.
         policy: what a server may have this site do.
         folder: the site's folder, for state, audit log and the details of errors.
         device: the device to train on.
         say: prints a line for the site's staff.
-        load: returns the data as the file of the server's schema describes them; None if they have a schema of their own.
         key: the site's private key.
     """
 
     def __init__(
         self,
         name: str,
-        data: SiteData | None,
+        data: SiteData,
         policy: Policy,
         folder: Path,
         device: torch.device = torch.device("cpu"),  # noqa: B008
         say: Callable[[str], None] = print,
-        load: Callable[[Path], SiteData] | None = None,
         key: bytes = b"",
     ) -> None:
         self._name, self._policy, self._folder = name, policy, folder
-        self._device, self._print, self._load, self._key = device, say, load, key
+        self._data, self._device, self._print, self._key = data, device, say, key
         self._peers = read_peers(policy)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._audit, self._record = AuditLog(folder / "audit.jsonl"), SiteRecord(folder, policy, name)
-        self._limits, self._questions = SiteLimits(policy), SiteQuestions(folder, policy)
-        self._description = SiteDescription(name, policy, self._record)
+        self._limits, self._questions = SiteLimits(policy), SiteQuestions(folder, policy, self._record)
         self._errors = SiteErrors(folder, self._say, uniform=policy.hides_errors)
+        self._account = None if policy.budget is None else SiteBudget(policy.budget, data.names_persons)
         self._work: _Work | None = None
-        self._take_data(data)
-
-    def _take_data(self, data: SiteData | None) -> None:
-        budget, self._loaded = self._policy.budget, data
-        self._account = None if budget is None or data is None else SiteBudget(budget, data.names_persons)
-
-    @property
-    def _data(self) -> SiteData:
-        """Return the site's data.
-
-        Raises:
-            RefusedError: if they wait for the server's schema.
-        """
-        if self._loaded is None:
-            raise RefusedError(
-                "This site's tables take the server's schema, but the server offers none. Set 'data.datamodule.schema' at the "
-                "server, or 'schema' of the datamodule in the site's data.yaml."
-            )
-        return self._loaded
 
     def _say(self, line: str) -> None:
         self._print(envelope.printable(line))
@@ -160,10 +137,6 @@ class SiteServer:
         return reply
 
     def _described(self, asked: Mapping[str, Any]) -> Any:
-        schema = keep_schema(self._folder, self._load is not None, asked.get("schema", ""))
-        if self._loaded is None and schema is not None and self._load is not None:
-            self._take_data(self._load(schema))
-            self._say(f"The tables are read as the server's schema says, which is {schema}.")
         if self._data.needs_schema and not asked.get("schema"):
             raise RefusedError(
                 "Missing values of this site's tables become the most frequent category of all sites, which a server without a "
@@ -171,7 +144,7 @@ class SiteServer:
             )
         self._take_number(asked.get("client"))
         self._limits.check_training(self._data)
-        info = self._description.tell(asked, self._data)
+        info = described(asked, self._data, self._name, self._policy, self._record)
         if self._data.names("feature_names") is not None and not info.schema:
             self._say("The tables have no schema, so their units are not compared with those of other sites: docs/schema.md.")
         return info
@@ -180,7 +153,7 @@ class SiteServer:
         if type(client) is not int or not 0 <= client < 10**6:
             raise WireError("The request does not give this site a number.")
         if self._data.draws_parts:
-            self._record.take_number(client)
+            self._record.keep_once("number", client, f"The server calls this site client {client}, which was not its number.")
         self._data.number = client
         return client
 
@@ -229,7 +202,7 @@ class SiteServer:
             min_cohort=masks.least,
             max_lost=masks.lost,
             told=self._told,
-            moments=lambda: self._description.summand(self._data),
+            moments=lambda: summand(self._data, self._policy, self._record),
             hides_steps="steps" not in self._policy.told,
         )
 
@@ -248,7 +221,7 @@ class SiteServer:
         if orders and (known is None or known.version != asked.get("model_version")):
             return self._sent(work, self._reply(needs="model"), ())
         turns = (len(order.tasks) if isinstance(order, EvalOrder) else isinstance(order, ClientTask) for order in orders)
-        evaluated = sum(isinstance(order, EvalOrder) and order.question is None for order in orders)
+        evaluated = sum(isinstance(order, EvalOrder) for order in orders)
         self._record.count_orders(work.federation, sum(turns), evaluated)
         for order in orders:
             if self._account is not None and isinstance(order, ClientTask):
@@ -264,7 +237,7 @@ class SiteServer:
             work.model = model
         for note in notes:
             work.site.handle(note)
-        self._questions.count(orders, known, self._data, work.site.handle)
+        self._questions.check(orders, known, self._data, work.site.own_model)
         replies = [released(self._one(work, order), self._policy) for order in orders]
         found = work.built.client.counts()
         counts = {name: {str(client): n for client, n in numbers.items()} for name, numbers in found.items()}
@@ -282,12 +255,10 @@ class SiteServer:
                 raise WireError("A message is for another client.")
         settings = work.built.settings
         for order in orders:
-            require_message(order, ClientTask, EvalOrder, Note, OwnModelOrder)
-            if not work.contract["trains"] and not (isinstance(order, OwnModelOrder) or getattr(order, "question", None)):
+            require_message(order, ClientTask, EvalOrder, Note)
+            if not work.contract["trains"] and not getattr(order, "question", None):
                 raise RefusedError("This site has agreed to evaluate models alone, so it answers questions, and nothing else.")
-            if isinstance(order, OwnModelOrder):
-                self._limits.check_own_model(settings, self._data)
-            elif not isinstance(order, Note):
+            if not isinstance(order, Note):
                 self._limits.check_order(order, settings, self._data)
 
     def _sent(self, work: _Work, reply: Content, replies: Sequence[Any], **more: Any) -> Content:
@@ -310,15 +281,13 @@ class SiteServer:
         require_model(model, work.built.module)
         return model  # type: ignore[no-any-return]
 
-    def _one(self, work: _Work, order: ClientTask | EvalOrder | Note | OwnModelOrder) -> Any:
+    def _one(self, work: _Work, order: ClientTask | EvalOrder | Note) -> Any:
         resident = work.built.client.resident
         client = self._data.client_id
         assert client is not None
         require_order(order, resident.view(), resident.server.broadcast, client)
         if isinstance(order, Note):
             return work.built.client.answer(order)
-        if isinstance(order, OwnModelOrder):
-            return work.site.handle(order)
         settings = work.built.settings
         self._limits.check_buffers(settings.active_options, resident.view())
         result = self._computed(work, order)
@@ -342,7 +311,7 @@ class SiteServer:
         try:
             result = work.site.handle(order)
             assert result is not None
-            assert not isinstance(result, Note | OwnModel)
+            assert not isinstance(result, Note)
             failed = isinstance(result, ClientFailure)
         finally:
             most = self._policy.most_failures

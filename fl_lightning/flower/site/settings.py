@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 import yaml
@@ -20,10 +19,6 @@ from fl_lightning.config.wrong_value import wrong_value
 from fl_lightning.errors import ConfigurationError, did_you_mean, require
 from fl_lightning.flower.checks import refuse_parts
 from fl_lightning.flower.site.policy import Policy, read_policy
-from fl_lightning.flower.site.server_schema import kept_schema
-
-_PARTS = ("datamodule", "validation", "test")
-"""The settings that name datamodules."""
 
 
 @dataclass
@@ -39,8 +34,6 @@ class SiteSettings:
         seed: with the site's number, draws the shares that are held back; a simulation with the same seed of its partitioner (0
             by default) holds back the same rows. Only the site knows it.
         policy: what a server may have this site do, and what it learns.
-        schema: whose schema describes the tables that name none: with ``server``, the first one that a server offers. It reads
-            columns that ``columns`` does not name by its own names, so the file should have no others.
         device: the device to train on: ``auto``, ``cpu``, ``cuda``, or ``cuda:1`` for the second GPU.
 
     Raises:
@@ -54,18 +47,12 @@ class SiteSettings:
     client_test: float = 0.0
     seed: int = 0
     policy: Policy = field(default_factory=Policy)
-    schema: Literal["own", "server"] = "own"
     device: str = "auto"
 
     def __post_init__(self) -> None:
         known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)
         require(known is not None, "device", "auto, cpu, cuda or cuda:NUMBER", self.device)
         refuse_parts({"datamodule": self.datamodule, "validation": self.validation, "test": self.test})
-
-    @property
-    def waits(self) -> bool:
-        """Return whether there are no datamodules yet, because tables need the server's schema."""
-        return self.datamodule is None
 
     def torch_device(self) -> torch.device:
         """Return the device.
@@ -80,13 +67,11 @@ class SiteSettings:
         return device
 
 
-def read_settings(path: Path, schema: Path | None = None) -> SiteSettings:
+def read_settings(path: Path) -> SiteSettings:
     """Read data.yaml, which the site's own staff wrote and which may name any class.
 
     Args:
         path: the file.
-        schema: the file of the server's schema, which describes the tables that name none. Without it, there are no datamodules
-            if a table needs it by ``schema: server``.
 
     Raises:
         ConfigurationError: if it cannot be read.
@@ -103,10 +88,11 @@ def read_settings(path: Path, schema: Path | None = None) -> SiteSettings:
         refuse_unclear(text)
         content = yaml.safe_load(text)
         given = content.get("policy") if isinstance(content, dict) else None
+        if isinstance(content, dict) and "schema" in content:
+            raise ConfigurationError("'schema' is now one of the datamodule: set it there to a copy of the server's file.")
         policy = read_policy(given)
         parsed = parser.parse_path(str(path)) if policy is given else parser.parse_object({**content, "policy": policy})
         refuse_null(parsed, parser)
-        _describe(parsed, schema)
         return SiteSettings(**vars(parser.instantiate(parsed)))
     except Exception as error:
         raise ConfigurationError(f"'{path}' cannot be read: {_cause(error, parser)}") from error
@@ -118,28 +104,6 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="data.yaml", exit_on_error=False)
     parser.add_class_arguments(SiteSettings, None, fail_untyped=False)
     return parser
-
-
-def read_site(path: Path, folder: Path) -> SiteSettings:
-    """Read data.yaml with the schema that the site has taken from a server, if it needs that; see :func:`read_settings`.
-
-    Args:
-        path: the file.
-        folder: the site's folder.
-    """
-    settings, kept = read_settings(path), kept_schema(folder)
-    return read_settings(path, kept) if settings.waits and kept is not None else settings
-
-
-def _describe(parsed: Any, schema: Path | None) -> None:
-    """Set the schema of the tables that name none, or leave out all datamodules if it is the server's and not known yet."""
-    parts = [part for name in _PARTS if (part := parsed[name]) is not None]
-    without = [part.init_args for part in parts if "schema" in part.get("init_args", {}) and part.init_args.schema is None]
-    for arguments in without if schema is not None else []:
-        arguments.schema = str(schema)
-    if without and schema is None and parsed.schema == "server":
-        for name in _PARTS:
-            parsed[name] = None
 
 
 def _cause(error: Exception, parser: ArgumentParser) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -95,8 +95,8 @@ def agreed(folder: Path, federation: str) -> str:
     return str(approved or _values(folder / _FILE).get("federations", {}).get(federation, {}).get("settings", ""))
 
 
-def approve(folder: Path, federation: str, settings: str | int) -> None:
-    """Keep what the site's staff agreed to: the settings of a federation; or, for ``number``, the site's number."""
+def approve(folder: Path, federation: str, settings: str) -> None:
+    """Keep the settings of a federation that the site's staff agreed to."""
     write_whole(folder / _APPROVED, json.dumps({**_values(folder / _APPROVED), federation: settings}).encode())
 
 
@@ -111,49 +111,31 @@ class SiteRecord:
 
     def __init__(self, folder: Path, policy: Policy, name: str = "NAME") -> None:
         self._folder, self._policy, self._command = folder, policy, f"fl-lightning site approve --name {name}"
-        self._number: int | None = None
         self._known: dict[str, dict[str, Any]] = {}
 
     def _read(self) -> None:
         """Read the file again: the staff may have withdrawn in the meantime."""
-        found = _values(self._folder / _FILE)
-        self._number, self._known = found.get("number"), found.get("federations", {})
+        self._known = _values(self._folder / _FILE).get("federations", {})
 
     def _write(self) -> None:
-        write_whole(self._folder / _FILE, json.dumps({"number": self._number, "federations": self._known}).encode())
+        write_whole(self._folder / _FILE, json.dumps({"federations": self._known}).encode())
 
-    def tell_once(self, kind: str, what: str, told: Sequence[object]) -> None:
-        """Keep a digest of what the site tells about its rows, once for all federations.
+    def keep_once(self, kind: str, value: object, changed: str) -> None:
+        """Keep a digest of what depends on the site's rows, the same for all federations.
 
         Args:
             kind: the name of the digest's file.
-            what: what is told, in words.
-            told: the numbers.
+            value: what the site tells about its rows, or what a server says of them.
+            changed: what it means if there was another one before.
 
         Raises:
-            RefusedError: if others have been told before.
+            RefusedError: if there was another one before, naming the file.
         """
-        path = self._folder / f"{kind}.sha256"
-        digest = digest_of(json.dumps(told))
+        path, digest = self._folder / f"{kind}.sha256", digest_of(json.dumps(value))
         if not path.exists():
             write_whole(path, digest.encode())
-        _require_same(path, what, path.read_text(encoding="utf-8"), digest)
-
-    def take_number(self, number: int) -> None:
-        """Keep the number by which the server calls this site, from which its held-back rows follow.
-
-        Raises:
-            RefusedError: if the server changes it, which would let it see other rows.
-        """
-        self._read()
-        if self._number not in (None, number) and number != _values(self._folder / _APPROVED).get("number"):
-            raise RefusedError(
-                f"The server calls this site client {number}, but it has been client {self._number}, and which rows it holds "
-                f"back follows from the number. If that is right, the site runs: {self._command} --number {number}"
-            )
-        if self._number != number:
-            self._number = number
-            self._write()
+        if path.read_text(encoding="utf-8") != digest:
+            raise RefusedError(f"{changed} If that is right, the site's staff delete '{path}'.")
 
     @contextmanager
     def admission(self, federation: str, contract: Mapping[str, Any]) -> Iterator[None]:
@@ -267,14 +249,6 @@ class SiteRecord:
         self._end(federation, withdrawn=_now())
         self._write()
         return known
-
-
-def _require_same(path: Path, what: str, before: str, now: str) -> None:
-    if before != now:
-        raise RefusedError(
-            f"The data of this site have changed since it told {what}, and the difference of both would tell about the rows "
-            f"that changed. If the server may know that, the site's staff delete '{path}'."
-        )
 
 
 def _now() -> str:

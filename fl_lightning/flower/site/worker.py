@@ -44,23 +44,17 @@ def main() -> None:
     from fl_lightning.flower.site.data import SiteData
     from fl_lightning.flower.site.parent import say
     from fl_lightning.flower.site.server import SiteServer
-    from fl_lightning.flower.site.settings import read_settings, read_site
+    from fl_lightning.flower.site.settings import read_settings
 
     folder, key = Path(arguments.folder), Path(arguments.key).read_bytes()
     try:
-        settings = read_site(Path(arguments.data), folder)
-        device = settings.torch_device()
-        data = None if settings.waits else SiteData(settings)
+        settings = read_settings(Path(arguments.data))
+        device, data = settings.torch_device(), SiteData(settings)
     except FederationError as error:
         say(f"error: {error}")
         sys.exit(UNUSABLE)
-    server = SiteServer(
-        *(arguments.name, data, settings.policy, folder, device, say),
-        load=None if settings.schema == "own" else lambda schema: SiteData(read_settings(Path(arguments.data), schema)),
-        key=key,
-    )
-    known = "The tables wait for the server's schema." if data is None else f"{data.size('training')} training examples."
-    say(f"{known} Waiting for the server.")
+    server = SiteServer(arguments.name, data, settings.policy, folder, device, say, key)
+    say(f"{data.size('training')} training examples. Waiting for the server.")
     roots = Path(arguments.ca).read_bytes() if arguments.ca else None
     link, watch = SiteLink(arguments.address, Path(arguments.secret).read_bytes()), RunWatch(arguments.server, roots, key)
     _work(link, server, watch, say)

@@ -150,16 +150,12 @@ def require_host(host: str, files: Mapping[str, str]) -> None:
     except x509.ExtensionNotFound:
         found = []  # type: ignore[assignment]
     names = [str(name.value) for name in found]
-    if not _covers(names, host):
-        raise ConfigurationError(
-            f"'--host' is '{host}', but '{path}' is for {', '.join(names) or 'no host'}, so no site would connect. Use one of "
-            f"these. {renew}"
-        )
-    if not _covers(names, LOOPBACK):
-        raise ConfigurationError(
-            f"'{path}' is not for {LOOPBACK}, where 'fit' and 'register' connect. Use one that names it, too, or let 'serve' "
-            "create its own, and give yours to a proxy on this machine: see docs/deployment.md."
-        )
+    for wanted, why in ((host, "'--host'"), (LOOPBACK, "where 'fit' and 'register' connect")):
+        if not _covers(names, wanted):
+            raise ConfigurationError(
+                f"'{path}' is for {', '.join(names) or 'no host'}, but not for {wanted} ({why}). Use one that names both, or "
+                f"let 'serve' create its own, and give yours to a proxy on this machine: see docs/deployment.md. {renew}"
+            )
 
 
 def _covers(names: Collection[str], host: str) -> bool:
