@@ -181,18 +181,6 @@ class Numbered(lr_scheduler.StepLR):
         return [0.1 * self.factor for _ in self.base_lrs]
 
 
-class Tagged(Constant):
-    """Has an object in a group of its optimizer."""
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD([{"params": [self.weight], "tag": object()}], lr=0.1)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.make(optimizer), "interval": "step"}}
-
-
-def test_what_groups_have_beside_numbers_is_not_kept():
-    assert moved(Numbered, manual=True, kind=Tagged) == pytest.approx(expected(alone(Numbered, "step")), rel=1e-9)
-
-
 class Followed(Numbered):
     """Has a scheduler that follows, as in many packages."""
 

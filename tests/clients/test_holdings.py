@@ -60,9 +60,6 @@ class Bytes(Blobs):
         return DataLoader(TensorDataset(images, (torch.arange(40) > self.second_class).long()), batch_size=5)
 
 
-# ------------------------------------------------------------------ parts
-
-
 @given(st.integers(20, 200), st.integers(1, 4), st.floats(0.05, 0.4), st.floats(0.05, 0.4), st.integers(0, 1000))
 def test_parts_are_disjoint_and_together_the_whole(n, clients, validation, test, seed):
     data = held(n, IIDPartitioner(clients, seed), client_validation=validation, client_test=test, public_share=0.0)
@@ -119,9 +116,6 @@ def test_examples_without_classes_are_split_all_the_same(dataset):
     assert split(dataset, IIDPartitioner(2), client_test=0.2).splits.test.sizes.tolist() == [4, 4]
 
 
-# ------------------------------------------------------------------ the server's set
-
-
 @pytest.mark.parametrize("kind", [Blobs, AtHand])
 def test_the_server_validates_on_the_union_of_the_test_parts(kind):
     data = FederatedDataModule(kind(n=60), IIDPartitioner(3), client_test=0.25, server_set="clients")
@@ -163,9 +157,6 @@ def test_without_a_set_of_its_own_the_server_takes_the_clients():
     assert "val_acc" in run.callback_metrics
 
 
-# ------------------------------------------------------------------ public share
-
-
 @pytest.mark.parametrize("kind", [Blobs, AtHand])
 def test_the_public_share_is_balanced_and_everyones(kind):
     data = held(300, DirichletPartitioner(3, 0.5), kind, public_share=0.1)
@@ -186,9 +177,6 @@ def test_sharing_brings_clients_nearer_to_the_whole():
     assert earth_movers_distance(counts + 4).tolist() == pytest.approx([0.5, 0.5])
     skew = torch.tensor([[3, 1], [1, 3], [0, 4]])  # the whole: 1/3, 2/3
     assert earth_movers_distance(skew).tolist() == pytest.approx([10 / 12, 2 / 12, 8 / 12])
-
-
-# ------------------------------------------------------------------ feature noise
 
 
 def noise_of(data: FederatedDataModule, client: int, part: str) -> torch.Tensor:
@@ -311,9 +299,6 @@ def test_one_hot_labels_are_divided_by_the_stored_class_but_cannot_be_falsified(
         next(iter(data.client(0, 0).train_dataloader()))
 
 
-# ------------------------------------------------------------------ columns
-
-
 def test_clients_by_a_column_have_its_names():
     users = Users(["eve", "bob", "eve", "ann", "bob", "eve"])
     data = split(users, ColumnPartitioner("user_id"))
@@ -352,9 +337,6 @@ def test_each_data_set_is_a_domain_and_domains_keep_their_names_in_parts_and_uni
     assert [own.tolist() for own in union.indices] == [[3], [1, 4], [0, 2]]
 
 
-# ------------------------------------------------------------------ batches of one
-
-
 def test_with_batchnorm_a_last_batch_of_one_is_left_out():
     module = Plain(batchnorm=True)
     run = federate(module, 2, data=Blobs(n=22), partitioner=Consecutive((11, 6, 5)), local=LocalTraining(max_epochs=1))
@@ -368,6 +350,8 @@ def test_with_batchnorm_a_last_batch_of_one_is_left_out():
 
 
 def test_a_client_of_one_example_trains_without_batchnorm_or_with_public_examples():
-    federate(Plain(), 1, data=Blobs(n=6), partitioner=Consecutive((5, 1)))
+    assert federate(Plain(), 1, data=Blobs(n=6), partitioner=Consecutive((5, 1))).global_step == 1
     shared = FederatedDataModule(Blobs(n=60), Consecutive((20, 1)), public_share=0.1)
-    trainer(1, FederatedOrchestrator()).fit(Plain(batchnorm=True), shared)
+    run = trainer(1, FederatedOrchestrator())
+    run.fit(Plain(batchnorm=True), shared)
+    assert run.global_step == 1

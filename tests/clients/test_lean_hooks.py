@@ -116,14 +116,6 @@ def test_hooks_see_what_they_see_in_lightning(hooks, own):
     assert all(map(torch.equal, lean_weights, weights))
 
 
-def test_a_module_whose_hook_is_set_on_the_object():
-    module, seen = BoringModel(), []
-    module.on_train_batch_start = lambda batch, batch_idx: seen.append(batch_idx) or (-1 if batch_idx == 1 else None)
-    with lean_hooks():
-        trainer(1, limit_train_batches=4, limit_val_batches=1).fit(module)
-    assert seen == [0, 1]  # and -1 ends the epoch
-
-
 def test_afterwards_everything_is_lightnings_own():
     def names() -> list[Any]:
         hooks = [calls._call_callback_hooks, calls._call_lightning_module_hook, calls._call_strategy_hook]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
-import weakref
 from collections.abc import Callable
 
 import pytest
@@ -122,15 +120,6 @@ def test_the_profiler_sees_the_steps():
     assert parameter.grad is None
 
 
-def test_gradients_can_be_set_to_zero():
-    parameter, optimizer = light_sgd()
-    parameter.grad = torch.ones(2)
-    optimizer.zero_grad(set_to_none=False)
-    assert parameter.grad.tolist() == [0.0, 0.0]
-    optimizer.zero_grad()
-    assert parameter.grad is None
-
-
 @pytest.mark.parametrize("before", [True, False])
 @relies_on("torch", "the step that a scheduler puts in the place of an optimizer's")
 def test_a_scheduler_is_built_before_or_after(before):
@@ -162,32 +151,6 @@ def test_groups_that_are_added_later_count():
     assert late.grad is None
 
 
-def test_it_is_freed_at_once():
-    """The state of an optimizer can be twice the size of the model: it must not wait for the garbage collector."""
-    gc.disable()
-    try:
-        parameter, optimizer = light_sgd(momentum=0.9)
-        parameter.grad = torch.ones(2)
-        optimizer.step()
-        alive = weakref.ref(optimizer)
-        del optimizer
-        assert alive() is None
-    finally:
-        gc.enable()
-
-
-def test_a_closure_may_change_the_settings_of_its_step():
-    parameter, optimizer = light_sgd()
-
-    def closure() -> None:
-        parameter.grad = torch.ones(2)
-        optimizer.param_groups[0].update(lr=1.0, momentum=0.5)
-
-    optimizer.step(closure)
-    optimizer.step(closure)
-    assert parameter.tolist() == [-1.5, -1.5]  # 1 - 1 - (1 + 0.5)
-
-
 def test_parameters_without_a_gradient_stay_and_sparse_gradients_count():
     """The rows 1, 1 and 3 of a table are read: row 1 moves by twice the rate, row 3 by the rate."""
     table, unused = nn.Embedding(4, 2, sparse=True), nn.Parameter(torch.ones(2))
@@ -211,15 +174,6 @@ def test_a_backward_pass_gives_the_gradient(loss):
         assert torch.equal(weight.grad, times * expected)
 
 
-def test_gradients_share_no_memory_with_the_next_backward_pass():
-    weight = nn.Parameter(torch.tensor([3.0]))
-    for _ in range(2):
-        weight.grad = None
-        backward_lightly(weight.sum())
-        assert weight.grad.item() == 1.0
-        weight.grad.mul_(5.0)  # as clipping does
-
-
 @pytest.mark.parametrize(
     ("loss", "error"),
     [(torch.zeros(()), "does not require grad"), (torch.ones(2, requires_grad=True), "scalar outputs")],
@@ -227,28 +181,3 @@ def test_gradients_share_no_memory_with_the_next_backward_pass():
 def test_a_loss_without_a_gradient_is_refused_as_by_torch(loss, error):
     with pytest.raises(RuntimeError, match=error):
         backward_lightly(loss)
-
-
-def test_a_tensor_with_a_backward_pass_of_its_own_keeps_it():
-    class Own(Tensor):
-        def backward(self, *_: object, **__: object) -> None:
-            called.append(True)
-
-    called: list[bool] = []
-    backward_lightly(torch.ones((), requires_grad=True).as_subclass(Own))
-    assert called
-
-
-def test_a_zero_grad_and_a_step_of_ones_own_stay():
-    class Own(torch.optim.SGD):
-        zeroed = 0
-
-        def zero_grad(self, set_to_none: bool = True) -> None:
-            self.zeroed += 1
-            super().zero_grad(set_to_none)
-
-    parameter = nn.Parameter(torch.ones(2))
-    optimizer = Own([parameter], 0.1)
-    step_lightly(optimizer)
-    optimizer.zero_grad()
-    assert optimizer.zeroed == 1

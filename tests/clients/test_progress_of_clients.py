@@ -30,7 +30,6 @@ from fl_lightning import (
     WarmStart,
 )
 from fl_lightning.clients.turn import TurnPlan
-from fl_lightning.errors import CheckpointError
 from fl_lightning.functional.local_steps import control_change
 from fl_lightning.messages import Progress
 from fl_lightning.routes import ServerRoute
@@ -176,48 +175,6 @@ def test_decay_comes_once_on_top_of_a_schedule(schedule, falling):
     assert [rate for *_, rate, _ in SEEN] == [pytest.approx(0.5 * (0.9 * falling) ** r) for r in range(4)]
 
 
-class Rated(Plain):
-    """Each client's first example sets the rate with which its next turns begin; halved after each epoch."""
-
-    rate = 0.5
-
-    def configure_optimizers(self) -> Any:
-        optimizer = SGD(self.parameters(), lr=self.rate)
-        return [optimizer], [ExponentialLR(optimizer, 0.5)]
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.rate = float(batch[0].abs().max())
-        SEEN.append((self.current_epoch, self.rate, self.trainer.optimizers[0].param_groups[0]["lr"]))
-        return super().training_step(batch, batch_idx)
-
-
-def test_clients_of_equal_length_may_begin_with_other_rates():
-    SEEN.clear()
-    federate(Rated(), 3, data=Blobs(10, shuffle=False), partitioner=Consecutive([5, 5]), local=LocalTraining())
-    assert len({own for _, own, _ in SEEN}) == 2
-    assert [rate for *_, rate in SEEN] == [0.5**epoch * (own if epoch else 0.5) for epoch, own, _ in SEEN]
-
-
-class Counting(ExponentialLR):
-    steps = 0
-
-    def step(self, *args: Any) -> None:
-        type(self).steps += 1
-        super().step(*args)
-
-
-@pytest.mark.slow
-def test_a_round_does_not_repeat_all_earlier_ones():
-    """Schedules are moved from where they were, whatever the round, and once for clients of the same length."""
-    each = []
-    for rounds in (3, 6, 9):
-        Counting.steps = 0
-        make = scheduled(lambda o: Counting(o, 0.99), interval="step")
-        federate(make(), rounds, data=Blobs(40), partitioner=Consecutive([10] * 4), local=LocalTraining())
-        each.append(Counting.steps)
-    assert each[2] - each[1] == each[1] - each[0]
-
-
 def test_an_own_way_to_step_a_schedule_sees_the_epoch():
     def lr_scheduler_step(self: Any, scheduler: Any, metric: Any) -> None:
         scheduler.step(epoch=self.current_epoch + 1)  # as timm's schedulers want
@@ -230,27 +187,10 @@ def test_an_own_way_to_step_a_schedule_sees_the_epoch():
     assert [rate for *_, rate, _ in SEEN] == [pytest.approx(0.5 / (1 + r)) for r in range(3)]
 
 
-# ---------------------------------------------------------------- refusals
-
-
 @pytest.mark.parametrize("engine", ["trainer", "fabric"])
 def test_a_training_without_an_end_has_no_estimate(engine):
     with pytest.raises(ConfigurationError, match=r"'trainer.max_epochs' is -1, so the training has no end"):
         federate(Cycled(), -1, local=LocalTraining(engine=engine))
-
-
-def test_a_run_resumes_round_by_round_if_it_began_so(tmp_path):
-    make = scheduled(lambda o: CosineAnnealingLR(o, 4))
-    flags = {"enable_checkpointing": True}
-    old = LocalTraining(progress="round")
-    federate(make(), 2, every_round(tmp_path), flags=flags, local=old)
-    path = str(tmp_path / "last.ckpt")
-    with pytest.raises(CheckpointError, match=r"'federation.local.progress' 'round', but this run has 'run'"):
-        federate(make(), 3, ckpt_path=path, local=LocalTraining())
-    assert federate(make(), 3, ckpt_path=path, local=old).global_step == 3
-
-
-# ---------------------------------------------------------------- kept state
 
 
 def memory_of(folder: Path) -> dict[int, Tensor]:
@@ -293,9 +233,6 @@ def test_fine_tuning_leaves_what_clients_keep_alone(tmp_path):
     assert all(same_bits(found[0][k]["training"], found[1][k]["training"]) for k in range(3))
 
 
-# ---------------------------------------------------------------- rates in FedNova and SCAFFOLD
-
-
 def test_scaffold_leaves_its_control_at_a_rate_of_nearly_zero():
     end = torch.tensor([1.0 + 1e-7])
     assert control_change(torch.ones(1), [torch.ones(1)], end, 1e-9) == 0
@@ -303,9 +240,6 @@ def test_scaffold_leaves_its_control_at_a_rate_of_nearly_zero():
     module = make()
     federate(module, 2, data=Blobs(10), partitioner=Consecutive([5, 5]), local=LocalTraining(), strategy=Scaffold())
     assert all(tensor.isfinite().all() for tensor in weights(module).values() if tensor.is_floating_point())
-
-
-# ---------------------------------------------------------------- runs that are extended
 
 
 class Planned(Recording):

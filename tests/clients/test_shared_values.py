@@ -15,7 +15,6 @@ from federations import Consecutive, Plain, federate
 from torch import Tensor, nn
 
 from fl_lightning import LocalTraining
-from fl_lightning.clients import attribute_values
 
 
 class Augmentation:
@@ -146,8 +145,3 @@ def test_it_is_the_users_own():
 )
 def test_nothing_is_said_of_what_stays_and_of_generators(make, change):
     assert not told(Holder(make, change))
-
-
-def test_what_is_large_counts_as_data(monkeypatch):
-    monkeypatch.setattr(attribute_values, "_LARGEST", 10)
-    assert not told(Holder(lambda m: Average(m.net), lambda m: m.helper()))

@@ -70,33 +70,10 @@ def test_scaffold_gives_the_same_model():
     assert same(Plain, server={"strategy": Scaffold}, gradient_clip_val=0.5) == []
 
 
-def log_share_step(self, x, y, batch_idx):
-    self.log("share", 0.1, on_step=False, on_epoch=True)
-    return F.cross_entropy(self(x), y)
-
-
-log_share = stepping(log_share_step)
-
-
-@pytest.mark.slow
-def test_double_precision_is_closer():
-    options = {"data": lambda: Blobs(dtype=torch.float64), "flags": {"precision": "64-true"}}
-    assert same(lambda: Plain(batchnorm=True, momentum=0.9).double(), 1e-10, **options) == []
-    assert same(lambda: log_share().double(), 1e-10, **options) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sizes", [[7, 2], [3, 2, 6, 5], [2, 2, 4, 7, 3]])
-def test_clients_of_any_sizes_give_the_same_model(sizes):
-    assert same(Plain, sizes=[*sizes, 40 - sum(sizes)], stack_size=3) == []
-
-
 @pytest.mark.slow
 def test_a_compiled_step_gives_the_same_model():
     assert same(Plain, compile=True) == []
 
-
-# ---------------------------------------------------------------- optimizers and networks
 
 OPTIMIZERS = {
     "nesterov": lambda p: optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.1),
@@ -178,9 +155,6 @@ def test_networks_give_the_same_model(name):
         return module
 
     assert same(make, sizes=(8, 13, 5, 9, 5), proximal_mu=0.1) == []
-
-
-# ---------------------------------------------------------------- training steps
 
 
 class Smoothed(Plain):

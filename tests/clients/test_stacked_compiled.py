@@ -52,14 +52,6 @@ def test_groups_of_any_size_share_graphs(make, compilations):
 
 
 @pytest.mark.slow
-def test_last_batches_of_any_sizes_give_the_same_model(compilations):
-    assert differences("stacked", regularized, 1e-5, sizes=(8, 8, 8, 8, 8), compile=True) == []
-    assert len(compilations) == 2  # 5 clients with batches of 5, and with 3 examples left
-    del compilations[:]
-    assert differences("stacked", regularized, 1e-5, sizes=(8, 7, 8, 8, 9), stack_size=5, compile=True) == []
-
-
-@pytest.mark.slow
 def test_copies_of_a_client_change_nothing(compilations):
     """``stack_size`` 5 leaves 5 clients as they are, 6 pads them: the same in float64 within its rounding."""
     runs = []
@@ -95,34 +87,6 @@ def test_a_cuda_graph_may_overwrite_its_outputs(monkeypatch):
     local = {"sizes": (10, 10, 10), "compile": "reduce-overhead", "accumulate_grad_batches": 2}
     assert differences("stacked", regularized, 1e-5, **local) == []
     assert set(modes) == {"reduce-overhead"}
-
-
-@pytest.mark.slow
-def test_the_whole_cohort_is_not_padded(compilations):
-    """Where all clients of a round fit into one stack, nothing is computed in vain."""
-    sizes = [5] * 5
-    local = LocalTraining(max_epochs=1, engine="stacked", compile=True)
-    federate(Plain(), 2, data=Blobs(sum(sizes)), partitioner=Consecutive(sizes), local=local)
-    assert compilations == [5]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_a_padded_convolution_shares_its_graph(channels_last, compilations):
-    """Whatever the layout in memory of the weights."""
-
-    class Images(Plain):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Sequential(nn.Unflatten(1, (4, 1, 1)), nn.Conv2d(4, 4, 3, padding=1), nn.Flatten(), nn.Linear(4, 3))
-
-    sizes = [5] * 5 + [10] * 6
-    local = LocalTraining(max_epochs=1, engine="stacked", compile=True, channels_last=channels_last)
-    federate(Images(), 2, data=Blobs(sum(sizes)), partitioner=Consecutive(sizes), local=local)
-    assert len(compilations) == 1
-
-
-# ---------------------------------------------------------------- failures
 
 
 def stumbled(failures: int, faults: Faults) -> dict[str, Tensor]:
@@ -164,9 +128,6 @@ def test_clients_of_a_stack_that_failed_try_alone(compilations):
     alone = stumbled(1, Faults("skip"))
     assert all(torch.allclose(smooth[name], alone[name], atol=1e-6) for name in smooth)
     assert sorted(compilations[4:]) == sorted([*compilations[:4], 1, 1])
-
-
-# ---------------------------------------------------------------- sizes
 
 
 @given(st.integers(1, 300), st.integers(1, 300))

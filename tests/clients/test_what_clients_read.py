@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from enum import Enum
 from operator import attrgetter
 from typing import Any
@@ -16,7 +15,7 @@ from federations import Blobs, Consecutive, Plain, every_round, federate, networ
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor
 
-from fl_lightning import AdaFed, ClientEvaluation, ConfigurationError, FederatedDataModule, FederatedOrchestrator, LocalTraining
+from fl_lightning import ClientEvaluation, ConfigurationError, FederatedDataModule, FederatedOrchestrator, LocalTraining
 from fl_lightning.clients.outer_run import SilentLogger
 
 SEEN: list[Any] = []
@@ -122,67 +121,11 @@ def test_fabric_answers_what_a_trainer_does_or_refuses_by_name():
     }
 
 
-def test_a_metric_that_nobody_logged(tmp_path):
-    class Asks(Plain):
-        def on_train_epoch_end(self) -> None:
-            SEEN.append(self.trainer.callback_metrics["no_such_metric"])
-
-    with pytest.raises(Exception, match="no_such_metric"):
-        federate(Asks(), 1)
-
-
 def test_at_a_site_there_is_no_logger_around():
     silent = SilentLogger()
     assert (silent.name, silent.version, silent.save_dir, silent.log_dir, silent.root_dir) == ("", "", None, None, None)
     silent.experiment.add_image("picture", 0)
     silent.experiment.add_figure("figure", None)
-
-
-def test_figures_are_closed(tmp_path):
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    pyplot.switch_backend("agg")
-
-    class Drawing(Plain):
-        def figure(self) -> None:
-            self.logger.experiment.add_figure("figure", pyplot.figure())
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.figure()
-            return super().training_step(batch, batch_idx)
-
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self.figure()
-            super().validation_step(batch, batch_idx)
-
-    flags = {"logger": TensorBoardLogger(tmp_path)}
-    federate(Drawing(), 1, flags=flags, strategy=AdaFed("val_acc"), local=LocalTraining())
-    assert not pyplot.get_fignums()
-
-
-def test_an_evaluation_finds_the_attributes_of_the_start():
-    """A counter that training moves does not reach the validation of a client's model."""
-
-    class Counting(Plain):
-        def __init__(self) -> None:
-            super().__init__()
-            self.seen: Any = []
-            self.count = 0
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.count += 1
-            self.seen.append(1)
-            return super().training_step(batch, batch_idx)
-
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            SEEN.append((self.count, len(self.seen)))
-            super().validation_step(batch, batch_idx)
-
-    SEEN.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        federate(Counting(), 2, strategy=AdaFed("val_acc"), local=LocalTraining())
-    assert len(SEEN) > 2 * 3
-    assert set(SEEN) == {(0, 0)}
 
 
 def test_parts_in_evaluation_mode_are_named_once():
@@ -203,9 +146,6 @@ def test_frozen_parts_rest_without_a_word(recwarn):
     federate(module, 1)
     assert not [w for w in recwarn if "evaluation mode" in str(w.message) or "eval mode" in str(w.message)]
     assert torch.equal(module.frozen[1].running_mean, torch.zeros(8))
-
-
-# ---------------------------------------------------------------- numbers that validation may read
 
 
 class Centred(Plain):

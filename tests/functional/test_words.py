@@ -62,12 +62,6 @@ def test_words_add_up_to_the_bits_of_plain_sums(clients, data):
     assert float(opened.value("state")[4]) == pytest.approx(exact, abs=1e-12)
 
 
-def test_a_sum_without_a_part_is_zero():
-    opened = from_words(to_words(Sums(grids=GRIDS, for_masks=True), LAYOUT, 3), LAYOUT)
-    assert opened.value("state").tolist() == [0.0] * 5
-    assert opened.scalar("weight") == 0.0
-
-
 def test_a_number_takes_one_word_on_a_known_grid_and_two_elsewhere():
     assert (LAYOUT.narrow, LAYOUT.wide, LAYOUT.words) == (3, 3, 9)
 

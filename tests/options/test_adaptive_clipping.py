@@ -41,9 +41,6 @@ def fit(norm, z=NO_NOISE, rounds=4, **more):
     return module, norms.seen, federate(module, rounds, norms, **settings)
 
 
-# ---------------------------------------------------------------- what it costs
-
-
 @pytest.mark.parametrize(("z", "sigma"), [(1.0, 5.0), (0.5, 0.3), (8.0, 10.0)])
 def test_the_noise_of_both_costs_what_one_multiplier_costs(z, sigma):
     """Two Gaussian mechanisms of shifts 2 / z_delta and 1 / sigma_b are one of their root mean square, that of 2 / z."""
@@ -70,9 +67,6 @@ def test_the_noise_of_changes_by_hand():
     drawn = shake.normals(len(finals[0]), shake.key_of(7), 0, -1, 0, 0, "transform 0")
     by_hand = (1 - 1 / 1.6**2) ** -0.5 * 0.5 / 3 * np.array(drawn)
     np.testing.assert_allclose(finals[1] - finals[0], by_hand, atol=1e-7)
-
-
-# ---------------------------------------------------------------- the norm
 
 
 @pytest.mark.parametrize(("norm", "share"), [(1e6, 1.0), (1e-6, 0.0)])
@@ -119,16 +113,6 @@ def test_replacing_a_client_moves_the_count_by_at_most_one(changed):
         adaptive.note(1, norm)
         counts.append(adaptive.take_count([0, 1]))
     assert counts[0] - counts[1] == 1.0
-
-
-def test_a_new_fit_begins_with_the_first_norm():
-    privacy, seen = ClientPrivacy(0.5, 2.0, delta=1e-3, target_quantile=GAMMA, noise_seed=7), []
-    for _ in range(2):
-        norms = Norms()
-        torch.manual_seed(0)
-        federate(Plain(), 2, norms, strategy=FedAvg("uniform"), transforms=[privacy])
-        seen.append(norms.seen)
-    assert seen[0] == seen[1]
 
 
 def test_sites_would_have_to_send_a_count():

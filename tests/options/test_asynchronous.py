@@ -210,9 +210,6 @@ def test_other_strategies_combine_changes_from_each_start():
     follows(combine, 2, strategy=FedMedian(), rounds=5)
 
 
-# ---------------------------------------------------------------- synchronous rounds as a special case
-
-
 @pytest.mark.parametrize(
     "settings",
     [

@@ -8,11 +8,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from against_hand import Updates
 from asynchronous_runs import FIVE, Missed, fitted
 from engine_runs import variant
-from federations import Plain, every_round, federate, same_bits
+from federations import Plain, federate, same_bits
 
 from fl_lightning import (
     Asynchronous,
@@ -26,8 +25,6 @@ from fl_lightning import (
     LocalTraining,
 )
 from fl_lightning.options.asynchronous.server import AsynchronousAtServer
-
-# ---------------------------------------------------------------- clients that are absent, slow or lost
 
 
 def test_slow_clients_do_all_their_steps_and_take_longer():
@@ -103,9 +100,6 @@ def test_several_ranks_are_no_faster_with_one_update_at_a_time():
         AsynchronousAtServer(5, 1, None, context)
 
 
-# ---------------------------------------------------------------- the clock
-
-
 def test_draws_have_mean_one_and_belong_to_client_and_job():
     for name in ("uniform", "exponential", "half_normal", "lognormal"):
         jobs = np.array([Clock(between_jobs=name).duration(k, t, [1] * 50, 7) for k in range(50) for t in range(80)]) / 1000
@@ -132,20 +126,6 @@ def test_synchronous_rounds_wait_for_the_last_client():
     assert "federation/staleness" not in run.callback_metrics
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("resumes", [True, False], ids=["from a checkpoint", "in a second fit"])
-def test_the_time_goes_on(tmp_path, resumes):
-    settings = {"availability": Availability(clock=Clock("lognormal", "uniform")), "clients_per_round": 3}
-    _, whole = fitted(4, **settings)
-    _, run = fitted(2, callbacks=[every_round(tmp_path)], flags={"enable_checkpointing": True}, **settings)
-    if resumes:
-        _, run = fitted(4, ckpt_path=str(tmp_path / "last.ckpt"), **settings)
-    else:
-        run.fit_loop.max_epochs = 4
-        run.fit(run.lightning_module, run.datamodule)
-    assert run.callback_metrics["federation/ticks"] == whole.callback_metrics["federation/ticks"]
-
-
 def test_tables_show_the_staleness_of_each_update(tmp_path):
     updates = Updates()
     fitted(
@@ -161,22 +141,3 @@ def test_tables_show_the_staleness_of_each_update(tmp_path):
     found = [(int(row["round"]), int(row["client"]), int(float(row["staleness"]))) for row in rows]
     assert found == [(t, u.client, u.staleness) for t, each in enumerate(updates.rounds) for u in each]
     assert max(staleness for *_, staleness in found) > 0
-
-
-# ---------------------------------------------------------------- checkpoints
-
-
-def test_a_checkpoint_holds_the_jobs_in_progress_and_their_starts(tmp_path):
-    """One model for each round from which some job started, on top of the weights; none in a synchronous run."""
-    availability = Availability(clock=Clock("lognormal", "exponential"))
-    settings = {"strategy": FedAsync(), "asynchronous": Asynchronous(4), "availability": availability}
-    saving = {"flags": {"enable_checkpointing": True}}
-    _, run = fitted(7, callbacks=[every_round(tmp_path)], **settings, **saving)
-    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]["FederatedOrchestrator"]
-    state = saved["options"]["asynchronous"]
-    flights, starts = state["queue"]["flights"], state["starts"]
-    assert len(flights) == 3
-    assert set(starts) == {version for _, _, version, _ in flights}
-    assert min(starts) < 6
-    assert set(starts[min(starts)]) == set(run.lightning_module.net.state_dict(prefix="net."))
-    assert state["queue"]["tick"] == float(run.callback_metrics["federation/ticks"]) <= min(tick for tick, *_ in flights)

@@ -21,7 +21,6 @@ from fl_lightning import (
     PermutedLabels,
     ScaledUpdate,
 )
-from fl_lightning.options.attackers.measures import TriggeredImages
 
 FIVE = (30, 41, 52, 27, 50)
 
@@ -147,10 +146,3 @@ def test_the_success_rate_is_that_of_the_aggregated_model():
     assert successes[-1] > successes[0] + 0.1, "the attack teaches nothing"
     federate(Reader(), 1, watch, data=data, partitioner=Consecutive(FIVE))
     assert watch.seen[-1][0] is None  # without a backdoor
-
-
-def test_the_triggered_set_leaves_the_targets_own_images_out():
-    images, labels = Digits().val
-    batches = list(TriggeredImages(DataLoader(TensorDataset(images, labels), batch_size=2), Backdoor(target=int(labels[0]))))
-    assert sum(len(y) for _, y in batches) == int((labels != labels[0]).sum())
-    assert {int(c) for _, y in batches for c in y} == {int(labels[0])}

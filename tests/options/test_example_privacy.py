@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from private_runs import NO_NOISE, logged
 from scipy import stats
-from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
@@ -68,13 +67,6 @@ def test_each_examples_gradient_is_clipped():
 
     local = LocalTraining(max_epochs=3, full_batch=True, privacy=ExamplePrivacy(0.3, NO_NOISE), proximal_mu=0.2)
     assert_follows(torch.float64, step, local=local, batchnorm=False, momentum=0.9, tolerance=1e-6)
-
-
-def test_a_mean_over_examples_is_a_loss():
-    """Others are refused before the first round."""
-    module = Plain()
-    module.loss = nn.CrossEntropyLoss()
-    ExamplePrivacy(1.0, 1.0).check_module("32-true", module)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])

@@ -35,9 +35,6 @@ def exact(paid):
     return gaussian_epsilon(1 / math.sqrt(sum(1 / z**2 for z in paid)) / 2, DELTA)
 
 
-# ---------------------------------------------------------------- the sum over groups of noise
-
-
 def composed(history, delta, delta_error):
     """Return the least and largest epsilon of unlike Gaussian sums over Poisson samples, by another accountant."""
     accountant = PRVAccountant()
@@ -60,9 +57,6 @@ def test_unlike_cohorts_cost_no_less_than_what_is_attained(parts):
 def test_cohorts_that_are_split_into_groups_cost_what_they_cost_together():
     parts = [Release("clients", 4.0, 0.3, 12), Release("clients", 4.0 * (1 + 1e-9), 0.3, 8)]
     assert epsilon_of_releases(parts, 1e-5) == pytest.approx(epsilon_of_clients(4.0, 3, 10, 20, 1e-5), rel=1e-6)
-
-
-# ---------------------------------------------------------------- whole runs
 
 
 @pytest.mark.slow
@@ -133,9 +127,6 @@ def test_a_simulation_is_extended_without_a_ledger(tmp_path):
     fit(tmp_path, 4, stop_after(2), **extending(seeded=1))
     _, logged = fit(tmp_path, 6, ckpt_path=last(tmp_path), **extending(seeded=1))
     assert 0.99 * TARGET <= logged["federation/epsilon_of_clients"] <= TARGET
-
-
-# ---------------------------------------------------------------- again and again
 
 
 def test_without_more_rounds_the_noise_is_the_same_to_the_bit(stopped, tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from accountants import attained, gaussian_epsilon, renyi
-from against_hand import Updates, assert_close, assert_follows, clients_of
+from against_hand import Updates, assert_follows, clients_of
 from by_hand import averaged, build, flat
 from federations import SIZES, Blobs, Consecutive, Plain, federate, same_bits, weights
 from private_runs import NO_NOISE, fit, last, logged
@@ -18,7 +18,6 @@ from scipy import stats
 from fl_lightning import (
     CheckpointError,
     ClientPrivacy,
-    ClipUpdate,
     ConfigurationError,
     ExamplePrivacy,
     Faults,
@@ -168,13 +167,3 @@ def test_a_missing_package_is_named(package, monkeypatch):
     make = {"opacus": lambda: ExamplePrivacy(1.0, 1.0), "dp_accounting": lambda: ClientPrivacy(1.0, 1.0)}[package]
     with pytest.raises(ConfigurationError, match=r"pip install 'fl_lightning\[privacy\]'"):
         make()
-
-
-def test_clipping_alone_is_clipping_without_noise():
-    finals = []
-    for transform in (ClipUpdate(0.4), ClientPrivacy(0.4, NO_NOISE)):
-        torch.manual_seed(0)
-        module = Plain()
-        federate(module, 2, strategy=FedAvg("uniform"), transforms=[transform])
-        finals.append(weights(module))
-    assert_close(*finals, 1e-5)

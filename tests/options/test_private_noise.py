@@ -26,8 +26,6 @@ from fl_lightning import (
 )
 from fl_lightning.functional import derive_seed
 
-# ---------------------------------------------------------------- nobody can subtract it
-
 
 def test_noise_does_not_follow_from_the_seed():
     """What an owner of the checkpoint could do: draw the noise again from 'federation.seed', and take it away."""
@@ -93,9 +91,6 @@ def test_the_key_is_in_no_file(monkeypatch, tmp_path):
     for path in files:
         content = path.read_bytes()
         assert not any(form in content for form in forms), path
-
-
-# ---------------------------------------------------------------- a simulation
 
 
 @pytest.mark.parametrize("noise", [pytest.param("central", marks=pytest.mark.slow), "local"])

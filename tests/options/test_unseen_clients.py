@@ -75,9 +75,6 @@ class Cohorts(FederationCallback):
         self.seen.append(cohort)
 
 
-# ---------------------------------------------------------------- what is evaluated
-
-
 @pytest.mark.parametrize("share", [0.0, 0.25])
 def test_held_out_clients_are_evaluated_on_all_their_examples_by_hand(share, capsys):
     """Without test parts also on those that they would have held back for validation."""
@@ -125,9 +122,6 @@ def test_own_test_sets_of_held_out_clients_are_used_and_the_server_does_not_get_
     assert float(fitted.callback_metrics["federation/client_worst"]) == pytest.approx(min(values[name] for name in "bde"))
     server = (5 * values["b"] + 7 * values["d"] + 8 * values["e"]) / 20
     assert float(fitted.callback_metrics["val_acc"]) == pytest.approx(server)
-
-
-# ---------------------------------------------------------------- no influence
 
 
 @pytest.mark.parametrize(
@@ -202,9 +196,6 @@ def test_the_centralized_baseline_does_not_read_them():
     assert torch.equal(read.sort(0).values, expected.sort(0).values)
 
 
-# ---------------------------------------------------------------- what draws and counts
-
-
 def test_a_share_of_the_clients_per_round_is_one_of_the_others():
     cohorts = Cohorts()
     data = FederatedDataModule(Blobs(60), IIDPartitioner(10, seed=3), held_out_clients=0.2)
@@ -234,9 +225,6 @@ def test_a_share_and_a_number_are_drawn_with_the_seed_and_leave_the_data_divided
     for seed in range(2000):
         counts[chosen(3, names, seed)] += 1
     assert (counts / 2000 - 0.3).abs().max() < 0.05  # five standard deviations
-
-
-# ---------------------------------------------------------------- own parts and models
 
 
 def test_parts_of_their_own_are_those_of_a_client_that_has_not_trained():

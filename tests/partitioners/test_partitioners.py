@@ -58,12 +58,6 @@ def test_adafeds_table_on_400_digits_of_each_class():
     assert scale_table([[1], [997], [1], [1]], [5]) == [[1], [2], [1], [1]]
 
 
-def test_a_table_that_asks_for_too_much_may_be_scaled():
-    labels = torch.tensor([0, 0, 1, 1, 1])
-    parts = TablePartitioner([[1, 2], [0, 2]], scale_to_fit=True).partition(5, labels)
-    assert sum(len(p) for p in parts) <= 5
-
-
 class Pairs(Dataset):
     def __init__(self, labels):
         self.pairs = [(torch.zeros(2), label) for label in labels]

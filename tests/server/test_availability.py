@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from itertools import islice
-from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -17,15 +16,12 @@ from torch.utils.data import TensorDataset
 from fl_lightning import (
     Availability,
     FailureLog,
-    Faults,
     FederatedDataModule,
     FederatedOrchestrator,
     FederationCallback,
     LocalTraining,
 )
-from fl_lightning.core.plan import ClientSampler
 from fl_lightning.functional import draw_cohort
-from fl_lightning.options import availability as availability_module
 
 
 class Heard(FederationCallback):
@@ -62,24 +58,6 @@ def test_who_is_there(clients, leave, back, seed, round_idx):
     assert set(cohort) <= set(there)
     assert len(cohort) == min(len(there), max(1, round(0.5 * clients)))
     assert availability.dropped_out(cohort, seed, round_idx) <= set(cohort)
-
-
-def test_a_round_draws_who_comes_and_goes_once(monkeypatch):
-    """However many rounds came before; also where rounds are left out, and from the beginning again."""
-    draws = []
-    draw = availability_module.generator
-    monkeypatch.setattr(availability_module, "generator", lambda *key: draws.append(key) or draw(*key))
-    context = SimpleNamespace(data=SimpleNamespace(num_clients=30), seed=3, synchronous=True)
-
-    def sampler():
-        hooks = [Availability(leave=0.2, come_back=0.4).at_server(context)]
-        return ClientSampler(num_clients=30, clients_per_round=0.5, faults=Faults(), seed=3, hooks=hooks)
-
-    drawing = sampler()
-    found = [drawing.round(round_idx).clients for round_idx in range(50)]
-    assert len([key for key in draws if key[-1] == "coming and going"]) == 49
-    assert [sampler().round(round_idx).clients for round_idx in (49, 7)] == [found[49], found[7]]
-    assert drawing.round(12).clients == found[12]
 
 
 def test_shares_in_the_long_run():

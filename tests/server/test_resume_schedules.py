@@ -11,9 +11,7 @@ from federations import Plain
 from resumed_runs import Cycle, Run, local, run, sgd
 from torch import nn
 
-from fl_lightning import Checkpoints, ConfigurationError, Faults, Yogi
-
-# ------------------------------------------------------------------ schedules that end
+from fl_lightning import Checkpoints, ConfigurationError, Faults
 
 
 def test_a_schedule_that_ends_before_the_further_rounds_is_refused(tmp_path):
@@ -43,8 +41,6 @@ def test_a_schedule_with_too_few_steps_ends_the_run_in_its_round(steps, settings
         run(tmp_path, 3, chosen)
     assert re.search(when, " ".join(getattr(caught.value, "__notes__", [])))
 
-
-# ------------------------------------------------------------------ the server's optimizer
 
 CHANGED = Checkpoints(resume_changed=True)
 
@@ -90,12 +86,3 @@ def test_another_server_optimizer_starts_anew(before, tmp_path):
     w1, w2 = resumed(tmp_path / "new", before, now)
     gradient = w1 - average
     torch.testing.assert_close(w2, w1 - 0.01 * gradient / (gradient.abs() + 1e-3))  # Adam's first step
-
-
-def test_an_optimizer_with_a_state_from_the_start(tmp_path):
-    now = {"server_optimizer": lambda p: torch.optim.Adagrad(p, lr=0.01, initial_accumulator_value=0.5)}
-    average = aggregate(tmp_path / "plain", {})
-    w1, w2 = resumed(tmp_path / "new", {}, now)
-    gradient = w1 - average
-    torch.testing.assert_close(w2, w1 - 0.01 * gradient / (torch.sqrt(0.5 + gradient**2) + 1e-10))
-    assert Yogi([nn.Parameter(torch.ones(1))]).defaults["lr"] > 0

@@ -109,6 +109,7 @@ ON_PURPOSE = [
     Change("model.p", "0.1", "0.4", {"module": Stepped(p=0.4)}, {"module": Stepped()}),
     Change("model.lr_scheduler.base_lrs.0", "0.004", "0.008", {"module": Cycle(0.2)}, {"module": Cycle()}),
     Change(f"{LOCAL}.max_epochs", "2", "1", local(max_epochs=1)),
+    Change(f"{LOCAL}.progress", "'run'", "'round'", local(progress="round")),
     Change(f"{LOCAL}.proximal_mu", "0", "0.1", local(proximal_mu=0.1)),
     Change(f"{LOCAL}.gradient_clip_val", "None", "1", local(gradient_clip_val=1)),
     Change(f"{LOCAL}.limit_train_batches", "1.0", "1", local(limit_train_batches=1)),

@@ -111,13 +111,6 @@ def test_class_weights_belong_to_the_server():
     assert len(set(task.loss.class_weights.tolist())) > 1
 
 
-def test_cohort_of_some_clients_leaves_the_others_out():
-    watch = Watch()
-    federate(Plain(), 6, watch, clients_per_round=2)
-    assert [sum(r == i for r, _ in watch.clients) for i in range(6)] == [2] * 6
-    assert len({tuple(sorted(c for r, c in watch.clients if r == i)) for i in range(6)}) > 1
-
-
 def test_disabled_is_the_centralized_baseline_on_the_union():
     """The same objects without rounds: 40 examples of the three clients, batches of 5, 8 steps an epoch."""
     run = trainer(2, FederatedOrchestrator(enabled=False))

@@ -111,11 +111,6 @@ def test_a_stream_can_be_the_servers_set():
     assert evaluators.num_server_examples == 0
 
 
-def test_a_loader_of_the_users_own_stays():
-    loader = type("Mine", (DataLoader,), {})(TensorDataset(torch.ones(4, 2), torch.zeros(4)), batch_size=2, num_workers=1)
-    assert reduced(loader, 1.0, None, 0) is loader
-
-
 def test_a_part_of_a_set_without_classes_is_drawn_at_random():
     targets = TensorDataset(torch.arange(20.0).view(-1, 1), torch.randn(20))
     (batch,) = reduced(DataLoader(targets, batch_size=50), 0.5, None, 3)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from against_hand import ROUNDS, Updates, assert_close, assert_follows, clients_of, divided, final
 from by_hand import LR, World, accuracy, averaged, build, flat, like_parameters
-from federations import SIZES, Blobs, Consecutive, Plain, federate, same_bits, weights
+from federations import SIZES, Blobs, Consecutive, Plain, federate
 from scipy.special import softmax
 from sklearn.metrics import confusion_matrix, f1_score
 from torch.nn import functional as F
@@ -367,37 +367,5 @@ def test_fedprox_with_partial_work(policy, mu):
     assert_follows(torch.float32, step, world=World(torch.float32, mu=mu), batchnorm=False, local=local)
 
 
-# ------------------------------------------------------------------ identities
-
-
-@pytest.fixture(scope="module")
-def fedavg():
-    return final(strategy=FedAvg())
-
-
 def test_fednova_with_equal_steps_is_fedavg():
     assert_close(final(strategy=FedNova(), sizes=(10, 10, 10)), final(strategy=FedAvg(), sizes=(10, 10, 10)))
-
-
-def test_fedavgm_without_momentum_is_fedavg(fedavg):
-    assert same_bits(final(strategy=FedAvgM(0.0)), fedavg)
-
-
-def test_fedsgd_is_fedavg_with_one_full_batch_step():
-    one = final(strategy=FedSGD(), local=LocalTraining(full_batch=True))
-    other = final(strategy=FedAvg(), local=LocalTraining(max_epochs=1, full_batch=True))
-    assert same_bits(one, other)
-
-
-@pytest.mark.parametrize("credibility", ["complement", "softmax"])
-def test_focus_at_a_high_temperature_is_fedavg(credibility, fedavg):
-    assert_close(final(strategy=Focus("val_loss", 1e12, credibility)), fedavg, 1e-9)
-
-
-def test_the_median_of_equal_models_is_the_model():
-    still = LocalTraining(max_steps=1)
-    L.seed_everything(3, verbose=False)
-    module = Plain(lr=0.0)
-    before = weights(module.net)
-    federate(module, ROUNDS, strategy=FedMedian(), local=still)
-    assert same_bits(weights(module.net), before)
