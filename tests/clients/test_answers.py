@@ -134,17 +134,6 @@ def test_a_subclass_that_compares_something_else_says_what():
         as_probabilities(classification.BinaryAUROC(), scores, labels, Own(network, 2))
 
 
-def test_the_same_question_has_the_same_answer_and_other_predictions_other_draws():
-    scores, labels = two_classes(80)
-    one, again = (ask(classification.BinaryAUROC(), scores, labels, resamples=200) for _ in range(2))
-    assert one == again
-    state = torch.get_rng_state()
-    torch.manual_seed(99)
-    assert ask(classification.BinaryAUROC(), scores, labels, resamples=200) == one
-    torch.set_rng_state(state)
-    assert ask(classification.BinaryAUROC(), scores.flip(0), labels.flip(0), resamples=200).interval != one.interval
-
-
 class MeanPrediction(torchmetrics.MeanMetric):
     """Reads no targets, so that an interval tells of the draws alone."""
 

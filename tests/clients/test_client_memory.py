@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import shutil
 import signal
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -141,18 +138,6 @@ def of(memory: ClientMemory, client: int) -> float:
     return float(memory.kept(client)[RULES]["control"][2])
 
 
-def test_one_round_of_many_clients_stays_within_the_limit(tmp_path):
-    """Ten models of 4,000 bytes with room for three: before the tenth is put there are at most four."""
-    memory, held = bounded(tmp_path, 12_000), []
-    for client in range(10):
-        put(memory, client, client, 1000)
-        held.append(sum(4000 for kept in memory.state_dict().values() if "rules" in kept))
-    assert max(held) <= 16_000
-    memory.settle(ALONE)
-    assert len(memory.state_dict().keys() - {"files"}) <= 3
-    assert [of(memory, client) for client in range(10)] == list(range(10))
-
-
 @pytest.mark.parametrize(
     ("before", "now", "elsewhere", "written"),
     [(0, 3, 0, 0), (0, 4, 0, 4), (0, 2, 1, 0), (0, 2, 2, 2), (1, 2, 0, 0), (2, 2, 0, 4)],
@@ -169,36 +154,6 @@ def test_a_client_counts_once(tmp_path, monkeypatch, limit, before, now, elsewhe
     memory.settle(SimpleNamespace(rank=0, gather=lambda mine: [mine, next(theirs)]))
     assert len(files_in(tmp_path)) == written
     assert [of(memory, client) for client in range(before + now)] == [0.0] * before + list(range(before, before + now))
-
-
-def test_two_ranks_write_each_clients_state_once_and_read_each_others(tmp_path):
-    """Two clients are in memory on both ranks; then each rank trains one more, and everything goes to files."""
-    memories = [bounded(tmp_path, 30), bounded(tmp_path, 30)]
-    barrier, slots = threading.Barrier(2), [None, None]
-
-    def of_rank(rank: int) -> Any:
-        def gather(mine: Any) -> list[Any]:
-            slots[rank] = mine
-            barrier.wait(10)
-            found = copy.deepcopy(slots)
-            barrier.wait(10)
-            return found
-
-        return SimpleNamespace(rank=rank, gather=gather)
-
-    def run(rank: int) -> None:
-        memory, comm = memories[rank], of_rank(rank)
-        memory.join(comm)
-        for client in (rank, rank + 2):
-            put(memory, client, float(client))
-            memory.settle(comm)
-        memory.files.sweep(comm, {} if rank == 0 else None)
-
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(run, range(2)))
-    assert len(files_in(tmp_path)) == 4
-    assert all([of(memory, client) for client in range(4)] == [0.0, 1.0, 2.0, 3.0] for memory in memories)
-    assert memories[0].state_dict() == memories[1].state_dict()
 
 
 def test_what_was_put_after_a_rejected_update_is_taken_back_from_its_file(tmp_path):

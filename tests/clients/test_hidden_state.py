@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from against_hand import Updates
 from engine_runs import stepping, tier_1, variant
-from federations import Blobs, Consecutive, Plain, federate, trainer, weights
+from federations import Blobs, Plain, trainer, weights
 from plain_training import client_by_client, distance_from_plain
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSampler, TensorDataset
 
-from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalTraining, PartialWork
+from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalTraining
 
 ENGINES = ["trainer", "fabric"]
 ONE_ENOUGH = [pytest.param("trainer", marks=pytest.mark.slow), "fabric"]
@@ -148,42 +147,7 @@ def test_parameters_that_a_module_does_not_list_are_stacked(make):
     assert distance_from_plain(make, "stacked", optimizer_state="fresh") < 1e-6
 
 
-class Undecided(Plain):
-    """Sets ``should_stop`` after every epoch and step, as a condition that is written as one line does."""
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.trainer.should_stop = False
-
-    def on_train_epoch_end(self) -> None:
-        epochs.append(self.current_epoch)
-        assert len(epochs) < 20, "the turn does not end"
-        self.trainer.should_stop = self.current_epoch == 100
-
-
 epochs: list[int] = []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"max_epochs": 2},
-        {"max_epochs": 2, "progress": "round", "optimizer_state": "fresh"},
-        {"max_epochs": 4, "max_steps": 13},
-        {"max_epochs": 4, "partial_work": PartialWork(share=1.0)},
-    ],
-)
-def test_a_turn_ends_although_the_module_says_that_it_goes_on(more, engine):
-    epochs.clear()
-    updates = Updates()
-    federate(Undecided(), 3, updates, partitioner=Consecutive([40]), local=LocalTraining(engine=engine, **more))
-    steps = [update.num_steps for of_round in updates.rounds for update in of_round]
-    if more["max_epochs"] == 2:
-        assert steps == 3 * [2 * 8]
-        assert len(epochs) == 3 * 2
-    else:
-        assert steps == 3 * [13] if "max_steps" in more else max(steps) <= 4 * 8
 
 
 class ByEpoch(Sampler[int]):

@@ -15,7 +15,7 @@ from lightning.pytorch import Callback
 from plain_training import InOrder
 from torch import Tensor
 from torch.optim import SGD
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, OneCycleLR
 
 from fl_lightning import (
     ClientEvaluation,
@@ -159,20 +159,6 @@ def test_periods():
     route = WarmStart(3, RingFed(2))
     assert [route.turns_before(r) for r in range(6)] == [0, 1, 2, 3, 5, 7]
     assert ServerRoute().turns_before(7) == 7
-
-
-@pytest.mark.parametrize(
-    ("schedule", "falling"),
-    [
-        ({"make": lambda o: ExponentialLR(o, 0.5)}, 0.5),
-        ({"make": lambda o: ReduceLROnPlateau(o, factor=0.5, patience=100), "monitor": "train_loss"}, 1.0),
-    ],
-)
-def test_decay_comes_once_on_top_of_a_schedule(schedule, falling):
-    """Also of one that follows a metric: the rates of the client's last turn, which it continues, have that round's decay."""
-    SEEN.clear()
-    federate(recorded(**schedule)(), 4, data=Blobs(5), partitioner=Consecutive([5]), local=LocalTraining(lr_decay=0.9))
-    assert [rate for *_, rate, _ in SEEN] == [pytest.approx(0.5 * (0.9 * falling) ** r) for r in range(4)]
 
 
 def test_an_own_way_to_step_a_schedule_sees_the_epoch():

@@ -15,15 +15,7 @@ from federations import Blobs, Consecutive, Plain, federate, same_bits, trainer,
 from plain_training import distance_from_plain
 from torch import Tensor
 
-from fl_lightning import (
-    APFL,
-    ConfigurationError,
-    Ditto,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    LocalOnly,
-    LocalTraining,
-)
+from fl_lightning import APFL, ConfigurationError, Ditto, FederatedDataModule, FederatedOrchestrator, LocalOnly, LocalTraining
 from fl_lightning.clients.module_state import PythonState
 
 SEEN: list[Any] = []

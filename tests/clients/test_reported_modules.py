@@ -13,15 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from sparse_gradients import SPARSE, Words
 from torch import Tensor, nn
 
-from fl_lightning import (
-    FedAvg,
-    FedDyn,
-    FederationCallback,
-    GeometricMedian,
-    LocalTraining,
-    RingFed,
-    Scaffold,
-)
+from fl_lightning import FedAvg, FedDyn, FederationCallback, GeometricMedian, LocalTraining, RingFed, Scaffold
 
 ENGINES = ("trainer", "fabric", "stacked")
 

@@ -16,16 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 from torchmetrics.classification import MulticlassAccuracy
 
-from fl_lightning import (
-    APFL,
-    MOON,
-    Faults,
-    FedAvg,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    LocalOnly,
-    LocalTraining,
-)
+from fl_lightning import APFL, MOON, Faults, FedAvg, FederatedDataModule, FederatedOrchestrator, LocalOnly, LocalTraining
 from fl_lightning.functional.contrast import model_contrast
 
 MU, T = 1.5, 0.4

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import differences, trained
+from engine_runs import differences
 from federations import CLASSES, Blobs, Consecutive, Plain, federate, same_bits, weights
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,19 +49,6 @@ def test_groups_of_any_size_share_graphs(make, compilations):
     """5 and 6 clients share one, 7 and 8 another; dropout, BatchNorm and what is logged are each client's own."""
     assert differences("stacked", make, 1e-5, data=many, sizes=GROUPS, compile=True) == []
     assert len(compilations) == 2
-
-
-@pytest.mark.slow
-def test_copies_of_a_client_change_nothing(compilations):
-    """``stack_size`` 5 leaves 5 clients as they are, 6 pads them: the same in float64 within its rounding."""
-    runs = []
-    for size in (5, 6):
-        stacked = {"sizes": (8, 8, 8, 8, 8, 20), "stack_size": size, "compile": True, "flags": {"precision": "64-true"}}
-        runs.append(trained("stacked", lambda: regularized().double(), lambda: Blobs(60, dtype=torch.float64), **stacked))
-    (one, figures), (other, others) = runs
-    torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
-    assert figures == pytest.approx(others, abs=1e-12)
-    assert sorted(compilations) == [1, 1, 5, 5, 6, 6]
 
 
 @pytest.mark.slow

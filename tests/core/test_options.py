@@ -19,15 +19,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from own_option import CountBatches, DropNumbers, PlansRounds, Sums
 
 import fl_lightning
-from fl_lightning import (
-    ClientPrivacy,
-    FedAvg,
-    FederationCallback,
-    LocalTraining,
-    Option,
-    ServerHooks,
-    TopK,
-)
+from fl_lightning import ClientPrivacy, FedAvg, FederationCallback, LocalTraining, Option, ServerHooks, TopK
 from fl_lightning.core.capabilities import Capability
 from fl_lightning.core.option import ClientMetric
 from fl_lightning.messages import EvalOrder

@@ -110,17 +110,6 @@ def test_what_is_not_finite_is_refused_before_it_becomes_an_integer(bad):
     assert sums.value("x").tolist() == [1.0, 2.0, 3.0]
 
 
-@pytest.mark.parametrize("exponent", [-36, -37, -60, -96, -800])
-def test_light_weights_that_nothing_is_known_of_keep_their_digits(exponent):
-    """At least 26 bits: weights of 2**-36, the lightest before the first tier, on steps of 2**-62."""
-    sums, values = Sums(), torch.tensor([[0.1, -1.7], [0.3, 1e-6]])
-    for factor, row in zip((1, 3), values, strict=True):
-        sums.add("state", row, factor * 2.0**exponent)
-        sums.add("weight", 1.0, factor * 2.0**exponent)
-    expected = [float((Fraction(a) + 3 * Fraction(b)) / 4) for a, b in values.T.tolist()]
-    assert (sums.value("state") / sums.scalar("weight")).tolist() == pytest.approx(expected, abs=2.0**-26, rel=0)
-
-
 @pytest.mark.parametrize("strategy", [AdaFed("val_loss", power=200.0), FedLoss(examples=10.0)])
 def test_a_power_that_leaves_the_numbers_expects_the_largest_weight_that_is_accepted(strategy):
     grids = strategy.grids([1000, 2000], lambda largest: None if largest is None else Grid(((1, 1.0),), largest))

@@ -13,11 +13,7 @@ from by_hand import flat
 from federations import Plain, federate
 from private_runs import NO_NOISE
 
-from fl_lightning import (
-    ClientPrivacy,
-    FedAvg,
-    FederationCallback,
-)
+from fl_lightning import ClientPrivacy, FedAvg, FederationCallback
 from fl_lightning.functional.adaptive_norm import AdaptiveNorm, noise_of_changes
 
 GAMMA, RATE = 0.3, 0.2

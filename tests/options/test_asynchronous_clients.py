@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from fl_lightning import (
     FedBuff,
     LocalTraining,
 )
-from fl_lightning.options.asynchronous.server import AsynchronousAtServer
 
 
 def test_slow_clients_do_all_their_steps_and_take_longer():
@@ -90,14 +88,6 @@ def test_slow_clients_need_no_engine_that_stops_between_steps():
     federate(Plain(), 1, asynchronous=Asynchronous(3, 2), strategy=FedBuff(), **settings)
     with pytest.raises(ConfigurationError, match=r"'federation.availability.slow' is checked between a client's steps"):
         federate(Plain(), 1, **settings)
-
-
-def test_several_ranks_are_no_faster_with_one_update_at_a_time():
-    context = SimpleNamespace(settings=SimpleNamespace(strategy=FedAsync(), pool=None), trainer=SimpleNamespace(world_size=2))
-    with pytest.warns(
-        UserWarning, match="asynchronous.buffer' is 1, so one client trains at a time, and 2 ranks are no faster"
-    ):
-        AsynchronousAtServer(5, 1, None, context)
 
 
 def test_draws_have_mean_one_and_belong_to_client_and_job():

@@ -13,14 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from fl_lightning import (
-    Attackers,
-    Backdoor,
-    FederatedDataModule,
-    LocalTraining,
-    PermutedLabels,
-    ScaledUpdate,
-)
+from fl_lightning import Attackers, Backdoor, FederatedDataModule, LocalTraining, PermutedLabels, ScaledUpdate
 
 FIVE = (30, 41, 52, 27, 50)
 

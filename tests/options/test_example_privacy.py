@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 
-import numpy as np
 import pytest
 import shake
 import torch
@@ -16,16 +15,10 @@ from federations import SIZES, Blobs, Plain, federate, same_bits, trainer, weigh
 from hypothesis import given
 from hypothesis import strategies as st
 from private_runs import NO_NOISE, logged
-from scipy import stats
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from fl_lightning import (
-    ConfigurationError,
-    ExamplePrivacy,
-    FedAvg,
-    LocalTraining,
-)
+from fl_lightning import ConfigurationError, ExamplePrivacy, FedAvg, LocalTraining
 from fl_lightning.core import ClientContext
 from fl_lightning.data.tensor_loader import PoissonBatches
 from fl_lightning.functional.keyed_noise import SecretKey
@@ -152,20 +145,6 @@ def test_poisson_batches(size, batch_size, seed):
         assert batch == [0] if persons is None else persons.tolist() == list(range(len(batch)))
     if batch_size >= size:
         assert drawn == [list(range(size))]
-
-
-def test_coins_have_their_probability():
-    """20,000 coins of 0.15, and no two examples that come together more often than they should."""
-    batches = PoissonBatches(20, 3, coins(0))
-    there = np.zeros((0, 20))
-    for _ in range(150):
-        rows = np.zeros((len(batches), 20))
-        for row, batch in zip(rows, batches, strict=True):
-            if batches.drawn.popleft() is not None:
-                row[batch] = 1
-        there = np.concatenate([there, rows])
-    assert stats.binomtest(int(there.sum()), there.size, 0.15).pvalue > 1e-3
-    assert stats.binomtest(int((there[:, 0] * there[:, 1]).sum()), len(there), 0.15**2).pvalue > 1e-3
 
 
 def test_flags_of_batches_drawn_ahead_are_forgotten():

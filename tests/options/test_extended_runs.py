@@ -79,19 +79,6 @@ def test_an_extended_run_of_all_clients_ends_at_its_target_by_closed_form(noise,
 
 
 @pytest.mark.slow
-def test_an_extended_run_of_cohorts_ends_at_its_target(tmp_path):
-    """Two of three clients, against what two federations attain."""
-    cohorts = extending(clients_per_round=2)
-    fit(tmp_path, 4, stop_after(2), **cohorts)
-    _, logged = fit(tmp_path, 6, ckpt_path=last(tmp_path), **cohorts)
-    paid = noises(tmp_path)
-    low, high = composed([(z / 2, 2 / 3, 1) for z in paid], DELTA, 1e-6)
-    assert len(paid) == 6
-    assert low <= logged["federation/epsilon_of_clients"] <= TARGET
-    assert high >= 0.88 * TARGET
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"route": FedCyclic()}])
 def test_an_extended_run_of_examples_ends_at_its_target_by_another_accountant(more, tmp_path):
     """Clients of 7, 20 and 13 examples, in batches of 5: 2 and then 4 rounds of 2 epochs."""
@@ -121,12 +108,6 @@ def test_each_of_two_options_is_extended_if_both_ask_for_it(tmp_path):
     for unit in ("clients", "examples"):
         assert 0.99 * TARGET <= logged[f"federation/epsilon_of_{unit}"] <= TARGET
         assert len(set(noises(tmp_path, unit))) == 2
-
-
-def test_a_simulation_is_extended_without_a_ledger(tmp_path):
-    fit(tmp_path, 4, stop_after(2), **extending(seeded=1))
-    _, logged = fit(tmp_path, 6, ckpt_path=last(tmp_path), **extending(seeded=1))
-    assert 0.99 * TARGET <= logged["federation/epsilon_of_clients"] <= TARGET
 
 
 def test_without_more_rounds_the_noise_is_the_same_to_the_bit(stopped, tmp_path):

@@ -19,7 +19,6 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
 from fl_lightning import (
-    AdaFed,
     BestCheckpoint,
     CheckpointError,
     ClientEvaluation,
@@ -274,12 +273,3 @@ def test_fedloss_weighs_by_the_losses_of_complete_models():
         expected = world.evaluate(net, nn.functional.cross_entropy, world.x[held], world.y[held])
         assert update.weight == pytest.approx(expected, rel=1e-6)  # losses are logged in float32
     assert len({update.weight for update in sent.updates}) == 3
-
-
-def test_scores_of_the_clients_own_still_weigh():
-    """AdaFed by each client's score of its complete model on its own validation part, against the average by hand."""
-    sent = Collect()
-    data = {"client_validation": 0.3}
-    fit(1, sent, personal=[HEAD], strategy=AdaFed("val_acc", scored_by="clients"), data=data)
-    assert all(update.local_score is not None for update in sent.updates)
-    assert {update.weight for update in sent.updates} == {update.local_score for update in sent.updates}

@@ -19,11 +19,7 @@ from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from private_runs import LEDGER, NO_NOISE, last, private
 from run_private import MODES
 
-from fl_lightning import (
-    ClientPrivacy,
-    FedAvg,
-    FederationCallback,
-)
+from fl_lightning import ClientPrivacy, FedAvg, FederationCallback
 from fl_lightning.functional import derive_seed
 
 

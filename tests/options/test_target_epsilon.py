@@ -17,15 +17,7 @@ from launching import launch
 from private_runs import DELTA, Fails, Unlucky, clients, examples, fit, last, lines, stop_after
 from run_private import MODES
 
-from fl_lightning import (
-    Availability,
-    CheckpointError,
-    Faults,
-    FedAvg,
-    FedCyclic,
-    PartialWork,
-    SecureAggregation,
-)
+from fl_lightning import Availability, CheckpointError, Faults, FedAvg, FedCyclic, PartialWork, SecureAggregation
 from fl_lightning.errors import FederationError
 from fl_lightning.functional import epsilon_of_clients, epsilon_of_examples
 from fl_lightning.functional.noise_search import least_noise

@@ -15,7 +15,6 @@ from fl_lightning import (
     AdaFedSimulation1,
     ClassesPartitioner,
     ColumnPartitioner,
-    DataError,
     DirichletPartitioner,
     DomainPartitioner,
     IIDPartitioner,
@@ -24,7 +23,6 @@ from fl_lightning import (
     ShardPartitioner,
     TablePartitioner,
 )
-from fl_lightning.partitioners.base import draw_until
 
 
 @pytest.mark.parametrize("make", [DirichletPartitioner, partial(DirichletPartitioner, capped=False), QuantityPartitioner])
@@ -152,13 +150,6 @@ def test_draws_again_until_everybody_has_enough(partitioner, least):
     assert again > 0
 
 
-def test_draws_eleven_times_and_reports_the_best():
-    smallest = iter([3, 1, 7, 2, 0, 5, 4, 6, 2, 1, 3, 9])
-    with pytest.raises(DataError, match=r"the best had 7\. Fix it\."):
-        draw_until(lambda: Partition(torch.arange(20), torch.tensor([0, next(smallest), 20])), 8, "Fix it.")
-    assert list(smallest) == [9]
-
-
 def test_adafeds_first_simulation_on_mnist():
     """5,500 where there are as many once client 5 has its 500, otherwise the class's size less 500."""
     labels = mixed(MNIST)
@@ -180,25 +171,6 @@ def test_adafeds_first_simulation_on_mnist():
         [0, 0, 0, 0, 0, 0, 0, 0, 2750, 2750],
         [500] * 10,
     ]
-
-
-def test_columns_name_their_clients():
-    """Numbers are sorted as numbers."""
-    codes = torch.tensor([2, 0, 2, 3, 0, 2])
-    partition = ColumnPartitioner("hospital", min_examples=2).partition_by(codes, ["Bonn", "Gent", "Lund", "Pisa"])
-    assert partition.names == ("Bonn", "Lund")
-    assert [part.tolist() for part in partition] == [[1, 4], [0, 2, 5]]
-    partition = ColumnPartitioner("user").partition(4, torch.tensor([100, 9, 10, 9]))
-    assert partition.names == ("9", "10", "100")
-    assert [part.tolist() for part in partition] == [[1, 3], [2], [0]]
-
-
-def test_domains_name_their_clients():
-    codes = torch.tensor([0, 1, 0, 1, 1, 1, 1, 0])
-    assert DomainPartitioner().partition_by(codes, ["photo", "sketch"]).names == ("photo", "sketch")
-    partition = DomainPartitioner(2).partition_by(codes, ["photo", "sketch"])
-    assert partition.names == ("photo 0", "photo 1", "sketch 0", "sketch 1")
-    assert [len(part) for part in partition] == [2, 1, 3, 2]
 
 
 CLASSES, USERS = torch.arange(10).repeat(20_000), torch.arange(10_000).repeat(20)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
@@ -29,7 +27,7 @@ from fl_lightning import (
     RingFed,
     WarmStart,
 )
-from fl_lightning.functional import ModelState, balanced_groups, mix, repeats, star_matrix, wrong_labels
+from fl_lightning.functional import ModelState, balanced_groups, mix, star_matrix, wrong_labels
 
 
 def cyclic(net, world, t):
@@ -222,19 +220,6 @@ def test_attackers_labels_are_true_again_after_the_fit():
     run.fit(Plain(), data)
     labels = torch.cat([y for _, y in data.client(0, 0).train_dataloader()])
     assert torch.equal(labels, blobs(40, 1)[1][:7])
-
-
-@given(
-    st.lists(st.integers(0, 3), min_size=1, max_size=30),
-    st.lists(st.integers(0, 12), min_size=4, max_size=4),
-    st.integers(0, 9),
-)
-def test_repeats_fill_up_and_never_invent(labels, wanted, seed):
-    own = torch.tensor(labels)
-    drawn = repeats(own, torch.tensor(wanted), torch.Generator().manual_seed(seed))
-    before, after = Counter(labels), Counter(labels + own[drawn].tolist())
-    for c in range(4):
-        assert after[c] == (max(before[c], wanted[c]) if before[c] else 0)
 
 
 def test_label_averaging_repeats_up_to_the_mean_of_the_clients():

@@ -13,14 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from fl_lightning import (
-    Availability,
-    FailureLog,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    FederationCallback,
-    LocalTraining,
-)
+from fl_lightning import Availability, FailureLog, FederatedDataModule, FederatedOrchestrator, FederationCallback, LocalTraining
 from fl_lightning.functional import draw_cohort
 
 

@@ -217,19 +217,6 @@ def test_whose_io_reads_decides(tmp_path):
         trainer(1, FederatedOrchestrator()).validate(Own(Shape(8)), data, ckpt_path=str(tmp_path / "last.ckpt"))
 
 
-class Late(L.Callback):
-    """Counts on a round having been done."""
-
-    def on_save_checkpoint(self, outer, module, checkpoint):
-        checkpoint["late"] = float(outer.callback_metrics["val_acc"])
-
-
-def test_a_hook_that_cannot_be_tried_yet_is_a_warning(tmp_path):
-    with pytest.warns(UserWarning, match=r"could not be tried before the first round: KeyError\('val_acc'\)"):
-        federate(Plain(), 1, Late(), every_round(tmp_path), flags={"enable_checkpointing": True, "num_sanity_val_steps": 0})
-    assert "late" in torch.load(tmp_path / "last.ckpt", weights_only=True)
-
-
 def test_looking_ahead_changes_nothing_and_leaves_the_weights_out(tmp_path, monkeypatch):
     """The run with checkpoints ends as the one without; what is tried is small though the model is not."""
     module = Plain(momentum=0.9)

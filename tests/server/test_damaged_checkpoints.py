@@ -12,9 +12,7 @@ import pytest
 import torch
 from federations import Plain, every_round, federate
 
-from fl_lightning import (
-    AtomicCheckpointIO,
-)
+from fl_lightning import AtomicCheckpointIO
 from fl_lightning.errors import CheckpointError
 
 

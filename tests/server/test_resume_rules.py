@@ -12,19 +12,12 @@ from resumed_runs import Lazy
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 import fl_lightning
-from fl_lightning import (
-    FedAvgM,
-    FedLoss,
-    Focus,
-    LocalOnly,
-    ShapleyValues,
-)
 from fl_lightning.cells import CellSite
 from fl_lightning.core.capabilities import rule_of
 from fl_lightning.data import TensorLoader
 from fl_lightning.data.content import content, loader_content
 from fl_lightning.data.torchvision_sets import TorchvisionDataModule
-from fl_lightning.functional.description import Describer, constructor_arguments
+from fl_lightning.functional.description import constructor_arguments
 from fl_lightning.server.resume import other_sites
 
 
@@ -51,25 +44,6 @@ def test_rules_name_arguments_only():
     for kind in {kind for kind, _ in listed}:
         for name in " ".join(vars(kind).get("on_resume", ())).split():
             assert name == "*" or name in constructor_arguments(kind), f"{kind.__name__}.{name}"
-
-
-@pytest.mark.parametrize(
-    ("made", "expected"),
-    [
-        (FedLoss("mine"), {"loss": "mine", "examples": 0}),
-        (Focus("mine"), {"loss": "mine", "temperature": 1, "credibility": "complement"}),
-        (LocalOnly("mine", "min"), {"metric": "mine", "mode": "min"}),
-        (
-            ShapleyValues("mine", "min"),
-            {"metric": "mine", "mode": "min", "exact_up_to": 6, "orders": 20, "tolerance": 0.01, "seed": 0},
-        ),
-        (FedAvgM(0.5), {"momentum": 0.5, "lr": 1, "weighting": "examples"}),
-    ],
-)
-def test_arguments_are_described_under_their_names(made, expected):
-    described = Describer().describe(made, "it")
-    assert described.pop("class").endswith(type(made).__name__)
-    assert described == expected
 
 
 class Files(Dataset):

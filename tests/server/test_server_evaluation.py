@@ -11,13 +11,7 @@ from federations import CLASSES, SIZES, Blobs, Consecutive, Plain, federate, net
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics.functional.classification import multiclass_accuracy
 
-from fl_lightning import (
-    AdaFed,
-    FederatedDataModule,
-    FederationCallback,
-    LocalTraining,
-    ServerEvaluation,
-)
+from fl_lightning import AdaFed, FederatedDataModule, FederationCallback, LocalTraining, ServerEvaluation
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.data import TensorLoader
 from fl_lightning.data.loaders import reduced

@@ -6,14 +6,7 @@ import pytest
 import torch
 from federations import Plain, federate, same_bits, weights
 
-from fl_lightning import (
-    ClientError,
-    ClientUpdate,
-    FederationCallback,
-    FedMedian,
-    ShapleyValues,
-    Storage,
-)
+from fl_lightning import ClientError, ClientUpdate, FederationCallback, FedMedian, ShapleyValues, Storage
 from fl_lightning.server.aggregate import StoredUpdate
 from fl_lightning.types import Snapshot
 

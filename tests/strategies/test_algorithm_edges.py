@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from against_hand import Updates
-from algorithms import Following, prepare
+from algorithms import prepare
 from by_hand import World
 from engine_runs import scheduled, variant
 from federations import SIZES, Blobs, Consecutive, Plain, federate, network, same_bits, trainer, weights
@@ -54,31 +54,6 @@ def test_the_same_orchestrator_starts_anew(name):
         trainer(3, federation).fit(module, data)
         finals.append(weights(module))
     assert same_bits(*finals)
-
-
-def stepping_by_hand(self: Any, batch: Any, batch_idx: int) -> None:
-    loss = Plain.training_step(self, batch, batch_idx)
-    self.optimizers().zero_grad()
-    self.manual_backward(loss)
-    self.optimizers().step()
-
-
-Manual = variant(automatic_optimization=False, training_step=stepping_by_hand)
-"""Steps its optimizer itself, which only the engine ``trainer`` follows."""
-
-
-@pytest.mark.parametrize(("first", "engine", "second"), [(Following, "auto", Plain), (Plain, "auto", Manual)])
-def test_a_fit_takes_nothing_from_one_of_another_module(first, engine, second):
-    """Neither the names of its moving targets, nor the engine that was chosen for it."""
-    used = FederatedOrchestrator(local=LocalTraining(engine=engine))
-    trainer(1, used).fit(first(), FederatedDataModule(Blobs(), Consecutive()))
-    ends = []
-    for federation in (used, FederatedOrchestrator(local=LocalTraining(engine=engine))):
-        torch.manual_seed(4)
-        module = second()
-        trainer(2, federation).fit(module, FederatedDataModule(Blobs(), Consecutive()))
-        ends.append(weights(module))
-    assert same_bits(*ends)
 
 
 def fit_spoilt(strategy: Any, **data: Any) -> tuple[Plain, Any]:

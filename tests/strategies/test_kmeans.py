@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import Blobs, Consecutive, blobs, federate, same_bits, trainer, weights
+from federations import Blobs, Consecutive, blobs, federate, trainer
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.callbacks import ModelCheckpoint
 from scipy.stats import chisquare
 from sklearn.cluster import KMeans
 from sklearn.metrics import pairwise_distances
-from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import (
     Availability,
@@ -258,22 +257,3 @@ def test_a_pass_that_is_cut_short_counts_what_it_saw(settings, least, most):
     module = begin_at(blobs(40, 1)[0][:3])
     cluster(module, partitioner=Consecutive([30, 10]), **settings)
     assert least <= module.counts.sum() <= most
-
-
-def test_mixed_precision_assigns_in_full():
-    data = Blobs()
-    data.train[0].add_(300)  # where bfloat16 knows even numbers only
-    ends = []
-    for precision in ("32-true", "bf16-mixed"):
-        module = begin_at(data.train[0][:4])
-        cluster(module, 3, data=data, local=LocalTraining(precision=precision))
-        ends.append(weights(module))
-    assert same_bits(*ends)
-
-
-def test_batches_of_inputs_alone():
-    points = blobs(30, 1)[0]
-    one, other = begin_at(points[:3]), begin_at(points[:3])
-    trainer(2).fit(one, DataLoader(points, batch_size=4))
-    trainer(2).fit(other, DataLoader(TensorDataset(points), batch_size=7))
-    np.testing.assert_allclose(one.centroids.detach(), other.centroids.detach(), atol=1e-6)

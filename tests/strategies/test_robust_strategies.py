@@ -15,13 +15,7 @@ from hypothesis import strategies as st
 from scipy.stats import trim_mean
 from sklearn.metrics.pairwise import cosine_similarity
 
-from fl_lightning import (
-    ClientError,
-    CosineFilter,
-    GeometricMedian,
-    Krum,
-    TrimmedMean,
-)
+from fl_lightning import ClientError, CosineFilter, GeometricMedian, Krum, TrimmedMean
 from fl_lightning.functional.robust import expected_attackers
 
 SIZES = (7, 9, 8, 12, 4)

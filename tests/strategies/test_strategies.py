@@ -283,27 +283,6 @@ def test_focus_weighs_by_credibility(credibility):
     assert_follows(torch.float64, step, strategy=Focus(temperature=0.5, credibility=credibility))
 
 
-@pytest.mark.parametrize(
-    ("errors", "temperature", "credibility", "expected"),
-    [
-        ([0, math.log(2), math.log(5)], 1, "complement", [7 / 8, 6 / 8, 3 / 8]),
-        ([0, math.log(2), math.log(4)], 1, "softmax", [4 / 7, 2 / 7, 1 / 7]),
-        ([0, 2 * math.log(3)], 2, "complement", [3 / 4, 1 / 4]),
-        ([0, 1000], 1, "complement", [1, 0]),
-        ([0, 30], 1, "complement", [1, math.exp(-30)]),
-        ([7], 1, "complement", [1]),
-    ],
-)
-def test_the_credibility_of_focus(errors, temperature, credibility, expected):
-    """In halves, so that both losses count; every client has 10 examples."""
-    state = Snapshot(torch.zeros(2), torch.zeros(0))
-    updates = [
-        ClientUpdate(k, 0, 10, 1, model=state, score=0.25 * error, global_score=0.75 * error) for k, error in enumerate(errors)
-    ]
-    _, weights = Focus("mine", temperature, credibility).combine(updates, None)
-    assert weights == pytest.approx([10 * c for c in expected], rel=1e-9)
-
-
 @pytest.mark.parametrize("metric", ["f1", "odds"])
 def test_adafed_by_a_metric_of_scikit_learn(metric):
     def measure(logits, y):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from against_hand import Updates, assert_follows, clients_of
 from by_hand import averaged, build, flat
-from command_line import small
 from federations import Plain, federate
 from hypothesis import given
 from hypothesis import strategies as st
@@ -196,17 +195,3 @@ def test_a_transform_s_figures_are_logged_and_no_longer_get_what_clients_keep():
     assert float(run.callback_metrics["federation/rounds_times_drawn"]) == 6.0
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'kept'"):
         federate(Plain(), 1, transforms=[Asks(8)])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["+=HalfPrecision", ".dtype=float8"], "transforms.dtype' must be one of 'bfloat16', 'float16', but is 'float8'"),
-        (["+=NoSuch"], "Known: ClientPrivacy, ClipUpdate, HalfPrecision, Quantize, TopK"),
-    ],
-)
-def test_wrong_names_are_told(fl, options, message):
-    status, text = small(fl, *(f"--federation.transforms{option}" for option in options))
-    assert status in (1, 2)
-    assert message in text
-    assert "Traceback" not in text
