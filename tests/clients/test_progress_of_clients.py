@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from engine_runs import scheduled
-from federations import Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
+from federations import Blobs, Cohorts, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
 from lightning.pytorch import Callback
 from plain_training import InOrder
 from torch import Tensor
@@ -23,7 +23,6 @@ from fl_lightning import (
     Faults,
     FederatedDataModule,
     FederatedOrchestrator,
-    FederationCallback,
     LocalTraining,
     RingFed,
     Scaffold,
@@ -73,14 +72,6 @@ RATES = {
 }
 
 
-class Cohorts(FederationCallback):
-    def __init__(self) -> None:
-        self.of: dict[int, int] = {}
-
-    def on_round_start(self, trainer: Any, pl_module: Any, round_idx: int, clients: Any) -> None:
-        (self.of[round_idx],) = clients
-
-
 class StopsAfter(Callback):
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
@@ -89,10 +80,10 @@ class StopsAfter(Callback):
         trainer.should_stop = trainer.current_epoch + 1 >= self.rounds
 
 
-def by_hand(cohorts: dict[int, int]) -> list[tuple[Any, ...]]:
+def by_hand(cohorts: list[tuple[int, ...]]) -> list[tuple[Any, ...]]:
     """What each step of rounds of one local epoch must see."""
     expected = []
-    for round_idx, client in sorted(cohorts.items()):
+    for round_idx, (client,) in enumerate(cohorts):
         batches = (3, 10)[client]
         for step in range(batches * round_idx, batches * (round_idx + 1)):
             expected.append((batches, round_idx, step, pytest.approx(RATES[batches][step]), 4))
@@ -107,15 +98,15 @@ def test_each_step_of_unequal_clients_that_miss_rounds(engine, tmp_path):
     parts: dict[str, Any] = {"data": Blobs(sum(SIZES)), "partitioner": Consecutive(SIZES), "clients_per_round": 1, "seed": 3}
     parts["local"] = LocalTraining(engine=engine)
     federate(Cycled(), 4, cohorts, **parts)
-    assert by_hand(cohorts.of) == SEEN
-    assert set(cohorts.of.values()) == {0, 1}
+    assert by_hand(cohorts.seen) == SEEN
+    assert set(cohorts.seen) == {(0,), (1,)}
 
     SEEN.clear()
     flags = {"enable_checkpointing": True}
-    federate(Cycled(), 4, cohorts, every_round(tmp_path), StopsAfter(2), flags=flags, **parts)
-    assert by_hand({0: cohorts.of[0], 1: cohorts.of[1]}) == SEEN
-    federate(Cycled(), 4, cohorts, ckpt_path=str(tmp_path / "last.ckpt"), **parts)
-    assert by_hand(cohorts.of) == SEEN
+    federate(Cycled(), 4, every_round(tmp_path), StopsAfter(2), flags=flags, **parts)
+    assert by_hand(cohorts.seen[:2]) == SEEN
+    federate(Cycled(), 4, ckpt_path=str(tmp_path / "last.ckpt"), **parts)
+    assert by_hand(cohorts.seen) == SEEN
 
 
 def test_each_round_on_its_own():

@@ -8,22 +8,14 @@ import pytest
 import torch
 from algorithms import Unusual
 from engine_runs import tier_1, variant
-from federations import SIZES, Blobs, Plain, federate
+from federations import SIZES, Blobs, Cohorts, Plain, federate
 from lightning.pytorch.loggers import CSVLogger
 from sparse_gradients import SPARSE, Words
 from torch import Tensor, nn
 
-from fl_lightning import FedAvg, FedDyn, FederationCallback, GeometricMedian, LocalTraining, RingFed, Scaffold
+from fl_lightning import FedAvg, FedDyn, GeometricMedian, LocalTraining, RingFed, Scaffold
 
 ENGINES = ("trainer", "fabric", "stacked")
-
-
-class Cohorts(FederationCallback):
-    def __init__(self) -> None:
-        self.clients: set[int] = set()
-
-    def on_round_start(self, trainer: Any, pl_module: Any, round_idx: int, clients: Any) -> None:
-        self.clients.update(clients)
 
 
 def tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -109,7 +101,7 @@ def test_the_minimum_is_taken_where_a_module_says_so(setting, rounds):
     data = Blobs(shuffle=False)
     federate(module, rounds, watch, data=data, **parts)
     own = torch.split(data.train[0], SIZES)
-    seen = torch.cat([own[client] for client in sorted(watch.clients)])
+    seen = torch.cat([own[client] for client in sorted({k for cohort in watch.seen for k in cohort})])
     assert torch.equal(module.low, seen.min(0).values)
 
 

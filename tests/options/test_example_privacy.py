@@ -14,9 +14,10 @@ from by_hand import B, averaged
 from federations import SIZES, Blobs, Plain, federate, same_bits, trainer, weights
 from hypothesis import given
 from hypothesis import strategies as st
+from listed import AtHand, Listed
 from private_runs import NO_NOISE, logged
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from fl_lightning import ConfigurationError, ExamplePrivacy, FedAvg, LocalTraining
 from fl_lightning.core import ClientContext
@@ -92,28 +93,9 @@ def test_batches_are_drawn_by_coins(batch_size):
         torch.testing.assert_close(module.net.state_dict()[name], value, rtol=1e-5, atol=1e-5)
 
 
-class Rows(Dataset):
-    """The same examples, one by one."""
-
-    def __init__(self, *tensors):
-        self.tensors = tensors
-
-    def __len__(self):
-        return len(self.tensors[0])
-
-    def __getitem__(self, index):
-        return tuple(tensor[index] for tensor in self.tensors)
-
-
-class OneByOne(Blobs):
-    workers = 0
-
+class ByWorkers(AtHand):
     def train_dataloader(self):
-        return DataLoader(Rows(*self.train), batch_size=self.batch_size, shuffle=True, num_workers=self.workers)
-
-
-class ByWorkers(OneByOne):
-    workers = 1
+        return DataLoader(Listed(*self.train), batch_size=self.batch_size, shuffle=True, num_workers=1)
 
 
 def test_what_opacus_leaves_on_layers_is_not_the_modules_state(recwarn):
@@ -124,7 +106,7 @@ def test_what_opacus_leaves_on_layers_is_not_the_modules_state(recwarn):
 @pytest.mark.slow
 def test_examples_that_are_read_one_by_one_are_drawn_alike():
     finals = []
-    for source in (Blobs, OneByOne, ByWorkers):
+    for source in (Blobs, AtHand, ByWorkers):
         torch.manual_seed(0)
         module = Plain()
         federate(module, 2, data=source(), local=LocalTraining(privacy=ExamplePrivacy(0.5, 0.8, noise_seed=1)))

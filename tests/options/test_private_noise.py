@@ -14,12 +14,12 @@ import torch
 import wandb
 from accountants import gaussian_epsilon
 from by_hand import flat
-from federations import Plain, federate, same_bits, weights
+from federations import Cohorts, Plain, federate, same_bits, weights
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from private_runs import LEDGER, NO_NOISE, last, private
 from run_private import MODES
 
-from fl_lightning import ClientPrivacy, FedAvg, FederationCallback
+from fl_lightning import ClientPrivacy, FedAvg
 from fl_lightning.functional import derive_seed
 
 
@@ -35,14 +35,6 @@ def test_noise_does_not_follow_from_the_seed():
     draw = torch.Generator().manual_seed(derive_seed(5, 0, "server", "transform", 0))
     noise = torch.randn(len(finals[1.0]), generator=draw, dtype=torch.float64).numpy() * 0.5 / 3
     assert np.abs(finals[1.0] - noise - finals[NO_NOISE]).max() > 0.05
-
-
-class Cohorts(FederationCallback):
-    def __init__(self):
-        self.seen = []
-
-    def on_round_start(self, trainer, pl_module, round_idx, cohort):
-        self.seen.append(tuple(cohort))
 
 
 def test_two_starts_draw_other_cohorts():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from federations import CLASSES, Blobs, Consecutive, Plain, blobs, same_bits, trainer, weights
+from federations import CLASSES, Blobs, Cohorts, Consecutive, Plain, blobs, same_bits, trainer, weights
 from torch.utils.data import Subset, TensorDataset
 from torchmetrics.functional.classification import multiclass_accuracy
 
@@ -21,7 +21,6 @@ from fl_lightning import (
     FedAvg,
     FederatedDataModule,
     FederatedOrchestrator,
-    FederationCallback,
     FedLoss,
     IIDPartitioner,
     LabelAveraging,
@@ -63,16 +62,6 @@ def fit(data: FederatedDataModule, rounds: int = 2, *more: Any, ckpt_path: str |
 def accuracy(module: Plain, dataset: TensorDataset) -> float:
     x, y = dataset.tensors
     return float(multiclass_accuracy(module(x), y, CLASSES, average="micro"))
-
-
-class Cohorts(FederationCallback):
-    """Who took part."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[int, ...]] = []
-
-    def on_round_start(self, trainer: Any, pl_module: Any, round_idx: int, cohort: tuple[int, ...]) -> None:
-        self.seen.append(cohort)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25])
