@@ -12,6 +12,7 @@ from engine_runs import scheduled, tier_1, variant
 from federations import Blobs, Consecutive, Plain, federate
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from plain_training import client_by_client, distance_from_plain, federated_weights
+from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, StepLR
 
@@ -171,3 +172,24 @@ def test_other_numbers_of_steps_than_planned_are_refused(methods, engine):
     with pytest.raises(ConfigurationError, match=said):
         distance_from_plain(make, engine, rounds=4)
     assert distance_from_plain(make, engine, rounds=1, epochs=4, progress="round") < 1e-12
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+def test_a_turn_that_is_stopped_in_an_epoch_has_fewer_steps(engine):
+    """Its turn ends, not its training: it goes on where the turn was planned to end."""
+    stops = variant(
+        STEPPED, on_train_batch_end=lambda self, outputs, batch, batch_idx: setattr(self.trainer, "should_stop", batch_idx == 2)
+    )
+    assert federate(stops(), 2, local=LocalTraining(engine=engine)).global_step == 2
+
+
+def test_a_layer_without_weights_that_training_replaces_is_that_of_the_start_in_the_next_turn():
+    kinds: list[str] = []
+
+    def replaces(self: Any) -> None:
+        kinds.append(type(self.net[1]).__name__)
+        self.net[1] = nn.ReLU(inplace=True)
+
+    with pytest.warns(UserWarning, match=r"Training changed 'net.1' of Variant"):
+        federate(variant(on_train_epoch_start=replaces)(), 2, local=LocalTraining())
+    assert kinds == ["Tanh"] * 6

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from against_hand import Updates
 from engine_runs import stepping, tier_1, variant
-from federations import Blobs, Plain, trainer, weights
+from federations import Blobs, Consecutive, Plain, federate, trainer, weights
 from plain_training import client_by_client, distance_from_plain
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -190,3 +191,25 @@ def test_samplers_of_a_client_are_those_of_plain_training(name, engine):
             trainer(6).fit(module, loader)
         ends.append(weights(module))
     assert max(float((one - ends[1][name]).abs().max()) for name, one in ends[0].items()) < 1e-6
+
+
+class Undecided(Plain):
+    """Sets ``should_stop`` after every epoch and step, as a condition that is written as one line does."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.trainer.should_stop = False
+
+    def on_train_epoch_end(self) -> None:
+        epochs.append(self.current_epoch)
+        assert len(epochs) < 20, "the turn does not end"
+        self.trainer.should_stop = self.current_epoch == 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("more", "steps"), [({"max_epochs": 2}, 16), ({"max_epochs": 4, "max_steps": 13}, 13)])
+def test_a_turn_ends_although_the_module_says_that_it_goes_on(more, steps, engine):
+    epochs.clear()
+    updates = Updates()
+    federate(Undecided(), 3, updates, partitioner=Consecutive([40]), local=LocalTraining(engine=engine, **more))
+    assert [update.num_steps for of_round in updates.rounds for update in of_round] == 3 * [steps]

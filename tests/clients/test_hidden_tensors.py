@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import variant
+from engine_runs import stepping, variant
 from federations import Consecutive, Plain, federate
 from plain_training import distance_from_plain
 from torch import Tensor, nn
@@ -220,3 +220,35 @@ def test_a_client_trains_without_a_process_group(engine, tmp_path):
     finally:
         torch.distributed.destroy_process_group()
     assert set(seen) == {False}
+
+
+class SizedByItsInputs(Plain):
+    """Its first forward pass, that of Lightning's sanity check, gives a buffer its size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(self.seen) != x.shape[1]:
+            self.seen = torch.zeros(x.shape[1])
+        self.seen = self.seen * 0.5 + x.detach().mean(0) * 0.5
+        return self.net(x - self.seen)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_clients_follow_a_buffer_that_the_server_has_resized(engine):
+    module = fit(SizedByItsInputs, engine=engine, flags={"num_sanity_val_steps": 2})
+    assert module.seen.shape == (4,)
+
+
+@pytest.mark.filterwarnings("ignore:.*this fit will run with no optimizer")
+@pytest.mark.filterwarnings("ignore:.*training_step.*returned.*None")
+def test_a_module_without_an_optimizer_has_none_to_keep():
+    """It only fits a running mean."""
+
+    def only_fits(self: Any, x: Tensor, y: Tensor, batch_idx: int) -> None:
+        self(x)
+
+    make = variant(stepping(only_fits), configure_optimizers=lambda self: None)
+    assert distance_from_plain(lambda: make(batchnorm=True)) < 1e-15

@@ -15,7 +15,7 @@ from federations import Blobs, Consecutive, Plain, every_round, federate, networ
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor
 
-from fl_lightning import ClientEvaluation, ConfigurationError, FederatedDataModule, FederatedOrchestrator, LocalTraining
+from fl_lightning import AdaFed, ClientEvaluation, ConfigurationError, FederatedDataModule, FederatedOrchestrator, LocalTraining
 from fl_lightning.clients.outer_run import SilentLogger
 
 SEEN: list[Any] = []
@@ -195,3 +195,28 @@ def test_validation_may_read_optimizers_and_schedules(tmp_path):
     assert 1 <= sum("reads its optimizers" in str(one.message) for one in told) <= 2
     assert not {"optimizers", "lr_schedulers"} & vars(module).keys()
     assert isinstance(module.configure_optimizers()[0][0], torch.optim.SGD)
+
+
+def test_figures_are_closed(tmp_path):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("agg")
+
+    def draw(self: Any, *_: Any) -> None:
+        self.logger.experiment.add_figure("figure", pyplot.figure())
+
+    drawing = variant(on_train_batch_end=draw, on_validation_batch_end=draw)
+    federate(drawing(), 1, flags={"logger": TensorBoardLogger(tmp_path)}, strategy=AdaFed("val_acc"))
+    assert not pyplot.get_fignums()
+
+
+def test_an_evaluation_finds_the_attributes_of_the_start():
+    """A counter that training moves does not reach the validation of a client's model."""
+
+    def count(self: Any, *_: Any) -> None:
+        self.steps += 1
+
+    SEEN.clear()
+    look = lambda self, *_: SEEN.append(self.steps)  # noqa: E731
+    federate(variant(steps=0, on_train_batch_end=count, on_validation_batch_end=look)(), 2, strategy=AdaFed("val_acc"))
+    assert len(SEEN) > 2 * 3
+    assert set(SEEN) == {0}

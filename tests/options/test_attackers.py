@@ -30,6 +30,7 @@ from fl_lightning import (
     GaussianUpdate,
     InnerProductManipulation,
     Krum,
+    LabelAttack,
     PermutedLabels,
     RandomLabels,
     RelabelClass,
@@ -124,13 +125,22 @@ def test_attacks_begin_in_their_round():
     assert not torch.equal(models["honest", 3], models["late", 3])
 
 
+class InPlace(LabelAttack):
+    """Swaps classes 0 and 1 in the labels that it is given."""
+
+    def change(self, labels, num_classes, generator):
+        labels[labels < 2] = 1 - labels[labels < 2]
+        return labels
+
+
 @pytest.mark.parametrize(
     ("attack", "change"),
     [
         (PermutedLabels(2), lambda y: (y + 2) % 3),
         (RelabelClass(2, 0), lambda y: torch.where(y == 2, 0, y)),
+        (InPlace(), lambda y: torch.where(y < 2, 1 - y, y)),
     ],
-    ids=["permuted", "one class"],
+    ids=["permuted", "one class", "in place"],
 )
 def test_labels_that_attackers_train_on(attack, change):
     def step(net, world, t):

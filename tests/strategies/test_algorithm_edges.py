@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from against_hand import Updates
-from algorithms import prepare
+from algorithms import Following, outcome, prepare
 from by_hand import World
 from engine_runs import scheduled, variant
 from federations import SIZES, Blobs, Consecutive, Plain, federate, network, same_bits, trainer, weights
@@ -211,3 +211,65 @@ def test_a_module_that_builds_its_network_late_is_federated_alike(name):
         trainer(2, federation).fit(module, data)
         finals.append(weights(module.net))
     assert same_bits(*finals)
+
+
+def stepping_by_hand(self: Any, batch: Any, batch_idx: int) -> None:
+    loss = Plain.training_step(self, batch, batch_idx)
+    self.optimizers().zero_grad()
+    self.manual_backward(loss)
+    self.optimizers().step()
+
+
+Manual = variant(automatic_optimization=False, training_step=stepping_by_hand)
+
+
+@pytest.mark.parametrize(("first", "engine", "second"), [(Following, "auto", Plain), (Plain, "auto", Manual)])
+def test_a_fit_takes_nothing_from_one_of_another_module(first, engine, second):
+    """Neither the names of its moving targets, nor the engine that was chosen for it."""
+    used = FederatedOrchestrator(local=LocalTraining(engine=engine))
+    trainer(1, used).fit(first(), FederatedDataModule(Blobs(), Consecutive()))
+    ends = []
+    for federation in (used, FederatedOrchestrator(local=LocalTraining(engine=engine))):
+        torch.manual_seed(4)
+        module = second()
+        trainer(2, federation).fit(module, FederatedDataModule(Blobs(), Consecutive()))
+        ends.append(weights(module))
+    assert same_bits(*ends)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["scaffold", "fedasync", *slow("attackers", "local only", "clients' parts")])
+def test_a_second_fit_goes_on_with_what_clients_kept(name):
+    module, data, federation = prepare(name)
+    trainer(4, federation).fit(module, data)
+    expected = outcome(module, federation)
+    module, data, federation = prepare(name)
+    run = trainer(2, federation)
+    run.fit(module, data)
+    run.fit_loop.max_epochs = 4
+    run.fit(module, data)
+    assert same_bits(outcome(module, federation), expected)
+
+
+def test_a_fit_takes_nothing_from_a_resume_that_failed(tmp_path):
+    """The random state of the checkpoint was loaded, and waits for a first round that never came."""
+
+    class Stops(L.Callback):
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            raise ZeroDivisionError
+
+    class Draws(L.Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            drawn.append(float(torch.rand(())))
+
+    drawn = list[float]()
+    run = trainer(1, FederatedOrchestrator())
+    run.fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
+    run.save_checkpoint(tmp_path / "one.ckpt")
+    used = FederatedOrchestrator()
+    with pytest.raises(ZeroDivisionError):
+        trainer(2, used, Stops()).fit(Plain(), FederatedDataModule(Blobs(), Consecutive()), ckpt_path=tmp_path / "one.ckpt")
+    for federation in (used, FederatedOrchestrator()):
+        torch.manual_seed(4)
+        trainer(1, federation, Draws()).fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
+    assert drawn[0] == drawn[1]
