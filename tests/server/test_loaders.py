@@ -103,10 +103,6 @@ def test_the_other_package():
         federate(demos.BoringModel(), 1)
 
 
-def loader(seed: int, n: int, **settings: Any) -> DataLoader[Any]:
-    return DataLoader(TensorDataset(*blobs(n, seed)), **settings)
-
-
 def test_loaders_instead_of_a_datamodule():
     found = []
     given = FederatedDataModule.from_loaders(
