@@ -1,4 +1,4 @@
-"""Modules of other people's bug reports: what plain Lightning does right with them, a federation does too."""
+"""Modules of other people: what plain Lightning does right with them, a federation does too."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import pytest
 import torch
 from algorithms import Unusual
 from engine_runs import tier_1, variant
-from federations import SIZES, Blobs, Cohorts, Plain, federate
+from federations import SIZES, Blobs, Cohorts, Plain, federate, weights
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel, ManualOptimBoringModel
 from lightning.pytorch.loggers import CSVLogger
 from sparse_gradients import SPARSE, Words
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from fl_lightning import FedAvg, FedDyn, GeometricMedian, LocalTraining, RingFed, Scaffold
+from fl_lightning import FedAvg, FedDyn, GeometricMedian, IIDPartitioner, LocalTraining, RingFed, Scaffold
 
 ENGINES = ("trainer", "fabric", "stacked")
 
@@ -155,3 +157,21 @@ def test_clients_may_use_any_part_of_an_experiment():
             assert list(experiment.history) == []
 
     federate(Notes(), 1, flags={"logger": CSVLogger("logs")})
+
+
+class BoringData(BoringDataModule):
+    def __init__(self) -> None:
+        super().__init__()
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(self.random_val)
+
+
+@pytest.mark.parametrize("kind", [BoringModel, ManualOptimBoringModel])
+def test_lightnings_boring_model(kind):
+    """Also the one with its own backward and step, and no loss that Lightning sees."""
+    module = kind()
+    before = weights(module)
+    run = federate(module, 2, data=BoringData(), partitioner=IIDPartitioner(4), local=LocalTraining(proximal_mu=0.1))
+    assert run.global_step == 2
+    assert not torch.equal(module.layer.weight, before["layer.weight"])
