@@ -1,4 +1,4 @@
-"""What clients' Trainers and optimizers skip: steps, hooks and logs are those of torch and Lightning, and who listens hears them."""
+"""What clients' Trainers and optimizers skip: steps, hooks and logs stay those of torch and Lightning, for all who listen."""
 
 from __future__ import annotations
 

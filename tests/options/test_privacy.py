@@ -1,4 +1,4 @@
-"""Differential privacy of clients: noise and clipping by hand, epsilon by another accountant, noise that nobody can subtract."""
+"""Differential privacy of clients: noise and clipping by hand, epsilon by another accountant, noise nobody can subtract."""
 
 from __future__ import annotations
 
