@@ -18,7 +18,6 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 from torchmetrics.functional.classification import multiclass_accuracy
 
 from fl_lightning import (
-    Attackers,
     ClassesPartitioner,
     ColumnPartitioner,
     DataError,
@@ -30,7 +29,6 @@ from fl_lightning import (
     LabelAveraging,
     LocalTraining,
 )
-from fl_lightning.data import TensorLoader
 from fl_lightning.data.changes import scaled_to_one
 from fl_lightning.functional import earth_movers_distance
 
@@ -80,14 +78,6 @@ def test_the_papers_split_is_stratified_as_scikit_learn_does_it():
         assert [len(part[k]) for part in (data.splits.test, data.splits.validation, data.splits.training)] == [20, 10, 70]
         ours = torch.bincount(labels[data.splits.test[k]], minlength=CLASSES).numpy()
         assert abs(ours - np.bincount(theirs, minlength=CLASSES)).max() <= 1
-
-
-def test_parts_do_not_depend_on_when_they_are_made():
-    one, other = held(client_validation=0.2, client_test=0.2), held(client_validation=0.2, client_test=0.2)
-    assert torch.equal(one.splits.test.order, other.splits.test.order)
-    assert torch.equal(one.splits.validation.order, other.splits.validation.order)
-    alone = held(client_test=0.2)  # the test part is the same without a validation part
-    assert torch.equal(one.splits.test.order, alone.splits.test.order)
 
 
 class Odd(Listed):
@@ -210,16 +200,6 @@ def test_clients_and_the_central_baseline_train_on_the_noise_that_clients_have(k
     assert first_sorted(central) == pytest.approx(first_sorted(torch.cat([*own, clean])))
 
 
-def test_the_union_of_noisy_test_parts_is_noisy():
-    data = held(60, 2, client_test=0.25, server_set="clients", feature_noise=0.5)
-    loader = data.val_dataloader()
-    assert isinstance(loader, TensorLoader)
-    each = [torch.cat([x for x, _ in data.client_evaluation_view(k, "test").val_dataloader()]) for k in range(2)]
-    assert first_sorted(torch.cat([x for x, _ in loader])) == first_sorted(torch.cat(each))
-    one_by_one = held(60, 2, AtHand, client_test=0.25, server_set="clients", feature_noise=0.5)
-    assert len(torch.cat([x for x, _ in one_by_one.val_dataloader()])) == 16
-
-
 def test_images_in_bytes_are_scaled_before_the_noise():
     seen = given_to(held(40, 2, Bytes, feature_noise=1e-6, public_share=0.1), 0)
     assert seen.dtype == torch.float32
@@ -247,16 +227,6 @@ def test_all_at_once_as_from_memory():
         mislabel(data, {1: 0.5}, seed=7)
         seen.append([torch.cat([y for _, y in data.client(k, seed=5).train_dataloader()]).tolist() for k in range(3)])
     assert seen[0] == seen[1]
-
-
-def test_test_parts_keep_their_true_labels():
-    data = held(client_test=0.3, client_validation=0.2)
-    mislabel(data, {0: 1.0}, seed=1)
-    labels = data.datamodule.train[1]
-    for part, wrong in (("training", True), ("validation", True), ("test", False)):
-        given = torch.cat([y for _, y in data.client_evaluation_view(0, part).val_dataloader()])
-        assert bool((given != labels[getattr(data.splits, part)[0]]).all()) is wrong
-    federate(Plain(), 1, data=Blobs(n=40), partitioner=IIDPartitioner(2), attackers=Attackers({0: 1.0}))
 
 
 class Shifted(Dataset):

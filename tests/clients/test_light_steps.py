@@ -302,3 +302,22 @@ def test_clients_train_and_their_models_are_evaluated_so():
     federate(Looking(), 1, strategy=AdaFed("val_acc"), local=LocalTraining(engine="trainer"))
     ours, lightnings = lean_hooks.__module__, calls.__name__
     assert seen == {("training", ours), ("validation", ours), ("validation", lightnings)}  # the last is the user's own Trainer
+
+
+@pytest.mark.parametrize(
+    ("loss", "error"),
+    [(torch.zeros(()), "does not require grad"), (torch.ones(2, requires_grad=True), "scalar outputs")],
+)
+def test_a_loss_without_a_gradient_is_refused_as_by_torch(loss, error):
+    with pytest.raises(RuntimeError, match=error):
+        backward_lightly(loss)
+
+
+def test_a_tensor_with_a_backward_pass_of_its_own_keeps_it():
+    class Own(Tensor):
+        def backward(self, *_: object, **__: object) -> None:
+            called.append(True)
+
+    called: list[bool] = []
+    backward_lightly(torch.ones((), requires_grad=True).as_subclass(Own))
+    assert called

@@ -11,8 +11,8 @@ import pytest
 import torch
 from engine_runs import scheduled
 from federations import Blobs, Cohorts, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
-from lightning.pytorch import Callback
 from plain_training import InOrder
+from private_runs import stop_after
 from torch import Tensor
 from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, OneCycleLR
@@ -72,14 +72,6 @@ RATES = {
 }
 
 
-class StopsAfter(Callback):
-    def __init__(self, rounds: int) -> None:
-        self.rounds = rounds
-
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        trainer.should_stop = trainer.current_epoch + 1 >= self.rounds
-
-
 def by_hand(cohorts: list[tuple[int, ...]]) -> list[tuple[Any, ...]]:
     """What each step of rounds of one local epoch must see."""
     expected = []
@@ -103,7 +95,7 @@ def test_each_step_of_unequal_clients_that_miss_rounds(engine, tmp_path):
 
     SEEN.clear()
     flags = {"enable_checkpointing": True}
-    federate(Cycled(), 4, every_round(tmp_path), StopsAfter(2), flags=flags, **parts)
+    federate(Cycled(), 4, every_round(tmp_path), stop_after(2), flags=flags, **parts)
     assert by_hand(cohorts.seen[:2]) == SEEN
     federate(Cycled(), 4, ckpt_path=str(tmp_path / "last.ckpt"), **parts)
     assert by_hand(cohorts.seen) == SEEN

@@ -210,14 +210,6 @@ def test_first_centroids_are_drawn_once_from_the_servers_set(monkeypatch):
     assert {tuple(point) for point in firsts[0].tolist()} <= held
 
 
-def test_first_centroids_of_a_plain_trainer():
-    data, module, again = Blobs(), KMeansTask(3, 4), KMeansTask(3, 4)
-    trainer(1).fit(module, data.train_dataloader(), [data.val_dataloader()])
-    trainer(1).fit(again, FederatedDataModule(data, IIDPartitioner(2)))
-    assert bool(module.started)
-    np.testing.assert_allclose(module.centroids.detach(), again.centroids.detach(), atol=1e-6)
-
-
 def test_the_second_centroid_is_drawn_by_squared_distance():
     """Arthur and Vassilvitskii: the first uniformly, the next with probability D^2 / sum D^2."""
     points = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0], [-3.0, 1.0]])
