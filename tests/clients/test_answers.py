@@ -378,3 +378,12 @@ def test_a_calibration_curve_of_logits_and_its_setting():
         assert got.numpy() == pytest.approx(want.numpy())
     with pytest.raises(ConfigurationError, match=r"CalibrationCurve needs probabilities, but got numbers from -"):
         CalibrationCurve(4).update(torch.logit(scores), labels)
+
+
+def test_the_precision_of_few_predicted_patients_is_not_told():
+    """A model that predicts the disease for one patient would tell whether this patient has it."""
+    scores, labels = torch.tensor([0.9] + [0.1] * 59), torch.arange(60) % 2
+    for metric in (classification.BinaryPrecision(), classification.BinaryAccuracy(), classification.BinaryConfusionMatrix()):
+        report = ask(metric, scores, labels, least=10, resamples=20)
+        assert report.reason == "fewer than 10 examples are predicted as one class"
+        assert not report.sums

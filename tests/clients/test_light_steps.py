@@ -321,3 +321,18 @@ def test_a_tensor_with_a_backward_pass_of_its_own_keeps_it():
     called: list[bool] = []
     backward_lightly(torch.ones((), requires_grad=True).as_subclass(Own))
     assert called
+
+
+def test_a_zero_grad_and_a_step_of_ones_own_stay():
+    class Own(torch.optim.SGD):
+        zeroed = 0
+
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            self.zeroed += 1
+            super().zero_grad(set_to_none)
+
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = Own([parameter], 0.1)
+    step_lightly(optimizer)
+    optimizer.zero_grad()
+    assert optimizer.zeroed == 1
