@@ -45,7 +45,7 @@ QUICK = {
     "bytes": ("kept optimizers", "compressed", "personal", "fedbuff"),
     "two ranks": ("adafed odds", "python state", "scaffold", "mediators", "clients' parts", "fedbuff"),
     "killed": ("scaffold", "personal", "fedbuff"),
-    "one client": ("adafed", "moving targets", "scaffold", "fedcyclic"),
+    "one client": ("adafed", "moving targets", "scaffold", "fedcyclic", "changed settings"),
 }
 """The cases of each way that are not slow."""
 
@@ -68,6 +68,7 @@ VARIANTS = {
 IDENTITIES = (
     *("fedavg", "fedmedian", "geometric median", "cosine filter", "adafed", "adafed odds", "moving targets", "shapley"),
     *("focus", "scaffold", "fedcyclic", "mediators", "warm start", "local only", "fedexp", "afl", "last client"),
+    *("changed settings", "kept scores"),
 )
 """The cases that with one client are plain training."""
 

@@ -15,7 +15,7 @@ from scipy import stats
 from sklearn import calibration
 from sklearn import metrics as sk
 from torch import nn
-from torchmetrics import classification, regression, wrappers
+from torchmetrics import classification, regression
 
 from fl_lightning import CalibrationCurve, ClassificationTask
 from fl_lightning.clients.answering import Questions
@@ -81,19 +81,6 @@ def test_two_logits_are_the_probability_of_class_1():
         assert ask(classification.BinaryAveragePrecision(), given, labels, are=are).value == pytest.approx(want, abs=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
-def test_small_logits_are_logits_at_every_client(shape):
-    """Those of the second client could be probabilities, of which 0.1 to 0.4 would be class 0."""
-    logits = [torch.tensor([-2.0, -1.0, 3.0, 0.5]), torch.tensor([0.1, 0.3, 0.2, 0.4, 0.3, 0.2])]
-    labels = [torch.tensor([0, 0, 1, 1]), torch.tensor([1, 1, 1, 1, 1, 0])]
-    metric = classification.BinaryAccuracy()
-    found = [ask(metric, one.view(shape), y, resamples=50, are="logits") for one, y in zip(logits, labels, strict=True)]
-    reports = [replace(report, client=k) for k, report in enumerate(found)]
-    assert [one.value for one in reports] == pytest.approx([1.0, 5 / 6])
-    assert reports[1].interval[1] == 1.0
-    assert pooled(metric, reports, ("a", "b")).value == pytest.approx(0.9)
-
-
 def test_scores_of_many_classes_and_labels_are_what_the_module_says():
     logits, labels = torch.rand(40, 3, dtype=torch.float64, generator=torch.manual_seed(1)), torch.arange(40) % 3
     want = sk.roc_auc_score(labels, logits.softmax(1), multi_class="ovr")
@@ -118,15 +105,6 @@ def test_every_metric_of_torchmetrics_that_reads_probabilities_gets_them(name):
     one, other = (metric(scores, labels) for scores in (inside, inside + 5))
     same = all(torch.equal(a, b) for a, b in zip(*(x if isinstance(x, tuple) else (x,) for x in (one, other)), strict=True))
     assert same == (as_probabilities(metric, inside, labels, Saying("logits")) is inside)
-
-
-@pytest.mark.parametrize(
-    "wrapped", [lambda metric: metric * 1.0, wrappers.MinMaxMetric, lambda metric: wrappers.Running(metric, 9)]
-)
-def test_a_metric_inside_another_gets_probabilities(wrapped):
-    logits, labels = torch.tensor([0.1, 0.3, 0.2, 0.4]), torch.tensor([1, 1, 1, 0])
-    given = as_probabilities(wrapped(classification.BinaryAccuracy()), logits, labels, Saying("logits"))
-    assert torch.equal(given, logits.sigmoid())
 
 
 def test_predictions_of_an_unknown_kind_are_refused():
@@ -156,17 +134,6 @@ def test_a_subclass_that_compares_something_else_says_what():
         as_probabilities(classification.BinaryAUROC(), scores, labels, Own(network, 2))
 
 
-def test_the_same_question_has_the_same_answer_and_other_predictions_other_draws():
-    scores, labels = two_classes(80)
-    one, again = (ask(classification.BinaryAUROC(), scores, labels, resamples=200) for _ in range(2))
-    assert one == again
-    state = torch.get_rng_state()
-    torch.manual_seed(99)
-    assert ask(classification.BinaryAUROC(), scores, labels, resamples=200) == one
-    torch.set_rng_state(state)
-    assert ask(classification.BinaryAUROC(), scores.flip(0), labels.flip(0), resamples=200).interval != one.interval
-
-
 class MeanPrediction(torchmetrics.MeanMetric):
     """Reads no targets, so that an interval tells of the draws alone."""
 
@@ -187,9 +154,6 @@ def test_other_targets_and_other_persons_have_other_draws():
     assert one != interval(1 - labels, pairs)
     assert one != interval(labels, others)  # each person has the same numbers in both
     assert one == interval(labels, 7 * pairs + 3)  # as a site numbers its persons, or a simulation those of all clients
-
-
-# ---------------------------------------------------------------- few persons
 
 
 def test_rows_of_few_persons_have_no_figure():
@@ -217,15 +181,6 @@ def test_a_class_of_few_persons_has_no_figure():
     assert "a class of fewer" in ask(classification.BinaryAUROC(), scores, one_patient, least=10, persons=persons).reason
 
 
-def test_the_precision_of_few_predicted_patients_is_not_told():
-    """A model that predicts the disease for one patient would tell whether this patient has it."""
-    scores, labels = torch.tensor([0.9] + [0.1] * 59), torch.arange(60) % 2
-    for metric in (classification.BinaryPrecision(), classification.BinaryAccuracy(), classification.BinaryConfusionMatrix()):
-        report = ask(metric, scores, labels, least=10, resamples=20)
-        assert report.reason == "fewer than 10 examples are predicted as one class"
-        assert not report.sums
-
-
 def test_ten_rows_of_one_patient_are_one_patient():
     """In what is predicted as one class, and between two points of a curve."""
     persons = torch.arange(200) // 10
@@ -249,16 +204,6 @@ def test_points_of_a_curve_are_those_of_scikit_learn_or_hidden(least):
     positive, negative = scores[labels == 1].numpy(), scores[labels == 0].numpy()
     assert tpr[told] == pytest.approx([(positive >= t).mean() for t in thresholds[told]], abs=1e-6)
     assert fpr[told] == pytest.approx([(negative >= t).mean() for t in thresholds[told]], abs=1e-6)
-
-
-def test_one_patient_moves_no_told_point():
-    """Whether a patient with a high score is there cannot be seen in any point but in none at all."""
-    scores = torch.cat([torch.linspace(0.1, 0.8, 60), torch.tensor([0.99])])
-    labels = torch.cat([torch.arange(60) % 2, torch.tensor([1])])
-    report = ask(classification.BinaryROC(thresholds=[0.05, 0.45, 0.9]), scores, labels, least=10)
-    assert report.points[1].isnan().tolist() == [True, False, False]  # from the highest threshold
-    states = report.sums["confmat"]
-    assert states[2].isnan().all()
 
 
 @pytest.mark.parametrize("metric", [classification.BinaryROC(), classification.BinaryStatScores(multidim_average="samplewise")])
@@ -305,9 +250,6 @@ def test_an_area_without_examples_of_a_class_has_no_value(metric):
     reports = [replace(report, client=0, reason="")]
     assert math.isnan(pooled(metric, reports, ("a",)).value)
     assert ask(classification.BinaryAccuracy(), scores, torch.ones(8, dtype=torch.long), resamples=20).interval is not None
-
-
-# ---------------------------------------------------------------- pooled
 
 
 def three_sites(metric: Any, least: int = 1) -> tuple[list[EvalReport], torch.Tensor, torch.Tensor]:
@@ -386,9 +328,6 @@ def test_sums_of_another_shape_from_a_site_are_no_figure(sums):
     assert together.reason
 
 
-# ---------------------------------------------------------------- several labels
-
-
 def several_labels(n: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return probabilities and labels: of label 0, three examples are missed; of label 1, all is right in half of the cases."""
     labels = torch.stack([torch.arange(n) % 2, torch.arange(n) % 2], 1)
@@ -409,17 +348,6 @@ def test_the_cells_of_several_labels_are_those_of_torchmetrics_and_small_ones_ar
     assert (
         "predicted as one class" in ask(metric, torch.zeros(80, 2).index_fill(0, torch.arange(3), 1.0), labels, least=10).reason
     )
-
-
-def test_a_label_without_positives_is_what_torchmetrics_says():
-    scores, labels = several_labels(40)
-    labels[:, 0] = 0
-    report = ask(classification.MultilabelJaccardIndex(2), scores, labels, resamples=20)
-    assert report.value == pytest.approx(sk.jaccard_score(labels, scores > 0.5, average="macro", zero_division=0))
-    assert report.interval is not None
-
-
-# ---------------------------------------------------------------- calibration
 
 
 def test_a_calibration_curve_is_that_of_scikit_learn():
@@ -450,3 +378,12 @@ def test_a_calibration_curve_of_logits_and_its_setting():
         assert got.numpy() == pytest.approx(want.numpy())
     with pytest.raises(ConfigurationError, match=r"CalibrationCurve needs probabilities, but got numbers from -"):
         CalibrationCurve(4).update(torch.logit(scores), labels)
+
+
+def test_the_precision_of_few_predicted_patients_is_not_told():
+    """A model that predicts the disease for one patient would tell whether this patient has it."""
+    scores, labels = torch.tensor([0.9] + [0.1] * 59), torch.arange(60) % 2
+    for metric in (classification.BinaryPrecision(), classification.BinaryAccuracy(), classification.BinaryConfusionMatrix()):
+        report = ask(metric, scores, labels, least=10, resamples=20)
+        assert report.reason == "fewer than 10 examples are predicted as one class"
+        assert not report.sums

@@ -9,7 +9,7 @@ import pytest
 import torch
 from algorithms import Changing
 from engine_runs import scheduled, tier_1, variant
-from federations import Blobs, Consecutive, Plain, every_round, federate, same_bits, weights
+from federations import Blobs, Consecutive, Plain, federate
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from plain_training import client_by_client, distance_from_plain, federated_weights
 from torch import nn
@@ -17,12 +17,9 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, StepLR
 
 from fl_lightning import LocalTraining
-from fl_lightning.errors import ConfigurationError, EngineError
+from fl_lightning.errors import ConfigurationError
 
-ENGINES = ["trainer", "fabric"]
 ONE_ENOUGH = [pytest.param("trainer", marks=pytest.mark.slow), "fabric"]
-
-# ---------------------------------------------------------------- optimizers and schedules
 
 
 class Counting(SGD):
@@ -125,18 +122,6 @@ def test_other_optimizers_in_the_middle_of_a_training_are_refused(make, engine, 
     assert distance_from_plain(make, engine, rounds=1, epochs=3, progress="round", optimizer_state=state) < 1e-12
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_group_that_each_turn_adds_at_its_start_trains_in_each(engine):
-    make = variant(
-        configure_optimizers=lambda self: SGD(self.net[2].parameters(), 0.1),
-        on_train_start=lambda self: self.optimizers().add_param_group({"params": list(self.net[0].parameters())}),
-    )
-    assert distance_from_plain(make, engine, optimizer_state="fresh") < 1e-12
-
-
-# ---------------------------------------------------------------- what training changes in a module
-
-
 CHANGING = partial(Changing, batchnorm=True)
 
 
@@ -154,27 +139,10 @@ class Hooks(HooksOnce):
             self.net[0].register_forward_hook(lambda part, given, output: output * 1.5)
 
 
-def accumulates(self: Any, batch: Any, batch_idx: int) -> None:
-    self.trainer.accumulate_grad_batches = 1 + batch_idx
-
-
 @pytest.mark.parametrize("engine", ONE_ENOUGH)
 @pytest.mark.parametrize("make", [CHANGING, Hooks])
 def test_no_client_finds_what_another_changed(make, engine):
     assert client_by_client(make, engine=engine) < 1e-12
-
-
-def test_accumulation_that_training_changes_is_that_of_a_trainer():
-    make = variant(on_train_batch_start=accumulates)
-    assert client_by_client(make, progress="round") < 1e-12
-    with pytest.raises(EngineError, match=r"Variant sets 'trainer.accumulate_grad_batches'"):
-        federate(make(), 1, local=LocalTraining(engine="fabric"))
-
-
-@pytest.mark.parametrize("engine", ONE_ENOUGH)
-@pytest.mark.parametrize("make", [CHANGING, HooksOnce])
-def test_a_client_finds_what_it_changed(make, engine):
-    assert distance_from_plain(make, engine) < 1e-12
 
 
 STEPPED = scheduled(lambda o: StepLR(o, 1, 0.9), interval="step")
@@ -206,48 +174,13 @@ def test_other_numbers_of_steps_than_planned_are_refused(methods, engine):
     assert distance_from_plain(make, engine, rounds=1, epochs=4, progress="round") < 1e-12
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
 def test_a_turn_that_is_stopped_in_an_epoch_has_fewer_steps(engine):
     """Its turn ends, not its training: it goes on where the turn was planned to end."""
     stops = variant(
         STEPPED, on_train_batch_end=lambda self, outputs, batch, batch_idx: setattr(self.trainer, "should_stop", batch_idx == 2)
     )
     assert federate(stops(), 2, local=LocalTraining(engine=engine)).global_step == 2
-
-
-class Restores(Plain):
-    """Attributes that the server's module changes, and finds again in a checkpoint; clients find those of the start."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale, self.history = 1.0, [1.0]
-
-    def on_validation_epoch_end(self) -> None:
-        if not self.trainer.sanity_checking:
-            self.scale *= 0.5
-            self.history.append(self.scale)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["restored"] = {"scale": self.scale, "history": self.history}
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        vars(self).update(checkpoint["restored"])
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return super().training_step(batch, batch_idx) * self.scale * len(self.history)
-
-
-def test_what_the_servers_module_restores_from_a_checkpoint_is_its_own(tmp_path):
-    ends = []
-    for rounds in ((3,), (2, 3)):
-        for number, end in enumerate(rounds):
-            torch.manual_seed(3)
-            module = Restores()
-            checkpoint = str(tmp_path / "last.ckpt") if number else None
-            flags = {"enable_checkpointing": True}
-            federate(module, end, every_round(tmp_path), ckpt_path=checkpoint, local=LocalTraining(), flags=flags)
-        ends.append(weights(module))
-    assert same_bits(*ends)
 
 
 def test_a_layer_without_weights_that_training_replaces_is_that_of_the_start_in_the_next_turn():
@@ -260,14 +193,3 @@ def test_a_layer_without_weights_that_training_replaces_is_that_of_the_start_in_
     with pytest.warns(UserWarning, match=r"Training changed 'net.1' of Variant"):
         federate(variant(on_train_epoch_start=replaces)(), 2, local=LocalTraining())
     assert kinds == ["Tanh"] * 6
-
-
-def test_weights_that_a_layer_computes_from_others_are_not_named(recwarn):
-    class Normed(Plain):
-        def __init__(self) -> None:
-            super().__init__()
-            nn.utils.prune.random_unstructured(self.net[0], "weight", 0.5)
-            nn.utils.weight_norm(self.net[2])
-
-    federate(Normed(), 2)
-    assert not [str(w.message) for w in recwarn if "Training changed" in str(w.message)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import lightning as L
@@ -11,10 +12,11 @@ import pytest
 import torch
 from engine_runs import tier_1
 from federations import Blobs, Consecutive, federate
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler, swa_utils
 
-from fl_lightning import FederationCallback, LocalTraining
+from fl_lightning import LocalTraining
 from fl_lightning.errors import ConfigurationError
 
 DECAY, ROUNDS, EPOCHS, STEPS = 0.5, 4, 2, 5
@@ -79,14 +81,6 @@ class Constant(L.LightningModule):
         }
 
 
-class Moves(FederationCallback):
-    def __init__(self) -> None:
-        self.weights = [0.0]
-
-    def on_round_end(self, trainer: Any, pl_module: Any, round_idx: int) -> None:
-        self.weights.append(float(pl_module.weight.detach()))
-
-
 def alone(make: Callable[[Optimizer], Any], interval: str) -> list[float]:
     """The rate of each step."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1, dtype=torch.float64))], lr=0.1)
@@ -103,7 +97,8 @@ def moved(
     make: Callable[[Optimizer], Any], interval: str = "step", manual: bool = False, kind: Any = None, **local: Any
 ) -> list[float]:
     """The sum of the rates of each round."""
-    watch = Moves()
+    weights = [0.0]
+    watch = LambdaCallback(on_train_epoch_end=lambda _, module: weights.append(float(module.weight.detach())))
     federate(
         (kind or Constant)(make, interval, manual),
         ROUNDS,
@@ -113,7 +108,7 @@ def moved(
         local=LocalTraining(max_epochs=EPOCHS, lr_decay=DECAY, **local),
         flags={"precision": "64-true", "limit_val_batches": 0},
     )
-    return [before - after for before, after in zip(watch.weights, watch.weights[1:], strict=False)]
+    return [before - after for before, after in pairwise(weights)]
 
 
 def expected(rates: list[float]) -> list[float]:
@@ -179,18 +174,6 @@ class Numbered(lr_scheduler.StepLR):
     def get_lr(self) -> list[float]:
         self.factor *= 0.97
         return [0.1 * self.factor for _ in self.base_lrs]
-
-
-class Tagged(Constant):
-    """Has an object in a group of its optimizer."""
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD([{"params": [self.weight], "tag": object()}], lr=0.1)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.make(optimizer), "interval": "step"}}
-
-
-def test_what_groups_have_beside_numbers_is_not_kept():
-    assert moved(Numbered, manual=True, kind=Tagged) == pytest.approx(expected(alone(Numbered, "step")), rel=1e-9)
 
 
 class Followed(Numbered):

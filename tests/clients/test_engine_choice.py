@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +9,9 @@ import torch
 from federations import Plain, federate, same_bits, weights
 from torch import Tensor
 
-import fl_lightning
 from fl_lightning import FederatedOrchestrator, LocalTraining
 from fl_lightning.clients.fabric.engine import FabricEngine
 from fl_lightning.clients.resident import ResidentModel
-from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ServerModel
 from fl_lightning.settings.local_training import Place
 
 
@@ -81,41 +76,3 @@ def test_auto_takes_a_trainer_where_equality_has_not_been_tested():
     engine = FabricEngine(ResidentModel(Plain()), place)
     assert engine.name == "trainer"
     assert "'mps'" in engine.reason
-
-
-def test_no_module_loads_an_engine_that_is_not_chosen():
-    """Apart from the one function that chooses, which imports one of them."""
-    root = Path(fl_lightning.__file__).parent
-    leaves = ("fl_lightning.clients.fabric", "fl_lightning.clients.stacked")
-    importing = {
-        path.relative_to(root).as_posix()
-        for path in root.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(leaves)
-    }
-    others = {name for name in importing if not name.startswith(("clients/fabric/", "clients/stacked/"))}
-    assert others == {"clients/client.py"}
-
-
-def test_a_resident_model_loads_nothing_twice(monkeypatch):
-    module = Plain()
-    resident = ResidentModel(module)
-    server = Plain()
-    state = ModelState(server)
-    resident.publish(ServerModel(1, 0, state.tensors(), state.layout))
-    fills = []
-    fill = ResidentModel.fill
-    monkeypatch.setattr(ResidentModel, "fill", lambda self, *args: fills.append(1) or fill(self, *args))
-    resident.load()
-    resident.load()
-    assert len(fills) == 1
-    assert same_bits(weights(module), weights(server))
-    with torch.no_grad():
-        next(module.parameters()).add_(1)
-    own = resident.snapshot(resident.view())
-    assert resident.load(own) is module
-    assert len(fills) == 1  # what was trained here is here
-    resident.load()
-    resident.load(own)
-    assert len(fills) == 3
-    assert torch.equal(resident.view().vector(), own.vector)

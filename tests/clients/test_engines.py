@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 import torch
 from engine_runs import JitteredBlobs, Transferred, differences, scheduled, tier_1, trained, variant
-from federations import Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
+from federations import Blobs, Plain, federate, same_bits, weights
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback
 from torch.nn import functional as F
 from torch.optim import SGD, lr_scheduler
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassPrecision
 
-from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalTraining, PartialWork
-from fl_lightning.clients.resident import ResidentModel
+from fl_lightning import LocalTraining, PartialWork
 
 SETTINGS: dict[str, Any] = {
     "clip value": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value", "limit_train_batches": 2},
@@ -39,9 +38,6 @@ SETTINGS: dict[str, Any] = {
 def test_settings_give_the_same_bits(name):
     dtype = torch.float64 if name == "double" else torch.float32
     assert differences("fabric", lambda: Plain(batchnorm=True, momentum=0.9).to(dtype), **SETTINGS[name]) == []
-
-
-# ---------------------------------------------------------------- modules
 
 
 def step_by_hand(self, epoch, batch_idx, optimizer, optimizer_closure):
@@ -158,9 +154,6 @@ def test_modules_give_the_same_bits(name):
     assert differences("fabric", MODULES[name]) == []
 
 
-# ---------------------------------------------------------------- callbacks and data
-
-
 class Averaging(L.Callback):
     """Hands over a running mean of its own of the weights, and logs."""
 
@@ -212,36 +205,6 @@ def test_data_give_the_same_bits(data):
         return Plain.training_step(self, (batch["x"], batch["y"]) if isinstance(batch, dict) else batch, batch_idx)
 
     assert differences("fabric", variant(training_step=as_tuple), data=data) == []
-
-
-@pytest.mark.slow
-def test_a_second_fit_of_one_orchestrator_is_the_same():
-    found = []
-    for engine in ("trainer", "fabric"):
-        L.seed_everything(4, verbose=False)
-        federation = FederatedOrchestrator(local=LocalTraining(engine=engine))
-        data = FederatedDataModule(Blobs(), Consecutive())
-        for _ in range(2):
-            module = Plain(batchnorm=True)
-            trainer(2, federation).fit(module, data)
-        found.append(weights(module))
-    assert same_bits(*found)
-
-
-@pytest.mark.parametrize("engine", ["trainer", "fabric"])
-def test_gradients_are_freed_before_the_model_is_copied(engine, monkeypatch):
-    """Otherwise, each client would need the memory of one more model."""
-    held: list[bool] = []
-
-    def snapshot(self: ResidentModel, client: Any) -> Any:
-        held.extend(parameter.grad is not None for parameter in self.module.parameters())
-        return copy(self, client)
-
-    copy = ResidentModel.snapshot
-    monkeypatch.setattr(ResidentModel, "snapshot", snapshot)
-    trained(engine, Plain)
-    assert held
-    assert not any(held)
 
 
 def test_channels_last_is_the_same_within_rounding():

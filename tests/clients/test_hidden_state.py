@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,20 +10,17 @@ import pytest
 import torch
 from against_hand import Updates
 from engine_runs import stepping, tier_1, variant
-from federations import SIZES, Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
+from federations import Blobs, Consecutive, Plain, federate, trainer, weights
 from plain_training import client_by_client, distance_from_plain
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSampler, TensorDataset
 
-from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalTraining, PartialWork
-from fl_lightning.clients.module_copy import client_copy
+from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalTraining
 
 ENGINES = ["trainer", "fabric"]
 ONE_ENOUGH = [pytest.param("trainer", marks=pytest.mark.slow), "fabric"]
 """Where both engines share the code that is tested."""
-
-# ---------------------------------------------------------------- precision
 
 
 def own_autocast(self: Any, x: Tensor, y: Tensor, _: int) -> Any:
@@ -38,22 +34,6 @@ def own_autocast(self: Any, x: Tensor, y: Tensor, _: int) -> Any:
 @pytest.mark.parametrize("precision", ["32-true", pytest.param("bf16-mixed", marks=pytest.mark.slow)])
 def test_a_module_with_its_own_autocast_trains_on_its_weights_of_now(engine, precision):
     assert distance_from_plain(stepping(own_autocast), engine, dtype=torch.float32, precision=precision) < 1e-6
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("precision", ["32-true", "64-true"])
-def test_new_tensors_have_the_users_default_type(engine, precision):
-    seen: set[Any] = set()
-    torch.set_default_dtype(torch.float64)
-    try:
-        make = variant(on_train_batch_start=lambda self, *_: seen.add(torch.zeros(1).dtype))
-        federate(make().double(), 1, data=Blobs(dtype=torch.float64), local=LocalTraining(engine=engine, precision=precision))
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert seen == {torch.float64}
-
-
-# ---------------------------------------------------------------- the start of a turn
 
 
 class TowardsStart(torch.optim.SGD):
@@ -85,25 +65,8 @@ class Anchored(Plain):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_weights_that_configuring_an_optimizer_changes_are_those_of_the_round(engine):
-    def zeroes(self: Any) -> Any:
-        torch.nn.init.zeros_(self.net[0].weight)
-        return Plain.configure_optimizers(self)
-
-    torch.manual_seed(3)
-    module, same = variant(configure_optimizers=zeroes)(), Plain()
-    same.load_state_dict(module.state_dict())
-    for one in (module, same):
-        federate(one, 2, local=LocalTraining(engine=engine))
-    assert same_bits(weights(module), weights(same))
-
-
-@pytest.mark.parametrize("engine", ENGINES)
 def test_setup_and_optimizers_find_the_global_model(engine):
     assert client_by_client(Anchored, engine=engine) < 1e-12
-
-
-# ---------------------------------------------------------------- what a copy could leave at the user's module
 
 
 class Child(nn.Module):
@@ -185,75 +148,7 @@ def test_parameters_that_a_module_does_not_list_are_stacked(make):
     assert distance_from_plain(make, "stacked", optimizer_state="fresh") < 1e-6
 
 
-def test_functions_that_do_not_refer_to_the_module_are_shared_and_others_may_refer_to_each_other():
-    class Holds(Plain):
-        def __init__(self) -> None:
-            super().__init__()
-            lock = threading.Lock()  # cannot be copied
-            self.locked = lambda: lock
-            self.helper = F.relu
-
-            def even(n: int) -> nn.Module:
-                return self.net if n == 0 else odd(n - 1)
-
-            def odd(n: int) -> nn.Module:
-                return even(n - 1)
-
-            self.even, self.odd = even, odd
-
-    module, run = Holds(), trainer(1)
-    module.trainer, module.asks = run, lambda: run
-    client = client_copy(module)
-    assert client.asks is module.asks
-    assert client.locked is module.locked
-    assert client.helper is module.helper
-    assert client.even(4) is client.net
-    assert client.odd(3) is client.net
-    assert module.even(4) is module.net
-
-
-# ---------------------------------------------------------------- the end of a turn
-
-
-class Undecided(Plain):
-    """Sets ``should_stop`` after every epoch and step, as a condition that is written as one line does."""
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.trainer.should_stop = False
-
-    def on_train_epoch_end(self) -> None:
-        epochs.append(self.current_epoch)
-        assert len(epochs) < 20, "the turn does not end"
-        self.trainer.should_stop = self.current_epoch == 100
-
-
 epochs: list[int] = []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"max_epochs": 2},
-        {"max_epochs": 2, "progress": "round", "optimizer_state": "fresh"},
-        {"max_epochs": 4, "max_steps": 13},
-        {"max_epochs": 4, "partial_work": PartialWork(share=1.0)},
-    ],
-)
-def test_a_turn_ends_although_the_module_says_that_it_goes_on(more, engine):
-    epochs.clear()
-    updates = Updates()
-    federate(Undecided(), 3, updates, partitioner=Consecutive([40]), local=LocalTraining(engine=engine, **more))
-    steps = [update.num_steps for of_round in updates.rounds for update in of_round]
-    if more["max_epochs"] == 2:
-        assert steps == 3 * [2 * 8]
-        assert len(epochs) == 3 * 2
-    else:
-        assert steps == 3 * [13] if "max_steps" in more else max(steps) <= 4 * 8
-
-
-# ---------------------------------------------------------------- samplers, and what a module may ask of its data
 
 
 class ByEpoch(Sampler[int]):
@@ -298,14 +193,23 @@ def test_samplers_of_a_client_are_those_of_plain_training(name, engine):
     assert max(float((one - ends[1][name]).abs().max()) for name, one in ends[0].items()) < 1e-6
 
 
+class Undecided(Plain):
+    """Sets ``should_stop`` after every epoch and step, as a condition that is written as one line does."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.trainer.should_stop = False
+
+    def on_train_epoch_end(self) -> None:
+        epochs.append(self.current_epoch)
+        assert len(epochs) < 20, "the turn does not end"
+        self.trainer.should_stop = self.current_epoch == 100
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_module_may_ask_for_the_number_of_its_examples(engine):
-    sizes: set[int] = set()
-
-    def asks(self: Any, batch: Any, batch_idx: int) -> None:
-        sizes.add(len(self.trainer.train_dataloader.dataset))
-        x, y = self.trainer.train_dataloader.dataset[0]
-        assert (x.shape, y.shape) == ((4,), ())
-
-    federate(variant(on_train_batch_start=asks)(), 1, local=LocalTraining(engine=engine))
-    assert sizes == set(SIZES)
+@pytest.mark.parametrize(("more", "steps"), [({"max_epochs": 2}, 16), ({"max_epochs": 4, "max_steps": 13}, 13)])
+def test_a_turn_ends_although_the_module_says_that_it_goes_on(more, steps, engine):
+    epochs.clear()
+    updates = Updates()
+    federate(Undecided(), 3, updates, partitioner=Consecutive([40]), local=LocalTraining(engine=engine, **more))
+    assert [update.num_steps for of_round in updates.rounds for update in of_round] == 3 * [steps]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
 import torch
 from engine_runs import stepping, variant
-from federations import Consecutive, Plain, federate, same_bits, weights
+from federations import Consecutive, Plain, federate
 from plain_training import distance_from_plain
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from fl_lightning import LocalTraining
 from fl_lightning.errors import ConfigurationError
@@ -37,9 +34,6 @@ def built(change: Any, base: type[Plain] = Plain, **methods: Any) -> Any:
         change(self)
 
     return variant(base, __init__=build, **methods)
-
-
-# ---------------------------------------------------------------- buffers that training creates
 
 
 def late_buffer(self: Any, x: Tensor) -> Tensor:
@@ -87,9 +81,6 @@ def test_a_buffer_that_training_creates_is_gone_after_the_turn(what):
     assert not [name for name, _ in module.named_buffers() if "late" in name or "norms" in name]
 
 
-# ---------------------------------------------------------------- buffers that change their shape
-
-
 class Resizing(Plain):
     """Keeps what it has seen in a buffer that grows."""
 
@@ -123,29 +114,6 @@ def test_a_client_keeps_a_buffer_that_grows():
     assert SEEN == [1, 2, 1, 2, 3, 4, 3, 4]
 
 
-class SizedByItsInputs(Plain):
-    """Its first forward pass, that of Lightning's sanity check, gives a buffer its size."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("seen", torch.zeros(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if len(self.seen) != x.shape[1]:
-            self.seen = torch.zeros(x.shape[1])
-        self.seen = self.seen * 0.5 + x.detach().mean(0) * 0.5
-        return self.net(x - self.seen)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_clients_follow_a_buffer_that_the_server_has_resized(engine):
-    module = fit(SizedByItsInputs, engine=engine, flags={"num_sanity_val_steps": 2})
-    assert module.seen.shape == (4,)
-
-
-# ---------------------------------------------------------------- tensors that the module does not contain
-
-
 def temperature(kept: Any) -> Any:
     """A module that trains a tensor in an attribute, as soft actor-critics do; ``kept`` makes the attribute."""
     tensor = lambda self: self.alphas[0] if isinstance(self.alphas, list) else self.alphas  # noqa: E731
@@ -170,45 +138,6 @@ UNSEEN = [
 def test_a_tensor_that_a_client_keeps_goes_on_training(make):
     """Plain training of six epochs, in three turns."""
     assert distance_from_plain(make) < 1e-15
-
-
-# ---------------------------------------------------------------- parts that compute their tensors or states
-
-
-class Collected(Plain):
-    """Metrics with common states, which torchmetrics groups in their first update."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.collected = MetricCollection([MulticlassAccuracy(3), MulticlassF1Score(3)])
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.collected.update(self(batch[0]), batch[1])
-        self.log_dict(self.collected, on_step=False, on_epoch=True)
-        return super().training_step(batch, batch_idx)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_groups_of_metrics_are_no_state_of_a_client(engine):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="Training changed")
-        collected = fit(Collected, engine=engine)
-    assert same_bits(weights(collected.net), weights(fit(Plain, engine=engine).net))
-
-
-@pytest.mark.filterwarnings("ignore:.*this fit will run with no optimizer")
-@pytest.mark.filterwarnings("ignore:.*training_step.*returned.*None")
-def test_a_module_without_an_optimizer_has_none_to_keep():
-    """It only fits a running mean."""
-
-    def only_fits(self: Any, x: Tensor, y: Tensor, batch_idx: int) -> None:
-        self(x)
-
-    make = variant(stepping(only_fits), configure_optimizers=lambda self: None)
-    assert distance_from_plain(lambda: make(batchnorm=True)) < 1e-15
-
-
-# ---------------------------------------------------------------- frozen tensors that are not real numbers
 
 
 class Quantized(Plain):
@@ -279,15 +208,6 @@ def test_masks_of_infinite_values_stay_constants():
     assert module.mask.tolist() == [0.0, -torch.inf, 0.0]
 
 
-def test_a_lazy_layer_of_buffers_is_no_traceback():
-    make = built(lambda self: setattr(self, "norm", nn.LazyBatchNorm1d(affine=False)))
-    with pytest.raises((ConfigurationError, ValueError), match=r"(?i)lazy|initiali"):
-        fit(make)
-
-
-# ---------------------------------------------------------------- collectives of the module
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_client_trains_without_a_process_group(engine, tmp_path):
     """In which contrastive losses would look for other processes."""
@@ -300,3 +220,35 @@ def test_a_client_trains_without_a_process_group(engine, tmp_path):
     finally:
         torch.distributed.destroy_process_group()
     assert set(seen) == {False}
+
+
+class SizedByItsInputs(Plain):
+    """Its first forward pass, that of Lightning's sanity check, gives a buffer its size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(self.seen) != x.shape[1]:
+            self.seen = torch.zeros(x.shape[1])
+        self.seen = self.seen * 0.5 + x.detach().mean(0) * 0.5
+        return self.net(x - self.seen)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_clients_follow_a_buffer_that_the_server_has_resized(engine):
+    module = fit(SizedByItsInputs, engine=engine, flags={"num_sanity_val_steps": 2})
+    assert module.seen.shape == (4,)
+
+
+@pytest.mark.filterwarnings("ignore:.*this fit will run with no optimizer")
+@pytest.mark.filterwarnings("ignore:.*training_step.*returned.*None")
+def test_a_module_without_an_optimizer_has_none_to_keep():
+    """It only fits a running mean."""
+
+    def only_fits(self: Any, x: Tensor, y: Tensor, batch_idx: int) -> None:
+        self(x)
+
+    make = variant(stepping(only_fits), configure_optimizers=lambda self: None)
+    assert distance_from_plain(lambda: make(batchnorm=True)) < 1e-15

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import lightning as L
@@ -173,21 +172,6 @@ def test_steps_that_gradient_scaling_leaves_out_do_not_count():
     assert trained.update.num_steps < run.global_step
     assert trained.rates == pytest.approx(0.2 * trained.update.num_steps)
     assert any(not torch.equal(p, q) for p, q in zip(module.parameters(), before, strict=True))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["fednova", "scaffold", "attackers", "mediators"])
-def test_algorithms_under_mixed_precision_and_clipping(algorithm):
-    """Finite, and about as good as in full precision."""
-    accuracy = {}
-    for precision in ("32-true", "bf16-mixed"):
-        module, data, federation = prepare(algorithm)
-        federation.local = replace(federation.local, precision=precision, gradient_clip_val=1.0)
-        run = trainer(2, federation)
-        run.fit(module, data)
-        accuracy[precision] = float(run.callback_metrics["val_acc"])
-        assert all(bool(torch.isfinite(p).all()) for p in module.parameters())
-    assert accuracy["bf16-mixed"] == pytest.approx(accuracy["32-true"], abs=0.1)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

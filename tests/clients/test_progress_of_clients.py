@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from engine_runs import scheduled
-from federations import Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
-from lightning.pytorch import Callback
+from federations import Blobs, Cohorts, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
 from plain_training import InOrder
+from private_runs import stop_after
 from torch import Tensor
 from torch.optim import SGD
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, OneCycleLR
 
 from fl_lightning import (
     ClientEvaluation,
@@ -23,14 +23,12 @@ from fl_lightning import (
     Faults,
     FederatedDataModule,
     FederatedOrchestrator,
-    FederationCallback,
     LocalTraining,
     RingFed,
     Scaffold,
     WarmStart,
 )
 from fl_lightning.clients.turn import TurnPlan
-from fl_lightning.errors import CheckpointError
 from fl_lightning.functional.local_steps import control_change
 from fl_lightning.messages import Progress
 from fl_lightning.routes import ServerRoute
@@ -74,26 +72,10 @@ RATES = {
 }
 
 
-class Cohorts(FederationCallback):
-    def __init__(self) -> None:
-        self.of: dict[int, int] = {}
-
-    def on_round_start(self, trainer: Any, pl_module: Any, round_idx: int, clients: Any) -> None:
-        (self.of[round_idx],) = clients
-
-
-class StopsAfter(Callback):
-    def __init__(self, rounds: int) -> None:
-        self.rounds = rounds
-
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        trainer.should_stop = trainer.current_epoch + 1 >= self.rounds
-
-
-def by_hand(cohorts: dict[int, int]) -> list[tuple[Any, ...]]:
+def by_hand(cohorts: list[tuple[int, ...]]) -> list[tuple[Any, ...]]:
     """What each step of rounds of one local epoch must see."""
     expected = []
-    for round_idx, client in sorted(cohorts.items()):
+    for round_idx, (client,) in enumerate(cohorts):
         batches = (3, 10)[client]
         for step in range(batches * round_idx, batches * (round_idx + 1)):
             expected.append((batches, round_idx, step, pytest.approx(RATES[batches][step]), 4))
@@ -108,15 +90,15 @@ def test_each_step_of_unequal_clients_that_miss_rounds(engine, tmp_path):
     parts: dict[str, Any] = {"data": Blobs(sum(SIZES)), "partitioner": Consecutive(SIZES), "clients_per_round": 1, "seed": 3}
     parts["local"] = LocalTraining(engine=engine)
     federate(Cycled(), 4, cohorts, **parts)
-    assert by_hand(cohorts.of) == SEEN
-    assert set(cohorts.of.values()) == {0, 1}
+    assert by_hand(cohorts.seen) == SEEN
+    assert set(cohorts.seen) == {(0,), (1,)}
 
     SEEN.clear()
     flags = {"enable_checkpointing": True}
-    federate(Cycled(), 4, cohorts, every_round(tmp_path), StopsAfter(2), flags=flags, **parts)
-    assert by_hand({0: cohorts.of[0], 1: cohorts.of[1]}) == SEEN
-    federate(Cycled(), 4, cohorts, ckpt_path=str(tmp_path / "last.ckpt"), **parts)
-    assert by_hand(cohorts.of) == SEEN
+    federate(Cycled(), 4, every_round(tmp_path), stop_after(2), flags=flags, **parts)
+    assert by_hand(cohorts.seen[:2]) == SEEN
+    federate(Cycled(), 4, ckpt_path=str(tmp_path / "last.ckpt"), **parts)
+    assert by_hand(cohorts.seen) == SEEN
 
 
 def test_each_round_on_its_own():
@@ -162,62 +144,6 @@ def test_periods():
     assert ServerRoute().turns_before(7) == 7
 
 
-@pytest.mark.parametrize(
-    ("schedule", "falling"),
-    [
-        ({"make": lambda o: ExponentialLR(o, 0.5)}, 0.5),
-        ({"make": lambda o: ReduceLROnPlateau(o, factor=0.5, patience=100), "monitor": "train_loss"}, 1.0),
-    ],
-)
-def test_decay_comes_once_on_top_of_a_schedule(schedule, falling):
-    """Also of one that follows a metric: the rates of the client's last turn, which it continues, have that round's decay."""
-    SEEN.clear()
-    federate(recorded(**schedule)(), 4, data=Blobs(5), partitioner=Consecutive([5]), local=LocalTraining(lr_decay=0.9))
-    assert [rate for *_, rate, _ in SEEN] == [pytest.approx(0.5 * (0.9 * falling) ** r) for r in range(4)]
-
-
-class Rated(Plain):
-    """Each client's first example sets the rate with which its next turns begin; halved after each epoch."""
-
-    rate = 0.5
-
-    def configure_optimizers(self) -> Any:
-        optimizer = SGD(self.parameters(), lr=self.rate)
-        return [optimizer], [ExponentialLR(optimizer, 0.5)]
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.rate = float(batch[0].abs().max())
-        SEEN.append((self.current_epoch, self.rate, self.trainer.optimizers[0].param_groups[0]["lr"]))
-        return super().training_step(batch, batch_idx)
-
-
-def test_clients_of_equal_length_may_begin_with_other_rates():
-    SEEN.clear()
-    federate(Rated(), 3, data=Blobs(10, shuffle=False), partitioner=Consecutive([5, 5]), local=LocalTraining())
-    assert len({own for _, own, _ in SEEN}) == 2
-    assert [rate for *_, rate in SEEN] == [0.5**epoch * (own if epoch else 0.5) for epoch, own, _ in SEEN]
-
-
-class Counting(ExponentialLR):
-    steps = 0
-
-    def step(self, *args: Any) -> None:
-        type(self).steps += 1
-        super().step(*args)
-
-
-@pytest.mark.slow
-def test_a_round_does_not_repeat_all_earlier_ones():
-    """Schedules are moved from where they were, whatever the round, and once for clients of the same length."""
-    each = []
-    for rounds in (3, 6, 9):
-        Counting.steps = 0
-        make = scheduled(lambda o: Counting(o, 0.99), interval="step")
-        federate(make(), rounds, data=Blobs(40), partitioner=Consecutive([10] * 4), local=LocalTraining())
-        each.append(Counting.steps)
-    assert each[2] - each[1] == each[1] - each[0]
-
-
 def test_an_own_way_to_step_a_schedule_sees_the_epoch():
     def lr_scheduler_step(self: Any, scheduler: Any, metric: Any) -> None:
         scheduler.step(epoch=self.current_epoch + 1)  # as timm's schedulers want
@@ -230,27 +156,10 @@ def test_an_own_way_to_step_a_schedule_sees_the_epoch():
     assert [rate for *_, rate, _ in SEEN] == [pytest.approx(0.5 / (1 + r)) for r in range(3)]
 
 
-# ---------------------------------------------------------------- refusals
-
-
 @pytest.mark.parametrize("engine", ["trainer", "fabric"])
 def test_a_training_without_an_end_has_no_estimate(engine):
     with pytest.raises(ConfigurationError, match=r"'trainer.max_epochs' is -1, so the training has no end"):
         federate(Cycled(), -1, local=LocalTraining(engine=engine))
-
-
-def test_a_run_resumes_round_by_round_if_it_began_so(tmp_path):
-    make = scheduled(lambda o: CosineAnnealingLR(o, 4))
-    flags = {"enable_checkpointing": True}
-    old = LocalTraining(progress="round")
-    federate(make(), 2, every_round(tmp_path), flags=flags, local=old)
-    path = str(tmp_path / "last.ckpt")
-    with pytest.raises(CheckpointError, match=r"'federation.local.progress' 'round', but this run has 'run'"):
-        federate(make(), 3, ckpt_path=path, local=LocalTraining())
-    assert federate(make(), 3, ckpt_path=path, local=old).global_step == 3
-
-
-# ---------------------------------------------------------------- kept state
 
 
 def memory_of(folder: Path) -> dict[int, Tensor]:
@@ -293,9 +202,6 @@ def test_fine_tuning_leaves_what_clients_keep_alone(tmp_path):
     assert all(same_bits(found[0][k]["training"], found[1][k]["training"]) for k in range(3))
 
 
-# ---------------------------------------------------------------- rates in FedNova and SCAFFOLD
-
-
 def test_scaffold_leaves_its_control_at_a_rate_of_nearly_zero():
     end = torch.tensor([1.0 + 1e-7])
     assert control_change(torch.ones(1), [torch.ones(1)], end, 1e-9) == 0
@@ -303,9 +209,6 @@ def test_scaffold_leaves_its_control_at_a_rate_of_nearly_zero():
     module = make()
     federate(module, 2, data=Blobs(10), partitioner=Consecutive([5, 5]), local=LocalTraining(), strategy=Scaffold())
     assert all(tensor.isfinite().all() for tensor in weights(module).values() if tensor.is_floating_point())
-
-
-# ---------------------------------------------------------------- runs that are extended
 
 
 class Planned(Recording):

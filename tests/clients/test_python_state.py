@@ -7,7 +7,6 @@ import random
 import threading
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -15,18 +14,8 @@ from engine_runs import variant
 from federations import Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
 from plain_training import distance_from_plain
 from torch import Tensor
-from torch.nn import functional as F
 
-from fl_lightning import (
-    APFL,
-    ConfigurationError,
-    Ditto,
-    ExamplePrivacy,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    LocalOnly,
-    LocalTraining,
-)
+from fl_lightning import APFL, ConfigurationError, Ditto, FederatedDataModule, FederatedOrchestrator, LocalOnly, LocalTraining
 from fl_lightning.clients.module_state import PythonState
 
 SEEN: list[Any] = []
@@ -242,13 +231,6 @@ def test_outputs_with_a_history_are_copied_and_banks_are_named():
         federate(Projecting(), 2)
 
 
-def test_what_opacus_writes_onto_layers_is_not_the_modules(recwarn):
-    pytest.importorskip("opacus")
-    module = variant(training_step=lambda self, batch, batch_idx: F.cross_entropy(self(batch[0]), batch[1]))()
-    federate(module, 1, local=LocalTraining(privacy=ExamplePrivacy(1.0, 0.5, noise_seed=7)), flags={"limit_val_batches": 0})
-    assert not [w for w in recwarn if "Training changed" in str(w.message)]
-
-
 class Anchored(Plain):
     """Stays near the weights of the turn's start, as FedProx does, and counts the batches of a turn."""
 
@@ -293,14 +275,3 @@ def test_what_cannot_be_copied_is_shared_and_named():
 
     with pytest.warns(UserWarning, match=r"'lock' of Locks cannot be copied.*so all clients share it"):
         assert federate(Locks(), 1).global_step == 1
-
-
-def test_attributes_of_lightning_are_not_the_modules(recwarn):
-    """Lightning creates ``_hparams`` when a module reads ``hparams`` for the first time."""
-    module = L.LightningModule()
-    state = PythonState(module)
-    state.begin(0, {})
-    assert not module.hparams
-    assert "_hparams" in vars(module)
-    assert state.end() == {}
-    assert not recwarn.list

@@ -15,7 +15,6 @@ from federations import Consecutive, Plain, federate
 from torch import Tensor, nn
 
 from fl_lightning import LocalTraining
-from fl_lightning.clients import attribute_values
 
 
 class Augmentation:
@@ -98,13 +97,11 @@ def add(module: Any) -> None:
 
 CHANGING = {
     "helper.calls": lambda: Holder(lambda m: Augmentation(), lambda m: m.helper()),
-    "helper.first.calls": lambda: Holder(lambda m: {"first": Augmentation()}, lambda m: m.helper["first"]()),
     "helper.shadow": lambda: Holder(lambda m: Average(m.net), lambda m: m.helper()),
     "helper.steps": lambda: Holder(lambda m: Count(), count),
     "helper.0.parameters": lambda: Holder(lambda m: [copy.deepcopy(m.net).requires_grad_(False)], follow),
     "Loss.history": lambda: Holder(lambda m: type("Loss", (), {"history": []})(), lambda m: m.helper.history.append(1)),
     "Variant.seen": lambda: of_the_class(add, seen=0),
-    "Variant.means": lambda: of_the_class(lambda m: m.means[0].add_(1), means=[torch.zeros(2)]),
     "Variant.late": lambda: of_the_class(create),
 }
 
@@ -146,8 +143,3 @@ def test_it_is_the_users_own():
 )
 def test_nothing_is_said_of_what_stays_and_of_generators(make, change):
     assert not told(Holder(make, change))
-
-
-def test_what_is_large_counts_as_data(monkeypatch):
-    monkeypatch.setattr(attribute_values, "_LARGEST", 10)
-    assert not told(Holder(lambda m: Average(m.net), lambda m: m.helper()))

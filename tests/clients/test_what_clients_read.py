@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from enum import Enum
 from operator import attrgetter
 from typing import Any
@@ -122,67 +121,11 @@ def test_fabric_answers_what_a_trainer_does_or_refuses_by_name():
     }
 
 
-def test_a_metric_that_nobody_logged(tmp_path):
-    class Asks(Plain):
-        def on_train_epoch_end(self) -> None:
-            SEEN.append(self.trainer.callback_metrics["no_such_metric"])
-
-    with pytest.raises(Exception, match="no_such_metric"):
-        federate(Asks(), 1)
-
-
 def test_at_a_site_there_is_no_logger_around():
     silent = SilentLogger()
     assert (silent.name, silent.version, silent.save_dir, silent.log_dir, silent.root_dir) == ("", "", None, None, None)
     silent.experiment.add_image("picture", 0)
     silent.experiment.add_figure("figure", None)
-
-
-def test_figures_are_closed(tmp_path):
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    pyplot.switch_backend("agg")
-
-    class Drawing(Plain):
-        def figure(self) -> None:
-            self.logger.experiment.add_figure("figure", pyplot.figure())
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.figure()
-            return super().training_step(batch, batch_idx)
-
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self.figure()
-            super().validation_step(batch, batch_idx)
-
-    flags = {"logger": TensorBoardLogger(tmp_path)}
-    federate(Drawing(), 1, flags=flags, strategy=AdaFed("val_acc"), local=LocalTraining())
-    assert not pyplot.get_fignums()
-
-
-def test_an_evaluation_finds_the_attributes_of_the_start():
-    """A counter that training moves does not reach the validation of a client's model."""
-
-    class Counting(Plain):
-        def __init__(self) -> None:
-            super().__init__()
-            self.seen: Any = []
-            self.count = 0
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.count += 1
-            self.seen.append(1)
-            return super().training_step(batch, batch_idx)
-
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            SEEN.append((self.count, len(self.seen)))
-            super().validation_step(batch, batch_idx)
-
-    SEEN.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        federate(Counting(), 2, strategy=AdaFed("val_acc"), local=LocalTraining())
-    assert len(SEEN) > 2 * 3
-    assert set(SEEN) == {(0, 0)}
 
 
 def test_parts_in_evaluation_mode_are_named_once():
@@ -203,9 +146,6 @@ def test_frozen_parts_rest_without_a_word(recwarn):
     federate(module, 1)
     assert not [w for w in recwarn if "evaluation mode" in str(w.message) or "eval mode" in str(w.message)]
     assert torch.equal(module.frozen[1].running_mean, torch.zeros(8))
-
-
-# ---------------------------------------------------------------- numbers that validation may read
 
 
 class Centred(Plain):
@@ -255,3 +195,28 @@ def test_validation_may_read_optimizers_and_schedules(tmp_path):
     assert 1 <= sum("reads its optimizers" in str(one.message) for one in told) <= 2
     assert not {"optimizers", "lr_schedulers"} & vars(module).keys()
     assert isinstance(module.configure_optimizers()[0][0], torch.optim.SGD)
+
+
+def test_figures_are_closed(tmp_path):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("agg")
+
+    def draw(self: Any, *_: Any) -> None:
+        self.logger.experiment.add_figure("figure", pyplot.figure())
+
+    drawing = variant(on_train_batch_end=draw, on_validation_batch_end=draw)
+    federate(drawing(), 1, flags={"logger": TensorBoardLogger(tmp_path)}, strategy=AdaFed("val_acc"))
+    assert not pyplot.get_fignums()
+
+
+def test_an_evaluation_finds_the_attributes_of_the_start():
+    """A counter that training moves does not reach the validation of a client's model."""
+
+    def count(self: Any, *_: Any) -> None:
+        self.steps += 1
+
+    SEEN.clear()
+    look = lambda self, *_: SEEN.append(self.steps)  # noqa: E731
+    federate(variant(steps=0, on_train_batch_end=count, on_validation_batch_end=look)(), 2, strategy=AdaFed("val_acc"))
+    assert len(SEEN) > 2 * 3
+    assert set(SEEN) == {0}

@@ -13,23 +13,13 @@ import pytest
 import torch
 from against_hand import Updates
 from command_line import small
-from federations import SIZES, Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
+from federations import SIZES, Blobs, Plain, every_round, federate, same_bits, weights
 from jsonargparse import ArgumentError, ArgumentParser
 from lightning.pytorch.callbacks import EarlyStopping
 from own_option import CountBatches, DropNumbers, PlansRounds, Sums
 
 import fl_lightning
-from fl_lightning import (
-    ClientPrivacy,
-    FedAvg,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    FederationCallback,
-    LocalTraining,
-    Option,
-    ServerHooks,
-    TopK,
-)
+from fl_lightning import ClientPrivacy, FedAvg, FederationCallback, LocalTraining, Option, ServerHooks, TopK
 from fl_lightning.core.capabilities import Capability
 from fl_lightning.core.option import ClientMetric
 from fl_lightning.messages import EvalOrder
@@ -109,11 +99,6 @@ def _named(path: Path) -> Iterator[str]:
             yield from (value for value in (getattr(node, name, None) for name in ("id", "attr", "arg", "name")) if value)
 
 
-@pytest.mark.slow
-def test_every_option_is_checked():
-    assert {path.stem for path in (ROOT / "options").iterdir() if not path.name.startswith("_")} == OPTIONS.keys()
-
-
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_is_one_folder(option):
     leaves = (leaf if leaf.endswith(".py") else f"{leaf}/" for leaf in LEAVES.get(option, ()))
@@ -130,9 +115,6 @@ def test_an_option_is_one_folder(option):
     assert not found
 
 
-# ------------------------------------------------------------------ an option from outside the package
-
-
 class Watch(FederationCallback):
     def __init__(self) -> None:
         self.logged, self.times = [], []
@@ -142,15 +124,6 @@ class Watch(FederationCallback):
 
     def on_round_end(self, trainer, pl_module, round_idx):
         self.logged.append(float(trainer.callback_metrics["federation/dropped_so_far"]))
-
-
-def test_clients_that_drop_everything_leave_the_model_as_it_was():
-    module, watch = Plain(), Watch()
-    before, parameters = weights(module), sum(parameter.numel() for parameter in module.parameters())
-    federate(module, 2, watch, options=[DropNumbers(1.0)])
-    assert same_bits(before, weights(module))
-    assert watch.logged == [parameters * len(SIZES), 2 * parameters * len(SIZES)]
-    assert watch.times == [[1.0] * len(SIZES), [2.0] * len(SIZES)]
 
 
 def test_options_act_in_order_before_the_transforms():
@@ -208,16 +181,6 @@ def test_an_option_measures_at_the_clients_and_callbacks_monitor_it():
     expected = torch.nn.functional.cross_entropy(module.net(images), labels)
     assert float(run.callback_metrics["federation/own_loss"]) == pytest.approx(float(expected), rel=1e-6)
     assert stop.best_score == run.callback_metrics["federation/own_loss"]  # it falls in each round
-
-
-def test_a_fit_that_continues_has_the_state_of_its_options():
-    watch = Watch()
-    federation = FederatedOrchestrator(options=[DropNumbers(0.3)], local=LocalTraining(max_epochs=2))
-    run, data, module = trainer(1, federation, watch), FederatedDataModule(Blobs(), Consecutive()), Plain()
-    run.fit(module, data)
-    run.fit_loop.max_epochs = 2
-    run.fit(module, data)
-    assert 0 < watch.logged[0] < watch.logged[1]
 
 
 @pytest.mark.parametrize(("kind", "argument"), [(DropNumbers, "share"), (ClientPrivacy, "max_norm")])

@@ -33,20 +33,6 @@ def test_persons_are_drawn_with_all_of_their_rows():
     assert rows[1] - rows[0] < 0.5 * (mine[1] - mine[0])
 
 
-def test_each_resample_has_as_many_persons_as_there_are():
-    persons = torch.tensor([5, 5, 9, 2, 2, 2])
-    for rows in resamples(persons, 50, seed=0):
-        sizes = {5: 2, 9: 1, 2: 3}
-        counts = {one: int((persons[rows] == one).sum()) / size for one, size in sizes.items()}
-        assert sum(counts.values()) == 3
-        assert all(float(number).is_integer() for number in counts.values())
-
-
-def test_bounds_are_percentiles():
-    values = torch.randn(1001, dtype=torch.float64)
-    assert percentile_interval(values, 0.8) == pytest.approx(tuple(np.percentile(values.numpy(), [10, 90])))
-
-
 def test_the_draws_follow_from_the_seed():
     one, again, other = (resamples(torch.arange(9), 3, seed) for seed in (1, 1, 2))
     assert all(map(torch.equal, one, again))

@@ -24,11 +24,6 @@ def test_levels_are_packed_like_python_packs_integers(bits, shares):
     assert unpack(packed, bits, len(levels)).tolist() == levels
 
 
-def test_more_levels_than_a_chunk():
-    levels = torch.randint(-3, 4, (2**20 + 11,), dtype=torch.int32)
-    assert torch.equal(unpack(pack(levels, 3), 3, levels.numel()), levels)
-
-
 def model(bits: int = 6) -> tuple[torch.Tensor, torch.Tensor, Levels]:
     draw = torch.Generator().manual_seed(0)
     start = torch.randn(30, generator=draw).double()

@@ -10,14 +10,11 @@ import pytest
 from accountants import attained, gaussian_epsilon, poisson, renyi
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
-from scipy import optimize, stats
 
 from fl_lightning.functional import epsilon_of_clients, epsilon_of_examples
 from fl_lightning.functional.spending import Spending, hardest
-
-# ---------------------------------------------------------------- clients
 
 
 @pytest.mark.parametrize(("z", "rounds"), [(4.0, 1), (8.0, 10), (20.0, 100), (2.0, 3), (0.1, 30), (0.01, 1)])
@@ -54,49 +51,10 @@ def test_rounds_of_drawn_clients_against_other_accountants(z, sampled, rounds):
     assert bound < renyi(*setting) / 1.25
 
 
-def test_losses_of_both_directions_add_up_by_hand():
-    """Three rounds: the privacy losses of a pair with the round's profile, on a grid of my own, convolved one by one."""
-    z, q, rounds, delta, step = 3.0, 0.2, 3, 1e-4, 2e-3
-    shift, grid = 2 / z, np.arange(-4000, 4001) * 2e-3
-
-    def profile(epsilon):
-        base = np.log1p(np.expm1(np.maximum(epsilon, 0)) / q)
-        return q * (stats.norm.cdf(shift / 2 - base / shift) - np.exp(base) * stats.norm.cdf(-shift / 2 - base / shift))
-
-    both = np.where(grid >= 0, profile(grid), 1 - np.exp(grid) + np.exp(grid) * profile(-grid))
-    # delta'' + delta' is the density of the losses under the upper distribution; here by differences, rounded up
-    mass = np.diff(np.diff(both)) / step**2 - np.diff(both)[1:] / step
-    mass = np.maximum(mass, 0) * step
-    assert mass.sum() == pytest.approx(1, abs=1e-3)
-    losses, total = grid[1:-1], mass
-    for _ in range(rounds - 1):
-        total = np.convolve(total, mass)
-    losses = rounds * losses[0] + np.arange(len(total)) * step
-
-    def excess(epsilon):
-        above = losses > epsilon
-        return (total[above] * -np.expm1(epsilon - losses[above])).sum() - delta
-
-    by_hand = optimize.brentq(excess, 0, 20)
-    assert epsilon_of_clients(z, 20, 100, rounds, delta) == pytest.approx(by_hand, rel=0.02)
-
-
-@given(st.floats(1, 20), st.integers(1, 30), st.integers(1, 30), st.integers(1, 50))
-def test_drawing_clients_costs_less_and_rounds_cost_more(z, sampled, others, rounds):
-    population = sampled + others
-    spent = epsilon_of_clients(z, sampled, population, rounds, 1e-5)
-    assert 0 < spent <= epsilon_of_clients(z, population, population, rounds, 1e-5) * (1 + 1e-9)
-    assert spent <= epsilon_of_clients(z, sampled, population, rounds + 1, 1e-5)
-    assert epsilon_of_clients(z, sampled, population, 0, 1e-5) == 0
-
-
 def test_without_noise_there_is_no_bound():
     assert epsilon_of_clients(1e-5, 3, 10, 30, 1e-4) == math.inf
     assert epsilon_of_clients(1e-9, 10, 10, 1, 1e-4) == math.inf
     assert epsilon_of_clients(0.01, 3, 10, 30, 1e-4) > 1e5
-
-
-# ---------------------------------------------------------------- examples
 
 
 @pytest.mark.parametrize(("sigma", "steps"), [(2.0, 4), (5.0, 30), (0.1, 30)])
@@ -127,18 +85,6 @@ def test_epsilon_of_examples_against_other_accountants(sigma, rate, steps):
     accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma)), steps)
     assert low <= bound <= 1.01 * high + 0.01
     assert bound < accountant.get_epsilon(1e-5) / 1.05
-
-
-@pytest.mark.slow
-@given(st.floats(0.5, 10), st.floats(1e-3, 1), st.integers(1, 200))
-@example(3.0, 0.9999999999999999, 4)
-@example(5.0, 0.99999, 3)
-def test_more_steps_larger_batches_and_less_noise_cost_more(sigma, rate, steps):
-    spent = epsilon_of_examples(sigma, rate, steps, 1e-5)
-    assert 0 <= spent <= epsilon_of_examples(sigma, rate, steps + 1, 1e-5) * (1 + 1e-6)
-    assert spent <= epsilon_of_examples(sigma, min(1.0, rate * 1.5), steps, 1e-5) * (1 + 1e-6) + 1e-6
-    assert spent <= epsilon_of_examples(sigma * 0.8, rate, steps, 1e-5) * (1 + 1e-6) + 1e-6
-    assert epsilon_of_examples(sigma, rate, 0, 1e-5) == 0
 
 
 RATES = [0.01, 0.1, 0.2, 0.5, 1.0]

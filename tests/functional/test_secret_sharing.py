@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -42,20 +41,6 @@ def test_enough_shares_give_the_secret(secret, holders, data):
     shares = split_secret(secret, threshold, ids, lambda: draw.randrange(PRIME))
     some = data.draw(st.lists(st.sampled_from(ids), min_size=threshold, max_size=holders, unique=True))
     assert join_shares({holder: shares[holder] for holder in some}) == secret
-
-
-def test_shares_are_points_of_the_polynomial():
-    """7 + 5 x + 2 x**2 at 1, 2 and 4, and its value at 0 by Lagrange's formula over the rationals."""
-    coefficients = iter([5, 2])
-    shares = split_secret(7, 3, [0, 1, 3], lambda: next(coefficients))
-    assert shares == {0: 14, 1: 25, 3: 59}
-    at = {1: Fraction(14), 2: Fraction(25), 4: Fraction(59)}
-    total = Fraction(0)
-    for x, value in at.items():
-        for other in at.keys() - {x}:
-            value *= Fraction(other, other - x)
-        total += value
-    assert total == 7 == join_shares(shares)
 
 
 @pytest.mark.parametrize("secret", [0, 12345, PRIME - 1])

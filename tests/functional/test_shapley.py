@@ -58,8 +58,3 @@ def test_an_order_is_left_when_nothing_is_missing():
     worth, asked = game([0.0 if not coalition & 1 else 1.0 for coalition in range(16)])
     assert monte_carlo_shapley(PLAYERS, [(0, 1, 2, 3), (0, 3, 2, 1)], worth, tolerance=0.01) == [1.0, 0.0, 0.0, 0.0]
     assert len(asked) == 3  # all, nobody, player 0
-
-
-def test_a_dummy_gets_nothing_and_twins_the_same():
-    worth, _ = game([float((c & 1) + (c >> 1 & 1) + 5 * (c & 3 == 3)) for c in range(16)])
-    assert exact_shapley(PLAYERS, worth) == pytest.approx([3.5, 3.5, 0, 0])

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from random_labels import assert_shared_out, clients_of, table_of
+from random_labels import table_of
 from scipy import stats
 
 from fl_lightning import (
@@ -19,19 +17,6 @@ from fl_lightning import (
     QuantityPartitioner,
     ShardPartitioner,
 )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("beta", [0.5, 5.0])
-def test_shares_of_a_class_are_dirichlet(beta):
-    """One client's shares are Beta(beta, (K - 1) beta): mean 1 / K, variance (1 / K)(1 - 1 / K) / (K beta + 1)."""
-    clients, classes, size = 10, 50, 10_000
-    labels = torch.arange(classes).repeat(size)
-    draws = [DirichletPartitioner(clients, beta, capped=False, seed=s).partition(len(labels), labels) for s in range(4)]
-    shares = np.concatenate([np.array(table_of(draw, labels, classes)).T for draw in draws]) / size
-    assert_beta(shares, clients, beta)
-    near = [draw[0][labels[draw[0]] == 0].numpy() / len(labels) for draw in draws]
-    assert all(stats.kstest(places, "uniform").pvalue > 0.001 for places in near)
 
 
 @pytest.mark.parametrize("beta", [0.5, 5.0])
@@ -164,22 +149,6 @@ def test_a_partitioner_of_flower_splits_as_it_does_without_us(flower, name):
         partition = FlowerPartitioner(FLOWERS[name](flower, seed)).partition(200, labels)
         assert isinstance(partition, Partition)
         assert [part.tolist() for part in partition] == [list(alone.load_partition(k)["row"]) for k in range(4)]
-
-
-@given(st.lists(st.integers(0, 2), min_size=1, max_size=12).map(torch.tensor), clients_of)
-def test_flower_loses_nobody(flower, labels, clients):
-    partitioner = FlowerPartitioner(flower.IidPartitioner(clients))
-    if len(labels) >= clients:
-        assert_shared_out(partitioner.partition(len(labels), labels), clients, range(len(labels)))
-        return
-    with pytest.raises(DataError, match="IidPartitioner of flwr-datasets rejects the data: "):
-        partitioner.partition(len(labels), labels)
-
-
-def test_a_partitioner_of_flower_serves_other_data_too(flower):
-    partitioner = FlowerPartitioner(flower.IidPartitioner(4))
-    for n in (100, 40):
-        assert sorted(partitioner.partition(n, None).order.tolist()) == list(range(n))
 
 
 @pytest.mark.parametrize(

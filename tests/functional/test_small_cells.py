@@ -31,13 +31,6 @@ def test_no_difference_of_told_points_is_about_few_rows(rows, least):
         assert all(abs(a - b) == 0 or abs(a - b) >= least for a, b in zip(one, other, strict=True)), (known, least)
 
 
-def test_a_curve_with_many_rows_between_thresholds_is_told_whole():
-    metric = BinaryROC(thresholds=3)
-    metric.update(torch.tensor([0.25, 0.75]).repeat(40), torch.tensor([0, 1]).repeat(40))
-    states = told_states({"confmat": metric.confmat}, 10)
-    assert torch.equal(states["confmat"], metric.confmat.double())
-
-
 def test_a_curve_hides_the_threshold_that_singles_out_one_row():
     metric = BinaryROC(thresholds=[0.1, 0.5, 0.9])
     scores = torch.cat([torch.full((30,), 0.3), torch.full((30,), 0.7), torch.tensor([0.95])])
@@ -45,17 +38,6 @@ def test_a_curve_hides_the_threshold_that_singles_out_one_row():
     told = told_states({"confmat": metric.confmat}, 10)["confmat"]
     assert told.isnan().all((1, 2)).tolist() == [False, False, True]
     assert not told_states({"confmat": metric.confmat}, 1)["confmat"].isnan().any()
-
-
-def test_thresholds_in_another_order_are_the_same_points():
-    scores, labels = torch.rand(200), torch.randint(0, 2, (200,))
-    grid = [0.1, 0.3, 0.5, 0.7]
-    found = []
-    for thresholds in (grid, grid[::-1]):
-        metric = BinaryROC(thresholds=thresholds)
-        metric.update(scores, labels)
-        found.append(told_states({"confmat": metric.confmat}, 15)["confmat"].isnan().any((1, 2)).tolist())
-    assert found[0] == found[1][::-1]
 
 
 def test_few_counts_hide_the_rows_of_all_states():

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from fl_lightning import AdaFed, ClientError, ClientUpdate, FedAvg, FedLoss
 from fl_lightning.functional import ExactSum, Grid, Sums, grid_of
 from fl_lightning.functional.exact_sum import magnitudes
-from fl_lightning.functional.recycling import large_empty, release_unused_memory
 from fl_lightning.types import Snapshot
 
 single = st.floats(-2, 2, width=32)
@@ -87,15 +86,6 @@ def test_two_hundred_thousand_summands_of_many_ranks_do_not_wrap(fraction, value
     assert total.value().tolist() == [200_000 * value, -200_000 * value]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fraction", [None, 40])
-def test_seventy_thousand_summands_do_not_wrap(fraction):
-    total, values = ExactSum(1, fraction=fraction), torch.tensor([-(2.0**-15)])
-    for _ in range(70_000):
-        total.add(values, largest=2.0**-15)
-    assert total.value().item() == -70_000 * 2.0**-15
-
-
 @pytest.mark.parametrize("first", [True, False])
 def test_buffers_of_any_size_keep_their_digits(first):
     """A running variance of 1e-8 beside one of 1e8, and a parameter that starts at zero."""
@@ -118,29 +108,6 @@ def test_what_is_not_finite_is_refused_before_it_becomes_an_integer(bad):
         with pytest.raises(ClientError, match="not finite"):
             sums.add("x", vector)
     assert sums.value("x").tolist() == [1.0, 2.0, 3.0]
-
-
-@pytest.mark.parametrize("exponent", [-36, -37, -60, -96, -800])
-def test_light_weights_that_nothing_is_known_of_keep_their_digits(exponent):
-    """At least 26 bits: weights of 2**-36, the lightest before the first tier, on steps of 2**-62."""
-    sums, values = Sums(), torch.tensor([[0.1, -1.7], [0.3, 1e-6]])
-    for factor, row in zip((1, 3), values, strict=True):
-        sums.add("state", row, factor * 2.0**exponent)
-        sums.add("weight", 1.0, factor * 2.0**exponent)
-    expected = [float((Fraction(a) + 3 * Fraction(b)) / 4) for a, b in values.T.tolist()]
-    assert (sums.value("state") / sums.scalar("weight")).tolist() == pytest.approx(expected, abs=2.0**-26, rel=0)
-
-
-def test_adafed_with_hopeless_scores_still_averages():
-    """Scores of 1e-4 to the power 4, weights of 1e-16: the average of equal weights is the mean."""
-    strategy = AdaFed(power=4.0)
-    largest = strategy.largest_weight([10, 10])
-    sums = Sums(grids={"state": grid_of([(3, 1.0)], 0, largest), "weight": Grid(((1, None),), largest)})
-    states = torch.tensor([[0.1, -0.2, 0.3], [0.3, 0.4, -0.5]])
-    for client, state in enumerate(states):
-        update = ClientUpdate(client, 0, 10, 1, model=Snapshot(state, torch.zeros(0, dtype=torch.int64)), score=1e-4)
-        strategy.accumulate(update, sums)
-    assert torch.allclose(strategy.aggregate(sums), states.double().mean(0), rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("strategy", [AdaFed("val_loss", power=200.0), FedLoss(examples=10.0)])
@@ -192,21 +159,6 @@ def test_the_aggregate_lies_in_the_memory_of_the_sum():
     assert aggregate.tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_large_memory_is_used_again_when_nothing_shares_it():
-    size = 10_000_000
-    first = large_empty(size, torch.float32)
-    address, view = first.data_ptr(), first[5:]
-    del first
-    other = large_empty(size, torch.float32)
-    assert other.data_ptr() != address  # the view still shares it
-    del view
-    second = large_empty(size, torch.float32)
-    assert second.data_ptr() == address
-    assert second.shape == (size,)
-    assert large_empty(10, torch.int64).dtype == torch.int64
-    release_unused_memory()
-
-
 @example(terms=[(2.0**41, 1.0), (1e12 + 0.1, -1.0 / 3)], ranks=[0] * 12, largest=None)
 @given(
     st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(0, 1e3)), min_size=1, max_size=12),
@@ -226,16 +178,6 @@ def test_numbers_add_up_exactly_on_one_rank_or_more(terms, ranks, largest):
     exact = float(sum(Fraction(value * weight) for value, weight in terms))
     assert alone.scalar("n") == pytest.approx(exact, rel=2**-50, abs=len(terms) * 2**-62)
     assert alone.scalar("n") == total.scalar("n") == float(alone.value("n"))
-
-
-def test_reading_one_number_leaves_the_others_to_grow():
-    sums = Sums()
-    for name in ("a", "b"):
-        sums.add(name, 1.5, 2.0)
-    assert sums.value("a").tolist() == [3.0]
-    sums.add("b", 1.0)
-    assert (sums.scalar("a"), sums.scalar("b"), sums.scalar("absent")) == (3.0, 4.0, 0.0)
-    assert sums.sizes() == {"a": 1, "b": 1}
 
 
 def test_magnitudes_of_tensors_of_any_kind():

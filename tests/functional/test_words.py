@@ -1,4 +1,4 @@
-"""Sums as words: whole numbers modulo 2**64 and 2**128, checked against Python's own integers."""
+"""Sums as words, and sums of whole numbers: modulo 2**64 and 2**128, checked against Python's own integers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_lightning import ClientError, ConfigurationError
+from fl_lightning.functional.exact_moments import moments_of
 from fl_lightning.functional.sums import Grid, Sums
+from fl_lightning.functional.whole_numbers import WholeLayout, whole_to_words, words_to_whole
 from fl_lightning.functional.words import WordLayout, add_wide, add_words, from_words, to_words
 
 GRIDS = {"state": Grid(((3, 1.0), (2, None)), 10.0)}
@@ -60,12 +62,6 @@ def test_words_add_up_to_the_bits_of_plain_sums(clients, data):
     assert opened.scalar("weight") == plain.scalar("weight")
     exact = math.fsum(float(Fraction(v[4]) * Fraction(w)) for v, w in clients)
     assert float(opened.value("state")[4]) == pytest.approx(exact, abs=1e-12)
-
-
-def test_a_sum_without_a_part_is_zero():
-    opened = from_words(to_words(Sums(grids=GRIDS, for_masks=True), LAYOUT, 3), LAYOUT)
-    assert opened.value("state").tolist() == [0.0] * 5
-    assert opened.scalar("weight") == 0.0
 
 
 def test_a_number_takes_one_word_on_a_known_grid_and_two_elsewhere():
@@ -116,3 +112,30 @@ def test_a_light_client_needs_no_grid_of_its_own_where_the_largest_weight_is_cer
     for value, weight in ((0.3, 50.0), (0.7, 1e6)):
         sums.add("state", torch.tensor([value], dtype=torch.float64), weight)
     assert float(sums.value("state")) == pytest.approx(0.3 * 50 + 0.7e6, abs=2e6 * 2**-48)
+
+
+NUMBER = st.one_of(st.integers(-3, 3), st.integers(1 - 2**680, 2**680 - 1))
+
+
+@given(st.integers(1, 5).flatmap(lambda size: st.lists(st.lists(NUMBER, min_size=size, max_size=size), min_size=1, max_size=5)))
+def test_totals_are_those_of_whole_numbers_and_words_cancel(clients):
+    layout = WholeLayout({"a": len(clients[0])}, {})
+    mask = torch.randint(-(2**63), 2**63 - 1, (layout.words,), dtype=torch.int64)
+    total = layout.zeros()
+    add_words(total, mask, layout)
+    for numbers in clients:
+        add_words(total, whole_to_words(numbers), layout)
+    add_words(total, mask, layout, -1)
+    assert words_to_whole(total) == [sum(column) for column in zip(*clients, strict=True)]
+
+
+def test_the_sums_of_the_largest_numbers_have_room_for_a_million_clients():
+    found = moments_of(torch.full((2**20, 1), -3.4e38))
+    numbers = [*found.counts, *found.totals, *found.squares]
+    assert 2**20 * max(map(abs, numbers)) < 2**703
+    assert words_to_whole(whole_to_words(numbers)) == numbers
+
+
+def test_a_number_that_could_leave_the_range_is_refused():
+    with pytest.raises(ClientError, match="A whole number is too large to be added under masks"):
+        whole_to_words([0, -(2**680)])

@@ -1,13 +1,26 @@
-"""Losses against closed forms and other implementations."""
+"""Losses against closed forms; ``val_loss`` is the plain one, and what clients trained with is ``val_adaptive_loss``."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from federations import Blobs, Consecutive, Plain, federate, trainer
+from torch import nn
 from torch.nn import functional as F
 
-from fl_lightning import CrossEntropy, F1WeightedCrossEntropy, ProximalLoss
+from fl_lightning import (
+    ClassificationTask,
+    CrossEntropy,
+    F1WeightedCrossEntropy,
+    FederatedDataModule,
+    FederationCallback,
+    ProximalLoss,
+    RegressionTask,
+    RobustLoss,
+)
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.0, 0.3, -2.0], [1.0, 1.0, 1.0], [-3.0, 4.0, 0.1]])
 LABELS = torch.tensor([0, 2, 1, 1])
@@ -55,3 +68,79 @@ def test_proximal_loss_adds_half_mu_times_the_squared_distance(inner):
     assert w.grad.tolist() == pytest.approx([1.5, -2.0])
     with torch.no_grad():
         assert loss(LOGITS, LABELS).item() == pytest.approx(inner(LOGITS, LABELS).item())
+
+
+class Seen(FederationCallback):
+    """The class weights that a round begins with, and what is logged of it."""
+
+    def __init__(self) -> None:
+        self.weights: list[torch.Tensor] = []
+        self.logged: list[dict[str, float]] = []
+
+    def on_round_start(self, trainer: Any, pl_module: Any, round_idx: int, cohort: tuple[int, ...]) -> None:
+        part = next(part for part in pl_module.loss.modules() if isinstance(part, F1WeightedCrossEntropy))
+        self.weights.append(part.class_weights.clone())
+
+    def on_round_end(self, trainer: Any, pl_module: Any, round_idx: int) -> None:
+        self.logged.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+        x, y = Blobs().val
+        logits = pl_module.network(x)
+        log_p = F.log_softmax(logits, dim=1)[torch.arange(len(y)), y]
+        self.logged[-1] |= {"plain": float(-log_p.mean()), "weighted": float(-(self.weights[-1][y] * log_p).mean())}
+
+
+@pytest.mark.parametrize("wrap", [lambda loss: loss, lambda loss: ProximalLoss(loss, 0.1)])
+def test_class_weights_do_not_enter_val_loss(wrap):
+    torch.manual_seed(0)
+    task, seen = ClassificationTask(Plain().net, 3, wrap(F1WeightedCrossEntropy(3))), Seen()
+    federate(task, 3, seen)
+    assert not torch.equal(seen.weights[0], seen.weights[2])
+    for logged in seen.logged:
+        assert logged["val_loss"] == pytest.approx(logged["plain"], rel=1e-5)
+        assert logged["val_adaptive_loss"] == pytest.approx(logged["weighted"], rel=1e-5)
+    assert seen.logged[2]["val_loss"] != pytest.approx(seen.logged[2]["val_adaptive_loss"], rel=0.05)
+
+
+def test_fit_and_validate_agree():
+    task = ClassificationTask(Plain().net, 3, F1WeightedCrossEntropy(3))
+    run = federate(task, 2)
+    fitted = {name: float(value) for name, value in run.callback_metrics.items() if name.startswith("val_")}
+    data = FederatedDataModule(Blobs(), Consecutive())
+    (validated,) = trainer(1).validate(task, data, verbose=False)
+    assert validated == pytest.approx({name: fitted[name] for name in validated}, rel=1e-6)
+    assert fitted.keys() - validated.keys() == {"val_adaptive_loss"}
+    (tested,) = trainer(1).test(task, data, verbose=False)
+    assert tested["test_loss"] == pytest.approx(fitted["val_loss"], rel=1e-6)  # the same examples
+
+
+class Line(Blobs):
+    """Numbers with outliers; targets of one column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("train", "val"):
+            x, _ = getattr(self, name)
+            noise = torch.randn(len(x), generator=torch.Generator().manual_seed(4))
+            setattr(self, name, (x, (x.sum(1) + 5 * noise**3)[:, None]))
+
+
+def test_a_robust_loss_is_measured_by_the_shape_and_scale_that_it_began_with():
+    task = RegressionTask(nn.Linear(4, 1), RobustLoss(2.0, 2.0, adapt_scale=True))
+    run = federate(task, 2, data=Line())
+    assert float(task.loss.shape) < 2
+    x, y = Line().val
+    squared = float((((task.network(x) - y) / 2.0) ** 2 / 2).mean())  # shape 2, scale 2
+    assert float(run.callback_metrics["val_loss"]) == pytest.approx(squared, rel=1e-5)
+    assert float(run.callback_metrics["val_adaptive_loss"]) < squared
+
+
+def test_examples_count_once_towards_what_a_loss_adapts_to(monkeypatch):
+    counted = []
+    monkeypatch.setattr(RobustLoss, "adapt", lambda self, signal: counted.append(int(signal.sum())))
+    federate(RegressionTask(nn.Linear(4, 1), RobustLoss()), 2, data=Line())
+    assert counted == [len(Line().val[0])] * 2
+
+
+def test_other_losses_have_one_name():
+    run = federate(ClassificationTask(Plain().net, 3, CrossEntropy()), 1)
+    assert "val_adaptive_loss" not in run.callback_metrics

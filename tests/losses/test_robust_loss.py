@@ -97,12 +97,6 @@ def test_the_partition_function_in_closed_form(shape, expected):
     assert log_partition(shape) == pytest.approx(math.log(expected), rel=2e-5)
 
 
-@pytest.mark.parametrize("shape", [0.25, 0.8, 1.7])
-def test_the_partition_function_by_quadrature(shape):
-    integral, _ = integrate.quad(lambda x: math.exp(-exact(x, shape, 1.0)), 0, math.inf, limit=500)
-    assert log_partition(shape) == pytest.approx(math.log(2 * integral), rel=1e-6)
-
-
 def test_counts_of_residuals_by_hand():
     counts = residual_counts(torch.tensor([0.0, 0.75, -0.75, 1.5, torch.nan, torch.inf, 1e-30, 1e30]))
     assert counts.sum() == 6
@@ -136,19 +130,6 @@ def test_shape_and_scale_are_where_scipy_finds_the_minimum():
     shape, scale = most_likely(residual_counts(torch.from_numpy(draws)), 1.0, 0.0, 2.0, fit_scale=True)
     assert shape == pytest.approx(2 / (1 + math.exp(-best.x[0])), abs=0.1)
     assert math.log(scale) == pytest.approx(best.x[1], abs=0.12)
-
-
-@given(st.permutations(range(6)), st.integers(1, 5))
-def test_neither_order_nor_ranks_change_the_counts(order, cut):
-    draws = torch.tensor([-3.1, 0.2, 1e-9, 5.0, -0.2, 70.0])
-    mixed = draws[torch.tensor(order)]
-    assert torch.equal(residual_counts(draws), residual_counts(mixed[:cut]) + residual_counts(mixed[cut:]))
-
-
-def test_nothing_seen_leaves_the_loss_mild_to_none():
-    none = residual_counts(torch.zeros(0))
-    assert most_likely(none, 0.3, 0.5, 1.5, fit_scale=True) == (1.5, 0.3)
-    assert most_likely(residual_counts(torch.zeros(9)), 0.3, 0.5, 1.5, fit_scale=True)[1] == 0.3
 
 
 class Numbers(Plain):
@@ -188,13 +169,3 @@ def test_in_a_module_of_ones_own_the_shape_follows_the_servers_residuals():
     assert float(module.loss.shape) == pytest.approx(min(grid, key=cost), abs=0.051)
     assert float(module.loss.shape) < 2.0
     assert float(run.callback_metrics["robust_loss/shape"]) == pytest.approx(float(module.loss.shape))
-
-
-@pytest.mark.parametrize("shape", [2.0, 1.0, 0.0, -2.0])
-def test_residuals_whose_square_overflows_leave_the_others_their_gradients(shape):
-    x = torch.tensor([1e25, -3e19, 0.5], requires_grad=True)
-    loss = robust_loss(x, torch.tensor(shape), torch.tensor(1.0))
-    loss.sum().backward()
-    assert torch.isfinite(loss).all()
-    assert torch.isfinite(x.grad).all()
-    assert float(x.grad[2]) > 0

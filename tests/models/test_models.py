@@ -103,9 +103,6 @@ def test_vgg_is_torchvisions_with_another_head():
     assert torch.equal(ours.eval()(images), ours.head(ours.backbone(images)))
 
 
-# ------------------------------------------------------------------ features that are kept
-
-
 class Pictures(ImageDataModule):
     def load(self):
         generator = torch.Generator().manual_seed(5)
@@ -177,15 +174,6 @@ def test_what_changes_and_other_data_are_not_kept(caplog):
         assert "not cached, but recomputed in every epoch: 'data.feature_noise' changes the images" in caplog.text
         federate(task(), 1, FeatureCache(), data=wrapped, partitioner=IIDPartitioner(2))
         assert "LightningDataModule is not an ImageDataModule" in caplog.text
-
-
-def test_a_frozen_backbone_stays_in_evaluation():
-    network = task().network.train()
-    assert network.head.training
-    assert not any(part.training for part in network.backbone.modules())
-    before = {name: tensor.clone() for name, tensor in network.backbone.state_dict().items()}
-    ours = train(False)[0]
-    assert all(torch.equal(ours[f"network.backbone.{name}"], tensor) for name, tensor in before.items())
 
 
 def test_what_never_changes_is_neither_sent_nor_aggregated():

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import LocalTraining, SecureAggregation, Standardized
-from fl_lightning.functional.exact_moments import Moments, moments_of, together
+from fl_lightning.functional.exact_moments import moments_of, together
 from fl_lightning.functional.small_counts import told, without_small
 
 UNIT = 2**172
@@ -34,8 +34,6 @@ class Shifted(Blobs):
         if missing:
             self.train[0][3, 1] = math.nan
 
-
-# ------------------------------------------------------------------ exact sums
 
 floats = st.floats(width=32, allow_infinity=False)
 
@@ -62,20 +60,6 @@ def test_means_and_deviations_are_numpys_of_the_joined_rows():
     assert np.allclose(found.means(), exact.mean(0).astype(float), rtol=1e-12, atol=0)
     assert np.allclose(found.deviations(), exact.std(0).astype(float), rtol=1e-12, atol=0)
 
-
-def test_images_have_a_mean_for_each_colour():
-    images = torch.rand(6, 3, 4, 5)
-    found = moments_of(images)
-    assert found.counts == (6 * 4 * 5,) * 3
-    assert np.allclose(found.means(), images.double().mean((0, 2, 3)), rtol=1e-14)
-
-
-def test_many_numbers_are_added_in_pieces():
-    numbers = torch.full((2**20 + 5, 1), 3.0)
-    assert moments_of(numbers) == Moments((2**20 + 5,), (3 * (2**20 + 5) * UNIT,), (9 * (2**20 + 5) * UNIT**2,))
-
-
-# ------------------------------------------------------------------ few rows
 
 small = st.lists(st.integers(0, 9), min_size=2, max_size=4)
 
@@ -157,9 +141,6 @@ class Many(Blobs):
     def __init__(self) -> None:
         super().__init__()
         self.train = (torch.arange(404.0).reshape(101, 4), torch.arange(101) % 2)
-
-
-# ------------------------------------------------------------------ in a federation
 
 
 def expected(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

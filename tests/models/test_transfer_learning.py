@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from federations import SIZES, Blobs, Plain, every_round, federate, same_bits, trainer, weights
-from lightning.pytorch.callbacks import BaseFinetuning, Callback
+from federations import Blobs, Plain, federate, same_bits, trainer, weights
+from lightning.pytorch.callbacks import BaseFinetuning
 
 from fl_lightning import AdaFed, FederationCallback, Krum, LocalOnly, LocalTraining, Scaffold, TopK, TransferLearning
 
@@ -75,22 +75,6 @@ def test_frozen_after_rounds_of_training():
     assert module.net[1].training
 
 
-def test_a_transform_sees_what_is_trained_only():
-    watch = Watch()
-    federate(plain(), 1, watch, TransferLearning(BACKBONE), transforms=[TopK(1 / 3, error_feedback=False)])
-    assert watch.bytes == [3 * 9 * 8]  # a third of 27 values, each with its place, in 4 bytes
-
-
-@pytest.mark.slow
-def test_a_run_that_is_resumed_where_it_thaws_is_the_same(tmp_path):
-    whole, parts = plain(), plain()
-    federate(whole, 4, TransferLearning(BACKBONE, thaw_after=2))
-    flags = {"enable_checkpointing": True}
-    federate(plain(), 2, TransferLearning(BACKBONE, thaw_after=2), every_round(tmp_path), flags=flags)
-    federate(parts, 4, TransferLearning(BACKBONE, thaw_after=2), ckpt_path=str(tmp_path / "last.ckpt"))
-    assert same_bits(weights(whole), weights(parts))
-
-
 def test_without_a_federation():
     module = plain()
     before = weights(module)
@@ -100,37 +84,6 @@ def test_without_a_federation():
     thawed = plain()
     trainer(2, TransferLearning(BACKBONE, thaw_after=1)).fit(thawed, Blobs())
     assert not torch.equal(thawed.net[0].weight, before["net.0.weight"])
-
-
-def test_a_callback_that_freezes_and_thaws_by_hand():
-    """After each round, the global model is the mean of the clients' models, whatever is trained in it."""
-
-    class Mean(Watch):
-        def on_round_start(self, *args: Any) -> None:
-            super().on_round_start()
-            self.sent: list[torch.Tensor] = []
-
-        def on_client_end(self, run: Any, module: Any, update: Any) -> None:
-            super().on_client_end(run, module, update)
-            self.sent.append(update.num_examples * update.state.double())
-
-        def on_round_end(self, run: Any, module: Any, round_idx: int) -> None:
-            super().on_round_end(run, module, round_idx)
-            trained = [p.detach().reshape(-1) for p in module.parameters() if p.requires_grad]
-            mean = sum(self.sent) / sum(SIZES)
-            torch.testing.assert_close(torch.cat(trained).double(), mean, rtol=0, atol=1e-6)
-
-    class ByHand(Callback):
-        def on_train_epoch_start(self, run: Any, module: Any) -> None:
-            module.net[0].requires_grad_(run.current_epoch >= 2)
-
-    torch.manual_seed(3)
-    module, watch = Plain(), Mean()
-    before = weights(module)
-    federate(module, 4, watch, ByHand())
-    assert watch.lengths == [{HEAD}, {HEAD}, {HEAD + 40}, {HEAD + 40}]
-    assert torch.equal(watch.weights[1]["net.0.weight"], before["net.0.weight"])
-    assert not torch.equal(watch.weights[2]["net.0.weight"], watch.weights[3]["net.0.weight"])
 
 
 def test_lightnings_freezing_of_batchnorm_ends_with_the_thaw():

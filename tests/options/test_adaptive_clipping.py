@@ -13,11 +13,7 @@ from by_hand import flat
 from federations import Plain, federate
 from private_runs import NO_NOISE
 
-from fl_lightning import (
-    ClientPrivacy,
-    FedAvg,
-    FederationCallback,
-)
+from fl_lightning import ClientPrivacy, FedAvg, FederationCallback
 from fl_lightning.functional.adaptive_norm import AdaptiveNorm, noise_of_changes
 
 GAMMA, RATE = 0.3, 0.2
@@ -39,9 +35,6 @@ def fit(norm, z=NO_NOISE, rounds=4, **more):
     privacy = ClientPrivacy(norm, z, delta=1e-3, **{"target_quantile": GAMMA, "norm_rate": RATE, "noise_seed": 7, **more})
     settings = {"strategy": FedAvg("uniform"), "transforms": [privacy], "flags": {"precision": "64-true"}}
     return module, norms.seen, federate(module, rounds, norms, **settings)
-
-
-# ---------------------------------------------------------------- what it costs
 
 
 @pytest.mark.parametrize(("z", "sigma"), [(1.0, 5.0), (0.5, 0.3), (8.0, 10.0)])
@@ -70,9 +63,6 @@ def test_the_noise_of_changes_by_hand():
     drawn = shake.normals(len(finals[0]), shake.key_of(7), 0, -1, 0, 0, "transform 0")
     by_hand = (1 - 1 / 1.6**2) ** -0.5 * 0.5 / 3 * np.array(drawn)
     np.testing.assert_allclose(finals[1] - finals[0], by_hand, atol=1e-7)
-
-
-# ---------------------------------------------------------------- the norm
 
 
 @pytest.mark.parametrize(("norm", "share"), [(1e6, 1.0), (1e-6, 0.0)])
@@ -119,16 +109,6 @@ def test_replacing_a_client_moves_the_count_by_at_most_one(changed):
         adaptive.note(1, norm)
         counts.append(adaptive.take_count([0, 1]))
     assert counts[0] - counts[1] == 1.0
-
-
-def test_a_new_fit_begins_with_the_first_norm():
-    privacy, seen = ClientPrivacy(0.5, 2.0, delta=1e-3, target_quantile=GAMMA, noise_seed=7), []
-    for _ in range(2):
-        norms = Norms()
-        torch.manual_seed(0)
-        federate(Plain(), 2, norms, strategy=FedAvg("uniform"), transforms=[privacy])
-        seen.append(norms.seen)
-    assert seen[0] == seen[1]
 
 
 def test_sites_would_have_to_send_a_count():

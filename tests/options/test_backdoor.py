@@ -7,36 +7,16 @@ import numpy as np
 import pytest
 import torch
 from federations import Consecutive, Plain, federate
+from listed import Listed
 from poisoning import mislabel
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from fl_lightning import (
-    Attackers,
-    Backdoor,
-    FederatedDataModule,
-    LocalTraining,
-    PermutedLabels,
-    ScaledUpdate,
-)
-from fl_lightning.options.attackers.measures import TriggeredImages
+from fl_lightning import Attackers, Backdoor, FederatedDataModule, LocalTraining, PermutedLabels, ScaledUpdate
 
 FIVE = (30, 41, 52, 27, 50)
-
-
-class Lines(Dataset):
-    """The same examples, one by one."""
-
-    def __init__(self, *tensors):
-        self.tensors = tensors
-
-    def __len__(self):
-        return len(self.tensors[0])
-
-    def __getitem__(self, index):
-        return self.tensors[0][index], int(self.tensors[1][index])
 
 
 class Digits(L.LightningDataModule):
@@ -49,7 +29,7 @@ class Digits(L.LightningDataModule):
         images = (images * 255).round().to(dtype) if dtype == torch.uint8 else images.to(dtype)
         labels = torch.from_numpy(found.target)
         size = sum(FIVE)
-        kind = TensorDataset if tensors else Lines
+        kind = TensorDataset if tensors else Listed
         self.train, self.val = kind(images[:size], labels[:size]), (images[size : size + 301], labels[size : size + 301])
 
     def train_dataloader(self):
@@ -147,10 +127,3 @@ def test_the_success_rate_is_that_of_the_aggregated_model():
     assert successes[-1] > successes[0] + 0.1, "the attack teaches nothing"
     federate(Reader(), 1, watch, data=data, partitioner=Consecutive(FIVE))
     assert watch.seen[-1][0] is None  # without a backdoor
-
-
-def test_the_triggered_set_leaves_the_targets_own_images_out():
-    images, labels = Digits().val
-    batches = list(TriggeredImages(DataLoader(TensorDataset(images, labels), batch_size=2), Backdoor(target=int(labels[0]))))
-    assert sum(len(y) for _, y in batches) == int((labels != labels[0]).sum())
-    assert {int(c) for _, y in batches for c in y} == {int(labels[0])}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 
-import numpy as np
 import pytest
 import shake
 import torch
@@ -15,18 +14,12 @@ from by_hand import B, averaged
 from federations import SIZES, Blobs, Plain, federate, same_bits, trainer, weights
 from hypothesis import given
 from hypothesis import strategies as st
+from listed import AtHand, Listed
 from private_runs import NO_NOISE, logged
-from scipy import stats
-from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from fl_lightning import (
-    ConfigurationError,
-    ExamplePrivacy,
-    FedAvg,
-    LocalTraining,
-)
+from fl_lightning import ConfigurationError, ExamplePrivacy, FedAvg, LocalTraining
 from fl_lightning.core import ClientContext
 from fl_lightning.data.tensor_loader import PoissonBatches
 from fl_lightning.functional.keyed_noise import SecretKey
@@ -70,13 +63,6 @@ def test_each_examples_gradient_is_clipped():
     assert_follows(torch.float64, step, local=local, batchnorm=False, momentum=0.9, tolerance=1e-6)
 
 
-def test_a_mean_over_examples_is_a_loss():
-    """Others are refused before the first round."""
-    module = Plain()
-    module.loss = nn.CrossEntropyLoss()
-    ExamplePrivacy(1.0, 1.0).check_module("32-true", module)
-
-
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_batches_are_drawn_by_coins(batch_size):
     """Batches of any size, empty ones too, which move nothing."""
@@ -107,28 +93,9 @@ def test_batches_are_drawn_by_coins(batch_size):
         torch.testing.assert_close(module.net.state_dict()[name], value, rtol=1e-5, atol=1e-5)
 
 
-class Rows(Dataset):
-    """The same examples, one by one."""
-
-    def __init__(self, *tensors):
-        self.tensors = tensors
-
-    def __len__(self):
-        return len(self.tensors[0])
-
-    def __getitem__(self, index):
-        return tuple(tensor[index] for tensor in self.tensors)
-
-
-class OneByOne(Blobs):
-    workers = 0
-
+class ByWorkers(AtHand):
     def train_dataloader(self):
-        return DataLoader(Rows(*self.train), batch_size=self.batch_size, shuffle=True, num_workers=self.workers)
-
-
-class ByWorkers(OneByOne):
-    workers = 1
+        return DataLoader(Listed(*self.train), batch_size=self.batch_size, shuffle=True, num_workers=1)
 
 
 def test_what_opacus_leaves_on_layers_is_not_the_modules_state(recwarn):
@@ -139,7 +106,7 @@ def test_what_opacus_leaves_on_layers_is_not_the_modules_state(recwarn):
 @pytest.mark.slow
 def test_examples_that_are_read_one_by_one_are_drawn_alike():
     finals = []
-    for source in (Blobs, OneByOne, ByWorkers):
+    for source in (Blobs, AtHand, ByWorkers):
         torch.manual_seed(0)
         module = Plain()
         federate(module, 2, data=source(), local=LocalTraining(privacy=ExamplePrivacy(0.5, 0.8, noise_seed=1)))
@@ -160,20 +127,6 @@ def test_poisson_batches(size, batch_size, seed):
         assert batch == [0] if persons is None else persons.tolist() == list(range(len(batch)))
     if batch_size >= size:
         assert drawn == [list(range(size))]
-
-
-def test_coins_have_their_probability():
-    """20,000 coins of 0.15, and no two examples that come together more often than they should."""
-    batches = PoissonBatches(20, 3, coins(0))
-    there = np.zeros((0, 20))
-    for _ in range(150):
-        rows = np.zeros((len(batches), 20))
-        for row, batch in zip(rows, batches, strict=True):
-            if batches.drawn.popleft() is not None:
-                row[batch] = 1
-        there = np.concatenate([there, rows])
-    assert stats.binomtest(int(there.sum()), there.size, 0.15).pvalue > 1e-3
-    assert stats.binomtest(int((there[:, 0] * there[:, 1]).sum()), len(there), 0.15**2).pvalue > 1e-3
 
 
 def test_flags_of_batches_drawn_ahead_are_forgotten():

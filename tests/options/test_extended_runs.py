@@ -35,9 +35,6 @@ def exact(paid):
     return gaussian_epsilon(1 / math.sqrt(sum(1 / z**2 for z in paid)) / 2, DELTA)
 
 
-# ---------------------------------------------------------------- the sum over groups of noise
-
-
 def composed(history, delta, delta_error):
     """Return the least and largest epsilon of unlike Gaussian sums over Poisson samples, by another accountant."""
     accountant = PRVAccountant()
@@ -62,9 +59,6 @@ def test_cohorts_that_are_split_into_groups_cost_what_they_cost_together():
     assert epsilon_of_releases(parts, 1e-5) == pytest.approx(epsilon_of_clients(4.0, 3, 10, 20, 1e-5), rel=1e-6)
 
 
-# ---------------------------------------------------------------- whole runs
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", ["central", "local"])
 def test_an_extended_run_of_all_clients_ends_at_its_target_by_closed_form(noise, tmp_path):
@@ -82,19 +76,6 @@ def test_an_extended_run_of_all_clients_ends_at_its_target_by_closed_form(noise,
     saved = torch.load(last(tmp_path), weights_only=False)
     (state,) = (one["options"] for key, one in saved["callbacks"].items() if "Orchestrator" in key)
     assert state["transforms"]["budget"] == {"rounds": 7, "first": 2, "done": 7, "noise": {"clients": second}}
-
-
-@pytest.mark.slow
-def test_an_extended_run_of_cohorts_ends_at_its_target(tmp_path):
-    """Two of three clients, against what two federations attain."""
-    cohorts = extending(clients_per_round=2)
-    fit(tmp_path, 4, stop_after(2), **cohorts)
-    _, logged = fit(tmp_path, 6, ckpt_path=last(tmp_path), **cohorts)
-    paid = noises(tmp_path)
-    low, high = composed([(z / 2, 2 / 3, 1) for z in paid], DELTA, 1e-6)
-    assert len(paid) == 6
-    assert low <= logged["federation/epsilon_of_clients"] <= TARGET
-    assert high >= 0.88 * TARGET
 
 
 @pytest.mark.slow
@@ -127,15 +108,6 @@ def test_each_of_two_options_is_extended_if_both_ask_for_it(tmp_path):
     for unit in ("clients", "examples"):
         assert 0.99 * TARGET <= logged[f"federation/epsilon_of_{unit}"] <= TARGET
         assert len(set(noises(tmp_path, unit))) == 2
-
-
-def test_a_simulation_is_extended_without_a_ledger(tmp_path):
-    fit(tmp_path, 4, stop_after(2), **extending(seeded=1))
-    _, logged = fit(tmp_path, 6, ckpt_path=last(tmp_path), **extending(seeded=1))
-    assert 0.99 * TARGET <= logged["federation/epsilon_of_clients"] <= TARGET
-
-
-# ---------------------------------------------------------------- again and again
 
 
 def test_without_more_rounds_the_noise_is_the_same_to_the_bit(stopped, tmp_path):

@@ -10,25 +10,13 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
-from masked_cohort import (
-    PUBLIC,
-    Cohort,
-    changed,
-    described,
-    plain,
-    random_bytes,
-    random_values,
-    same,
-    wrong_shares,
-)
+from masked_cohort import PUBLIC, Cohort, changed, described, plain, random_bytes, random_values, same, wrong_shares
 
 from fl_lightning.errors import ClientError, ProtocolError
 from fl_lightning.options.secure_aggregation.client import MaskingClient
 from fl_lightning.options.secure_aggregation.description import least_of
 from fl_lightning.options.secure_aggregation.keys import KeyRing
-from fl_lightning.options.secure_aggregation.messages import (
-    packed_announcement,
-)
+from fl_lightning.options.secure_aggregation.messages import packed_announcement
 
 
 @given(st.sets(st.integers(0, 11), min_size=3, max_size=8), st.data())

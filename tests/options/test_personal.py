@@ -19,12 +19,10 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
 from fl_lightning import (
-    AdaFed,
     BestCheckpoint,
     CheckpointError,
     ClientEvaluation,
     ClientPrivacy,
-    Faults,
     FederatedDataModule,
     FederatedOrchestrator,
     FedLoss,
@@ -82,9 +80,6 @@ def by_hand(names: list[str], rounds: int = 3) -> list[nn.Module]:
             for state in states:
                 state[name].copy_(shared)
     return clients
-
-
-# ------------------------------------------------------------------ oracles
 
 
 @pytest.mark.parametrize(("part", "engine"), [(NORM, "trainer"), (HEAD, "stacked")])
@@ -158,17 +153,6 @@ def test_fine_tuning_starts_from_the_clients_own_part_and_alone_from_the_start()
         assert float(row[4]) == pytest.approx(float(client_scores(longer)[2][client]), rel=1e-12)
 
 
-def test_a_client_that_fails_keeps_what_it_had():
-    """Client 1's data are not numbers: its update is refused, and so is the part that it trained."""
-    torch.manual_seed(3)
-    source = Blobs()
-    source.train[0][SIZES[0] : SIZES[0] + SIZES[1]] = torch.nan
-    federation = FederatedOrchestrator(personal=[HEAD], faults=Faults("skip"))
-    with pytest.warns(UserWarning, match="without client 1"):
-        trainer(2, federation).fit(Plain(batchnorm=True), FederatedDataModule(source, Consecutive()))
-    assert [len(federation._run.memory.held(client)) for client in range(3)] == [2, 0, 2]
-
-
 @pytest.mark.parametrize(
     "settings",
     [{}, {"strategy": FedNova()}, {"strategy": Scaffold()}, {"transforms": [TopK(0.5)]}, {"route": Mediators(2)}],
@@ -199,9 +183,6 @@ def test_client_privacy_allows_personal_batch_norm_and_says_that_it_has_none(cap
     assert "Each client keeps 5 tensors for itself: net.1.weight, net.1.bias, net.1.running_mean" in caplog.text
 
 
-# ------------------------------------------------------------------ which tensors
-
-
 def test_what_matches():
     class Tied(nn.Module):
         server_buffers = ("given",)
@@ -228,8 +209,6 @@ def test_what_matches():
     assert names(PersonalPart(names="*")) == ("encoder.weight", "decoder.weight", "head.0.weight", "head.0.bias", *norm)
 
 
-# ------------------------------------------------------------------ what decides
-
 EVALUATED = {"data": {"client_test": 0.3}, "client_evaluation": ClientEvaluation(1, "val_acc")}
 
 
@@ -244,9 +223,6 @@ def test_monitors_see_the_clients_mean_weighted_by_examples(tmp_path):
     assert torch.load(tmp_path / "best.ckpt", weights_only=True)["epoch"] == means.index(max(means))
     assert stop.stopped_epoch == len(means) - 1 < 8
     assert run.limit_val_batches == 1.0  # as the user had it
-
-
-# ------------------------------------------------------------------ export
 
 
 def test_an_export_is_a_clients_complete_model(tmp_path, capsys):
@@ -297,12 +273,3 @@ def test_fedloss_weighs_by_the_losses_of_complete_models():
         expected = world.evaluate(net, nn.functional.cross_entropy, world.x[held], world.y[held])
         assert update.weight == pytest.approx(expected, rel=1e-6)  # losses are logged in float32
     assert len({update.weight for update in sent.updates}) == 3
-
-
-def test_scores_of_the_clients_own_still_weigh():
-    """AdaFed by each client's score of its complete model on its own validation part, against the average by hand."""
-    sent = Collect()
-    data = {"client_validation": 0.3}
-    fit(1, sent, personal=[HEAD], strategy=AdaFed("val_acc", scored_by="clients"), data=data)
-    assert all(update.local_score is not None for update in sent.updates)
-    assert {update.weight for update in sent.updates} == {update.local_score for update in sent.updates}

@@ -40,8 +40,6 @@ from fl_lightning import (
 from fl_lightning.functional.spending import Spendings
 from fl_lightning.options.privacy_account.server import ledger_in
 
-# ---------------------------------------------------------------- what it costs
-
 
 def of_examples(steps_and_rates):
     """By another library, up to its error; the noise is that of MODES."""
@@ -172,9 +170,6 @@ def test_runs_that_share_a_folder_are_told_apart(tmp_path, recwarn):
     assert len({line["run"] for line in lines(tmp_path)}) == 2
     assert "federation/noise_is_simulated" not in first  # without a noise seed
     assert not any("noise_seed" in str(warning.message) for warning in recwarn)
-
-
-# ---------------------------------------------------------------- a resume
 
 
 DAMAGED = [broken + "%s" for broken in ("{not json}\n", "3\n", '{"run": 1\n', "\x00\x00\n", '{"round": 1}\n')]

@@ -17,20 +17,10 @@ from launching import launch
 from private_runs import DELTA, Fails, Unlucky, clients, examples, fit, last, lines, stop_after
 from run_private import MODES
 
-from fl_lightning import (
-    Availability,
-    CheckpointError,
-    Faults,
-    FedAvg,
-    FedCyclic,
-    PartialWork,
-    SecureAggregation,
-)
+from fl_lightning import Availability, CheckpointError, Faults, FedAvg, FedCyclic, PartialWork, SecureAggregation
 from fl_lightning.errors import FederationError
 from fl_lightning.functional import epsilon_of_clients, epsilon_of_examples
 from fl_lightning.functional.noise_search import least_noise
-
-# ---------------------------------------------------------------- the search
 
 
 @pytest.mark.parametrize(("target", "rounds"), [(0.5, 100), (1.0, 1), (8.0, 1), (8.0, 100)])
@@ -62,9 +52,6 @@ def test_the_worst_case_decides_wherever_it_stands():
     noise = least_noise(1.0, [3.0, 1.0, 7.0, 2.0], lambda z, size: size / z)
     assert 0.99 <= 7.0 / noise <= 1.0
     assert least_noise(1.0, [1e7], lambda z, size: size / z) is None
-
-
-# ---------------------------------------------------------------- a whole run
 
 
 def spent_in(folder, settings, unit, target, least=0.99):
@@ -130,9 +117,6 @@ def test_two_options_have_each_their_own_target(tmp_path):
     _, logged = fit(tmp_path, **clients(3.0) | examples(2.0))
     assert 2.97 <= logged["federation/epsilon_of_clients"] <= 3.0
     assert 1.98 <= logged["federation/epsilon_of_examples"] <= 2.0
-
-
-# ---------------------------------------------------------------- never above
 
 
 @pytest.mark.parametrize("settings", [clients, pytest.param(examples, marks=pytest.mark.slow)])
@@ -211,9 +195,6 @@ def test_five_kills_do_not_exceed_the_target(tmp_path):
     assert [line["round"] for line in lines(tmp_path) if "drawn" in line] == [0, 1, 2, 2]
 
 
-# ---------------------------------------------------------------- before a run
-
-
 def table_of(text):
     return [row for row in csv.DictReader(text[text.index("privacy of,") :].splitlines()) if row["epsilon"]]
 
@@ -241,16 +222,6 @@ def test_the_command_shows_epsilon_against_rounds_cohort_and_noise(fl):
     status, text = fl("privacy", "--config", ADAFED, *SMALL, *four, *more, "--layout=markdown")
     assert "| clients | as configured | 4 | 4 | 8 |" in text
     assert not Path("runs").exists()
-
-
-@pytest.mark.slow
-def test_the_command_shows_epsilon_of_the_examples_of_the_worst_client(fl):
-    privacy = "{max_grad_norm: 1.0, target_epsilon: 2.0, delta: 1.0e-3}"
-    status, text = fl("privacy", "--config", ADAFED, *SMALL, f"--federation.local.privacy={privacy}", "--layout=csv")
-    assert status == 0, text
-    rows = table_of(text)
-    assert {row["what varies"] for row in rows} == {"as configured", "rounds", "noise", "target epsilon"}
-    assert 1.98 <= float(rows[0]["epsilon"]) <= 2.0
 
 
 @pytest.mark.slow

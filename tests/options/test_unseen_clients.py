@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from federations import CLASSES, Blobs, Consecutive, Plain, blobs, same_bits, trainer, weights
+from federations import CLASSES, Blobs, Cohorts, Consecutive, Plain, blobs, same_bits, trainer, weights
 from torch.utils.data import Subset, TensorDataset
 from torchmetrics.functional.classification import multiclass_accuracy
 
@@ -21,7 +21,6 @@ from fl_lightning import (
     FedAvg,
     FederatedDataModule,
     FederatedOrchestrator,
-    FederationCallback,
     FedLoss,
     IIDPartitioner,
     LabelAveraging,
@@ -63,19 +62,6 @@ def fit(data: FederatedDataModule, rounds: int = 2, *more: Any, ckpt_path: str |
 def accuracy(module: Plain, dataset: TensorDataset) -> float:
     x, y = dataset.tensors
     return float(multiclass_accuracy(module(x), y, CLASSES, average="micro"))
-
-
-class Cohorts(FederationCallback):
-    """Who took part."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[int, ...]] = []
-
-    def on_round_start(self, trainer: Any, pl_module: Any, round_idx: int, cohort: tuple[int, ...]) -> None:
-        self.seen.append(cohort)
-
-
-# ---------------------------------------------------------------- what is evaluated
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25])
@@ -125,9 +111,6 @@ def test_own_test_sets_of_held_out_clients_are_used_and_the_server_does_not_get_
     assert float(fitted.callback_metrics["federation/client_worst"]) == pytest.approx(min(values[name] for name in "bde"))
     server = (5 * values["b"] + 7 * values["d"] + 8 * values["e"]) / 20
     assert float(fitted.callback_metrics["val_acc"]) == pytest.approx(server)
-
-
-# ---------------------------------------------------------------- no influence
 
 
 @pytest.mark.parametrize(
@@ -202,9 +185,6 @@ def test_the_centralized_baseline_does_not_read_them():
     assert torch.equal(read.sort(0).values, expected.sort(0).values)
 
 
-# ---------------------------------------------------------------- what draws and counts
-
-
 def test_a_share_of_the_clients_per_round_is_one_of_the_others():
     cohorts = Cohorts()
     data = FederatedDataModule(Blobs(60), IIDPartitioner(10, seed=3), held_out_clients=0.2)
@@ -234,9 +214,6 @@ def test_a_share_and_a_number_are_drawn_with_the_seed_and_leave_the_data_divided
     for seed in range(2000):
         counts[chosen(3, names, seed)] += 1
     assert (counts / 2000 - 0.3).abs().max() < 0.05  # five standard deviations
-
-
-# ---------------------------------------------------------------- own parts and models
 
 
 def test_parts_of_their_own_are_those_of_a_client_that_has_not_trained():

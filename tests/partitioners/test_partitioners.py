@@ -1,14 +1,30 @@
-"""Partitions: nobody lost, nobody twice, exactly the counts that were asked for."""
+"""Partitions: nobody lost, nobody twice, and what each partitioner promises, on labels of every kind."""
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from random_labels import MNIST, assert_shared_out, betas, clients_of, few_labels, mixed, seeds, split, table_of
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from fl_lightning import DataError, IIDPartitioner, TablePartitioner
+from fl_lightning import (
+    AdaFedSimulation1,
+    ClassesPartitioner,
+    ColumnPartitioner,
+    DataError,
+    DirichletPartitioner,
+    DomainPartitioner,
+    IIDPartitioner,
+    Partition,
+    QuantityPartitioner,
+    ShardPartitioner,
+    TablePartitioner,
+)
 from fl_lightning.data.labels import read_labels
 from fl_lightning.functional import scale_table
 
@@ -58,12 +74,6 @@ def test_adafeds_table_on_400_digits_of_each_class():
     assert scale_table([[1], [997], [1], [1]], [5]) == [[1], [2], [1], [1]]
 
 
-def test_a_table_that_asks_for_too_much_may_be_scaled():
-    labels = torch.tensor([0, 0, 1, 1, 1])
-    parts = TablePartitioner([[1, 2], [0, 2]], scale_to_fit=True).partition(5, labels)
-    assert sum(len(p) for p in parts) <= 5
-
-
 class Pairs(Dataset):
     def __init__(self, labels):
         self.pairs = [(torch.zeros(2), label) for label in labels]
@@ -91,3 +101,180 @@ def test_labels_are_read_however_a_dataset_gives_them():
         assert read_labels(dataset).tolist() == labels
     assert read_labels(ConcatDataset([WithTargets(labels), Subset(tensors, [3, 0])])).tolist() == [*labels, 1, 2]
     assert read_labels(ConcatDataset([Pairs([5]), tensors])).tolist() == [5, *labels]
+
+
+@pytest.mark.parametrize("make", [DirichletPartitioner, partial(DirichletPartitioner, capped=False), QuantityPartitioner])
+@given(few_labels, clients_of, betas, st.integers(1, 4), seeds)
+def test_random_shares_lose_nobody(make, labels, clients, beta, least, seed):
+    partition = split(make(num_clients=clients, beta=beta, min_examples=least, seed=seed), labels)
+    if partition is None:
+        assert clients > 1 or len(labels) < least
+        return
+    assert_shared_out(partition, clients, range(len(labels)))
+    assert min(len(part) for part in partition) >= least
+
+
+@given(few_labels, clients_of, st.integers(1, 4), seeds)
+def test_shards_are_equal_and_bound_the_classes_of_a_client(labels, clients, each, seed):
+    partition = split(ShardPartitioner(clients, each, seed), labels)
+    if partition is None:
+        assert len(labels) < clients * each
+        return
+    assert_shared_out(partition, clients, range(len(labels)))
+    sizes = [len(part) for part in partition]
+    assert max(sizes) - min(sizes) <= each
+    held = [len(labels[part].unique()) for part in partition]
+    present, smallest = len(labels.unique()), labels.bincount()[labels.unique()].min()
+    assert sum(held) <= clients * each + present - 1
+    if smallest >= -(-len(labels) // (clients * each)):
+        assert max(held) <= 2 * each
+
+
+@given(few_labels, clients_of, st.integers(1, 4), seeds)
+def test_every_client_holds_exactly_c_classes(labels, clients, wanted, seed):
+    counts = [count for count in labels.bincount().tolist() if count]
+    partition = split(ClassesPartitioner(clients, wanted, seed), labels)
+    if partition is None:
+        fits = wanted <= len(counts) <= clients * wanted
+        assert not fits or min(counts) < -(-clients * wanted // len(counts))
+        return
+    assert_dealt(partition, labels, clients, wanted)
+
+
+def assert_dealt(partition, labels, clients, wanted):
+    assert_shared_out(partition, clients, range(len(labels)))
+    table = np.array(table_of(partition, labels, 7))[:, labels.unique().numpy()]
+    assert ((table > 0).sum(1) == wanted).all()
+    holders = (table > 0).sum(0)
+    assert holders.max() - holders.min() <= 1
+    shares = [column[column > 0] for column in table.T]
+    assert all(share.max() - share.min() <= 1 for share in shares)
+
+
+@given(st.lists(st.integers(-3, 6), min_size=1, max_size=60).map(torch.tensor), st.integers(1, 9))
+def test_a_client_for_every_value_of_a_column(column, least):
+    values = [v for v in range(-3, 7) if (column == v).sum() >= least]
+    partition = split(ColumnPartitioner("user", least), column)
+    if partition is None:
+        assert not values
+        return
+    assert partition.names == tuple(str(value) for value in values)
+    assert [part.tolist() for part in partition] == [(column == value).nonzero().flatten().tolist() for value in values]
+
+
+@given(few_labels, st.integers(1, 4), seeds)
+def test_domains_are_shared_evenly_by_their_clients(domains, several, seed):
+    partition = split(DomainPartitioner(several, seed), domains)
+    values, counts = domains.unique(return_counts=True)
+    if partition is None:
+        assert counts.min() < several
+        return
+    assert_shared_out(partition, len(values) * several, range(len(domains)))
+    for client, part in enumerate(partition):
+        domain = client // several
+        assert (domains[part] == values[domain]).all()
+        assert len(part) in (counts[domain] // several, -(-counts[domain] // several))
+
+
+@pytest.mark.parametrize(
+    "partitioner",
+    [
+        lambda seed: IIDPartitioner(seed=seed),
+        lambda seed: DirichletPartitioner(seed=seed),
+        lambda seed: QuantityPartitioner(seed=seed),
+        lambda seed: ShardPartitioner(seed=seed),
+        lambda seed: ClassesPartitioner(seed=seed),
+        lambda seed: DomainPartitioner(3, seed),
+        lambda seed: AdaFedSimulation1(seed=seed),
+        lambda seed: TablePartitioner([[30] * 10] * 5, seed),
+    ],
+)
+def test_a_seed_decides(partitioner):
+    labels = torch.arange(10).repeat(700)
+    one, same, other = (partitioner(seed).partition(7000, labels) for seed in (1, 1, 2))
+    assert torch.equal(one.order, same.order)
+    assert torch.equal(one.offsets, same.offsets)
+    assert not torch.equal(one.order, other.order)
+
+
+def breaches(partition, labels, clients):
+    """How often a client was given some of a class although it held n / K examples before."""
+    held, found = [0] * clients, 0
+    for row in np.array(table_of(partition, labels, int(labels.max()) + 1)).T.tolist():
+        found += sum(1 for count, before in zip(row, held, strict=True) if count and before * clients >= len(labels))
+        held = [before + count for count, before in zip(row, held, strict=True)]
+    return found
+
+
+def test_the_cap_is_what_keeps_clients_from_more():
+    labels = torch.arange(8).repeat(100)
+    found = dict.fromkeys((True, False), 0)
+    for capped in found:
+        for seed in range(10):
+            partition = DirichletPartitioner(5, 0.5, capped, min_examples=1, seed=seed).partition(800, labels)
+            found[capped] += breaches(partition, labels, 5)
+    assert found[True] == 0 < found[False]
+
+
+@pytest.mark.parametrize(("partitioner", "least"), [(DirichletPartitioner, 50), (QuantityPartitioner, 15)])
+def test_draws_again_until_everybody_has_enough(partitioner, least):
+    labels = torch.arange(4).repeat(100)
+    again = 0
+    for seed in range(20):
+        first = partitioner(4, 1.0, min_examples=1, seed=seed).partition(400, labels).sizes.min()
+        enough = partitioner(4, 1.0, min_examples=least, seed=seed).partition(400, labels).sizes.min()
+        assert enough >= least
+        again += int(first < least)
+    assert again > 0
+
+
+def test_adafeds_first_simulation_on_mnist():
+    """5,500 where there are as many once client 5 has its 500, otherwise the class's size less 500."""
+    labels = mixed(MNIST)
+    partition = AdaFedSimulation1().partition(60000, labels)
+    assert table_of(partition, labels, 10) == [
+        [100, 5500, 0, 0, 0, 0, 0, 0, 0, 0],
+        [0, 0, 5458, 5500, 0, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 5342, 200, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0, 0, 5418, 5500, 0, 0],
+        [0, 0, 0, 0, 0, 0, 0, 0, 5351, 5449],
+        [500] * 10,
+    ]
+    assert len(set(partition.order.tolist())) == 100 + 5500 + 5458 + 5500 + 5342 + 200 + 5418 + 5500 + 5351 + 5449 + 5000
+    assert table_of(AdaFedSimulation1(in_total=True).partition(60000, labels), labels, 10) == [
+        [100, 2750, 0, 0, 0, 0, 0, 0, 0, 0],
+        [0, 0, 2750, 2750, 0, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 2750, 200, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0, 0, 2750, 2750, 0, 0],
+        [0, 0, 0, 0, 0, 0, 0, 0, 2750, 2750],
+        [500] * 10,
+    ]
+
+
+CLASSES, USERS = torch.arange(10).repeat(20_000), torch.arange(10_000).repeat(20)
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "column"),
+    [
+        (IIDPartitioner(10_000), CLASSES),
+        (DirichletPartitioner(10_000, 100.0, min_examples=1), CLASSES),
+        (QuantityPartitioner(10_000, 100.0, min_examples=1), CLASSES),
+        (ShardPartitioner(10_000), CLASSES),
+        (ClassesPartitioner(10_000), CLASSES),
+        (ColumnPartitioner("user"), USERS),
+        (DomainPartitioner(10), USERS // 10),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_ten_thousand_clients_are_one_tensor(partitioner, column):
+    partition = partitioner.partition(len(column), column)
+    assert isinstance(partition, Partition)
+    assert len(partition) == 10_000
+    assert partition.order.dtype == partition.offsets.dtype == torch.int64
+    assert partition.order.bincount(minlength=len(column)).eq(1).all()
+    assert partition.offsets[[0, -1]].tolist() == [0, len(column)]
+    assert partition.sizes.min() >= 1
+    held = [value for name, value in vars(partition).items() if name != "names"]
+    assert [type(value) for value in held] == [torch.Tensor, torch.Tensor]
+    assert partition[9_999].untyped_storage().data_ptr() == partition.order.untyped_storage().data_ptr()

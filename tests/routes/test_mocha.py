@@ -32,7 +32,6 @@ from fl_lightning import (
     Mocha,
     PartialWork,
     RegressionTask,
-    RobustLoss,
 )
 from fl_lightning.data import TensorLoader
 from fl_lightning.functional.relationships import coupling, learn_relationships, pulls, similarity
@@ -202,9 +201,3 @@ def test_the_bound_is_above_the_regularizer_and_touches_it(clients, features, se
     assert rise(v) >= -1e-6 * float(strengths.max())
     assert rise(w) == 0
     assert similarity(learn_relationships(w, 0.1)).diagonal().tolist() == pytest.approx([1.0] * clients)
-
-
-def test_a_robust_loss_that_stays_convex_is_allowed():
-    module = RegressionTask(nn.Linear(8, 1, dtype=torch.float64), RobustLoss(2.0, lowest=1.0))
-    models, _ = run(2, Mocha(), module)
-    assert len({tuple(row) for row in models.tolist()}) == 6

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-from collections import Counter
-
-import lightning as L
 import numpy as np
 import pytest
 import torch
-from against_hand import ROUNDS, Updates, assert_close, assert_follows, clients_of, divided, final
-from by_hand import LR, World, accuracy, averaged, build, flat
-from federations import CLASSES, SIZES, Blobs, Consecutive, Plain, blobs, federate, same_bits, trainer, weights
+from against_hand import assert_close, assert_follows, clients_of, divided, final
+from by_hand import accuracy, averaged, build, flat
+from federations import SIZES, Blobs, Consecutive, Plain, blobs, trainer
 from hypothesis import given
 from hypothesis import strategies as st
 from poisoning import mislabel
 from scipy.stats import entropy
 
 from fl_lightning import (
-    AdaFed,
     Attackers,
     FedAvg,
     FedCyclic,
@@ -32,9 +27,7 @@ from fl_lightning import (
     RingFed,
     WarmStart,
 )
-from fl_lightning.functional import ModelState, balanced_groups, mix, repeats, ring_matrix, star_matrix, wrong_labels
-
-# ------------------------------------------------------------------ sequential
+from fl_lightning.functional import ModelState, balanced_groups, mix, star_matrix, wrong_labels
 
 
 def cyclic(net, world, t):
@@ -53,16 +46,6 @@ def test_warm_start_is_cyclic_and_then_averages():
         return cyclic(net, world, t) if t < 2 else averaged(net, clients_of(net, world), [1, 1, 1])
 
     assert_follows(torch.float64, step, route=WarmStart(rounds=2), strategy=FedAvg("uniform"))
-
-
-def test_warm_start_leaves_the_strategy_alone_at_first():
-    """Shares are the strategy's: there are none in the cyclic rounds."""
-    updates = Updates()
-    federate(Plain(), 3, updates, route=WarmStart(rounds=2), strategy=AdaFed("val_acc"))
-    assert [all(np.isfinite(u.share) for u in round_) for round_ in updates.rounds] == [False, False, True]
-
-
-# ------------------------------------------------------------------ periods
 
 
 def fedstar(net, world, periods):
@@ -90,13 +73,6 @@ def test_fedstar_mixes_by_the_errors_on_each_clients_data(periods):
     assert run.callback_metrics["federation/bytes_down"] == 3 * model * (1 + 2 * periods)  # and from them
 
 
-def test_a_warm_start_for_fedstar():
-    def step(net, world, t):
-        return fedstar(net, world, 1) if t else cyclic(net, world, t)
-
-    assert_follows(torch.float64, step, route=WarmStart(1, FedStar(1, metric="val_acc")), tolerance=1e-7)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("gamma", [0.3, 0.8])
 def test_ringfed_mixes_with_the_client_before(gamma):
@@ -122,27 +98,12 @@ def test_ringfed_of_gamma_zero_is_fedavg_with_more_epochs():
     assert_close(one, final(local=LocalTraining(max_epochs=6)))
 
 
-def test_a_period_route_composes_with_other_strategies():
-    one = final(route=RingFed(periods=1), strategy=AdaFed("val_acc"))
-    assert same_bits(one, final(strategy=AdaFed("val_acc")))
-
-
-@given(st.integers(1, 6), st.floats(0, 1))
-def test_rows_of_a_ring_sum_to_one_and_columns_too(size, gamma):
-    matrix = ring_matrix(size, gamma)
-    torch.testing.assert_close(matrix.sum(0), torch.ones(size, dtype=torch.float64))
-    torch.testing.assert_close(matrix.sum(1), torch.ones(size, dtype=torch.float64))
-
-
 def test_fedstar_of_perfect_models_is_uniform():
     accuracies = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.5, 0.75], [0.0, 0.0, 0.0]])
     expected = torch.tensor([[1 / 3] * 3, [0, 2 / 3, 1 / 3], [1 / 3] * 3], dtype=torch.float64)
     torch.testing.assert_close(star_matrix(accuracies), expected)
     states = torch.tensor([[1.0, -2.0], [3.0, 0.5], [-4.0, 8.0]])
     torch.testing.assert_close(mix(states, expected)[1], torch.tensor([2 - 4 / 3, 1 / 3 + 8 / 3]))
-
-
-# ------------------------------------------------------------------ mediators
 
 
 def greedy(counts, size):
@@ -202,23 +163,6 @@ def test_mediators_train_balanced_groups_in_sequence():
     assert [u.weight for u in rounds[-1]] == pytest.approx(SKEWED)
 
 
-def test_a_mediator_for_each_client_is_fedavg_and_one_for_all_is_cyclic():
-    assert same_bits(final(route=Mediators(1)), final())
-    parts = np.split(np.arange(40), np.cumsum(SIZES)[:-1])
-    labels = blobs(40, 1)[1].numpy()
-    (order,) = greedy(np.stack([np.bincount(labels[part], minlength=3) for part in parts]).astype(float), 3)
-    L.seed_everything(3, verbose=False)
-    net = copy.deepcopy(Plain(lr=LR, batchnorm=True).double().net)
-    world = World(torch.float64)
-    for _ in range(ROUNDS):
-        for k in order:
-            net, _ = world.train(net, k)
-    assert_close(final(route=Mediators(3)), weights(net))
-
-
-# ------------------------------------------------------------------ local only
-
-
 def test_local_only_goes_on_from_each_clients_own_model():
     own = None
 
@@ -234,25 +178,11 @@ def test_local_only_goes_on_from_each_clients_own_model():
     assert run.callback_metrics["federation/bytes_up"] == 0
 
 
-# ------------------------------------------------------------------ attackers
-
-
 def mislabelled(shares):
     probe = FederatedDataModule(Blobs(shuffle=False), Consecutive())
     probe.setup("fit")
     mislabel(probe, shares, 0)
     return [probe.client(k, 0).train_dataloader() for k in range(3)]
-
-
-def test_wrong_labels_are_as_many_as_asked_and_never_right():
-    loaders = mislabelled({0: 0.5, 2: 1.0})
-    labels = blobs(40, 1)[1]
-    parts = np.split(np.arange(40), np.cumsum(SIZES)[:-1])
-    seen = [torch.cat([y for _, y in loader]) for loader in loaders]
-    wrong = [int((seen[k] != labels[parts[k]]).sum()) for k in range(3)]
-    assert wrong == [round(0.5 * SIZES[0]), 0, SIZES[2]]
-    assert int(seen[2].max()) < CLASSES
-    assert torch.equal(torch.cat([y for _, y in mislabelled({0: 0.5, 2: 1.0})[0]]), seen[0])  # once for all rounds
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.floats(0, 1), st.integers(0, 99))
@@ -290,22 +220,6 @@ def test_attackers_labels_are_true_again_after_the_fit():
     run.fit(Plain(), data)
     labels = torch.cat([y for _, y in data.client(0, 0).train_dataloader()])
     assert torch.equal(labels, blobs(40, 1)[1][:7])
-
-
-# ------------------------------------------------------------------ label averaging
-
-
-@given(
-    st.lists(st.integers(0, 3), min_size=1, max_size=30),
-    st.lists(st.integers(0, 12), min_size=4, max_size=4),
-    st.integers(0, 9),
-)
-def test_repeats_fill_up_and_never_invent(labels, wanted, seed):
-    own = torch.tensor(labels)
-    drawn = repeats(own, torch.tensor(wanted), torch.Generator().manual_seed(seed))
-    before, after = Counter(labels), Counter(labels + own[drawn].tolist())
-    for c in range(4):
-        assert after[c] == (max(before[c], wanted[c]) if before[c] else 0)
 
 
 def test_label_averaging_repeats_up_to_the_mean_of_the_clients():
@@ -357,12 +271,3 @@ def test_label_averaging_draws_anew_in_each_round_and_the_same_for_a_seed():
     one, two, again = (torch.cat([x for x, _ in data.client(0, seed).train_dataloader()]) for seed in (1, 2, 1))
     assert torch.equal(one, again)
     assert not torch.equal(one, two)
-
-
-def test_fedcyclic_with_label_averaging_trains_on_more():
-    updates = Updates()
-    data = FederatedDataModule(Blobs(shuffle=False), Consecutive(), rebalancing=LabelAveraging())
-    trainer(1, FederatedOrchestrator(local=LocalTraining(), route=FedCyclic()), updates).fit(Plain(), data)
-    sizes = [data.client(k, 0).train_dataloader().num_examples for k in range(3)]
-    assert sizes[0] > SIZES[0]
-    assert [u.num_steps for u in updates.rounds[0]] == [-(-size // 5) for size in sizes]

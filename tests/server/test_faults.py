@@ -1,10 +1,12 @@
-"""Clients that fail, are slow or not there: what the round does without them, and what it says."""
+"""Clients that fail, are slow, or come and go: what the round does without them, and what it says."""
 
 from __future__ import annotations
 
 import copy
+import csv
 import math
 from dataclasses import replace
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +16,12 @@ import torch
 from against_hand import Updates, assert_close, assert_follows, clients_of
 from by_hand import World, averaged
 from federations import SIZES, Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import (
+    Availability,
     ClientError,
     ClientUpdate,
     Faults,
@@ -24,20 +29,17 @@ from fl_lightning import (
     FederatedDataModule,
     FederatedOrchestrator,
     FederationCallback,
-    FedLoss,
+    FederationReport,
     Focus,
     LastClient,
     LocalTraining,
     Mediators,
-    PartialWork,
     Scaffold,
     TopK,
     Transform,
 )
-from fl_lightning.clients.client import Client
 from fl_lightning.clients.judging import UpdateEditor
-from fl_lightning.core.plan import ClientSampler
-from fl_lightning.functional import ModelState
+from fl_lightning.functional import ModelState, draw_cohort
 from fl_lightning.functional.seeding import derive_seed
 from fl_lightning.messages import ServerModel
 from fl_lightning.types import Snapshot
@@ -196,18 +198,6 @@ def test_who_diverges_ends_the_run_by_its_name(engine, alone):
     assert vars(told.value)["__notes__"] == [f"In round 0, client {client}."]
 
 
-def test_what_stops_stacked_clients_ends_the_run_by_the_name_of_the_one_that_caused_it():
-    class Unreadable(Plain):
-        def on_after_batch_transfer(self, batch, dataloader_idx):
-            if batch[0].abs().max() > MARK:
-                raise ZeroDivisionError("here")
-            return batch
-
-    with pytest.raises(ZeroDivisionError, match="here") as told:
-        federate(Unreadable(), 1, data=Marked(), local=LocalTraining(engine="stacked"))
-    assert vars(told.value)["__notes__"] == ["In round 0, client 1."]
-
-
 def test_what_has_another_shape_is_never_aggregated():
     """A client that rebuilds the network spoils it for all: the run ends."""
 
@@ -254,11 +244,6 @@ def test_too_few_good_updates_end_the_run():
     )
     with pytest.raises(ClientError, match=message):
         federate(Fails(BROKEN), 1, data=Marked(), faults=Faults("skip", min_updates=1.0))
-
-
-def test_wrong_settings_are_no_clients_fault():
-    with pytest.raises(Exception, match="nosuch"):
-        federate(Plain(), 1, faults=SKIP, strategy=FedAvg(), local=LocalTraining(), server_optimizer=lambda p: nosuch)  # noqa: F821
 
 
 def test_a_chain_goes_on_from_who_came_before():
@@ -324,65 +309,69 @@ def test_the_last_client_must_not_fail():
         federate(Fails(BROKEN), first + 1, data=Marked(), strategy=LastClient(), faults=SKIP)
 
 
-@pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
-def test_a_run_that_ends_with_a_client_s_error_leaves_the_datamodule_its_trainer(engine):
-    data = WithUnreadable(shuffle=False)
-    run = trainer(1, FederatedOrchestrator(local=LocalTraining(engine=engine)))
-    with pytest.raises(OSError, match="cannot be read"):
-        run.fit(Plain(), FederatedDataModule(data, Consecutive()))
-    assert data.trainer is run
-
-
-def test_stacked_clients_hand_in_stack_by_stack(monkeypatch):
-    """The strategy has a client's model before the next stack trains, so that a round's models are never all in memory."""
-    events = []
-    train = Client._trained
-
-    def watched(self, *args):
-        for trained in train(self, *args):
-            events.append(("trained", trained.update.client))
-            yield trained
-
-    class Ends(FederationCallback):
-        def on_client_end(self, trainer, pl_module, update):
-            events.append(("handed in", update.client))
-
-    monkeypatch.setattr(Client, "_trained", watched)
-    federate(Plain(), 1, Ends(), local=LocalTraining(engine="stacked", stack_size=1))
-    assert [what for what, _ in events] == ["trained", "handed in"] * 3
-    assert [client for _, client in events[::2]] == [client for _, client in events[1::2]]
-
-
-def test_stragglers_that_are_dropped_count_as_drawn():
-    """Two of three are needed; one is dropped and one fails."""
-    local = LocalTraining(max_epochs=2, partial_work=PartialWork(0.34, "drop"))
-    for seed in range(20):
-        context = SimpleNamespace(settings=SimpleNamespace(local=local), cohort=3)
-        hooks = [local.partial_work.at_server(context)]
-        drawing = ClientSampler(num_clients=3, clients_per_round=1.0, faults=Faults(), seed=seed, hooks=hooks)
-        if 1 in drawing.round(0).clients:
-            break
-    with pytest.raises(ClientError, match="Round 0: 1 of 3 updates are valid, but the round needs 2"):
-        federate(Plain(), 1, data=Marked(math.nan), faults=Faults("skip", min_updates=0.5), local=local, seed=seed)
-
-
-def test_a_second_fit_after_one_that_failed(tmp_path):
-    """What clients had changed when it failed is not looked for again."""
-    memory = FederatedOrchestrator(Scaffold(), clients_per_round=1)._run.memory
-    memory.put(2, "rules", {"control": torch.ones(3)})
-    memory.load_state_dict({})
-    memory.settle(SimpleNamespace(rank=0, gather=lambda mine: [mine]))
-    assert memory.state_dict() == {}
-
-
-def test_fedloss_still_sees_what_it_rejects():
-    """A strategy that copes with models that are not finite gets them."""
-    data = FederatedDataModule(Marked(math.nan), Consecutive(), client_validation=0.2)
-    with pytest.warns(UserWarning, match="FedLoss rejects the update of client 1"):
-        trainer(1, FederatedOrchestrator(FedLoss(), faults=SKIP)).fit(Plain(), data)
-
-
 def test_the_error_of_an_update_that_cannot_be_sent_names_its_client():
     with pytest.raises(ClientError, match="not finite") as found:
         federate(Plain(), 2, transforms=[BreaksOnTheWay()])
     assert "In round 1, client 1." in found.value.__notes__
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+def test_a_slow_client_does_the_first_steps_of_a_fast_one(engine):
+    """Two epochs are 4, 8 and 6 steps; all clients are six times slower: 1 each; three times: 1, 2 and 2."""
+    finals = []
+    for slowness, steps in ((6.0, -1), (1.0, 1)):
+        L.seed_everything(3, verbose=False)
+        module, slow = Plain(), Availability(slow=1.0, slowness=slowness)
+        federate(module, 3, local=LocalTraining(engine=engine, max_epochs=2, max_steps=steps), availability=slow)
+        finals.append(weights(module))
+    assert same_bits(*finals)
+    updates, slow = Updates(), Availability(slow=1.0, slowness=3.0)
+    federate(Plain(), 2, updates, availability=slow, local=LocalTraining(engine=engine, max_epochs=2))
+    assert [[update.num_steps for update in r] for r in updates.rounds] == [[1, 2, 2]] * 2
+
+
+@given(st.integers(1, 60), st.floats(0.05, 1), st.floats(0.05, 1), st.integers(0, 99), st.integers(0, 20))
+def test_who_is_there(clients, leave, back, seed, round_idx):
+    availability = Availability(leave=leave, come_back=back, drop_out=0.3)
+    there = next(islice(availability.present(clients, seed), round_idx, None))
+    assert there == sorted(set(there))
+    assert set(there) <= set(range(clients))
+    assert round_idx or len(there) == clients
+    cohort = draw_cohort(clients, 0.5, seed, round_idx, there)
+    assert set(cohort) <= set(there)
+    assert len(cohort) == min(len(there), max(1, round(0.5 * clients)))
+    assert availability.dropped_out(cohort, seed, round_idx) <= set(cohort)
+
+
+def test_shares_in_the_long_run():
+    availability = Availability(leave=0.1, come_back=0.3, drop_out=0.3, slow=0.25)
+    there = [len(next(islice(availability.present(100, seed), 60, None))) for seed in range(40)]
+    assert sum(there) / 4000 == pytest.approx(0.3 / 0.4, abs=0.02)
+    lost = [len(availability.dropped_out(range(100), 0, r)) for r in range(100)]
+    assert sum(lost) / 10_000 == pytest.approx(0.3, abs=0.02)
+    assert len(availability.slow_clients(100, 0)) == 25
+
+
+def test_drop_outs_are_told_and_do_not_train(tmp_path):
+    heard, updates, x_y = Heard(), Updates(), Blobs().train
+    sets = {name: TensorDataset(*(t[k : 30 + k] for t in x_y)) for k, name in enumerate("abc")}
+    data = FederatedDataModule.from_clients(sets, val=TensorDataset(*Blobs().val), batch_size=5)
+    federation = FederatedOrchestrator(availability=Availability(drop_out=0.4), local=LocalTraining())
+    run = trainer(6, federation, heard, updates, FederationReport(), default_root_dir=tmp_path)
+    run.fit(Plain(), data)
+    assert heard.failures
+    for round_idx, clients in enumerate([u.client for u in r] for r in updates.rounds):
+        lost = [client for r, client, *_ in heard.failures if r == round_idx]
+        assert sorted(lost + clients) == [0, 1, 2]
+    assert {cause for _, _, cause, _ in heard.failures} == {"dropped out (simulated)"}
+    assert float(run.callback_metrics["federation/failures"]) == sum(r == 5 for r, *_ in heard.failures)
+    with (tmp_path / "failures.csv").open(newline="") as file:
+        rows = [(int(row["round"]), row["client"], row["attempts"], row["cause"]) for row in csv.DictReader(file)]
+    assert rows == [(r, "abc"[client], "0", "dropped out (simulated)") for r, client, *_ in heard.failures]
+
+
+def test_a_resumed_run_lists_its_failures_once(tmp_path):
+    (tmp_path / "failures.csv").write_text("round,client,attempts,cause\n0,1,1,x\n1,2,1,y\n5,0,1,z\n")
+    log = FederationReport()
+    log.on_round_start(trainer(3, log, default_root_dir=tmp_path), Plain(), 2, ())
+    assert (tmp_path / "failures.csv").read_text().split() == ["round,client,attempts,cause", "0,1,1,x", "1,2,1,y"]

@@ -25,21 +25,6 @@ def loader(seed: int, n: int, **settings: Any) -> DataLoader[Any]:
     return DataLoader(TensorDataset(*blobs(n, seed)), **settings)
 
 
-def test_loaders_instead_of_a_datamodule():
-    found = []
-    given = FederatedDataModule.from_loaders(
-        loader(1, 40, batch_size=5, shuffle=True), loader(2, 61, batch_size=16), partitioner=Consecutive()
-    )
-    for data in (FederatedDataModule(Blobs(), Consecutive()), given):
-        torch.manual_seed(3)
-        module = Plain()
-        run = trainer(2, FederatedOrchestrator())
-        run.fit(module, data)
-        assert "val_acc" in run.callback_metrics
-        found.append(weights(module))
-    assert same_bits(*found)
-
-
 class Several(Blobs):
     """Two validation sets, the second one with wrong labels."""
 
@@ -116,3 +101,18 @@ def test_the_other_package():
         FederatedDataModule.from_clients({"a": Own()})
     with pytest.raises(TypeError, match="switch to a single import style"):  # Lightning's own words
         federate(demos.BoringModel(), 1)
+
+
+def test_loaders_instead_of_a_datamodule():
+    found = []
+    given = FederatedDataModule.from_loaders(
+        loader(1, 40, batch_size=5, shuffle=True), loader(2, 61, batch_size=16), partitioner=Consecutive()
+    )
+    for data in (FederatedDataModule(Blobs(), Consecutive()), given):
+        torch.manual_seed(3)
+        module = Plain()
+        run = trainer(2, FederatedOrchestrator())
+        run.fit(module, data)
+        assert "val_acc" in run.callback_metrics
+        found.append(weights(module))
+    assert same_bits(*found)

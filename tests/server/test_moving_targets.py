@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import copy
-import csv
 from fractions import Fraction
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from engine_runs import Collect
-from federations import SIZES, Blobs, Consecutive, Plain, federate, network, same_bits, trainer, weights
-from plain_training import distance_from_plain
+from federations import SIZES, Blobs, Consecutive, Plain, federate, network, same_bits, weights
 from torch import Tensor
 from torch.nn import functional as F
 
 from fl_lightning import (
-    ClientEvaluation,
     ConfigurationError,
     CosineFilter,
-    Ditto,
     FedAvg,
     FedAvgM,
     FedCyclic,
-    FederatedDataModule,
-    FederatedOrchestrator,
     Focus,
     GeometricMedian,
     Krum,
     LocalTraining,
     Mediators,
-    ResNet18,
     RingFed,
     Storage,
     WeightedAverage,
@@ -80,30 +72,6 @@ class OneMoves(Following):
             for own, value in zip(self.target.parameters(), before, strict=True):
                 own.data = value
         return loss
-
-
-class Levels(Plain):
-    """A frozen number: 2 after the first round at the client with 4 batches, 0 at the others, and 1 at all after the next."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.level = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.level.data.fill_(1 if self.current_epoch else 2 * (self.trainer.num_training_batches == 4))
-        return super().training_step(batch, batch_idx)
-
-
-def test_an_own_model_has_the_target_of_its_last_training():
-    """Also where it then equals the global one, the average 2 * 20 / 40, and differed before."""
-    federation = FederatedOrchestrator(strategy=Ditto(0.1))
-    trainer(2, federation).fit(Levels(), FederatedDataModule(Blobs(), Consecutive()))
-    assert [federation._run.memory.last_model(client).moved["level"].item() for client in range(3)] == [1.0, 1.0, 1.0]
-
-
-@pytest.mark.parametrize(("make", "engine"), [(Following, "trainer"), (Resting, "fabric")])
-def test_one_client_is_plain_training(make, engine):
-    assert distance_from_plain(make, engine) < 1e-12
 
 
 @pytest.mark.parametrize("make", [Following, Resting, OneMoves])
@@ -190,14 +158,6 @@ def test_targets_have_the_weights_of_strategies_that_see_all_models(make, memory
         assert not torch.equal(own, before[name])
 
 
-def test_periods_mix_targets_like_weights():
-    """With targets that copy the network after each step, both are mixed and averaged alike."""
-    module = Copies()
-    federate(module, 2, route=RingFed(2, 0.8), local=LocalTraining())
-    for own, followed in zip(module.target.parameters(), module.net.parameters(), strict=True):
-        assert torch.allclose(own, followed, atol=1e-6)
-
-
 ALONE: Any = SimpleNamespace(gather=lambda mine: [mine])
 """The only rank."""
 
@@ -230,46 +190,6 @@ def test_a_buffer_of_two_shapes_is_refused(ranks):
         whole.merge(other)
     with pytest.raises(ConfigurationError, match=r"'low' the shape \(2,\) at one client and \(2, 1\) at another"):
         moved.result([1.0, 1.0], whole, ALONE)
-
-
-class Backbone(Plain):
-    """A frozen ResNet-18 in training mode, so that its BatchNorm still follows the images."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone, self.net = ResNet18(512).requires_grad_(False), torch.nn.Linear(512, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        images = F.interpolate(x.view(-1, 1, 2, 2).expand(-1, 3, 2, 2), size=(16, 16))
-        return self.net(self.backbone(images))
-
-
-@pytest.mark.slow
-def test_a_frozen_backbone_in_training_mode_sends_its_statistics_only():
-    sent, module = Collect(), Backbone()
-    before = weights(module.backbone)
-    federate(module, 2, sent, local=LocalTraining())
-    changed = {name for name, value in weights(module.backbone).items() if not torch.equal(value, before[name])}
-    assert changed == {name for name, _ in module.backbone.named_buffers()}
-    head, statistics, counters = 513 * 3 * 4, 2 * 4800 * 4, 20 * 8
-    assert {(u.bytes_up, u.bytes_down) for u in sent.updates} == {(head + statistics + counters,) * 2}
-
-
-class Compared(Following):
-    """Validates how far its network is from its target."""
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        pairs = zip(self.net.parameters(), self.target.parameters(), strict=True)
-        self.log("gap", sum((own - other).square().sum() for own, other in pairs), batch_size=len(batch[1]))
-
-
-def test_a_client_alone_begins_with_the_first_target():
-    """With one client, the federation is that client alone."""
-    alone = ClientEvaluation(1, "gap", mode="min", compare_alone=True)
-    data = FederatedDataModule(Blobs(shuffle=False), Consecutive([40]), client_test=0.2)
-    trainer(3, FederatedOrchestrator(local=LocalTraining(), client_evaluation=alone)).fit(Compared(), data)
-    (row, _) = csv.DictReader(Path("client_comparison.csv").read_text().splitlines())
-    assert float(row["local only"]) == pytest.approx(float(row["global"]), rel=1e-6)
 
 
 def test_nothing_is_sent_for_what_stays():

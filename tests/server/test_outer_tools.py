@@ -11,13 +11,7 @@ from typing import Any
 import pytest
 import torch
 from federations import Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
-from lightning.pytorch.callbacks import (
-    Callback,
-    EMAWeightAveraging,
-    GradientAccumulationScheduler,
-    ModelCheckpoint,
-    WeightAveraging,
-)
+from lightning.pytorch.callbacks import Callback, EMAWeightAveraging, ModelCheckpoint, WeightAveraging
 from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim.lr_scheduler import StepLR
@@ -98,13 +92,6 @@ def test_nothing_but_its_own_step_changes_the_servers_optimizer(hook, what):
     assert re.fullmatch(message + "'federation.server_optimizer'.*", str(caught.value)), caught.value
     kept = {name: value for name, value in weights(module).items() if "acc" not in name}
     assert all(torch.equal(kept[name], means[-1][name]) for name in kept)
-
-
-def test_a_callback_changes_the_servers_optimizer_at_the_start():
-    fast = type("Fast", (Callback,), {"on_fit_start": lambda self, run, module: to(run, "lr", 3.0)})()
-    run = trainer(1, fast, FederatedOrchestrator())
-    with pytest.raises(ConfigurationError, match=r"round 0, .*\(Fast\) has set 'lr' of the server's optimizer from 1.0 to 3.0"):
-        run.fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
 
 
 class CountsInItsGroups(torch.optim.SGD):
@@ -228,12 +215,6 @@ def test_a_checkpoint_callback_sees_a_round_as_a_step_of_automatic_optimization(
     assert module.marker
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"epoch={n - 1}-step={n}.ckpt" for n in rounds]
     assert not [str(one.message) for one in recwarn if "manual optimization" in str(one.message)]
-
-
-def test_without_a_federation_the_tools_are_free():
-    run = trainer(2, FederatedOrchestrator(enabled=False), GradientAccumulationScheduler({1: 2}))
-    run.fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
-    assert run.accumulate_grad_batches == 2
 
 
 @pytest.mark.parametrize(

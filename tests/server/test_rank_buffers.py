@@ -51,9 +51,3 @@ def test_the_first_ranks_buffers_count():
         agree_on_buffers(comm, ModelState(module), "Counted")  # type: ignore[arg-type]
     assert module.count == 3.0
     assert [sorted(said) for said in comm.said] == [["count", "mask"], ["count"]]
-
-
-def test_a_module_without_buffers_exchanges_nothing():
-    comm = Ranks(0.0)
-    agree_on_buffers(comm, ModelState(nn.Linear(2, 2)), "Any")  # type: ignore[arg-type]
-    assert not comm.said

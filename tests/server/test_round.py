@@ -7,9 +7,9 @@ import weakref
 import lightning as L
 import pytest
 import torch
-from against_hand import assert_close, assert_follows, clients_of
-from by_hand import LR, accuracy, averaged
-from federations import SIZES, Blobs, Consecutive, Plain, blobs, federate, trainer, weights
+from against_hand import assert_follows, clients_of
+from by_hand import accuracy, averaged
+from federations import SIZES, Blobs, Consecutive, Plain, blobs, federate, trainer
 
 from fl_lightning import (
     AdaFed,
@@ -48,26 +48,6 @@ def test_three_rounds_are_those_of_a_hand_written_loop(rule, batchnorm, dtype):
 
     run, _ = assert_follows(dtype, step, batchnorm=batchnorm, strategy=strategy, tolerance=1e-12)
     assert run.global_step == 3
-
-
-class ProximalInTheLoss(Plain):
-    def on_train_start(self):
-        self.then = [p.detach().clone() for p in self.parameters()]
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        pairs = zip(self.parameters(), self.then, strict=True)
-        return loss + 0.7 / 2 * sum((now - then).pow(2).sum() for now, then in pairs)
-
-
-def test_the_proximal_term_is_clipped_with_the_gradient():
-    results = []
-    for cls, mu in ((ProximalInTheLoss, 0.0), (Plain, 0.7)):
-        L.seed_everything(5, verbose=False)
-        module = cls(lr=LR)
-        federate(module, 3, local=LocalTraining(max_epochs=2, proximal_mu=mu, gradient_clip_val=0.05))
-        results.append(weights(module.net))
-    assert_close(*results, 1e-5)
 
 
 def test_frozen_parameters_stay_where_they_are_under_an_adaptive_server():
@@ -109,13 +89,6 @@ def test_class_weights_belong_to_the_server():
     expected = 1 / (f1_score(y, predicted, average=None, labels=[0, 1, 2]) + 0.1)
     torch.testing.assert_close(task.loss.class_weights.double(), torch.tensor(expected), rtol=1e-5, atol=1e-6)
     assert len(set(task.loss.class_weights.tolist())) > 1
-
-
-def test_cohort_of_some_clients_leaves_the_others_out():
-    watch = Watch()
-    federate(Plain(), 6, watch, clients_per_round=2)
-    assert [sum(r == i for r, _ in watch.clients) for i in range(6)] == [2] * 6
-    assert len({tuple(sorted(c for r, c in watch.clients if r == i)) for i in range(6)}) > 1
 
 
 def test_disabled_is_the_centralized_baseline_on_the_union():

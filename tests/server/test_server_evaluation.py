@@ -11,13 +11,7 @@ from federations import CLASSES, SIZES, Blobs, Consecutive, Plain, federate, net
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics.functional.classification import multiclass_accuracy
 
-from fl_lightning import (
-    AdaFed,
-    FederatedDataModule,
-    FederationCallback,
-    LocalTraining,
-    ServerEvaluation,
-)
+from fl_lightning import AdaFed, FederatedDataModule, FederationCallback, LocalTraining, ServerEvaluation
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.data import TensorLoader
 from fl_lightning.data.loaders import reduced
@@ -109,11 +103,6 @@ def test_a_stream_can_be_the_servers_set():
     data = FederatedDataModule(streamed(), Consecutive())
     evaluators = Evaluators(ResidentModel(Plain()), data, EXACT, Place(local=LocalTraining()), limit_batches=1.0, seed=0)
     assert evaluators.num_server_examples == 0
-
-
-def test_a_loader_of_the_users_own_stays():
-    loader = type("Mine", (DataLoader,), {})(TensorDataset(torch.ones(4, 2), torch.zeros(4)), batch_size=2, num_workers=1)
-    assert reduced(loader, 1.0, None, 0) is loader
 
 
 def test_a_part_of_a_set_without_classes_is_drawn_at_random():

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from federations import Plain, federate, same_bits, weights
 
-from fl_lightning import (
-    ClientError,
-    ClientUpdate,
-    FederationCallback,
-    FedMedian,
-    ShapleyValues,
-    Storage,
-)
-from fl_lightning.functional import robust
+from fl_lightning import ClientError, ClientUpdate, FederationCallback, FedMedian, ShapleyValues, Storage
 from fl_lightning.server.aggregate import StoredUpdate
 from fl_lightning.types import Snapshot
 
@@ -41,15 +32,6 @@ def test_a_file_that_another_rank_does_not_see_is_named(tmp_path):
     (tmp_path / "0.bin").unlink()
     with pytest.raises(ClientError, match=r"'trainer.default_root_dir' to a file system that all ranks share"):
         stored.load()
-
-
-@pytest.mark.parametrize("models", [1, 4, 5])
-def test_the_median_in_pieces_is_numpys(monkeypatch, models):
-    monkeypatch.setattr(robust, "_PIECE", 7)  # one or two numbers of each model at a time
-    states = torch.randn(models, 23, generator=torch.Generator().manual_seed(models))
-    median, shares = FedMedian().combine([update(k, state) for k, state in enumerate(states)], lambda models: [])
-    assert np.allclose(median.numpy(), np.median(states.double().numpy(), axis=0), rtol=0, atol=1e-15)
-    assert shares == [1.0] * models
 
 
 @pytest.fixture

@@ -12,17 +12,14 @@ import pytest
 import torch
 from against_hand import Updates
 from algorithms import Following, outcome, prepare
-from by_hand import World, averaged
+from by_hand import World
 from engine_runs import scheduled, variant
-from federations import SIZES, Blobs, Consecutive, Plain, blobs, federate, network, same_bits, trainer, weights
-from poisoning import mislabel
+from federations import SIZES, Blobs, Consecutive, Plain, federate, network, same_bits, trainer, weights
 from scipy.special import softmax
-from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Accuracy, MeanSquaredError
 
 from fl_lightning import (
     AdaFed,
-    Attackers,
     ClientError,
     CosineFilter,
     FedAvg,
@@ -35,11 +32,9 @@ from fl_lightning import (
     Focus,
     GeometricMedian,
     Krum,
-    LocalOnly,
     LocalTraining,
     Mediators,
     PartialWork,
-    Scaffold,
     ShapleyValues,
     TrimmedMean,
 )
@@ -47,23 +42,6 @@ from fl_lightning import (
 
 def slow(*names: str) -> list[Any]:
     return [pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-# ------------------------------------------------------------------ fits that go on
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["scaffold", "fedasync", *slow("attackers", "local only", "clients' parts")])
-def test_a_second_fit_goes_on_with_what_clients_kept(name):
-    module, data, federation = prepare(name)
-    trainer(4, federation).fit(module, data)
-    expected = outcome(module, federation)
-    module, data, federation = prepare(name)
-    run = trainer(2, federation)
-    run.fit(module, data)
-    run.fit_loop.max_epochs = 4
-    run.fit(module, data)
-    assert same_bits(outcome(module, federation), expected)
 
 
 @pytest.mark.slow
@@ -76,79 +54,6 @@ def test_the_same_orchestrator_starts_anew(name):
         trainer(3, federation).fit(module, data)
         finals.append(weights(module))
     assert same_bits(*finals)
-
-
-def stepping_by_hand(self: Any, batch: Any, batch_idx: int) -> None:
-    loss = Plain.training_step(self, batch, batch_idx)
-    self.optimizers().zero_grad()
-    self.manual_backward(loss)
-    self.optimizers().step()
-
-
-Manual = variant(automatic_optimization=False, training_step=stepping_by_hand)
-"""Steps its optimizer itself, which only the engine ``trainer`` follows."""
-
-
-@pytest.mark.parametrize(("first", "engine", "second"), [(Following, "auto", Plain), (Plain, "auto", Manual)])
-def test_a_fit_takes_nothing_from_one_of_another_module(first, engine, second):
-    """Neither the names of its moving targets, nor the engine that was chosen for it."""
-    used = FederatedOrchestrator(local=LocalTraining(engine=engine))
-    trainer(1, used).fit(first(), FederatedDataModule(Blobs(), Consecutive()))
-    ends = []
-    for federation in (used, FederatedOrchestrator(local=LocalTraining(engine=engine))):
-        torch.manual_seed(4)
-        module = second()
-        trainer(2, federation).fit(module, FederatedDataModule(Blobs(), Consecutive()))
-        ends.append(weights(module))
-    assert same_bits(*ends)
-
-
-def test_a_fit_takes_nothing_from_a_resume_that_failed(tmp_path):
-    """The random state of the checkpoint was loaded, and waits for a first round that never came."""
-
-    class Stops(L.Callback):
-        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-            raise ZeroDivisionError
-
-    class Draws(L.Callback):
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            drawn.append(float(torch.rand(())))
-
-    drawn = list[float]()
-    run = trainer(1, FederatedOrchestrator())
-    run.fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
-    run.save_checkpoint(tmp_path / "one.ckpt")
-    used = FederatedOrchestrator()
-    with pytest.raises(ZeroDivisionError):
-        trainer(2, used, Stops()).fit(Plain(), FederatedDataModule(Blobs(), Consecutive()), ckpt_path=tmp_path / "one.ckpt")
-    for federation in (used, FederatedOrchestrator()):
-        torch.manual_seed(4)
-        trainer(1, federation, Draws()).fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
-    assert drawn[0] == drawn[1]
-
-
-def test_a_client_that_no_longer_discards_takes_the_global_model():
-    """Its model may still be in a checkpoint: in round 2 nobody attacks any more, and the weights are those of a run whose
-    clients have none.
-    """
-    finals = []
-    for kept in (True, False):
-        torch.manual_seed(8)
-        module = Plain()
-        federation = FederatedOrchestrator(attackers=Attackers(discard_global=[1]))
-        run = trainer(2, federation)
-        data = FederatedDataModule(Blobs(), Consecutive())
-        run.fit(module, data)
-        federation.attackers = Attackers(discard_global=[1], from_round=9)
-        if not kept:
-            federation._run.memory.forget()
-        run.fit_loop.max_epochs = 3
-        run.fit(module, data)
-        finals.append(weights(module))
-    assert same_bits(*finals)
-
-
-# ------------------------------------------------------------------ clients that diverge
 
 
 def fit_spoilt(strategy: Any, **data: Any) -> tuple[Plain, Any]:
@@ -212,9 +117,6 @@ def test_other_rules_end_the_run_and_name_who_diverged(strategy):
         fit_spoilt(strategy)
 
 
-# ------------------------------------------------------------------ rates
-
-
 @pytest.mark.parametrize("progress", ["round", "run"])
 def test_fednova_counts_steps_in_proportion_to_their_rates(progress):
     updates = Updates()
@@ -225,62 +127,11 @@ def test_fednova_counts_steps_in_proportion_to_their_rates(progress):
     assert [u.normalizer for u in updates.rounds[0]] == pytest.approx(expected)
 
 
-def test_scaffold_without_any_rate_leaves_the_control_variates():
-    strategy = Scaffold()
-    federate(Plain(lr=0.0), 2, strategy=strategy)
-    assert strategy.broadcast()["control"].abs().max() == 0
-
-
 def test_fast_dev_run_is_one_batch_per_client_whatever_the_epochs():
     updates = Updates()
     local = LocalTraining(max_epochs=5, partial_work=PartialWork(1.0))
     federate(Plain(), 1, updates, local=local, flags={"fast_dev_run": True})
     assert [u.num_steps for u in updates.rounds[0]] == [1, 1, 1]
-
-
-# ------------------------------------------------------------------ labels
-
-
-class Reversed(Dataset[Any]):
-    """As torchvision's datasets: stored labels, and what is given out instead."""
-
-    def __init__(self) -> None:
-        self.inputs, self.targets = blobs(sum(SIZES), 1)
-
-    def target_transform(self, label: int) -> int:
-        return 2 - label
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return self.inputs[index], self.target_transform(int(self.targets[index]))
-
-
-def test_wrong_labels_pass_through_the_datasets_own_transform():
-    source = Blobs()
-    source.train_dataloader = lambda: DataLoader(Reversed(), batch_size=5)
-    data = FederatedDataModule(source, Consecutive())
-    data.setup("fit")
-    mislabel(data, {1: 0.1}, 0)
-    seen = torch.cat([y for _, y in data.client(1, 0).train_dataloader()])
-    true = 2 - blobs(sum(SIZES), 1)[1][SIZES[0] : SIZES[0] + SIZES[1]]
-    assert int((seen != true).sum()) == round(0.1 * SIZES[1])
-
-
-# ------------------------------------------------------------------ measuring
-
-
-def test_local_only_by_a_metric_whose_least_is_best():
-    updates = Updates()
-    module = Plain()
-    federate(module, 1, updates, route=LocalOnly("val_loss", mode="min"), data=Blobs(shuffle=False))
-    scores = [u.score for u in updates.rounds[0]]
-    x, y = blobs(61, 2)
-    with torch.no_grad():
-        loss = torch.nn.functional.cross_entropy(module.net.eval()(x), y)
-    assert float(loss) == pytest.approx(min(scores), rel=1e-5)
-    assert max(scores) > min(scores)
 
 
 def test_a_torchmetrics_metric_over_several_validation_loaders():
@@ -289,18 +140,6 @@ def test_a_torchmetrics_metric_over_several_validation_loaders():
     data.val_dataloader = lambda: [Blobs.val_dataloader(data)] * 2
     federate(module(), 1, updates, data=data, strategy=AdaFed(Accuracy(task="multiclass", num_classes=3)))
     assert all(0 < u.score <= 1 for u in updates.rounds[0])
-
-
-def test_gradients_in_validation_where_the_trainer_allows_them():
-    class Sensitive(Plain):
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            with torch.enable_grad():
-                x = batch[0].clone().requires_grad_()
-                torch.autograd.grad(self(x).sum(), x)
-            super().validation_step(batch, batch_idx)
-
-    run = federate(Sensitive(), 1, strategy=AdaFed("val_acc"), flags={"inference_mode": False})
-    assert run.global_step == 1
 
 
 @pytest.mark.parametrize("strategy", [FedMedian, lambda: ShapleyValues("val_acc")])
@@ -343,19 +182,6 @@ class Brier(MeanSquaredError):  # noqa: N818 (a score)
         super().update(preds.softmax(1), torch.nn.functional.one_hot(target, 3).float())
 
 
-def test_full_batch_is_one_step_an_epoch():
-    updates = Updates()
-    L.seed_everything(3, verbose=False)
-    module = Plain()
-    net = copy.deepcopy(module.net)
-    federate(module, 1, updates, data=Blobs(shuffle=False), local=LocalTraining(max_epochs=3, full_batch=True))
-    assert [u.num_steps for u in updates.rounds[0]] == [3, 3, 3]
-    world = World(torch.float32)
-    clients = [world.train(net, k, epochs=3, batch=100)[0] for k in range(3)]
-    for name, value in averaged(net, clients, world.sizes).state_dict().items():
-        torch.testing.assert_close(module.net.state_dict()[name], value, rtol=2e-6, atol=2e-6)
-
-
 def drawn_network() -> torch.nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(7)
@@ -385,3 +211,65 @@ def test_a_module_that_builds_its_network_late_is_federated_alike(name):
         trainer(2, federation).fit(module, data)
         finals.append(weights(module.net))
     assert same_bits(*finals)
+
+
+def stepping_by_hand(self: Any, batch: Any, batch_idx: int) -> None:
+    loss = Plain.training_step(self, batch, batch_idx)
+    self.optimizers().zero_grad()
+    self.manual_backward(loss)
+    self.optimizers().step()
+
+
+Manual = variant(automatic_optimization=False, training_step=stepping_by_hand)
+
+
+@pytest.mark.parametrize(("first", "engine", "second"), [(Following, "auto", Plain), (Plain, "auto", Manual)])
+def test_a_fit_takes_nothing_from_one_of_another_module(first, engine, second):
+    """Neither the names of its moving targets, nor the engine that was chosen for it."""
+    used = FederatedOrchestrator(local=LocalTraining(engine=engine))
+    trainer(1, used).fit(first(), FederatedDataModule(Blobs(), Consecutive()))
+    ends = []
+    for federation in (used, FederatedOrchestrator(local=LocalTraining(engine=engine))):
+        torch.manual_seed(4)
+        module = second()
+        trainer(2, federation).fit(module, FederatedDataModule(Blobs(), Consecutive()))
+        ends.append(weights(module))
+    assert same_bits(*ends)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["scaffold", "fedasync", *slow("attackers", "local only", "clients' parts")])
+def test_a_second_fit_goes_on_with_what_clients_kept(name):
+    module, data, federation = prepare(name)
+    trainer(4, federation).fit(module, data)
+    expected = outcome(module, federation)
+    module, data, federation = prepare(name)
+    run = trainer(2, federation)
+    run.fit(module, data)
+    run.fit_loop.max_epochs = 4
+    run.fit(module, data)
+    assert same_bits(outcome(module, federation), expected)
+
+
+def test_a_fit_takes_nothing_from_a_resume_that_failed(tmp_path):
+    """The random state of the checkpoint was loaded, and waits for a first round that never came."""
+
+    class Stops(L.Callback):
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            raise ZeroDivisionError
+
+    class Draws(L.Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            drawn.append(float(torch.rand(())))
+
+    drawn = list[float]()
+    run = trainer(1, FederatedOrchestrator())
+    run.fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
+    run.save_checkpoint(tmp_path / "one.ckpt")
+    used = FederatedOrchestrator()
+    with pytest.raises(ZeroDivisionError):
+        trainer(2, used, Stops()).fit(Plain(), FederatedDataModule(Blobs(), Consecutive()), ckpt_path=tmp_path / "one.ckpt")
+    for federation in (used, FederatedOrchestrator()):
+        torch.manual_seed(4)
+        trainer(1, federation, Draws()).fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
+    assert drawn[0] == drawn[1]

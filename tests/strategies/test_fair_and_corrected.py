@@ -15,15 +15,7 @@ from federations import Blobs, Consecutive
 from scipy.optimize import minimize
 from torch.nn import functional as F
 
-from fl_lightning import (
-    AFL,
-    ClientUpdate,
-    FedAvg,
-    FedDyn,
-    FederatedDataModule,
-    FedExP,
-    QFedAvg,
-)
+from fl_lightning import AFL, ClientUpdate, FedAvg, FedDyn, FederatedDataModule, FedExP, QFedAvg
 from fl_lightning.functional import Sums, grid_of
 from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.functional.scheduling import draw_cohort

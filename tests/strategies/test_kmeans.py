@@ -8,25 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from against_hand import Updates
-from federations import Blobs, Consecutive, blobs, federate, same_bits, trainer, weights
+from federations import Blobs, Consecutive, blobs, federate, trainer
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.callbacks import ModelCheckpoint
 from scipy.stats import chisquare
 from sklearn.cluster import KMeans
 from sklearn.metrics import pairwise_distances
-from torch.utils.data import DataLoader, TensorDataset
-from torchvision.transforms import v2
 
 from fl_lightning import (
     Availability,
     FederatedDataModule,
     FederatedKMeans,
     FederatedOrchestrator,
-    FederationCallback,
     IIDPartitioner,
-    ImageDataModule,
     KMeansTask,
     LocalTraining,
     ShardPartitioner,
@@ -53,9 +48,6 @@ def cluster(module: KMeansTask, rounds: int = 1, *callbacks: Any, **settings: An
 def lloyd(points: np.ndarray, first: np.ndarray, iterations: int) -> KMeans:
     """scikit-learn's, without its early end."""
     return KMeans(len(first), init=first, n_init=1, max_iter=iterations, tol=0.0, algorithm="lloyd").fit(points)
-
-
-# ------------------------------------------------------------------ against scikit-learn
 
 
 @pytest.mark.parametrize(
@@ -124,27 +116,6 @@ def test_two_local_epochs_are_two_iterations_at_the_client():
     assert module.counts.tolist() == counts.tolist()
 
 
-def test_the_cohort_alone_counts():
-    data, updates = Blobs(90, batch_size=10), Updates()
-    module = begin_at(data.train[0][:3])
-    first = module.centroids.detach().numpy().copy()
-    cluster(module, 1, updates, data=data, partitioner=Consecutive([50, 30, 10]), clients_per_round=2)
-    mine = np.split(data.train[0].numpy(), [50, 80])
-    pooled = np.concatenate([mine[update.client] for update in updates.rounds[0]])
-    np.testing.assert_allclose(module.centroids.detach(), lloyd(pooled, first, 1).cluster_centers_, atol=1e-5)
-    assert len(updates.rounds[0]) == 2
-    for update in updates.rounds[0]:
-        own = mine[update.client]
-        loss = (pairwise_distances(own, first).min(axis=1) ** 2).mean()  # batches are all full
-        assert update.train_loss == pytest.approx(loss, rel=1e-5)
-        assert update.metrics["train_loss"] == pytest.approx(loss, rel=1e-5)
-        assert update.weight == update.num_examples == len(own)
-        assert update.num_steps == len(own) // 10
-
-
-# ------------------------------------------------------------------ clusters without examples
-
-
 def far_away(points: torch.Tensor) -> torch.Tensor:
     """Two centroids among the points, and two that nobody is near to."""
     return torch.cat([points[:2], torch.full((1, 4), 1e3), torch.full((1, 4), -1e3)])
@@ -194,9 +165,6 @@ def test_equal_centroids_split_too():
     assert 0 < abs(other - 2) < 0.05
 
 
-# ------------------------------------------------------------------ the strategy
-
-
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.floats(-100, 100, width=32)), min_size=1, max_size=5))
 def test_the_order_of_clients_does_not_matter_and_the_mean_is_exact(clients):
     ends = []
@@ -215,9 +183,6 @@ def test_the_order_of_clients_does_not_matter_and_the_mean_is_exact(clients):
     total = held.sum(axis=0)
     expected = np.where(total > 0, (held * at).sum(axis=0) / np.maximum(total, 1), [7, 8])
     np.testing.assert_allclose(ends[0], [*expected, *total], rtol=1e-12, atol=1e-12)
-
-
-# ------------------------------------------------------------------ the first centroids
 
 
 def test_first_centroids_are_drawn_once_from_the_servers_set(monkeypatch):
@@ -245,14 +210,6 @@ def test_first_centroids_are_drawn_once_from_the_servers_set(monkeypatch):
     assert {tuple(point) for point in firsts[0].tolist()} <= held
 
 
-def test_first_centroids_of_a_plain_trainer():
-    data, module, again = Blobs(), KMeansTask(3, 4), KMeansTask(3, 4)
-    trainer(1).fit(module, data.train_dataloader(), [data.val_dataloader()])
-    trainer(1).fit(again, FederatedDataModule(data, IIDPartitioner(2)))
-    assert bool(module.started)
-    np.testing.assert_allclose(module.centroids.detach(), again.centroids.detach(), atol=1e-6)
-
-
 def test_the_second_centroid_is_drawn_by_squared_distance():
     """Arthur and Vassilvitskii: the first uniformly, the next with probability D^2 / sum D^2."""
     points = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0], [-3.0, 1.0]])
@@ -268,35 +225,6 @@ def test_the_second_centroid_is_drawn_by_squared_distance():
     assert chisquare(counts[apart], draws * expected[apart]).pvalue > 0.01
 
 
-def test_random_centroids_are_standard_normal_by_the_seed():
-    one, same, other = (KMeansTask(40, 50, "random", seed).centroids for seed in (0, 0, 1))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
-    assert abs(one.mean()) < 0.1
-    assert abs(one.std() - 1) < 0.05
-
-
-class Pictures(ImageDataModule):
-    """A few grey images of 2 x 2 pixels, brightened in training."""
-
-    def load(self):
-        images = torch.arange(0, 240, 20, dtype=torch.uint8)[:, None, None, None].repeat(1, 1, 2, 2)
-        return TensorDataset(images, torch.zeros(12, dtype=torch.int64)), TensorDataset(images, torch.zeros(12).long())
-
-
-def test_first_centroids_of_images_are_scaled_and_not_augmented():
-    data = FederatedDataModule(Pictures(5, augmentation=v2.Lambda(lambda x: 0 * x + 9)), IIDPartitioner(2))
-    module = KMeansTask(12, 4)  # as many as examples: each is drawn
-    seen = []
-
-    class Listen(FederationCallback):
-        def on_client_start(self, trainer, pl_module, round_idx, client):
-            seen.append(pl_module.centroids.detach().clone())
-
-    trainer(1, FederatedOrchestrator(FederatedKMeans()), Listen()).fit(module, data)
-    np.testing.assert_allclose(seen[0].sort(dim=0).values[:, 0], np.arange(12) * 20 / 255, atol=1e-6)
-
-
 def test_nearest_and_sums_far_from_the_origin():
     points, centroids = torch.randn(50, 3) + 1e4, torch.randn(4, 3) + 1e4
     nearest, distances = nearest_centroids(points, centroids)
@@ -307,9 +235,6 @@ def test_nearest_and_sums_far_from_the_origin():
     for j in range(4):
         np.testing.assert_allclose(sums[j], points[nearest == j].double().sum(dim=0), rtol=1e-12)
         assert counts[j] == (nearest == j).sum()
-
-
-# ------------------------------------------------------------------ what else may happen
 
 
 @pytest.mark.parametrize(
@@ -324,22 +249,3 @@ def test_a_pass_that_is_cut_short_counts_what_it_saw(settings, least, most):
     module = begin_at(blobs(40, 1)[0][:3])
     cluster(module, partitioner=Consecutive([30, 10]), **settings)
     assert least <= module.counts.sum() <= most
-
-
-def test_mixed_precision_assigns_in_full():
-    data = Blobs()
-    data.train[0].add_(300)  # where bfloat16 knows even numbers only
-    ends = []
-    for precision in ("32-true", "bf16-mixed"):
-        module = begin_at(data.train[0][:4])
-        cluster(module, 3, data=data, local=LocalTraining(precision=precision))
-        ends.append(weights(module))
-    assert same_bits(*ends)
-
-
-def test_batches_of_inputs_alone():
-    points = blobs(30, 1)[0]
-    one, other = begin_at(points[:3]), begin_at(points[:3])
-    trainer(2).fit(one, DataLoader(points, batch_size=4))
-    trainer(2).fit(other, DataLoader(TensorDataset(points), batch_size=7))
-    np.testing.assert_allclose(one.centroids.detach(), other.centroids.detach(), atol=1e-6)

@@ -6,14 +6,7 @@ import pytest
 import torch
 from federations import Plain, federate, same_bits, weights
 
-from fl_lightning import (
-    ClientError,
-    FedAvg,
-    RunningStrategy,
-    SecureAggregation,
-    WeightedAverage,
-)
-from fl_lightning.functional.sums import Sums
+from fl_lightning import ClientError, FedAvg, RunningStrategy, SecureAggregation, WeightedAverage
 from fl_lightning.strategies.filtering import FilteringStrategy
 
 
@@ -53,18 +46,6 @@ def test_a_light_weight_beside_a_heavy_one_counts_by_its_share():
             return float(update.client > 0)
 
     assert same_bits(averaged_by(Unequal()), averaged_by(Without()))
-
-
-@pytest.mark.parametrize("values", [3.0, torch.tensor([3.0, -1.25])])
-@pytest.mark.parametrize("weight", [1e-7, 1e-11, 1.4e-11, 1e-20, 1e-40, -1e-20, 1e-250])
-def test_sums_with_a_light_weight_keep_their_digits(values, weight):
-    sums, other = Sums(), Sums()
-    for one in (sums, other):
-        one.add("n", values, weight)
-    sums.add("n", values, 2 * weight)
-    sums.merge(other)
-    expected = torch.as_tensor(values, dtype=torch.float64).reshape(-1) * 4 * weight
-    assert torch.allclose(sums.value("n"), expected, rtol=2.0**-25, atol=0)
 
 
 def test_masked_weights_that_are_too_small_are_refused():

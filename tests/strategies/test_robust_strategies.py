@@ -15,13 +15,7 @@ from hypothesis import strategies as st
 from scipy.stats import trim_mean
 from sklearn.metrics.pairwise import cosine_similarity
 
-from fl_lightning import (
-    ClientError,
-    CosineFilter,
-    GeometricMedian,
-    Krum,
-    TrimmedMean,
-)
+from fl_lightning import ClientError, CosineFilter, GeometricMedian, Krum, TrimmedMean
 from fl_lightning.functional.robust import expected_attackers
 
 SIZES = (7, 9, 8, 12, 4)
@@ -110,9 +104,6 @@ def test_the_trimmed_mean_is_scipys_and_byzfls():
     assert_follows(torch.float64, step, **divided(SIZES), strategy=TrimmedMean(0.2))
 
 
-# ------------------------------------------------------------------ by themselves
-
-
 RULES = [TrimmedMean(2), Krum(2), Krum(2, selected=None), GeometricMedian(), GeometricMedian(examples=True), CosineFilter()]
 
 
@@ -153,20 +144,6 @@ def test_pieces_do_not_matter(monkeypatch):
     monkeypatch.setattr("fl_lightning.functional.robust._PIECE", 70)
     for rule, before in zip(RULES, whole, strict=True):
         np.testing.assert_allclose(combine(rule, states)[0], before, rtol=1e-9)
-
-
-def test_one_iteration_is_one_step_from_the_mean():
-    """Weiszfeld's step: shares in proportion to 1 / distance from the mean."""
-    states = [torch.randn(6, generator=torch.Generator().manual_seed(k), dtype=torch.float64) for k in range(5)]
-    _, shares = combine(GeometricMedian(iterations=1), states)
-    many = np.stack(states)
-    inverse = 1 / np.linalg.norm(many - many.mean(axis=0), axis=1)
-    np.testing.assert_allclose(shares, inverse / inverse.sum(), rtol=1e-9)
-
-
-def test_a_trimmed_mean_of_one_model_is_the_median():
-    states = [torch.randn(6, generator=torch.Generator().manual_seed(k), dtype=torch.float64) for k in range(5)]
-    np.testing.assert_allclose(combine(TrimmedMean(2), states)[0], np.median(np.stack(states), axis=0))
 
 
 def test_shares_of_attackers_are_rounded_up():

@@ -14,7 +14,7 @@ import pytest
 import torch
 from against_hand import ROUNDS, Updates, assert_close, assert_follows, clients_of, divided, final
 from by_hand import LR, World, accuracy, averaged, build, flat, like_parameters
-from federations import SIZES, Blobs, Consecutive, Plain, federate, same_bits, weights
+from federations import SIZES, Blobs, Consecutive, Plain, federate
 from scipy.special import softmax
 from sklearn.metrics import confusion_matrix, f1_score
 from torch.nn import functional as F
@@ -283,27 +283,6 @@ def test_focus_weighs_by_credibility(credibility):
     assert_follows(torch.float64, step, strategy=Focus(temperature=0.5, credibility=credibility))
 
 
-@pytest.mark.parametrize(
-    ("errors", "temperature", "credibility", "expected"),
-    [
-        ([0, math.log(2), math.log(5)], 1, "complement", [7 / 8, 6 / 8, 3 / 8]),
-        ([0, math.log(2), math.log(4)], 1, "softmax", [4 / 7, 2 / 7, 1 / 7]),
-        ([0, 2 * math.log(3)], 2, "complement", [3 / 4, 1 / 4]),
-        ([0, 1000], 1, "complement", [1, 0]),
-        ([0, 30], 1, "complement", [1, math.exp(-30)]),
-        ([7], 1, "complement", [1]),
-    ],
-)
-def test_the_credibility_of_focus(errors, temperature, credibility, expected):
-    """In halves, so that both losses count; every client has 10 examples."""
-    state = Snapshot(torch.zeros(2), torch.zeros(0))
-    updates = [
-        ClientUpdate(k, 0, 10, 1, model=state, score=0.25 * error, global_score=0.75 * error) for k, error in enumerate(errors)
-    ]
-    _, weights = Focus("mine", temperature, credibility).combine(updates, None)
-    assert weights == pytest.approx([10 * c for c in expected], rel=1e-9)
-
-
 @pytest.mark.parametrize("metric", ["f1", "odds"])
 def test_adafed_by_a_metric_of_scikit_learn(metric):
     def measure(logits, y):
@@ -367,37 +346,5 @@ def test_fedprox_with_partial_work(policy, mu):
     assert_follows(torch.float32, step, world=World(torch.float32, mu=mu), batchnorm=False, local=local)
 
 
-# ------------------------------------------------------------------ identities
-
-
-@pytest.fixture(scope="module")
-def fedavg():
-    return final(strategy=FedAvg())
-
-
 def test_fednova_with_equal_steps_is_fedavg():
     assert_close(final(strategy=FedNova(), sizes=(10, 10, 10)), final(strategy=FedAvg(), sizes=(10, 10, 10)))
-
-
-def test_fedavgm_without_momentum_is_fedavg(fedavg):
-    assert same_bits(final(strategy=FedAvgM(0.0)), fedavg)
-
-
-def test_fedsgd_is_fedavg_with_one_full_batch_step():
-    one = final(strategy=FedSGD(), local=LocalTraining(full_batch=True))
-    other = final(strategy=FedAvg(), local=LocalTraining(max_epochs=1, full_batch=True))
-    assert same_bits(one, other)
-
-
-@pytest.mark.parametrize("credibility", ["complement", "softmax"])
-def test_focus_at_a_high_temperature_is_fedavg(credibility, fedavg):
-    assert_close(final(strategy=Focus("val_loss", 1e12, credibility)), fedavg, 1e-9)
-
-
-def test_the_median_of_equal_models_is_the_model():
-    still = LocalTraining(max_steps=1)
-    L.seed_everything(3, verbose=False)
-    module = Plain(lr=0.0)
-    before = weights(module.net)
-    federate(module, ROUNDS, strategy=FedMedian(), local=still)
-    assert same_bits(weights(module.net), before)

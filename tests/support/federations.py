@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalTraining, Partitioner
+from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback, LocalTraining, Partitioner
 from fl_lightning.data import TensorLoader
 
 SIZES = (7, 20, 13)
@@ -127,6 +127,16 @@ class Plain(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=self.hparams.lr, momentum=self.hparams.momentum)
+
+
+class Cohorts(FederationCallback):
+    """Notes who takes part in each round."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, ...]] = []
+
+    def on_round_start(self, trainer: Any, pl_module: Any, round_idx: int, cohort: Any) -> None:
+        self.seen.append(tuple(cohort))
 
 
 def trainer(rounds: int, *callbacks: Any, **flags: Any) -> L.Trainer:

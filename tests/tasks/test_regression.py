@@ -166,18 +166,6 @@ def test_the_hinge_of_many_classes_by_hand(squared):
     assert float(loss) == pytest.approx(0.25 + 6.25 if squared else 0.5 + 2.5)
 
 
-def test_a_server_with_a_single_number():
-    class One(Pairs):
-        def val_dataloader(self) -> Any:
-            return TensorLoader((self.x[:1], self.y[:1]), 16)
-
-    task = RegressionTask(nn.Linear(3, 1))
-    run = federate(task, 1, data=One(*linear_data()), partitioner=Consecutive(SIZES))
-    x, y = linear_data()
-    assert torch.isnan(run.callback_metrics["val_r2"])
-    assert float(run.callback_metrics["val_mae"]) == pytest.approx(abs(float(task(x[:1])[0, 0].detach() - y[0])), rel=1e-5)
-
-
 @pytest.mark.parametrize("metric", [PercentageError(1e-6), R2Score()])
 def test_a_metric_of_a_strategy_sees_what_the_task_measures(metric):
     """Outputs (N, 1) against targets (N,) would be broadcast to (N, N)."""
