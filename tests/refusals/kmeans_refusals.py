@@ -11,27 +11,16 @@ from federations import Blobs, NoValidation, Plain, blobs, trainer
 from refusing import Refusal, fitting
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import (
-    ClientError,
-    DataError,
-    ExamplePrivacy,
-    FedAvg,
-    FederatedKMeans,
-    KMeansTask,
-    LocalTraining,
-    Mediators,
-    Sums,
-    WarmStart,
-)
+import fl_lightning as fl
 from fl_lightning.types import ClientUpdate, RoundStart, Snapshot
 
 
 def of(module: Any = None, strategy: Any = None, data: Any = None, **more: Any) -> Any:
     """A fit of K-means with these settings; those of ``local`` may be given by name."""
     names = ("proximal_mu", "lr_decay", "gradient_clip_val", "accumulate_grad_batches", "privacy", "engine", "precision")
-    local = LocalTraining(**{name: more.pop(name) for name in names if name in more})
+    local = fl.LocalTraining(**{name: more.pop(name) for name in names if name in more})
     return fitting(
-        module=lambda: module or KMeansTask(3, 4), strategy=strategy or FederatedKMeans(), data=data, local=local, **more
+        module=lambda: module or fl.KMeansTask(3, 4), strategy=strategy or fl.FederatedKMeans(), data=data, local=local, **more
     )
 
 
@@ -42,10 +31,10 @@ def alone(module: Any, data: Any) -> Any:
 
 def counting(wrong: float) -> Any:
     """An update whose second count is this."""
-    strategy = FederatedKMeans()
+    strategy = fl.FederatedKMeans()
     strategy.start_round(RoundStart(0, (0,), 1, torch.zeros(4), 2))
     state = Snapshot(torch.tensor([2.0, 2.0, 3.0, wrong]), torch.zeros(0))
-    return lambda: strategy.accumulate(ClientUpdate(0, 0, 3, 1, model=state), Sums())
+    return lambda: strategy.accumulate(ClientUpdate(0, 0, 3, 1, model=state), fl.Sums())
 
 
 def held_out(*rows: list[float]) -> Blobs:
@@ -64,7 +53,7 @@ def spoilt() -> Blobs:
 
 def on_two_ranks() -> None:
     with patch.object(L.Trainer, "world_size", property(lambda self: 2)):
-        trainer(1).fit(KMeansTask(2, 4), DataLoader(TensorDataset(blobs(9, 1)[0]), batch_size=3))
+        trainer(1).fit(fl.KMeansTask(2, 4), DataLoader(TensorDataset(blobs(9, 1)[0]), batch_size=3))
 
 
 NO_SET = "'model.init' is kmeans++, which draws ... there is no such set. Add a 'val_dataloader'"
@@ -74,47 +63,49 @@ NO_CENTROIDS = "needs a module with K centroids and their K counts, ... Set 'mod
 
 REFUSALS = [
     # settings out of their range
-    Refusal(lambda: KMeansTask(0, 3), "'model.num_clusters' must be at least 1"),
-    Refusal(lambda: KMeansTask(2, 0), "'model.num_features' must be at least 1"),
-    Refusal(lambda: KMeansTask(2, 3, "forgy"), "'model.init' must be kmeans++ or random, but is 'forgy'"),
-    Refusal(lambda: FederatedKMeans("drop"), "'federation.strategy.empty' must be keep or split, but is 'drop'"),
+    Refusal(lambda: fl.KMeansTask(0, 3), "'model.num_clusters' must be at least 1"),
+    Refusal(lambda: fl.KMeansTask(2, 0), "'model.num_features' must be at least 1"),
+    Refusal(lambda: fl.KMeansTask(2, 3, "forgy"), "'model.init' must be kmeans++ or random, but is 'forgy'"),
+    Refusal(lambda: fl.FederatedKMeans("drop"), "'federation.strategy.empty' must be keep or split, but is 'drop'"),
     Refusal(of(proximal_mu=0.1), "'federation.local.proximal_mu' must be 0.0 with KMeansTask, which has no"),
     Refusal(of(lr_decay=0.5), "'federation.local.lr_decay' must be 1.0 with KMeansTask"),
     Refusal(of(gradient_clip_val=1.0), "'federation.local.gradient_clip_val' must be null with KMeansTask"),
     Refusal(of(accumulate_grad_batches=2), "'federation.local.accumulate_grad_batches' must be 1 with"),
     Refusal(
-        of(privacy=ExamplePrivacy(1.0, 1.0)),
+        of(privacy=fl.ExamplePrivacy(1.0, 1.0)),
         "'federation.local.privacy' covers only the clients' models, but FederatedKMeans reads or sends more",
     ),
     Refusal(of(engine="fabric"), "KMeansTask optimizes manually ... 'federation.local.engine' to 'trainer'"),
     Refusal(of(engine="stacked"), "KMeansTask optimizes manually ... 'federation.local.engine' to 'train"),
     Refusal(of(precision="bf16-true"), "counts examples, but torch.bfloat16 cannot ... Set 'trainer.precis"),
     # what it does not go with
-    Refusal(of(strategy=FedAvg()), "FedAvg does not know how many examples ... Set 'federation.strategy' to FederatedKMeans"),
+    Refusal(
+        of(strategy=fl.FedAvg()), "FedAvg does not know how many examples ... Set 'federation.strategy' to FederatedKMeans"
+    ),
     Refusal(of(Plain()), NO_CENTROIDS),
     Refusal(of(Plain(batchnorm=True)), NO_CENTROIDS),
-    Refusal(of(route=Mediators(2)), "FederatedKMeans needs each client to train by itself"),
-    Refusal(of(route=WarmStart(1)), ROUTE),
+    Refusal(of(route=fl.Mediators(2)), "FederatedKMeans needs each client to train by itself"),
+    Refusal(of(route=fl.WarmStart(1)), ROUTE),
     Refusal(of(server_optimizer=lambda p: torch.optim.SGD(p, lr=1e-3)), ROUTE),
     Refusal(counting(0.5), "client 0 sent averaged buffers that are not counts"),
     Refusal(counting(-1.0), "client 0 sent averaged buffers that are not counts"),
     Refusal(on_two_ranks, "runs in one process, but this run has 2. Set 'trainer.devices' to 1"),
     # data that gives no centroids
-    Refusal(of(KMeansTask(41, 4)), "'model.num_clusters' must be at most the clients' 40 training examples, but"),
-    Refusal(of(KMeansTask(2, 5)), TOO_WIDE),
-    Refusal(of(KMeansTask(2, 5, "random")), TOO_WIDE),
-    Refusal(alone(KMeansTask(2, 5, "random"), Blobs()), TOO_WIDE),
+    Refusal(of(fl.KMeansTask(41, 4)), "'model.num_clusters' must be at most the clients' 40 training examples, but"),
+    Refusal(of(fl.KMeansTask(2, 5)), TOO_WIDE),
+    Refusal(of(fl.KMeansTask(2, 5, "random")), TOO_WIDE),
+    Refusal(alone(fl.KMeansTask(2, 5, "random"), Blobs()), TOO_WIDE),
     Refusal(of(data=NoValidation()), NO_SET),
-    Refusal(alone(KMeansTask(2, 4), NoValidation()), NO_SET.partition(". Add")[0]),
+    Refusal(alone(fl.KMeansTask(2, 4), NoValidation()), NO_SET.partition(". Add")[0]),
     Refusal(
         of(data=held_out([1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 0.0])),
         "found 2 different examples among the 40 of the validation set, but 'model.num_clusters' is 3. Lower it",
-        DataError,
+        fl.DataError,
     ),
     Refusal(
         of(data=held_out([1.0, torch.nan, 3.0, 4.0], [0.0, 0.0, 0.0, 0.0])),
         "The validation set has numbers that are not finite",
-        DataError,
+        fl.DataError,
     ),
-    Refusal(alone(KMeansTask(3, 4), spoilt()), "training examples have numbers that are not finite", ClientError),
+    Refusal(alone(fl.KMeansTask(3, 4), spoilt()), "training examples have numbers that are not finite", fl.ClientError),
 ]

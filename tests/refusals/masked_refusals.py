@@ -9,26 +9,11 @@ import torch
 from federations import SIZES, Blobs, Plain
 from refusing import Refusal, fitting
 
-from fl_lightning import (
-    AFL,
-    AdaFed,
-    ClientError,
-    ClientEvaluation,
-    Faults,
-    FedAvg,
-    FedCyclic,
-    FedMedian,
-    Krum,
-    LastClient,
-    LocalOnly,
-    RunningStrategy,
-    SecureAggregation,
-    WarmStart,
-)
+import fl_lightning as fl
 
 
 def masked(strategy: Any = None, threshold: float = 0.67, **settings: Any) -> Callable[[], Any]:
-    return fitting(strategy=strategy or FedAvg(), secure_aggregation=SecureAggregation(threshold), **settings)
+    return fitting(strategy=strategy or fl.FedAvg(), secure_aggregation=fl.SecureAggregation(threshold), **settings)
 
 
 class OneBroken(Blobs):
@@ -47,14 +32,14 @@ class Counting(Plain):
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
 
-class Nothing(FedAvg):
+class Nothing(fl.FedAvg):
     """Weighs everyone by 0."""
 
     def weight(self, update: Any) -> float:
         return 0.0
 
 
-class Unannounced(FedAvg):
+class Unannounced(fl.FedAvg):
     """Adds a sum that it does not announce."""
 
     def accumulate(self, update: Any, sums: Any) -> Any:
@@ -62,7 +47,7 @@ class Unannounced(FedAvg):
         return super().accumulate(update, sums)
 
 
-class Silent(RunningStrategy):
+class Silent(fl.RunningStrategy):
     """Does not say what it adds up."""
 
     def accumulate(self, update: Any, sums: Any) -> float:
@@ -74,37 +59,32 @@ class Silent(RunningStrategy):
 
 
 REFUSALS = [
-    Refusal(lambda: SecureAggregation(0.5), "'federation.secure_aggregation.threshold' must be above 2/3 and"),
+    Refusal(lambda: fl.SecureAggregation(0.5), "'federation.secure_aggregation.threshold' must be above 2/3 and"),
     Refusal(
-        masked(AdaFed("val_acc")),
+        masked(fl.AdaFed("val_acc")),
         "AdaFed weighs every client's model by its score at the server, but with 'federation.secure_aggregation'",
     ),
-    Refusal(masked(LastClient()), "LastClient keeps one client's model, but with 'federation.secure_aggregation'"),
-    Refusal(masked(FedMedian()), "FedMedian needs every client's model to combine them"),
-    Refusal(masked(Krum(1)), "Krum needs every client's model"),
-    Refusal(masked(route=FedCyclic()), "On the route FedCyclic clients pass models to each other or keep them"),
-    Refusal(masked(route=LocalOnly("val_acc")), "On the route LocalOnly clients pass models to each other or keep them"),
-    Refusal(masked(route=WarmStart(1)), "n the route WarmStart clients pass models to each other"),
+    Refusal(masked(fl.LastClient()), "LastClient keeps one client's model, but with 'federation.secure_aggregation'"),
+    Refusal(masked(fl.FedMedian()), "FedMedian needs every client's model to combine them"),
+    Refusal(masked(fl.Krum(1)), "Krum needs every client's model"),
+    Refusal(masked(route=fl.FedCyclic()), "On the route FedCyclic clients pass models to each other or keep them"),
+    Refusal(masked(route=fl.LocalOnly("val_acc")), "On the route LocalOnly clients pass models to each other or keep them"),
+    Refusal(masked(route=fl.WarmStart(1)), "n the route WarmStart clients pass models to each other"),
     Refusal(
-        masked(client_evaluation=ClientEvaluation(1)),
+        masked(client_evaluation=fl.ClientEvaluation(1)),
         "'federation.client_evaluation' measures each client, but with 'federation.secure_aggregation'",
     ),
     Refusal(masked(clients_per_round=1), "'federation.clients_per_round' must be 2 clients or more with"),
-    Refusal(
-        masked(module=Counting),
-        "The module has a buffer 'seen' of whole numbers, which cannot be added",
-    ),
+    Refusal(masked(module=Counting), "The module has a buffer 'seen' of whole numbers, which cannot be added"),
     Refusal(masked(Silent()), "Silent does not say which sums it adds up, so clients cannot mask them. ... from 'sum_sizes'"),
-    Refusal(masked(AFL()), "AFL does not say which sums it adds up"),
+    Refusal(masked(fl.AFL()), "AFL does not say which sums it adds up"),
     Refusal(masked(Unannounced()), "adds 1 numbers to a sum 'squares', which its 'sum_sizes' does not announce"),
     Refusal(
-        masked(Nothing()),
-        "Nothing gave all clients of the round the weight 0, and masks hide their models",
-        ClientError,
+        masked(Nothing()), "Nothing gave all clients of the round the weight 0, and masks hide their models", fl.ClientError
     ),
     Refusal(
-        masked(threshold=1.0, data=OneBroken(), faults=Faults("skip")),
+        masked(threshold=1.0, data=OneBroken(), faults=fl.Faults("skip")),
         "2 of 3 clients delivered, but removing the masks takes 3 or more. Lower",
-        ClientError,
+        fl.ClientError,
     ),
 ]

@@ -20,17 +20,7 @@ from torchmetrics.classification import (
     MulticlassRecall,
 )
 
-from fl_lightning import (
-    AdaFed,
-    ClassificationTask,
-    ClientError,
-    F1WeightedCrossEntropy,
-    FedLoss,
-    FedStar,
-    Focus,
-    MetricWeightedCrossEntropy,
-    WeightedAverage,
-)
+import fl_lightning as fl
 
 
 class Misspelt(Tempered):
@@ -45,7 +35,7 @@ class Silent(Tempered):
 
 def by(metric: Any) -> Any:
     """Return a task whose loss weighs classes by a metric."""
-    return lambda: ClassificationTask(Plain().net, 3, MetricWeightedCrossEntropy(metric, 3))
+    return lambda: fl.ClassificationTask(Plain().net, 3, fl.MetricWeightedCrossEntropy(metric, 3))
 
 
 def scored(value: float) -> Any:
@@ -55,22 +45,27 @@ def scored(value: float) -> Any:
 
 NO_DIRECTION = "must be a metric that sets its class attribute 'higher_is_better'"
 REFUSALS = [
-    Refusal(lambda: AdaFed("val_acuracy"), "'val_acuracy' is not the name ... Did you mean val_accuracy? If it is right, set"),
-    Refusal(lambda: AdaFed("val/los"), "'val/los' is not the name ... Did you mean val/loss? If it is right, set"),
     Refusal(
-        lambda: FedLoss("val_accuracy"), "'federation.strategy.loss' must be a loss, for which lower is better ... val_accuracy"
+        lambda: fl.AdaFed("val_acuracy"), "'val_acuracy' is not the name ... Did you mean val_accuracy? If it is right, set"
     ),
-    Refusal(lambda: Focus("val_f1_macro"), "'federation.strategy.loss' must be a loss"),
+    Refusal(lambda: fl.AdaFed("val/los"), "'val/los' is not the name ... Did you mean val/loss? If it is right, set"),
     Refusal(
-        lambda: FedStar(metric="val_loss"), "'federation.route.metric' must be a metric in [0, 1] for which higher is better"
+        lambda: fl.FedLoss("val_accuracy"),
+        "'federation.strategy.loss' must be a loss, for which lower is better ... val_accuracy",
     ),
-    Refusal(lambda: MetricWeightedCrossEntropy(MulticlassConfusionMatrix(3), 3), "'model.loss.metric' must be a metric that"),
+    Refusal(lambda: fl.Focus("val_f1_macro"), "'federation.strategy.loss' must be a loss"),
     Refusal(
-        lambda: MetricWeightedCrossEntropy(MulticlassHammingDistance(3, average="none"), 3),
+        lambda: fl.FedStar(metric="val_loss"), "'federation.route.metric' must be a metric in [0, 1] for which higher is better"
+    ),
+    Refusal(
+        lambda: fl.MetricWeightedCrossEntropy(MulticlassConfusionMatrix(3), 3), "'model.loss.metric' must be a metric that"
+    ),
+    Refusal(
+        lambda: fl.MetricWeightedCrossEntropy(MulticlassHammingDistance(3, average="none"), 3),
         f"'model.loss.metric' {NO_DIRECTION}",
     ),
     Refusal(
-        lambda: MetricWeightedCrossEntropy(MulticlassRecall(2, average="none"), 2).adapt(torch.tensor([-0.5, 0.2])),
+        lambda: fl.MetricWeightedCrossEntropy(MulticlassRecall(2, average="none"), 2).adapt(torch.tensor([-0.5, 0.2])),
         "needs values in [0, 1], for which higher is better, but its metric returns [-0.5",
     ),
     Refusal(
@@ -86,7 +81,7 @@ REFUSALS = [
         "MulticlassRecall cannot compare ... with the same number of classes",
     ),
     Refusal(
-        fitting(module=lambda: Own(F1WeightedCrossEntropy(3))),
+        fitting(module=lambda: Own(fl.F1WeightedCrossEntropy(3))),
         "but Own did not call it. Compute the loss in 'validation_step'",
     ),
     Refusal(
@@ -97,38 +92,38 @@ REFUSALS = [
         fitting(module=lambda: Own(Misspelt())),
         "'server_buffers' of Misspelt names 'faktor', but its buffers are: factor. Correct the name, or call",
     ),
-    Refusal(lambda: ClassificationTask(nn.Linear(4, 3), 3, Misspelt()), "'server_buffers' of Misspelt names 'faktor'"),
+    Refusal(lambda: fl.ClassificationTask(nn.Linear(4, 3), 3, Misspelt()), "'server_buffers' of Misspelt names 'faktor'"),
     Refusal(fitting(module=lambda: Own(Silent())), "Silent has no signal to adapt to. Set self.signal in its __init__"),
     Refusal(
         fitting(module=by(MulticlassRecall(3, average="none")), data=NoValidation()),
         "adapts to the MulticlassRecall on the server's validation set, but there is no",
     ),
     Refusal(
-        fitting(module=variant(validation_step=L.LightningModule.validation_step), strategy=AdaFed("val_acc")),
+        fitting(module=variant(validation_step=L.LightningModule.validation_step), strategy=fl.AdaFed("val_acc")),
         "'federation.strategy.metric' needs val_acc, but Variant has no 'validation_step' to log it in. Define",
     ),
     Refusal(
-        fitting(strategy=AdaFed("val_acc"), data=changed("val", [])),
+        fitting(strategy=fl.AdaFed("val_acc"), data=changed("val", [])),
         "needs 'val_acc' of models, but the set to evaluate them on has no batches. Let 'val",
     ),
     Refusal(
-        fitting(strategy=AdaFed("val_acc"), data=NoValidation()),
+        fitting(strategy=fl.AdaFed("val_acc"), data=NoValidation()),
         "needs val_acc on the server's validation set, but the server has none ... such as FedAvg",
     ),
-    Refusal(fitting(strategy=AdaFed()), "'val_accuracy', which Plain does not log ... It logs: val_acc, val_loss"),
+    Refusal(fitting(strategy=fl.AdaFed()), "'val_accuracy', which Plain does not log ... It logs: val_acc, val_loss"),
     Refusal(
-        fitting(module=scored(-0.5), strategy=AdaFed("score", mode="max")),
+        fitting(module=scored(-0.5), strategy=fl.AdaFed("score", mode="max")),
         "AdaFed gave client 1 the weight -0.5 in round 0, but weights must be finite",
-        ClientError,
+        fl.ClientError,
     ),
     Refusal(
-        fitting(strategy=variant(WeightedAverage, weight=lambda self, update: update.score)()),
+        fitting(strategy=variant(fl.WeightedAverage, weight=lambda self, update: update.score)()),
         "Variant.weight returns None, but must return a number. 'update.score' is known",
     ),
     Refusal(
         fitting(
             module=variant(validation_step=lambda self, batch, batch_idx: None),
-            strategy=AdaFed(MulticlassAccuracy(3)),
+            strategy=fl.AdaFed(MulticlassAccuracy(3)),
             data=changed("val", DataLoader([{"x": torch.zeros(2, 4)}], batch_size=None)),
         ),
         "needs batches of (input, target), but it got a dict",

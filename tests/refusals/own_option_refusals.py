@@ -7,24 +7,12 @@ from typing import Any
 from own_option import CountBatches, DropNumbers, PlansRounds, Sums
 from refusing import Refusal, fitting
 
-from fl_lightning import (
-    Asynchronous,
-    ClientPrivacy,
-    FedAvg,
-    FedCyclic,
-    FederationError,
-    FedMedian,
-    LocalOnly,
-    LocalTraining,
-    Option,
-    SecureAggregation,
-    WarmStart,
-)
+import fl_lightning as fl
 from fl_lightning.core.option import ClientMetric
 from fl_lightning.functional.keyed_noise import SecretKey
 
 
-class Knows(Option):
+class Knows(fl.Option):
     def key(self, seed: int) -> Any:
         return SecretKey.from_seed(seed)
 
@@ -34,8 +22,8 @@ class Unknown(Sums):
         yield ClientMetric("own loss", "val_los", "training")
 
 
-def private(noise: str) -> ClientPrivacy:
-    return ClientPrivacy(0.5, 1.0, noise, noise_seed=7)
+def private(noise: str) -> fl.ClientPrivacy:
+    return fl.ClientPrivacy(0.5, 1.0, noise, noise_seed=7)
 
 
 EXACT = "DropNumbers may read clients' changes ... but ClientPrivacy protects them"
@@ -43,7 +31,7 @@ NO_UPDATE = "DropNumbers acts on the updates ... but on the route ... pass model
 REFUSALS = [
     *(
         Refusal(fitting(route=route, options=[DropNumbers()]), NO_UPDATE)
-        for route in (FedCyclic(), LocalOnly("val_acc"), WarmStart(1))
+        for route in (fl.FedCyclic(), fl.LocalOnly("val_acc"), fl.WarmStart(1))
     ),
     Refusal(
         fitting(options=[Unknown()], flags={"num_sanity_val_steps": 1}),
@@ -51,28 +39,27 @@ REFUSALS = [
     ),
     Refusal(fitting(options=[Sums(), Sums()]), "'federation.options.0' and 'federation.options.1' each add up"),
     Refusal(
-        fitting(options=[Sums()], secure_aggregation=SecureAggregation()),
+        fitting(options=[Sums()], secure_aggregation=fl.SecureAggregation()),
         "'federation.secure_aggregation' and 'federation.options.0' each add up",
     ),
     Refusal(
-        fitting(options=[Sums()], strategy=FedMedian()),
-        "'federation.options.0' adds up ... the strategy needs each of them",
+        fitting(options=[Sums()], strategy=fl.FedMedian()), "'federation.options.0' adds up ... the strategy needs each of them"
     ),
     Refusal(
-        fitting(options=[PlansRounds()], asynchronous=Asynchronous(2, 1)),
+        fitting(options=[PlansRounds()], asynchronous=fl.Asynchronous(2, 1)),
         "'federation.asynchronous' and 'federation.options.0' each plan rounds in a way of their own",
     ),
     Refusal(
-        fitting(options=[CountBatches()], local=LocalTraining(engine="stacked")),
+        fitting(options=[CountBatches()], local=fl.LocalTraining(engine="stacked")),
         "Stacked clients do not support CountBatches, a callback of an option",
-        FederationError,
+        fl.FederationError,
     ),
     Refusal(
-        fitting(strategy=FedAvg("uniform"), options=[Knows()], transforms=[ClientPrivacy(0.5, 1.0)]),
+        fitting(strategy=fl.FedAvg("uniform"), options=[Knows()], transforms=[fl.ClientPrivacy(0.5, 1.0)]),
         "'federation.options' sets the key ... noise of ClientPrivacy could be sub",
     ),
     *(
-        Refusal(fitting(strategy=FedAvg("uniform"), options=[DropNumbers()], transforms=[private(noise)]), EXACT)
+        Refusal(fitting(strategy=fl.FedAvg("uniform"), options=[DropNumbers()], transforms=[private(noise)]), EXACT)
         for noise in ("central", "local")
     ),
 ]

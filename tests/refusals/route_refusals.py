@@ -10,21 +10,11 @@ from refusing import Refusal, fitting
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from fl_lightning import (
-    Attackers,
-    ClassificationTask,
-    DataError,
-    HalfSquaredError,
-    LeNet,
-    LocalTraining,
-    Mocha,
-    RegressionTask,
-    RobustLoss,
-)
+import fl_lightning as fl
 
 
-def linear(loss: Any = None) -> RegressionTask:
-    return RegressionTask(nn.Linear(4, 1), loss or HalfSquaredError())
+def linear(loss: Any = None) -> fl.RegressionTask:
+    return fl.RegressionTask(nn.Linear(4, 1), loss or fl.HalfSquaredError())
 
 
 def one_class() -> Blobs:
@@ -49,35 +39,33 @@ NAMED = variant(Blobs, train_dataloader=lambda self: DataLoader(Named(), batch_s
 
 REFUSALS = [
     # Mocha
-    Refusal(lambda: Mocha(strength=-1.0), "'federation.route.strength' must be 0 or above, but is -1.0"),
-    Refusal(lambda: Mocha(strength=0.0, l2=0.0), "'federation.route.l2' must be above 0 if 'strength' is 0"),
-    Refusal(lambda: Mocha(smoothing=0.0), "'federation.route.smoothing' must be above 0, in units of squared weights"),
-    Refusal(lambda: Mocha(update_every=0), "'federation.route.update_every' must be 1 or above, but is 0"),
+    Refusal(lambda: fl.Mocha(strength=-1.0), "'federation.route.strength' must be 0 or above, but is -1.0"),
+    Refusal(lambda: fl.Mocha(strength=0.0, l2=0.0), "'federation.route.l2' must be above 0 if 'strength' is 0"),
+    Refusal(lambda: fl.Mocha(smoothing=0.0), "'federation.route.smoothing' must be above 0, in units of squared weights"),
+    Refusal(lambda: fl.Mocha(update_every=0), "'federation.route.update_every' must be 1 or above, but is 0"),
     Refusal(
-        fitting(module=lambda: ClassificationTask(LeNet(1, 28)), route=Mocha()),
+        fitting(module=lambda: fl.ClassificationTask(fl.LeNet(1, 28)), route=fl.Mocha()),
         "Mocha is defined only for linear models ... trains 5 layers",
     ),
     Refusal(
-        fitting(module=lambda: linear(RobustLoss(0.0)), route=Mocha()),
+        fitting(module=lambda: linear(fl.RobustLoss(0.0)), route=fl.Mocha()),
         "Mocha needs a convex loss, but RobustLoss is not convex",
     ),
     Refusal(
-        fitting(module=linear, route=Mocha(), local=LocalTraining(proximal_mu=0.1)),
+        fitting(module=linear, route=fl.Mocha(), local=fl.LocalTraining(proximal_mu=0.1)),
         "Set 'federation.local.proximal_mu' to 0",
     ),
     Refusal(
-        fitting(module=linear, route=Mocha(), local=LocalTraining(engine="stacked")),
+        fitting(module=linear, route=fl.Mocha(), local=fl.LocalTraining(engine="stacked")),
         "'federation.local.engine' to trainer, fabric or auto",
     ),
     # wrong labels
     Refusal(
-        fitting(data=one_class(), attackers=Attackers({0: 1.0})),
-        "a single class, so no label can be wrong",
-        DataError,
+        fitting(data=one_class(), attackers=fl.Attackers({0: 1.0})), "a single class, so no label can be wrong", fl.DataError
     ),
     Refusal(
-        fitting(data=NAMED(), attackers=Attackers({1: 1.0})),
+        fitting(data=NAMED(), attackers=fl.Attackers({1: 1.0})),
         "need the form (input, label, ... but Named returns a dict",
-        DataError,
+        fl.DataError,
     ),
 ]

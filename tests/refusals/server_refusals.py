@@ -26,43 +26,18 @@ from refusing import Refusal, fitting
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import (
-    ALIE,
-    AdaFed,
-    Attackers,
-    Availability,
-    Checkpoints,
-    ClientError,
-    ClipUpdate,
-    DataError,
-    ExamplePrivacy,
-    Faults,
-    FedCyclic,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    FedMedian,
-    IIDPartitioner,
-    JointStrategy,
-    LocalOnly,
-    LocalTraining,
-    RingFed,
-    SecureAggregation,
-    ServerEvaluation,
-    ShapleyValues,
-    Storage,
-    TrimmedMean,
-)
+import fl_lightning as fl
 from fl_lightning.data.loaders import reduced
 from fl_lightning.errors import EngineError
 
-STACKED = LocalTraining(engine="stacked")
+STACKED = fl.LocalTraining(engine="stacked")
 
 
 # ---------------------------------------------------------------- calls that fail
 
 
 def trusting(names: Any) -> Callable[[], Any]:
-    return lambda: Checkpoints(trusted_classes=names)
+    return lambda: fl.Checkpoints(trusted_classes=names)
 
 
 def calling(callback: Callable[[], Any]) -> Callable[[], Any]:
@@ -70,13 +45,16 @@ def calling(callback: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def at_clients(callback: Callable[[], Any], **local: Any) -> Callable[[], Any]:
-    return lambda: federate(Plain(), 1, local=LocalTraining(callbacks=[callback()], **local))
+    return lambda: federate(Plain(), 1, local=fl.LocalTraining(callbacks=[callback()], **local))
 
 
 def bf16_of(precision: Any, dtype: torch.dtype) -> Callable[[], Any]:
     """Evaluate in bfloat16 models that are stored in another precision than 32 bits."""
-    settings = {"local": LocalTraining(precision=precision), "server_evaluation": ServerEvaluation(precision="bf16-mixed")}
-    return lambda: federate(Plain().to(dtype), 1, data=Blobs(dtype=dtype), strategy=AdaFed("val_acc"), **settings)
+    settings = {
+        "local": fl.LocalTraining(precision=precision),
+        "server_evaluation": fl.ServerEvaluation(precision="bf16-mixed"),
+    }
+    return lambda: federate(Plain().to(dtype), 1, data=Blobs(dtype=dtype), strategy=fl.AdaFed("val_acc"), **settings)
 
 
 def loader(n: int = 40) -> DataLoader[Any]:
@@ -86,7 +64,7 @@ def loader(n: int = 40) -> DataLoader[Any]:
 # ---------------------------------------------------------------- what they are given
 
 
-class Weightless(JointStrategy):
+class Weightless(fl.JointStrategy):
     def combine(self, updates: Any, worth: Any) -> Any:
         return updates[0].state.double(), [math.nan] * len(updates)
 
@@ -95,7 +73,7 @@ class Milestones(LearningRateFinder):
     """As in Lightning's documentation: it would find a new rate at some epochs, which here are rounds."""
 
 
-class Own(FederatedOrchestrator):
+class Own(fl.FederatedOrchestrator):
     """A user's subclass."""
 
 
@@ -123,62 +101,63 @@ TwoSets = variant(Blobs, val_dataloader=lambda self: [Blobs.val_dataloader(self)
 
 REFUSALS = [
     # faults and availability
-    Refusal(lambda: Faults("ignore"), "'policy' must be 'fatal' or 'skip'"),
-    Refusal(lambda: Faults(retries=-1), "'federation.faults.retries' must be a whole number of 0 or above, but is -1"),
-    Refusal(lambda: Faults(min_updates=0), "'federation.faults.min_updates' must be a number of 1 or above, or a share"),
-    Refusal(lambda: Faults(deadline=0), "'federation.faults.deadline' must be above 0 seconds, or null"),
-    Refusal(lambda: Availability(drop_out=1), "'federation.availability.drop_out' must be from 0 to below 1"),
-    Refusal(lambda: Availability(slow=2), "'federation.availability.slow' must be from 0 to 1"),
-    Refusal(lambda: Availability(slowness=0.5), "'federation.availability.slowness' must be 1 or above"),
-    Refusal(lambda: Availability(leave=2), "'federation.availability.leave' must be from 0 to 1"),
-    Refusal(lambda: Availability(come_back=0), "'federation.availability.come_back' must be above 0 and at most 1"),
+    Refusal(lambda: fl.Faults("ignore"), "'policy' must be 'fatal' or 'skip'"),
+    Refusal(lambda: fl.Faults(retries=-1), "'federation.faults.retries' must be a whole number of 0 or above, but is -1"),
+    Refusal(lambda: fl.Faults(min_updates=0), "'federation.faults.min_updates' must be a number of 1 or above, or a share"),
+    Refusal(lambda: fl.Faults(deadline=0), "'federation.faults.deadline' must be above 0 seconds, or null"),
+    Refusal(lambda: fl.Availability(drop_out=1), "'federation.availability.drop_out' must be from 0 to below 1"),
+    Refusal(lambda: fl.Availability(slow=2), "'federation.availability.slow' must be from 0 to 1"),
+    Refusal(lambda: fl.Availability(slowness=0.5), "'federation.availability.slowness' must be 1 or above"),
+    Refusal(lambda: fl.Availability(leave=2), "'federation.availability.leave' must be from 0 to 1"),
+    Refusal(lambda: fl.Availability(come_back=0), "'federation.availability.come_back' must be above 0 and at most 1"),
     Refusal(
-        fitting(faults=Faults("skip", min_updates=7)),
+        fitting(faults=fl.Faults("skip", min_updates=7)),
         "'federation.faults.min_updates' must be at most the 3 clients of a round",
     ),
-    Refusal(fitting(faults=Faults("skip"), route=FedCyclic()), "FedCyclic needs every client in every round"),
+    Refusal(fitting(faults=fl.Faults("skip"), route=fl.FedCyclic()), "FedCyclic needs every client in every round"),
     Refusal(
-        fitting(availability=Availability(leave=0.1), route=LocalOnly("val_acc")), "'federation.availability' may lose some"
+        fitting(availability=fl.Availability(leave=0.1), route=fl.LocalOnly("val_acc")),
+        "'federation.availability' may lose some",
     ),
     Refusal(
-        fitting(faults=Faults(deadline=9), local=STACKED),
+        fitting(faults=fl.Faults(deadline=9), local=STACKED),
         "'federation.faults.deadline' is checked between a client's steps, but the engine 'stacked'",
     ),
     Refusal(
-        fitting(availability=Availability(slow=1.0), local=LocalTraining(engine="stacked")),
+        fitting(availability=fl.Availability(slow=1.0), local=fl.LocalTraining(engine="stacked")),
         "'federation.availability.slow' is checked between a client's steps",
     ),
     Refusal(
-        fitting(availability=Availability(drop_out=0.99), faults=Faults(min_updates=3)),
+        fitting(availability=fl.Availability(drop_out=0.99), faults=fl.Faults(min_updates=3)),
         "of 3 clients are available, but the round needs 3. Lower 'federation.faults.min_updates'",
-        ClientError,
+        fl.ClientError,
     ),
-    Refusal(fitting(strategy=Weightless()), "Weightless gave 3 updates the weights", ClientError),
+    Refusal(fitting(strategy=Weightless()), "Weightless gave 3 updates the weights", fl.ClientError),
     # evaluation at the server
-    Refusal(lambda: ServerEvaluation(0), "'federation.server_evaluation.every_n_rounds' must be 1 or above"),
+    Refusal(lambda: fl.ServerEvaluation(0), "'federation.server_evaluation.every_n_rounds' must be 1 or above"),
     *(
         Refusal(
-            lambda share=share: ServerEvaluation(examples=share),
+            lambda share=share: fl.ServerEvaluation(examples=share),
             "'federation.server_evaluation.examples' must be a number of 1 or above, or a share in",
         )
         for share in (0, 1.5)
     ),
-    Refusal(lambda: ServerEvaluation(batch_size=0), "'federation.server_evaluation.batch_size' must be 1 or above"),
-    Refusal(lambda: ServerEvaluation(batch_size="auto"), "'batch_size' must be a whole number or None, but is 'auto'"),
+    Refusal(lambda: fl.ServerEvaluation(batch_size=0), "'federation.server_evaluation.batch_size' must be 1 or above"),
+    Refusal(lambda: fl.ServerEvaluation(batch_size="auto"), "'batch_size' must be a whole number or None, but is 'auto'"),
     Refusal(bf16_of("64-true", torch.float64), "models are stored in 64-true. Remove it"),
     Refusal(bf16_of("bf16-true", torch.float32), "models are stored in bf16-true. Remove it"),
     Refusal(
         lambda: reduced(TwoSets().val_dataloader(), 10, None, 0),
         "cannot divide a list. Let 'val_dataloader' return one DataLoader",
-        DataError,
+        fl.DataError,
     ),
     # former settings
     *(
-        Refusal(lambda name=name: FederatedOrchestrator(**{name: None}), f"'{name}' is now {now}")
-        for name, now in FederatedOrchestrator.renamed.items()
+        Refusal(lambda name=name: fl.FederatedOrchestrator(**{name: None}), f"'{name}' is now {now}")
+        for name, now in fl.FederatedOrchestrator.renamed.items()
     ),
     # checkpoints
-    Refusal(lambda: Storage(memory=-1), "'federation.storage.memory' must be 0 or above, in GiB"),
+    Refusal(lambda: fl.Storage(memory=-1), "'federation.storage.memory' must be 0 or above, in GiB"),
     Refusal(trusting(["no.such.Class"]), "trusted_classes' contains 'no.such.Class', which cannot be imported"),
     Refusal(trusting(["collections.NoSuch"]), "which cannot be imported"),
     Refusal(trusting(["os.system"]), "'os.system', which can run arbitrary code"),
@@ -193,22 +172,19 @@ REFUSALS = [
     Refusal(trusting([3]), "'trusted_classes' must be a list of texts, but is [3]"),
     # targets that follow the network
     *(
-        Refusal(
-            fitting(module=Following, **parts),
-            f"Training changes 'target...{named} does not cover such tensors",
-        )
+        Refusal(fitting(module=Following, **parts), f"Training changes 'target...{named} does not cover such tensors")
         for named, parts in (
-            ("FedMedian", {"strategy": FedMedian()}),
-            ("TrimmedMean", {"strategy": TrimmedMean(1)}),
-            ("ShapleyValues", {"strategy": ShapleyValues("val_acc")}),
-            ("ClipUpdate", {"transforms": [ClipUpdate(1.0)]}),
-            ("ALIE", {"attackers": Attackers(clients=[1], model=ALIE(1.0))}),
-            ("'federation.secure_aggregation'", {"secure_aggregation": SecureAggregation()}),
-            ("'federation.local.privacy'", {"local": LocalTraining(privacy=ExamplePrivacy(1.0, 0.5, noise_seed=7))}),
+            ("FedMedian", {"strategy": fl.FedMedian()}),
+            ("TrimmedMean", {"strategy": fl.TrimmedMean(1)}),
+            ("ShapleyValues", {"strategy": fl.ShapleyValues("val_acc")}),
+            ("ClipUpdate", {"transforms": [fl.ClipUpdate(1.0)]}),
+            ("ALIE", {"attackers": fl.Attackers(clients=[1], model=fl.ALIE(1.0))}),
+            ("'federation.secure_aggregation'", {"secure_aggregation": fl.SecureAggregation()}),
+            ("'federation.local.privacy'", {"local": fl.LocalTraining(privacy=fl.ExamplePrivacy(1.0, 0.5, noise_seed=7))}),
         )
     ),
     Refusal(
-        fitting(module=OneMoves, route=RingFed(2, 0.8)),
+        fitting(module=OneMoves, route=fl.RingFed(2, 0.8)),
         "has not changed the frozen tensor 'target.bias', but other clients have",
     ),
     Refusal(fitting(module=Declares), "Training changed 'target.weight', which Variant declares constant"),
@@ -221,10 +197,7 @@ REFUSALS = [
             (BatchSizeFinder, "BatchSizeFinder would tune rounds ... Tune without a federation"),
             (lambda: GradientAccumulationScheduler({1: 2}), "GradientAccumulationScheduler would accumulate rounds"),
             (lambda: ModelPruning("l1_unstructured", amount=0.5), "ModelPruning would prune the server's weights"),
-            (
-                lambda: StochasticWeightAveraging(0.1),
-                "StochasticWeightAveraging would set the rate of the server's optimizer",
-            ),
+            (lambda: StochasticWeightAveraging(0.1), "StochasticWeightAveraging would set the rate of the server's optimizer"),
             (BackboneFinetuning, "BackboneFinetuning would set the rate of the server's optimizer"),
             (SpikeDetection, "SpikeDetection would look for the loss of a training step"),
             (lambda: ThroughputMonitor(batch_size_fn=len), "ThroughputMonitor would measure batches of examples"),
@@ -234,7 +207,7 @@ REFUSALS = [
                     "The Trainer has 2 callbacks that federate the module: FederatedOrchestrator, "
                     f"{kind.__name__}. Keep one of them.",
                 )
-                for kind in (FederatedOrchestrator, Own)
+                for kind in (fl.FederatedOrchestrator, Own)
             ),
         )
     ),
@@ -253,17 +226,14 @@ REFUSALS = [
         Refusal(at_clients(TQDMProgressBar, engine=engine), "'federation.local.callbacks' contains TQDMProgressBar")
         for engine in ("fabric", "stacked")
     ),
-    Refusal(
-        fitting(flags={"val_check_interval": 3}),
-        "'trainer.val_check_interval' is 3, but a federation validates between",
-    ),
+    Refusal(fitting(flags={"val_check_interval": 3}), "'trainer.val_check_interval' is 3, but a federation validates between"),
     # data that come as loaders
     Refusal(
-        lambda: trainer(1, FederatedOrchestrator()).fit(Plain(), loader(), loader()),
+        lambda: trainer(1, fl.FederatedOrchestrator()).fit(Plain(), loader(), loader()),
         "FederatedDataModule.from_loaders(train_loader, val_loader, part",
     ),
     Refusal(
-        lambda: FederatedDataModule(loader(), IIDPartitioner(2)),
+        lambda: fl.FederatedDataModule(loader(), fl.IIDPartitioner(2)),
         "must be a LightningDataModule, but is <torch.utils.data.dataloader.DataLoader ... write FederatedDataModule.from_l",
     ),
 ]

@@ -10,37 +10,7 @@ from engine_runs import optimized, variant
 from federations import Plain
 from refusing import Refusal, fitting
 
-from fl_lightning import (
-    AFL,
-    AdaFed,
-    ClientError,
-    ClientUpdate,
-    CosineFilter,
-    Faults,
-    FedAdagrad,
-    FedAvg,
-    FedAvgM,
-    FedDyn,
-    FedExP,
-    FedLoss,
-    FedMedian,
-    FedNova,
-    FedSGD,
-    Focus,
-    GeometricMedian,
-    Krum,
-    LastClient,
-    LocalOnly,
-    LocalTraining,
-    Mediators,
-    QFedAvg,
-    SecureAggregation,
-    ServerRoute,
-    Strategy,
-    Sums,
-    TrimmedMean,
-    WarmStart,
-)
+import fl_lightning as fl
 from fl_lightning.strategies.filtering import FilteringStrategy
 from fl_lightning.types import Snapshot
 
@@ -65,7 +35,7 @@ def changed(base: type, name: str, change: Any) -> Any:
 
 def with_state(change: Any) -> Any:
     """A rule of a user's own that returns another state."""
-    return changed(FedMedian, "combine", lambda both: (change(both[0]), both[1]))
+    return changed(fl.FedMedian, "combine", lambda both: (change(both[0]), both[1]))
 
 
 def filtering(answer: Any) -> Any:
@@ -75,127 +45,125 @@ def filtering(answer: Any) -> Any:
 
 def weighing(score: float) -> None:
     """Let AdaFed weigh a client of this score, the lower the better."""
-    strategy = AdaFed("val_loss", mode="min")
+    strategy = fl.AdaFed("val_loss", mode="min")
     strategy.epsilon = 1e-12
-    strategy.accumulate(ClientUpdate(4, 2, 10, 1, score=score, model=Snapshot(ZEROS, torch.zeros(0))), Sums())
+    strategy.accumulate(fl.ClientUpdate(4, 2, 10, 1, score=score, model=Snapshot(ZEROS, torch.zeros(0))), fl.Sums())
 
 
 SAVES = {"state_dict": lambda self: {"momentum": 1.0}}
 LOADS = {"load_state_dict": lambda self, state: None}
 
 OWN = [
-    (own(Strategy), "Own does not define how to aggregate updates ... WeightedAverage"),
+    (own(fl.Strategy), "Own does not define how to aggregate updates ... WeightedAverage"),
     (
-        changed(FedAvg, "aggregate", lambda state: state[:-1]),
+        changed(fl.FedAvg, "aggregate", lambda state: state[:-1]),
         "Own.aggregate returned a tensor of shape (66,) in float64, but a float64 tensor of shape (67,) is needed. Return",
     ),
-    (changed(FedAvg, "aggregate", lambda state: None), "Own.aggregate returned None, but a float64"),
+    (changed(fl.FedAvg, "aggregate", lambda state: None), "Own.aggregate returned None, but a float64"),
     (with_state(lambda state: state.mean()), "Own.combine returned a tensor of shape () in float64"),
     (with_state(lambda state: state[None]), "Own.combine returned a tensor of shape (1, 67) in"),
     (with_state(lambda state: state.float()), "Own.combine returned a tensor of shape (67,) in float32"),
-    (changed(FedAvg, "weight", lambda _: torch.ones(2)), "Own.weight returns a tensor of shape (2,) in float32"),
-    (changed(FedAvg, "weight", lambda _: "much"), "Own.weight returns an object of the class str, but"),
-    (changed(FedAvg, "accumulate", lambda _: None), "Own.accumulate returned None, ... Return the update's weight"),
-    (changed(FedMedian, "combine", lambda both: both[0]), "Own.combine returned a tensor ... Return both"),
-    (changed(FedMedian, "combine", lambda both: None), "Own.combine returned None, but a new state and a list"),
+    (changed(fl.FedAvg, "weight", lambda _: torch.ones(2)), "Own.weight returns a tensor of shape (2,) in float32"),
+    (changed(fl.FedAvg, "weight", lambda _: "much"), "Own.weight returns an object of the class str, but"),
+    (changed(fl.FedAvg, "accumulate", lambda _: None), "Own.accumulate returned None, ... Return the update's weight"),
+    (changed(fl.FedMedian, "combine", lambda both: both[0]), "Own.combine returned a tensor ... Return both"),
+    (changed(fl.FedMedian, "combine", lambda both: None), "Own.combine returned None, but a new state and a list"),
     (filtering(lambda examples: examples[1:]), "Own.weights returned a tensor of shape (2,) ... (3,) is needed"),
     (filtering(lambda examples: None), "Own.weights returned None, but a tensor of shape (3,)"),
     (
-        own(FedAvg, broadcast=lambda self: {"control": ZEROS}),
+        own(fl.FedAvg, broadcast=lambda self: {"control": ZEROS}),
         "'control' of Own.broadcast is a tensor of shape (3,) in float32, but",
     ),
     (
-        own(FedAvg, broadcast=lambda self: {"control": 1.0}),
+        own(fl.FedAvg, broadcast=lambda self: {"control": 1.0}),
         "'control' of Own.broadcast is an object of the class float, but ... (67,)",
     ),
 ]
 """Strategies of a user's own and what is wrong with them."""
 REFUSALS = [
     # settings out of their range
-    Refusal(lambda: FedAvgM(1.0), "'federation.strategy.momentum' must be"),
-    Refusal(lambda: Focus(credibility="mean"), "credibility' must be complement or softmax, but is 'mean'"),
-    Refusal(lambda: FedDyn(0.0), "'federation.strategy.alpha' must be above 0"),
-    Refusal(lambda: FedExP(-1.0), "'federation.strategy.epsilon' must be 0 or above"),
-    Refusal(lambda: QFedAvg(-1.0), "'federation.strategy.q' must be 0 or above"),
-    Refusal(lambda: QFedAvg(1.0, 0.0), "'federation.strategy.lr' must be above 0"),
-    Refusal(lambda: QFedAvg(loss="val_accuracy"), "'federation.strategy.loss' must be a loss"),
-    Refusal(lambda: AFL(-0.1), "'federation.strategy.rate' must be 0 or above"),
-    Refusal(lambda: AFL(loss="val_accuracy"), "'federation.strategy.loss' must be a loss"),
-    Refusal(lambda: FedAdagrad(0.0), "'federation.strategy.lr' must be above 0"),
-    Refusal(lambda: FedAdagrad(tau=0.0), "'federation.strategy.tau' must be above 0"),
-    Refusal(lambda: TrimmedMean(-1), "'federation.strategy.attackers' must be a number, or a share"),
-    Refusal(lambda: Krum(0.5), "'federation.strategy.attackers' must be a number, or a share"),
-    Refusal(lambda: Krum(selected=0), "'federation.strategy.selected' must be at least 1, or null"),
-    Refusal(lambda: GeometricMedian(smoothing=0), "'federation.strategy.smoothing' must be above 0"),
-    Refusal(lambda: GeometricMedian(iterations=0), "'federation.strategy.iterations' must be at least 1"),
-    Refusal(lambda: CosineFilter(1), "'federation.strategy.threshold' must be from -1 to below 1"),
+    Refusal(lambda: fl.FedAvgM(1.0), "'federation.strategy.momentum' must be"),
+    Refusal(lambda: fl.Focus(credibility="mean"), "credibility' must be complement or softmax, but is 'mean'"),
+    Refusal(lambda: fl.FedDyn(0.0), "'federation.strategy.alpha' must be above 0"),
+    Refusal(lambda: fl.FedExP(-1.0), "'federation.strategy.epsilon' must be 0 or above"),
+    Refusal(lambda: fl.QFedAvg(-1.0), "'federation.strategy.q' must be 0 or above"),
+    Refusal(lambda: fl.QFedAvg(1.0, 0.0), "'federation.strategy.lr' must be above 0"),
+    Refusal(lambda: fl.QFedAvg(loss="val_accuracy"), "'federation.strategy.loss' must be a loss"),
+    Refusal(lambda: fl.AFL(-0.1), "'federation.strategy.rate' must be 0 or above"),
+    Refusal(lambda: fl.AFL(loss="val_accuracy"), "'federation.strategy.loss' must be a loss"),
+    Refusal(lambda: fl.FedAdagrad(0.0), "'federation.strategy.lr' must be above 0"),
+    Refusal(lambda: fl.FedAdagrad(tau=0.0), "'federation.strategy.tau' must be above 0"),
+    Refusal(lambda: fl.TrimmedMean(-1), "'federation.strategy.attackers' must be a number, or a share"),
+    Refusal(lambda: fl.Krum(0.5), "'federation.strategy.attackers' must be a number, or a share"),
+    Refusal(lambda: fl.Krum(selected=0), "'federation.strategy.selected' must be at least 1, or null"),
+    Refusal(lambda: fl.GeometricMedian(smoothing=0), "'federation.strategy.smoothing' must be above 0"),
+    Refusal(lambda: fl.GeometricMedian(iterations=0), "'federation.strategy.iterations' must be at least 1"),
+    Refusal(lambda: fl.CosineFilter(1), "'federation.strategy.threshold' must be from -1 to below 1"),
     # what does not go together
-    Refusal(fitting(strategy=LastClient(), route=Mediators(2)), "LastClient needs each client to train by itself"),
-    Refusal(fitting(strategy=FedAvgM(), route=LocalOnly("val_acc")), "LocalOnly aggregates nothing"),
-    Refusal(fitting(server_optimizer=torch.optim.Adam, route=LocalOnly("val_acc")), "LocalOnly aggregates nothing"),
-    Refusal(lambda: WarmStart(route=LocalOnly()), "must be a route that aggregates, but is 'LocalOnly'"),
-    Refusal(fitting(strategy=FedSGD()), "FedSGD needs one gradient over all examples of each client ... full_batch"),
+    Refusal(fitting(strategy=fl.LastClient(), route=fl.Mediators(2)), "LastClient needs each client to train by itself"),
+    Refusal(fitting(strategy=fl.FedAvgM(), route=fl.LocalOnly("val_acc")), "LocalOnly aggregates nothing"),
+    Refusal(fitting(server_optimizer=torch.optim.Adam, route=fl.LocalOnly("val_acc")), "LocalOnly aggregates nothing"),
+    Refusal(lambda: fl.WarmStart(route=fl.LocalOnly()), "must be a route that aggregates, but is 'LocalOnly'"),
+    Refusal(fitting(strategy=fl.FedSGD()), "FedSGD needs one gradient over all examples of each client ... full_batch"),
     Refusal(
-        fitting(module=optimized(torch.optim.Adam), strategy=FedSGD(), local=LocalTraining(full_batch=True)),
+        fitting(module=optimized(torch.optim.Adam), strategy=fl.FedSGD(), local=fl.LocalTraining(full_batch=True)),
         "FedSGD takes one step of SGD, but the clients train with Adam",
     ),
     Refusal(
-        fitting(strategy=AFL(), clients_per_round=2),
+        fitting(strategy=fl.AFL(), clients_per_round=2),
         "AFL needs every client in every round, but ... a cohort of 2 out of 3 ... or use another strategy, such as FedAvg",
     ),
-    Refusal(fitting(strategy=AFL(), faults=Faults("skip")), "AFL needs every client ... 'federation.faults.policy' skip"),
-    Refusal(fitting(strategy=FedAdagrad(), server_optimizer=torch.optim.Adam), "FedAdagrad has its own server optimizer"),
+    Refusal(fitting(strategy=fl.AFL(), faults=fl.Faults("skip")), "AFL needs every client ... 'federation.faults.policy' skip"),
+    Refusal(fitting(strategy=fl.FedAdagrad(), server_optimizer=torch.optim.Adam), "FedAdagrad has its own server optimizer"),
     # rounds that a rule cannot bear
-    Refusal(fitting(strategy=Krum(2)), "Krum against 2 attackers needs 7 models, but a round has 3"),
-    Refusal(lambda: combine(Krum(1), [ZEROS] * 4), "Krum against 1 attackers needs 5 models, but a round has 4"),
-    Refusal(lambda: combine(Krum(0, selected=5), [ZEROS] * 4), "Krum against 0 attackers needs 5 models"),
-    Refusal(lambda: combine(TrimmedMean(2), [ZEROS] * 4), "that removes 2 models on each side leaves none of a round's 4"),
+    Refusal(fitting(strategy=fl.Krum(2)), "Krum against 2 attackers needs 7 models, but a round has 3"),
+    Refusal(lambda: combine(fl.Krum(1), [ZEROS] * 4), "Krum against 1 attackers needs 5 models, but a round has 4"),
+    Refusal(lambda: combine(fl.Krum(0, selected=5), [ZEROS] * 4), "Krum against 0 attackers needs 5 models"),
+    Refusal(lambda: combine(fl.TrimmedMean(2), [ZEROS] * 4), "that removes 2 models on each side leaves none of a round's 4"),
     Refusal(
-        lambda: combine(CosineFilter(), [torch.ones(3), -torch.ones(3)]),
+        lambda: combine(fl.CosineFilter(), [torch.ones(3), -torch.ones(3)]),
         "None of 2 updates has a mean cosine with the others above 0",
-        ClientError,
+        fl.ClientError,
     ),
     Refusal(
-        lambda: combine(FedMedian(), [ZEROS, NOT_NUMBERS, NOT_NUMBERS]),
+        lambda: combine(fl.FedMedian(), [ZEROS, NOT_NUMBERS, NOT_NUMBERS]),
         "The median of 3 models is not finite: at least half of them have diverged",
-        ClientError,
+        fl.ClientError,
     ),
-    Refusal(lambda: FedLoss().aggregate(Sums()), "FedLoss rejected every client of the round", ClientError),
+    Refusal(lambda: fl.FedLoss().aggregate(fl.Sums()), "FedLoss rejected every client of the round", fl.ClientError),
     Refusal(
-        fitting(module=lambda: Plain(lr=0.0), strategy=FedNova()),
+        fitting(module=lambda: Plain(lr=0.0), strategy=fl.FedNova()),
         "add up to 0.0: its proximal term undoes its steps, or its learning rate was 0",
-        ClientError,
+        fl.ClientError,
     ),
     # weights that cannot be summed
     Refusal(
-        lambda: weighing(1e-20),
-        "AdaFed gave client 4 the weight 1e+12 in round 2, but weights above 6.87e+10",
-        ClientError,
+        lambda: weighing(1e-20), "AdaFed gave client 4 the weight 1e+12 in round 2, but weights above 6.87e+10", fl.ClientError
     ),
     Refusal(
-        fitting(module=with_loss(0.1), strategy=QFedAvg(400.0)),
+        fitting(module=with_loss(0.1), strategy=fl.QFedAvg(400.0)),
         "its loss 0.1... to the power of q = 400.0 is about 1e-400, ... Lower",
-        ClientError,
+        fl.ClientError,
     ),
     Refusal(
-        fitting(module=with_loss(10.0), strategy=QFedAvg(400.0), secure_aggregation=SecureAggregation()),
+        fitting(module=with_loss(10.0), strategy=fl.QFedAvg(400.0), secure_aggregation=fl.SecureAggregation()),
         "its loss 10.0 to the power of q = 400.0 is about 1e400, ... Lower",
-        ClientError,
+        fl.ClientError,
     ),
     Refusal(
-        fitting(module=with_loss(0.05), strategy=QFedAvg(15.0), secure_aggregation=SecureAggregation()),
+        fitting(module=with_loss(0.05), strategy=fl.QFedAvg(15.0), secure_aggregation=fl.SecureAggregation()),
         "The weight 3.05e-20 in the sum 'state' is too far from what its grid expects ... Multiply the weights of all clients",
-        ClientError,
+        fl.ClientError,
     ),
     Refusal(
-        fitting(module=with_loss(torch.nan), strategy=QFedAvg()),
+        fitting(module=with_loss(torch.nan), strategy=fl.QFedAvg()),
         "q-FedAvg cannot weigh client ... in round 0: its loss is nan",
-        ClientError,
+        fl.ClientError,
     ),
     # strategies of a user's own
     *(Refusal(fitting(strategy=strategy), words) for strategy, words in OWN),
     Refusal(
-        fitting(strategy=own(FedAvg, __init__=lambda self: None)),
+        fitting(strategy=own(fl.FedAvg, __init__=lambda self: None)),
         "'Own' object has no attribute ... call 'super().__init__()' in it",
         AttributeError,
     ),
@@ -203,9 +171,9 @@ REFUSALS = [
     *(
         Refusal(fitting(**{setting: own(base, **methods)}), f"Own defines '{has}' but not '{lacks}', so a resumed run")
         for setting, base, methods, has, lacks in (
-            ("strategy", FedAvg, SAVES, "state_dict", "load_state_dict"),
-            ("strategy", FedMedian, LOADS, "load_state_dict", "state_dict"),
-            ("route", ServerRoute, SAVES, "state_dict", "load_state_dict"),
+            ("strategy", fl.FedAvg, SAVES, "state_dict", "load_state_dict"),
+            ("strategy", fl.FedMedian, LOADS, "load_state_dict", "state_dict"),
+            ("route", fl.ServerRoute, SAVES, "state_dict", "load_state_dict"),
         )
     ),
 ]

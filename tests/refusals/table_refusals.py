@@ -14,22 +14,13 @@ from lightning.pytorch.demos.boring_classes import BoringDataModule
 from refusing import Refusal
 from small_tables import AGE, OUTCOME, SEX, set_up, small, write
 
-from fl_lightning import (
-    DataError,
-    DomainPartitioner,
-    ExamplePrivacy,
-    FederatedDataModule,
-    IIDPartitioner,
-    ImageFolderDataModule,
-    LocalTraining,
-    TableDataModule,
-)
+import fl_lightning as fl
 from fl_lightning.errors import VersionError
 from fl_lightning.flower.wire.pool import FlowerPool
 
 
 def told(call: Callable[[], Any], words: str) -> Refusal:
-    return Refusal(call, words, DataError)
+    return Refusal(call, words, fl.DataError)
 
 
 def reading(files: str | dict[str, str], path: Any = "x.csv", **settings: Any) -> Callable[[], Any]:
@@ -73,14 +64,14 @@ def unlike_schemas() -> None:
     made = {}
     for name, most in (("a", 9), ("b", 10)):
         Path(small(f"name: a, type: number, constraints: {{maximum: {most}}}")).rename(f"{name}.yaml")
-        made[name] = TableDataModule("x.csv", schema=f"{name}.yaml", standardize=False)
-    FederatedDataModule.from_clients(made)
+        made[name] = fl.TableDataModule("x.csv", schema=f"{name}.yaml", standardize=False)
+    fl.FederatedDataModule.from_clients(made)
 
 
 def scaled_and_private() -> None:
     reading(GOOD)()
-    data = FederatedDataModule(TableDataModule("x.csv", kind="classification"), IIDPartitioner(1))
-    fitted(data, local=LocalTraining(privacy=ExamplePrivacy(1.0, 1.0)))
+    data = fl.FederatedDataModule(fl.TableDataModule("x.csv", kind="classification"), fl.IIDPartitioner(1))
+    fitted(data, local=fl.LocalTraining(privacy=fl.ExamplePrivacy(1.0, 1.0)))
 
 
 GOOD = "a,b,target\n1,2,3\n4,5,6\n"
@@ -194,7 +185,7 @@ FILES = [
     told(reading(GOOD, person_column="person"), "has no column 'person'"),
     told(reading("person,a,target\np,1,2\n,3,4\n", person_column="person"), "line 3: the column 'person' is empty"),
     told(
-        lambda: (reading(GOOD)(), FederatedDataModule(TableDataModule("x.csv"), DomainPartitioner()).setup("fit")),
+        lambda: (reading(GOOD)(), fl.FederatedDataModule(fl.TableDataModule("x.csv"), fl.DomainPartitioner()).setup("fit")),
         "name a column of clients in a table, or add it, or set 'data.partitioner' to another",
     ),
     told(reading("a,target\n1,u\n2,\n", **CLASSES), "x.csv, line 3: the column 'target' is empty. Fill it"),
@@ -215,19 +206,21 @@ NAMED_IN_YAML = [
         f"'{setting}' has the name {name!r}, which is not text. Put quotes around it",
     )
     for setting, build, value, names in (
-        ("data.datamodule.path", TableDataModule, "x.csv", (8, False, None, 0.5)),  # YAML's 010, no, null, .5 and 1e3 are these
-        ("data.datamodule.root", lambda given: ImageFolderDataModule(given, test_share=0.2), "x", (8,)),
-        ("data.clients", lambda given: FederatedDataModule(clients=dict.fromkeys(given, BoringDataModule())), 0, (None,)),
+        (
+            "data.datamodule.path",
+            fl.TableDataModule,
+            "x.csv",
+            (8, False, None, 0.5),
+        ),  # YAML's 010, no, null, .5 and 1e3 are these
+        ("data.datamodule.root", lambda given: fl.ImageFolderDataModule(given, test_share=0.2), "x", (8,)),
+        ("data.clients", lambda given: fl.FederatedDataModule(clients=dict.fromkeys(given, BoringDataModule())), 0, (None,)),
         ("federation.pool.max_examples", lambda given: FlowerPool(max_examples=given), 1, (8,)),
     )
     for name in names
 ]
 
 CELLS = [
-    told(
-        patient("years,sex,outcome\n1,male,healthy\n"),
-        "'x.csv' lacks ... : 'age'. Its columns are years, ... COLUMN}}'.",
-    ),
+    told(patient("years,sex,outcome\n1,male,healthy\n"), "'x.csv' lacks ... : 'age'. Its columns are years, ... COLUMN}}'."),
     told(patient("Age,sex,outcome\n1,male,healthy\n"), "'age'. Did you mean Age? Its columns are"),
     told(patient("age,sex,outcome\n1,male,healthy\n", columns={"age": {"from": "alter"}}), "'alter' for 'age'."),
     told(
@@ -272,7 +265,7 @@ CELLS = [
 
 SETTINGS = [
     *(
-        Refusal(lambda wrong=wrong: TableDataModule("x.csv", **wrong), f"'data.datamodule.{words}")
+        Refusal(lambda wrong=wrong: fl.TableDataModule("x.csv", **wrong), f"'data.datamodule.{words}")
         for wrong, words in (
             ({"test_share": 1.0}, "test_share' must be at least 0 and below 1"),
             ({"kind": "classification", "target": None}, "kind' must be left out without a 'target'"),
@@ -313,11 +306,11 @@ SETTINGS = [
         )
     ),
     Refusal(
-        lambda: TableDataModule("x.csv", kind="ranking"), "'kind' must be 'regression' or 'classification', but is 'ranking'"
+        lambda: fl.TableDataModule("x.csv", kind="ranking"), "'kind' must be 'regression' or 'classification', but is 'ranking'"
     ),
     Refusal(patient("", columns={"age": "alter"}), "'columns' must be a dictionary of dictionaries or None, but is"),
     Refusal(
-        lambda: TableDataModule("x.csv", "age", schema=small(AGE, SEX, OUTCOME, target="outcome")),
+        lambda: fl.TableDataModule("x.csv", "age", schema=small(AGE, SEX, OUTCOME, target="outcome")),
         "'data.datamodule.target' must be left out, or 'outcome' as in the schema, but is 'age'",
     ),
     Refusal(
@@ -326,6 +319,6 @@ SETTINGS = [
     ),
     Refusal(unlike_schemas, "'schema' is '5ef5c41924b4a867' for 'a', but '064acb109df0dc98' for 'b'"),
     Refusal(scaled_and_private, "'data.datamodule.standardize' is true"),
-    Refusal(lambda: TableDataModule("x.csv", exports={}), "'exports' is now a TableDataModule for each client, in 'data"),
+    Refusal(lambda: fl.TableDataModule("x.csv", exports={}), "'exports' is now a TableDataModule for each client, in 'data"),
 ]
 REFUSALS = [*FILES, *NAMED_IN_YAML, *CELLS, *SETTINGS]

@@ -13,24 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import BinaryF1Score
 
-from fl_lightning import (
-    AdaFed,
-    ClassificationTask,
-    ClipUpdate,
-    CrossEntropy,
-    F1WeightedCrossEntropy,
-    FedCyclic,
-    HalfSquaredError,
-    Hinge,
-    PercentageError,
-    ProximalLoss,
-    Quantize,
-    RegressionTask,
-    RobustLoss,
-    SimulatedTasksDataModule,
-    TopK,
-    Transform,
-)
+import fl_lightning as fl
 
 
 class Alone(Blobs):
@@ -59,12 +42,12 @@ class Several(Blobs):
         self.train, self.val = ((x, nn.functional.one_hot(y, 3)) for x, y in (self.train, self.val))
 
 
-def task(network: Any, *args: Any, kind: Any = RegressionTask, **settings: Any) -> Callable[[], Any]:
+def task(network: Any, *args: Any, kind: Any = fl.RegressionTask, **settings: Any) -> Callable[[], Any]:
     return lambda: federate(kind(network, *args), 1, **{"data": Numbers(), **settings})
 
 
 def classes(network: Any, *args: Any, **settings: Any) -> Callable[[], Any]:
-    return task(network, *args, kind=ClassificationTask, **{"data": Blobs(), **settings})
+    return task(network, *args, kind=fl.ClassificationTask, **{"data": Blobs(), **settings})
 
 
 WITH_GRADIENT = torch.zeros(2, 3, requires_grad=True)
@@ -73,35 +56,41 @@ TASKS = [
     Refusal(task(nn.Linear(4, 2)), "outputs of shape ( ... , 2), but the targets have shape ("),
     Refusal(task(nn.Linear(5, 1)), "Linear cannot take inputs of shape"),
     Refusal(task(LINE, nn.CrossEntropyLoss()), "must be a loss of numbers, ... but is 'CrossEntropyLoss'"),
-    Refusal(task(LINE, F1WeightedCrossEntropy(3)), "'model.loss' must be a loss of numbers"),
+    Refusal(task(LINE, fl.F1WeightedCrossEntropy(3)), "'model.loss' must be a loss of numbers"),
     Refusal(
         classes(nn.Linear(4, 3), 3, nn.MSELoss()),
         "MSELoss cannot compare predictions of ... Set 'model.loss' to one for such data",
     ),
-    Refusal(task(LINE, strategy=AdaFed(BinaryF1Score())), "BinaryF1Score cannot compare ... 'federation.strategy.metric'"),
+    Refusal(task(LINE, strategy=fl.AdaFed(BinaryF1Score())), "BinaryF1Score cannot compare ... 'federation.strategy.metric'"),
     Refusal(task(LINE, data=Alone()), "RegressionTask learns from batches of (input, target), but the data return only inputs"),
-    Refusal(classes(nn.Linear(4, 3), 3, CrossEntropy(), data=Several()), "ClassificationTask learns ... shape (5, 3) for 5 in"),
-    Refusal(lambda: RegressionTask(LINE, l2=-1.0), "'model.l2' must be 0 or above, but is -1.0"),
-    Refusal(lambda: RegressionTask(LINE, mape_floor=0.0), "mape_floor' must be above 0, in units of the target, but is 0.0"),
-    Refusal(lambda: Hinge()(torch.zeros(4, 1), torch.zeros(4)), "one class per example, but got ... targets of torch.float32"),
+    Refusal(
+        classes(nn.Linear(4, 3), 3, fl.CrossEntropy(), data=Several()), "ClassificationTask learns ... shape (5, 3) for 5 in"
+    ),
+    Refusal(lambda: fl.RegressionTask(LINE, l2=-1.0), "'model.l2' must be 0 or above, but is -1.0"),
+    Refusal(lambda: fl.RegressionTask(LINE, mape_floor=0.0), "mape_floor' must be above 0, in units of the target, but is 0.0"),
+    Refusal(
+        lambda: fl.Hinge()(torch.zeros(4, 1), torch.zeros(4)), "one class per example, but got ... targets of torch.float32"
+    ),
     *(
         Refusal(lambda compare=compare: compare(torch.zeros(3, 1), torch.zeros(3)), "of the same shape, but ... 1) and (3,)")
-        for compare in (HalfSquaredError(), PercentageError().update, RobustLoss())
+        for compare in (fl.HalfSquaredError(), fl.PercentageError().update, fl.RobustLoss())
     ),
-    Refusal(lambda: RobustLoss(scale=0.0), "'model.loss.scale' must be above 0 and finite, in units of the target, but is 0.0"),
-    Refusal(lambda: RobustLoss(shape=2.5), "'model.loss.shape' must be at most 2, but is 2.5"),
-    Refusal(lambda: RobustLoss(shape=-2.0), "'model.loss.shape' must be from 0.0 to 2.0 if 'adaptive' is true, but is -2.0"),
-    Refusal(lambda: RobustLoss(lowest=-0.5), "lowest' must be from 0 to 'highest', 2.0, which is at most 2, but is -0.5"),
-    Refusal(lambda: RobustLoss(adaptive=False, adapt_scale=True), "adapt_scale' must be false if 'adaptive' is false"),
-    Refusal(lambda: F1WeightedCrossEntropy(1), "'num_classes' must be at least 2, but is 1"),
-    Refusal(lambda: F1WeightedCrossEntropy(3, epsilon=0.0), "'epsilon' must be above 0 and below 1, but is 0.0"),
-    Refusal(lambda: ProximalLoss(CrossEntropy(), mu=-1.0), "'mu' must be 0 or above, but is -1.0"),
     Refusal(
-        lambda: ProximalLoss(CrossEntropy(), 0.1)(WITH_GRADIENT, torch.tensor([0, 1])),
+        lambda: fl.RobustLoss(scale=0.0), "'model.loss.scale' must be above 0 and finite, in units of the target, but is 0.0"
+    ),
+    Refusal(lambda: fl.RobustLoss(shape=2.5), "'model.loss.shape' must be at most 2, but is 2.5"),
+    Refusal(lambda: fl.RobustLoss(shape=-2.0), "'model.loss.shape' must be from 0.0 to 2.0 if 'adaptive' is true, but is -2.0"),
+    Refusal(lambda: fl.RobustLoss(lowest=-0.5), "lowest' must be from 0 to 'highest', 2.0, which is at most 2, but is -0.5"),
+    Refusal(lambda: fl.RobustLoss(adaptive=False, adapt_scale=True), "adapt_scale' must be false if 'adaptive' is false"),
+    Refusal(lambda: fl.F1WeightedCrossEntropy(1), "'num_classes' must be at least 2, but is 1"),
+    Refusal(lambda: fl.F1WeightedCrossEntropy(3, epsilon=0.0), "'epsilon' must be above 0 and below 1, but is 0.0"),
+    Refusal(lambda: fl.ProximalLoss(fl.CrossEntropy(), mu=-1.0), "'mu' must be 0 or above, but is -1.0"),
+    Refusal(
+        lambda: fl.ProximalLoss(fl.CrossEntropy(), 0.1)(WITH_GRADIENT, torch.tensor([0, 1])),
         "Call its anchor(self.parameters()) in 'on_train_start'",
     ),
     *(
-        Refusal(lambda wrong=wrong: SimulatedTasksDataModule(**wrong), f"'data.datamodule.{words}")
+        Refusal(lambda wrong=wrong: fl.SimulatedTasksDataModule(**wrong), f"'data.datamodule.{words}")
         for wrong, words in (
             ({"num_clients": 0}, "num_clients' must be 1 or above"),
             ({"groups": 0}, "groups' must be from 1 to 'num_clients', 10, but is 0"),
@@ -123,7 +112,7 @@ TASKS = [
 ]
 
 
-class Answer(Transform):
+class Answer(fl.Transform):
     """Returns something else than a message of the same length, or than the same change."""
 
     def __init__(self, sent: Any = None, received: Any = None) -> None:
@@ -137,12 +126,14 @@ class Answer(Transform):
 
 
 TRANSFORMS = [
-    Refusal(lambda: ClipUpdate(0), "'federation.transforms.max_norm' must be above 0"),
-    Refusal(lambda: Quantize(1), "'federation.transforms.bits' must be from 2 to 16"),
-    Refusal(lambda: Quantize(17), "'federation.transforms.bits' must be from 2 to 16"),
-    Refusal(lambda: Quantize(8, 0), "'federation.transforms.block' must be 1 or above"),
-    Refusal(lambda: TopK(0), "'federation.transforms.share' must be above 0 and at most 1"),
-    Refusal(fitting(transforms=[Quantize()], route=FedCyclic()), "Quantize changes the updates that ... the route FedCyclic"),
+    Refusal(lambda: fl.ClipUpdate(0), "'federation.transforms.max_norm' must be above 0"),
+    Refusal(lambda: fl.Quantize(1), "'federation.transforms.bits' must be from 2 to 16"),
+    Refusal(lambda: fl.Quantize(17), "'federation.transforms.bits' must be from 2 to 16"),
+    Refusal(lambda: fl.Quantize(8, 0), "'federation.transforms.block' must be 1 or above"),
+    Refusal(lambda: fl.TopK(0), "'federation.transforms.share' must be above 0 and at most 1"),
+    Refusal(
+        fitting(transforms=[fl.Quantize()], route=fl.FedCyclic()), "Quantize changes the updates that ... the route FedCyclic"
+    ),
     *(  # of 67 parameters, a mean or the first number would be added to each
         Refusal(fitting(transforms=[Answer(sent)]), f"Answer.apply ... {words}")
         for sent, words in (
