@@ -46,29 +46,8 @@ Thawing = variant(configure_callbacks=lambda self: [fl.TransferLearning(["net.0"
 
 
 REFUSALS = [
-    Refusal(
-        lambda: fl.Asynchronous(0),
-        "'federation.asynchronous.concurrency' must be a fraction above 0 and at most 1.0, or a whole",
-    ),
-    Refusal(lambda: fl.Asynchronous(1.5), "'federation.asynchronous.concurrency' must be ..., but is 1.5"),
     Refusal(lambda: fl.Asynchronous(buffer=0), f"{BUFFER} must be a whole number of 1 or above, but is 0"),
-    Refusal(lambda: fl.Asynchronous(buffer=2.5), "Asynchronous: 'buffer' must be a whole number, but is 2.5 (a float)"),
-    Refusal(lambda: fl.Clock("normal"), "'between_clients' must be 'constant' or 'uniform' or 'exponential'"),
-    Refusal(lambda: fl.Clock(between_jobs="x"), "'between_jobs' must be 'constant' or"),
-    Refusal(lambda: fl.Clock(ticks=0), "'federation.availability.clock.ticks' must be a whole number of 1 or above, but is 0"),
-    Refusal(lambda: fl.FedAsync(alpha=0), "'federation.strategy.alpha' must be above 0 and at most 1"),
-    Refusal(
-        lambda: fl.FedAsync(staleness="linear"), "'federation.strategy.staleness' must be one of constant, polynomial, hinge"
-    ),
-    Refusal(lambda: fl.FedAsync(mixes="both"), "'federation.strategy.mixes' must be models or changes"),
-    Refusal(lambda: fl.FedBuff(a=-1), "'federation.strategy.a' must be 0 or above"),
-    Refusal(lambda: fl.FedBuff(b=-1), "'federation.strategy.b' must be a whole number of 0 or above"),
-    Refusal(lambda: fl.FedBuff(lr=0), "'federation.strategy.lr' must be above 0"),
-    Refusal(lambda: fl.FedBuff(momentum=1), "'federation.strategy.momentum' must be at least 0 and below 1"),
-    Refusal(
-        asynchronous(asynchronous=fl.Asynchronous(4)),
-        "'federation.asynchronous.concurrency' must be a number of clients from 1 to 3",
-    ),
+    Refusal(asynchronous(asynchronous=fl.Asynchronous(4)), "'federation.asynchronous.concurrency' must be a number of clients"),
     Refusal(
         asynchronous(asynchronous=fl.Asynchronous(2, 4)),
         f"{BUFFER} must be at most 3, because each of the 3 clients has at most one",
@@ -79,20 +58,13 @@ REFUSALS = [
         )
         for strategy in (fl.FedNova, fl.Scaffold, fl.FedDyn)
     ),
-    Refusal(
-        asynchronous(route=fl.FedCyclic()), "On the route FedCyclic clients wait for each other, but 'federation.asynchronous'"
-    ),
+    Refusal(asynchronous(route=fl.FedCyclic()), "On the route FedCyclic clients wait for each other, but"),
     Refusal(
         asynchronous(strategy=fl.FedAsync(), asynchronous=fl.Asynchronous(3, 2)),
         f"mixes every update ... {BUFFER} is 2. Set it to 1",
     ),
-    Refusal(
-        asynchronous(clients_per_round=2), "'federation.clients_per_round' (2) is the size ..., but ... no round draws a cohort"
-    ),
-    Refusal(
-        asynchronous(secure_aggregation=fl.SecureAggregation()),
-        "'federation.secure_aggregation' lets the clients of a round agree on masks, but with",
-    ),
+    Refusal(asynchronous(clients_per_round=2), "'federation.clients_per_round' (2) is the size ..., but ... no round draws a"),
+    Refusal(asynchronous(secure_aggregation=fl.SecureAggregation()), "'federation.secure_aggregation' lets the clients of a"),
     Refusal(
         asynchronous(strategy=fl.FedAvg("uniform"), transforms=[fl.ClientPrivacy(1.0, 1.0)]),
         "ClientPrivacy with noise at the server needs cohorts ... drawn from all clients, but ... Set its",
@@ -101,14 +73,8 @@ REFUSALS = [
         asynchronous(local=fl.LocalTraining(max_epochs=2, partial_work=fl.PartialWork(0.5))),
         "'federation.local.partial_work' needs ..., but ... no round draws",
     ),
-    Refusal(
-        asynchronous(attackers=fl.Attackers(clients=[1], model=fl.ALIE())),
-        "'federation.attackers.model' ALIE reads the honest changes of a whole round, but with",
-    ),
-    Refusal(
-        asynchronous(faults=fl.Faults("skip", min_updates=3)),
-        "'federation.faults.min_updates' must be at most the 2 clients of a round",
-    ),
+    Refusal(asynchronous(attackers=fl.Attackers(clients=[1], model=fl.ALIE())), "'federation.attackers.model' ALIE reads the"),
+    Refusal(asynchronous(faults=fl.Faults("skip", min_updates=3)), "'federation.faults.min_updates' must be at most the 2"),
     *(
         Refusal(
             fitting(strategy=strategy()),
@@ -126,10 +92,7 @@ REFUSALS = [
     ),
     Refusal(asynchronous(strategy=Sends()), "Sends sends tensors with each model ('broadcast'), which belong to the"),
     Refusal(asynchronous(strategy=Everyone()), "Everyone needs every client in every round, but with 'federation.asynchro"),
-    Refusal(
-        asynchronous(module=Following, strategy=fl.FedBuff()),
-        "Training changes 'target.weight', ..., but 'federation.asynchronous'",
-    ),
+    Refusal(asynchronous(module=Following, strategy=fl.FedBuff()), "Training changes 'target.weight', ..., but"),
     Refusal(
         asynchronous(module=Thawing, rounds=3, asynchronous=fl.Asynchronous(3, 1), availability=UNIFORM),
         "changed since round 0, for example 'net.0...', but asynchronous clients still",

@@ -102,7 +102,6 @@ PARTS = {
 RULES = ("loss_term", "join_optimizers", "sends", "keeps_model", "figures", "resting", "own_model")
 COMPILED_TWICE = stepping(lambda self, x, y, _: COMPILED_LOSS(self(x), y))
 REFUSALS = [
-    Refusal(lambda: LocalTraining(engine="nonsense"), "'engine' must be 'trainer' or 'fabric'"),
     Refusal(lambda: LocalTraining(stack_size=0), "'federation.local.stack_size'"),
     *(on("fabric", words, module) for words, module in FABRIC.items()),
     on("fabric", "'federation.local.limit_train_batches' is 0.01", limit_train_batches=0.01),

@@ -115,14 +115,8 @@ REFUSALS = [
         for wrong in (fl.IIDPartitioner(3), "flwr_datasets.partitioner.IidPartitioner")
     ),
     # what no clipping bounds
-    Refusal(
-        private(strategy=Inherits("uniform"), transforms=[CENTRAL]),
-        "Inherits does not declare that it computes it ..., set 'private_with = (\"central\",)' in its body",
-    ),
-    Refusal(
-        private(strategy=Inherits(), transforms=[LOCAL]),
-        "Inherits does not declare that it reads nothing else ..., set 'private_with = (\"local\",)' in its body",
-    ),
+    Refusal(private(strategy=Inherits("uniform"), transforms=[CENTRAL]), "Inherits does not declare that it computes it ...,"),
+    Refusal(private(strategy=Inherits(), transforms=[LOCAL]), "Inherits does not declare that it reads nothing else ..., set"),
     Refusal(private(strategy=Inherits(), local=EXAMPLES), "'federation.local.privacy' covers only ... = (\"examples\",)' in"),
     Refusal(private(strategy=Declares(), transforms=[CENTRAL]), "Declares weighs by 'examples'"),
     Refusal(private(strategy=fl.FedExP(), transforms=[CENTRAL]), "but FedExP combines models in another way"),

@@ -59,29 +59,20 @@ class Silent(fl.RunningStrategy):
 
 
 REFUSALS = [
-    Refusal(lambda: fl.SecureAggregation(0.5), "'federation.secure_aggregation.threshold' must be above 2/3 and"),
-    Refusal(
-        masked(fl.AdaFed("val_acc")),
-        "AdaFed weighs every client's model by its score at the server, but with 'federation.secure_aggregation'",
-    ),
+    Refusal(masked(fl.AdaFed("val_acc")), "AdaFed weighs every client's model by its score at the server, but with"),
     Refusal(masked(fl.LastClient()), "LastClient keeps one client's model, but with 'federation.secure_aggregation'"),
     Refusal(masked(fl.FedMedian()), "FedMedian needs every client's model to combine them"),
     Refusal(masked(fl.Krum(1)), "Krum needs every client's model"),
     Refusal(masked(route=fl.FedCyclic()), "On the route FedCyclic clients pass models to each other or keep them"),
     Refusal(masked(route=fl.LocalOnly("val_acc")), "On the route LocalOnly clients pass models to each other or keep them"),
     Refusal(masked(route=fl.WarmStart(1)), "n the route WarmStart clients pass models to each other"),
-    Refusal(
-        masked(client_evaluation=fl.ClientEvaluation(1)),
-        "'federation.client_evaluation' measures each client, but with 'federation.secure_aggregation'",
-    ),
+    Refusal(masked(client_evaluation=fl.ClientEvaluation(1)), "'federation.client_evaluation' measures each client, but with"),
     Refusal(masked(clients_per_round=1), "'federation.clients_per_round' must be 2 clients or more with"),
     Refusal(masked(module=Counting), "The module has a buffer 'seen' of whole numbers, which cannot be added"),
     Refusal(masked(Silent()), "Silent does not say which sums it adds up, so clients cannot mask them. ... from 'sum_sizes'"),
     Refusal(masked(fl.AFL()), "AFL does not say which sums it adds up"),
     Refusal(masked(Unannounced()), "adds 1 numbers to a sum 'squares', which its 'sum_sizes' does not announce"),
-    Refusal(
-        masked(Nothing()), "Nothing gave all clients of the round the weight 0, and masks hide their models", fl.ClientError
-    ),
+    Refusal(masked(Nothing()), "Nothing gave all clients of the round the weight 0, and masks hide their", fl.ClientError),
     Refusal(
         masked(threshold=1.0, data=OneBroken(), faults=fl.Faults("skip")),
         "2 of 3 clients delivered, but removing the masks takes 3 or more. Lower",

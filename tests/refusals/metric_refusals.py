@@ -45,21 +45,9 @@ def scored(value: float) -> Any:
 
 NO_DIRECTION = "must be a metric that sets its class attribute 'higher_is_better'"
 REFUSALS = [
-    Refusal(
-        lambda: fl.AdaFed("val_acuracy"), "'val_acuracy' is not the name ... Did you mean val_accuracy? If it is right, set"
-    ),
+    Refusal(lambda: fl.AdaFed("val_acuracy"), "'val_acuracy' is not the name ... Did you mean val_accuracy? If it"),
     Refusal(lambda: fl.AdaFed("val/los"), "'val/los' is not the name ... Did you mean val/loss? If it is right, set"),
-    Refusal(
-        lambda: fl.FedLoss("val_accuracy"),
-        "'federation.strategy.loss' must be a loss, for which lower is better ... val_accuracy",
-    ),
-    Refusal(lambda: fl.Focus("val_f1_macro"), "'federation.strategy.loss' must be a loss"),
-    Refusal(
-        lambda: fl.FedStar(metric="val_loss"), "'federation.route.metric' must be a metric in [0, 1] for which higher is better"
-    ),
-    Refusal(
-        lambda: fl.MetricWeightedCrossEntropy(MulticlassConfusionMatrix(3), 3), "'model.loss.metric' must be a metric that"
-    ),
+    Refusal(lambda: fl.MetricWeightedCrossEntropy(MulticlassConfusionMatrix(3), 3), "'model.loss.metric' must be a metric"),
     Refusal(
         lambda: fl.MetricWeightedCrossEntropy(MulticlassHammingDistance(3, average="none"), 3),
         f"'model.loss.metric' {NO_DIRECTION}",
@@ -68,48 +56,21 @@ REFUSALS = [
         lambda: fl.MetricWeightedCrossEntropy(MulticlassRecall(2, average="none"), 2).adapt(torch.tensor([-0.5, 0.2])),
         "needs values in [0, 1], for which higher is better, but its metric returns [-0.5",
     ),
-    Refusal(
-        fitting(module=by(MulticlassRecall(3, average="macro"))),
-        "each of 3 classes, but its metric returns shape () ... 'average: none'",
-    ),
-    Refusal(
-        fitting(module=by(BinaryRecall())),
-        "BinaryRecall cannot compare predictions of torch.float32 ... Set 'model.loss.metric' to a metric",
-    ),
-    Refusal(
-        fitting(module=by(MulticlassRecall(2, average="none"))),
-        "MulticlassRecall cannot compare ... with the same number of classes",
-    ),
-    Refusal(
-        fitting(module=lambda: Own(fl.F1WeightedCrossEntropy(3))),
-        "but Own did not call it. Compute the loss in 'validation_step'",
-    ),
-    Refusal(
-        fitting(module=lambda: Own(Tempered("val_mae"))),
-        "adapts to 'val_mae', which Own does not log in validation. It logs: ... val_acc",
-    ),
-    Refusal(
-        fitting(module=lambda: Own(Misspelt())),
-        "'server_buffers' of Misspelt names 'faktor', but its buffers are: factor. Correct the name, or call",
-    ),
+    Refusal(fitting(module=by(MulticlassRecall(3, average="macro"))), "each of 3 classes, but its metric returns shape ()"),
+    Refusal(fitting(module=by(BinaryRecall())), "BinaryRecall cannot compare predictions of ... Set 'model.loss.metric' to a"),
+    Refusal(fitting(module=by(MulticlassRecall(2, average="none"))), "MulticlassRecall cannot compare ... with the same"),
+    Refusal(fitting(module=lambda: Own(fl.F1WeightedCrossEntropy(3))), "but Own did not call it. Compute the loss in"),
+    Refusal(fitting(module=lambda: Own(Tempered("val_mae"))), "adapts to 'val_mae', which Own does not log in validation. It"),
+    Refusal(fitting(module=lambda: Own(Misspelt())), "'server_buffers' of Misspelt names ... Correct the name, or call"),
     Refusal(lambda: fl.ClassificationTask(nn.Linear(4, 3), 3, Misspelt()), "'server_buffers' of Misspelt names 'faktor'"),
     Refusal(fitting(module=lambda: Own(Silent())), "Silent has no signal to adapt to. Set self.signal in its __init__"),
-    Refusal(
-        fitting(module=by(MulticlassRecall(3, average="none")), data=NoValidation()),
-        "adapts to the MulticlassRecall on the server's validation set, but there is no",
-    ),
+    Refusal(fitting(module=by(MulticlassRecall(3, average="none")), data=NoValidation()), "adapts to the MulticlassRecall on"),
     Refusal(
         fitting(module=variant(validation_step=L.LightningModule.validation_step), strategy=fl.AdaFed("val_acc")),
         "'federation.strategy.metric' needs val_acc, but Variant has no 'validation_step' to log it in. Define",
     ),
-    Refusal(
-        fitting(strategy=fl.AdaFed("val_acc"), data=changed("val", [])),
-        "needs 'val_acc' of models, but the set to evaluate them on has no batches. Let 'val",
-    ),
-    Refusal(
-        fitting(strategy=fl.AdaFed("val_acc"), data=NoValidation()),
-        "needs val_acc on the server's validation set, but the server has none ... such as FedAvg",
-    ),
+    Refusal(fitting(strategy=fl.AdaFed("val_acc"), data=changed("val", [])), "needs 'val_acc' of models, but the set to"),
+    Refusal(fitting(strategy=fl.AdaFed("val_acc"), data=NoValidation()), "needs val_acc on the server's validation set, but"),
     Refusal(fitting(strategy=fl.AdaFed()), "'val_accuracy', which Plain does not log ... It logs: val_acc, val_loss"),
     Refusal(
         fitting(module=scored(-0.5), strategy=fl.AdaFed("score", mode="max")),

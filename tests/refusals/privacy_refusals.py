@@ -102,13 +102,8 @@ REFUSALS = [
         Refusal(lambda given=given: fl.ClientPrivacy(**{"max_norm": 0.5, "noise_multiplier": 2.0, **given}), words)
         for given, words in (
             ({"max_norm": float("inf")}, "'federation.transforms.max_norm' must be above 0 and below"),
-            ({"noise_multiplier": 0}, "'federation.transforms.noise_multiplier' must be"),
-            ({"delta": 1.0}, "'federation.transforms.delta' must be above 0 and below 1"),
-            ({"noise": "none"}, "'federation.transforms.noise' must be"),
-            ({"target_quantile": 1.0}, "'federation.transforms.target_quantile' must be above 0 and below 1"),
             ({"target_quantile": 0.5, "norm_rate": 0.0}, "'federation.transforms.norm_rate' must be above 0"),
             ({"target_quantile": 0.5, "noise": "local"}, "target_quantile' must be null with noise at the clients"),
-            ({"count_noise": 1.0}, "count_noise' must be null without 'target_quantile'"),
             ({"target_quantile": 0.5, "count_noise": 1.0}, "'count_noise' is 1, but must be above 1, half of"),
         )
     ),
@@ -123,9 +118,7 @@ REFUSALS = [
     Refusal(clients(data={"rebalancing": fl.LabelAveraging()}), "'data.rebalancing' lets each client's label counts influence"),
     Refusal(clients(attackers=fl.Attackers(clients=[1], model=fl.ALIE())), "ALIE reads the honest clients' changes before"),
     Refusal(clients(data=WITH_TESTS), "'data.server_set' is clients, so the"),
-    Refusal(
-        clients(local=fl.LocalTraining(precision="bf16-true")), "'federation.local.precision' must be one of at least 32 bits"
-    ),
+    Refusal(clients(local=fl.LocalTraining(precision="bf16-true")), "'federation.local.precision' must be one of at least 32"),
     Refusal(clients(route=fl.WarmStart()), "n the route WarmStart clients pass models to each other"),
     Refusal(clients(module=lambda: Plain(batchnorm=True)), "buffers net.1.running_mean, net.1.running_var, net.1"),
     Refusal(
@@ -146,20 +139,13 @@ REFUSALS = [
     ),
     Refusal(clients(folder="memory://bucket"), "'trainer.default_root_dir' is memory://bucket, but the privacy ledger must"),
     # settings of examples' privacy
-    Refusal(lambda: fl.ExamplePrivacy(0, 1.0), "'federation.local.privacy.max_grad_norm' must be above 0 and below 1e12"),
-    Refusal(
-        lambda: fl.ExamplePrivacy(1.0, float("inf")), "'federation.local.privacy.noise_multiplier' must be above 0 and below"
-    ),
-    Refusal(lambda: fl.ExamplePrivacy(1.0, 1.0, 0), "'federation.local.privacy.delta' must be above 0 and below 1"),
     # what it does not go with
     Refusal(examples(route=fl.FedStar(1, "val_acc")), "The route FedStar evaluates clients' models on their training"),
     Refusal(examples(route=fl.Mediators(2)), "The route Mediators evaluates clients' models on their tr"),
     Refusal(examples(WITH_TESTS), "'data.server_set' is clients, so the server"),
     Refusal(examples(local={"engine": "stacked"}), "'federation.local.engine' must be one of trainer, fabric, auto with"),
     Refusal(examples(local={"accumulate_grad_batches": 2}), "'federation.local.accumulate_grad_batches' must be 1 with"),
-    Refusal(
-        examples(local={"precision": "16-mixed"}), "'federation.local.precision' must be one of 32-true, 64-true, bf16-mixed"
-    ),
+    Refusal(examples(local={"precision": "16-mixed"}), "'federation.local.precision' must be one of 32-true, 64-true,"),
     Refusal(examples({"rebalancing": fl.LabelAveraging()}), "'data.rebalancing' repeats examples"),
     Refusal(examples({"client_validation": 0.2}, strategy=fl.FedLoss()), "'federation.local.privacy' does not cover"),
     # modules that mix examples
@@ -172,10 +158,7 @@ REFUSALS = [
             (given("net", lambda: nn.RNN(4, 3)), "others: net (RNN). Use GroupNorm"),
             (given("loss", lambda: fl.ProximalLoss(fl.CrossEntropy(), 1.0)), "others: loss (ProximalLoss)"),
             (given("mean", lambda: torch.zeros(4)), "The clients send the buffers mean with the parameters"),
-            (
-                given("spare", lambda: nn.Linear(2, 2)),
-                "a gradient for every trainable parameter, but 'spare.weight' does not contribute to the loss",
-            ),
+            (given("spare", lambda: nn.Linear(2, 2)), "a gradient for every trainable parameter, but 'spare.weight' does not"),
         )
     ),
     Refusal(checked(nn.CrossEntropyLoss(ignore_index=0)), "'ignore_index', which changes the number of examples"),
@@ -183,9 +166,7 @@ REFUSALS = [
     Refusal(checked(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0]))), "class weights, by whose sum the loss is divided"),
     # targets
     *(
-        Refusal(
-            lambda make=make, more=more: make(1.0, **more), "needs exactly one of 'noise_multiplier' and 'target_epsilon', but"
-        )
+        Refusal(lambda make=make, more=more: make(1.0, **more), "needs exactly one of 'noise_multiplier' and")
         for make in (fl.ClientPrivacy, fl.ExamplePrivacy)
         for more in ({}, {"noise_multiplier": 1.0, "target_epsilon": 1.0})
     ),
@@ -194,19 +175,10 @@ REFUSALS = [
         for make in (fl.ClientPrivacy, fl.ExamplePrivacy)
     ),
     Refusal(solved(-1), "needs the number of rounds, but 'trainer.max_epochs' is -1. Set it to"),
-    Refusal(
-        solved(more={"target_epsilon": 1e-6, "delta": 1e-12}),
-        "No noise multiplier up to a million ... over 4 rounds. Raise 'target_epsil",
-    ),
-    Refusal(
-        solved(noise="local", asynchronous=fl.Asynchronous(2, 2)),
-        "'target_epsilon' of ClientPrivacy needs rounds that draw a cohort",
-    ),
+    Refusal(solved(more={"target_epsilon": 1e-6, "delta": 1e-12}), "No noise multiplier up to a ... Raise 'target_epsil"),
+    Refusal(solved(noise="local", asynchronous=fl.Asynchronous(2, 2)), "'target_epsilon' of ClientPrivacy needs rounds that"),
     Refusal(solved(more={"target_quantile": 0.3, "count_noise": 0.1}), "'count_noise' is 0.1, but must be above"),
-    Refusal(
-        lambda: fl.ClientPrivacy(1.0, target_epsilon=2.0).multiplier,
-        "has not been solved for 'target_epsilon' 2.0, which happens at the server",
-    ),
+    Refusal(lambda: fl.ClientPrivacy(1.0, target_epsilon=2.0).multiplier, "has not been solved for 'target_epsilon' 2.0,"),
     # transforms
     Refusal(
         fitting(transforms=[fl.ClipUpdate(0.1)], strategy=UNIFORM, route=fl.WarmStart(1)),

@@ -39,18 +39,12 @@ NAMED = variant(Blobs, train_dataloader=lambda self: DataLoader(Named(), batch_s
 
 REFUSALS = [
     # Mocha
-    Refusal(lambda: fl.Mocha(strength=-1.0), "'federation.route.strength' must be 0 or above, but is -1.0"),
     Refusal(lambda: fl.Mocha(strength=0.0, l2=0.0), "'federation.route.l2' must be above 0 if 'strength' is 0"),
-    Refusal(lambda: fl.Mocha(smoothing=0.0), "'federation.route.smoothing' must be above 0, in units of squared weights"),
-    Refusal(lambda: fl.Mocha(update_every=0), "'federation.route.update_every' must be 1 or above, but is 0"),
     Refusal(
         fitting(module=lambda: fl.ClassificationTask(fl.LeNet(1, 28)), route=fl.Mocha()),
         "Mocha is defined only for linear models ... trains 5 layers",
     ),
-    Refusal(
-        fitting(module=lambda: linear(fl.RobustLoss(0.0)), route=fl.Mocha()),
-        "Mocha needs a convex loss, but RobustLoss is not convex",
-    ),
+    Refusal(fitting(module=lambda: linear(fl.RobustLoss(0.0)), route=fl.Mocha()), "Mocha needs a convex loss, but RobustLoss"),
     Refusal(
         fitting(module=linear, route=fl.Mocha(), local=fl.LocalTraining(proximal_mu=0.1)),
         "Set 'federation.local.proximal_mu' to 0",
@@ -60,12 +54,6 @@ REFUSALS = [
         "'federation.local.engine' to trainer, fabric or auto",
     ),
     # wrong labels
-    Refusal(
-        fitting(data=one_class(), attackers=fl.Attackers({0: 1.0})), "a single class, so no label can be wrong", fl.DataError
-    ),
-    Refusal(
-        fitting(data=NAMED(), attackers=fl.Attackers({1: 1.0})),
-        "need the form (input, label, ... but Named returns a dict",
-        fl.DataError,
-    ),
+    Refusal(fitting(data=one_class(), attackers=fl.Attackers({0: 1.0})), "a single class, so no label can be", fl.DataError),
+    Refusal(fitting(data=NAMED(), attackers=fl.Attackers({1: 1.0})), "need the form (input, label, ... but", fl.DataError),
 ]

@@ -101,28 +101,13 @@ TwoSets = variant(Blobs, val_dataloader=lambda self: [Blobs.val_dataloader(self)
 
 REFUSALS = [
     # faults and availability
-    Refusal(lambda: fl.Faults("ignore"), "'policy' must be 'fatal' or 'skip'"),
-    Refusal(lambda: fl.Faults(retries=-1), "'federation.faults.retries' must be a whole number of 0 or above, but is -1"),
-    Refusal(lambda: fl.Faults(min_updates=0), "'federation.faults.min_updates' must be a number of 1 or above, or a share"),
-    Refusal(lambda: fl.Faults(deadline=0), "'federation.faults.deadline' must be above 0 seconds, or null"),
-    Refusal(lambda: fl.Availability(drop_out=1), "'federation.availability.drop_out' must be from 0 to below 1"),
-    Refusal(lambda: fl.Availability(slow=2), "'federation.availability.slow' must be from 0 to 1"),
-    Refusal(lambda: fl.Availability(slowness=0.5), "'federation.availability.slowness' must be 1 or above"),
-    Refusal(lambda: fl.Availability(leave=2), "'federation.availability.leave' must be from 0 to 1"),
-    Refusal(lambda: fl.Availability(come_back=0), "'federation.availability.come_back' must be above 0 and at most 1"),
-    Refusal(
-        fitting(faults=fl.Faults("skip", min_updates=7)),
-        "'federation.faults.min_updates' must be at most the 3 clients of a round",
-    ),
+    Refusal(fitting(faults=fl.Faults("skip", min_updates=7)), "'federation.faults.min_updates' must be at most the 3 clients"),
     Refusal(fitting(faults=fl.Faults("skip"), route=fl.FedCyclic()), "FedCyclic needs every client in every round"),
     Refusal(
         fitting(availability=fl.Availability(leave=0.1), route=fl.LocalOnly("val_acc")),
         "'federation.availability' may lose some",
     ),
-    Refusal(
-        fitting(faults=fl.Faults(deadline=9), local=STACKED),
-        "'federation.faults.deadline' is checked between a client's steps, but the engine 'stacked'",
-    ),
+    Refusal(fitting(faults=fl.Faults(deadline=9), local=STACKED), "'federation.faults.deadline' is checked between a client's"),
     Refusal(
         fitting(availability=fl.Availability(slow=1.0), local=fl.LocalTraining(engine="stacked")),
         "'federation.availability.slow' is checked between a client's steps",
@@ -134,16 +119,10 @@ REFUSALS = [
     ),
     Refusal(fitting(strategy=Weightless()), "Weightless gave 3 updates the weights", fl.ClientError),
     # evaluation at the server
-    Refusal(lambda: fl.ServerEvaluation(0), "'federation.server_evaluation.every_n_rounds' must be 1 or above"),
     *(
-        Refusal(
-            lambda share=share: fl.ServerEvaluation(examples=share),
-            "'federation.server_evaluation.examples' must be a number of 1 or above, or a share in",
-        )
+        Refusal(lambda share=share: fl.ServerEvaluation(examples=share), "'federation.server_evaluation.examples' must be a")
         for share in (0, 1.5)
     ),
-    Refusal(lambda: fl.ServerEvaluation(batch_size=0), "'federation.server_evaluation.batch_size' must be 1 or above"),
-    Refusal(lambda: fl.ServerEvaluation(batch_size="auto"), "'batch_size' must be a whole number or None, but is 'auto'"),
     Refusal(bf16_of("64-true", torch.float64), "models are stored in 64-true. Remove it"),
     Refusal(bf16_of("bf16-true", torch.float32), "models are stored in bf16-true. Remove it"),
     Refusal(
@@ -157,7 +136,6 @@ REFUSALS = [
         for name, now in fl.FederatedOrchestrator.renamed.items()
     ),
     # checkpoints
-    Refusal(lambda: fl.Storage(memory=-1), "'federation.storage.memory' must be 0 or above, in GiB"),
     Refusal(trusting(["no.such.Class"]), "trusted_classes' contains 'no.such.Class', which cannot be imported"),
     Refusal(trusting(["collections.NoSuch"]), "which cannot be imported"),
     Refusal(trusting(["os.system"]), "'os.system', which can run arbitrary code"),
@@ -165,10 +143,7 @@ REFUSALS = [
         Refusal(trusting([name]), "which can run arbitrary code")
         for name in ("builtins.eval", "torch.os.system", "subprocess.Popen")
     ),
-    Refusal(
-        trusting("argparse.Namespace"),
-        "'trusted_classes' must be a list of texts, but is 'argparse.Namespace' ... Put it in a list",
-    ),
+    Refusal(trusting("argparse.Namespace"), "'trusted_classes' must be a list of texts, but is ... Put it in a list"),
     Refusal(trusting([3]), "'trusted_classes' must be a list of texts, but is [3]"),
     # targets that follow the network
     *(
@@ -183,10 +158,7 @@ REFUSALS = [
             ("'federation.local.privacy'", {"local": fl.LocalTraining(privacy=fl.ExamplePrivacy(1.0, 0.5, noise_seed=7))}),
         )
     ),
-    Refusal(
-        fitting(module=OneMoves, route=fl.RingFed(2, 0.8)),
-        "has not changed the frozen tensor 'target.bias', but other clients have",
-    ),
+    Refusal(fitting(module=OneMoves, route=fl.RingFed(2, 0.8)), "has not changed the frozen tensor 'target.bias', but other"),
     Refusal(fitting(module=Declares), "Training changed 'target.weight', which Variant declares constant"),
     Refusal(fitting(module=Following, local=STACKED), "", EngineError),
     # tools of the Trainer that act on steps
@@ -232,8 +204,5 @@ REFUSALS = [
         lambda: trainer(1, fl.FederatedOrchestrator()).fit(Plain(), loader(), loader()),
         "FederatedDataModule.from_loaders(train_loader, val_loader, part",
     ),
-    Refusal(
-        lambda: fl.FederatedDataModule(loader(), fl.IIDPartitioner(2)),
-        "must be a LightningDataModule, but is <torch.utils.data.dataloader.DataLoader ... write FederatedDataModule.from_l",
-    ),
+    Refusal(lambda: fl.FederatedDataModule(loader(), fl.IIDPartitioner(2)), "must be a LightningDataModule, but is"),
 ]

@@ -47,49 +47,25 @@ REFUSALS = [
     locally("must be 1 or above, or null", threads=0),
     locally("must be 1 or above, or -1", max_steps=0),
     locally("must be 1 or above", accumulate_grad_batches=0),
-    Refusal(lambda: fl.AdaFed(power=0), "'federation.strategy.power' must be above 0, but is 0"),
     Refusal(lambda: fl.Yogi([torch.zeros(1, requires_grad=True)], lr=0), "'Yogi.lr' must"),
-    Refusal(lambda: fl.LeNet(image_size=3), "'model.network.image_size' must be at least 16, but is 3"),
-    Refusal(
-        lambda: fl.ClassificationTask(Plain().net, 5, fl.F1WeightedCrossEntropy(10)),
-        "'model.loss.num_classes' must be the task's num_classes, 5, but is 10",
-    ),
+    Refusal(lambda: fl.ClassificationTask(Plain().net, 5, fl.F1WeightedCrossEntropy(10)), "'model.loss.num_classes' must be"),
     # data
-    Refusal(lambda: fl.DirichletPartitioner(beta=0.0), "'data.partitioner.beta' must be above 0"),
     data("41 clients cannot share 40 examples", fl.IIDPartitioner(41)),
-    data(
-        "10 clients with at least 5 examples each need 50, but there are only 40. Lower 'data.partitioner.min_examples'",
-        fl.DirichletPartitioner(10, min_examples=5),
-    ),
-    data(
-        "Lower 'data.partitioner.min_examples' or 'num_clients', or raise 'beta'",
-        fl.DirichletPartitioner(8, 1e-3, min_examples=4),
-    ),
+    data("10 clients with at least 5 examples each need 50, but there are only", fl.DirichletPartitioner(10, min_examples=5)),
+    data("Lower 'data.partitioner.min_examples' or 'num_clients', or raise", fl.DirichletPartitioner(8, 1e-3, min_examples=4)),
     data("Set 'data.partitioner.classes_per_client' to a number from 1 to 3", fl.ClassesPartitioner(3, 4)),
     data("cannot be cut into ... shards", fl.ShardPartitioner(40)),
     data("has no column 'domains': an attribute ... of its 40 examples", fl.DomainPartitioner()),
     data("which leaves client ... no examples to train on", client_validation=0.999),
     data("examples of each class, but class", public_share=0.999),
     # what strategies need
-    Refusal(
-        fitting(strategy=fl.FedLoss()), "evaluates each client's model on the client's own validation part, but clients have"
-    ),
-    Refusal(
-        fitting(strategy=fl.ShapleyValues("val_acc"), **NO_VAL), "needs val_acc on the server's validation set, but the serv"
-    ),
+    Refusal(fitting(strategy=fl.FedLoss()), "evaluates each client's model on the client's own validation part, but clients"),
+    Refusal(fitting(strategy=fl.ShapleyValues("val_acc"), **NO_VAL), "needs val_acc on the server's validation set, but the"),
     Refusal(fitting(strategy=fl.Focus(), **NO_VAL), "needs val_loss on the server's validation set, but the server has none"),
-    Refusal(
-        fitting(strategy=fl.FedNova(), module=ADADELTA),
-        "FedNova does not support the clients' optimizer, Adadelta. It supports torch.optim.SGD, plain",
-    ),
+    Refusal(fitting(strategy=fl.FedNova(), module=ADADELTA), "FedNova does not support the clients' optimizer, Adadelta. It"),
     Refusal(fitting(strategy=fl.FedNova(), module=ADAM), "does not support the clients' optimizer, Adam."),
-    Refusal(
-        fitting(strategy=fl.Scaffold(), module=ADADELTA),
-        "SCAFFOLD is defined for plain SGD with one learning rate, but the clients train with Adadelta",
-    ),
-    Refusal(
-        fitting(strategy=fl.Scaffold(), module=lambda: Plain(momentum=0.9)), "but the clients train with SGD with momentum 0.9"
-    ),
+    Refusal(fitting(strategy=fl.Scaffold(), module=ADADELTA), "SCAFFOLD is defined for plain SGD with one learning rate, but"),
+    Refusal(fitting(strategy=fl.Scaffold(), module=lambda: Plain(momentum=0.9)), "but the clients train with SGD with"),
     Refusal(
         fitting(strategy=fl.FedSGD(), local=fl.LocalTraining(full_batch=True, max_epochs=2)),
         "one gradient per client, but client 1",
@@ -100,24 +76,13 @@ REFUSALS = [
         Refusal(fitting(route=route, clients_per_round=2), f"{type(route).__name__} needs every client in every round, but thi")
         for route in (fl.FedCyclic(), fl.FedStar(2, "val_acc"), fl.RingFed(), fl.LocalOnly("val_acc"), fl.WarmStart(1))
     ),
-    Refusal(
-        fitting(route=fl.FedStar(2, "val_acuracy")),
-        "The metric for models is 'val_acuracy', which Plain does not log ... Did you mean val_acc",
-    ),
+    Refusal(fitting(route=fl.FedStar(2, "val_acuracy")), "The metric for models is 'val_acuracy', ... Did you mean val_acc"),
     Refusal(fitting(route=fl.FedCyclic(), strategy=fl.FedMedian()), "FedCyclic sends a single model to the server, so "),
-    Refusal(
-        fitting(route=fl.LocalOnly("val_acc"), strategy=fl.AdaFed("val_acc")),
-        "LocalOnly sends a single model to the server, so ",
-    ),
+    Refusal(fitting(route=fl.LocalOnly("val_acc"), strategy=fl.AdaFed("val_acc")), "LocalOnly sends a single model to the"),
     Refusal(fitting(route=fl.RingFed(), strategy=fl.FedNova()), f"FedNova {BY_ITSELF}"),
     Refusal(fitting(route=fl.Mediators(2), strategy=fl.Scaffold()), f"Scaffold {BY_ITSELF}"),
-    Refusal(
-        fitting(route=fl.Mediators(2), data=UNLABELLED),
-        "Mediators groups clients by their label counts, which are not available ... no whole number as the label",
-        fl.DataError,
-    ),
+    Refusal(fitting(route=fl.Mediators(2), data=UNLABELLED), "Mediators groups clients by their label counts,", fl.DataError),
     # clients
-    Refusal(lambda: fl.PartialWork(1.5), "'federation.local.partial_work.share' must be from 0 to 1, but is 1.5"),
     partly("'federation.local.max_epochs' must be 2 or above, since 'partial_work'", 0.5, epochs=1),
     partly("must be a share that leaves at least one of the round's 3 clients, but is 1.0", 1.0, "drop"),
     Refusal(lambda: fl.Attackers({1: 1.5}), "'federation.attackers.wrong_labels.1' must be a share from 0 to 1"),

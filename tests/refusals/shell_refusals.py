@@ -98,20 +98,13 @@ DATA = [
     Refusal(task_on(10**12), "The labels go from ... 1000000000000 ... but the model has classes 0 to 2", fl.DataError),
     Refusal(task_on(-1), "The labels go from -1 ... but the model has classes 0 to 2", fl.DataError),
     Refusal(task_on(3), "labels go from 0 to 3, but the model has classes 0 to 2. Set 'model.num_classes'", fl.DataError),
-    Refusal(
-        divided(L.LightningDataModule()), "has no 'train_dataloader', but a federation needs one torch DataL", fl.DataError
-    ),
+    Refusal(divided(L.LightningDataModule()), "has no 'train_dataloader', but a federation needs one torch", fl.DataError),
     Refusal(divided(changed("train", [1, 2])), "returns a list, but a federation needs one torch DataLoader", fl.DataError),
     Refusal(divided(changed("train", DataLoader(Stream()))), "trains on an iterable dataset", fl.DataError),
     Refusal(lambda: sharded(DataLoader(TENSORS), 0, 7), "evaluation set of 6 examples cannot be split over 7 r", fl.DataError),
-    Refusal(
-        lambda: fl.FederatedDataModule(Blobs(), Consecutive(), client_test=20),
-        "'data.client_test' must be at least 0 and below 1, but is 20. Write 0.2 for 20 %",
-    ),
+    Refusal(lambda: fl.FederatedDataModule(Blobs(), Consecutive(), client_test=20), "'data.client_test' must be at least 0"),
     *(
-        Refusal(
-            lambda share=share: fl.MNISTDataModule(validation_share=share), "validation_share' must be at least 0 and below 1"
-        )
+        Refusal(lambda share=share: fl.MNISTDataModule(validation_share=share), "validation_share' must be at least 0 and")
         for share in (-0.1, 1.0)
     ),
     *(
@@ -139,10 +132,7 @@ def after(module: Plain, name: str, value: Any) -> Plain:
 
 
 ROUNDS = [
-    Refusal(
-        lambda: trainer(1, fl.FederatedOrchestrator()).fit(Plain(), Blobs()),
-        "'fit' got Blobs. Wrap your datamodule: ... FederatedDataModule(",
-    ),
+    Refusal(lambda: trainer(1, fl.FederatedOrchestrator()).fit(Plain(), Blobs()), "'fit' got Blobs. Wrap your datamodule:"),
     Refusal(lambda: trainer(1, fl.FederatedOrchestrator()).fit(Plain(), Blobs().train_dataloader()), "'fit' got no datamodule"),
     Refusal(fitting(clients_per_round=2.0), "whole number of clients, but is 2.0. Write 2 for a number, or 0.02 for 2 %."),
     Refusal(fitting(clients_per_round=50.5), "whole number of clients, but is 50.5. Write 0.505 for 50.5 %."),
@@ -173,8 +163,6 @@ ROUNDS = [
         )
         for name, value in (("limit_train_batches", 1), ("gradient_clip_val", 1.0), ("accumulate_grad_batches", 2))
     ),
-    Refusal(lambda: fl.PredictionImages(0), "'PredictionImages.images' must be 1 or above, but is 0"),
-    Refusal(lambda: fl.PartitionReport(max_clients=0), "'partition_report.max_clients' must be at least 1"),
     *(
         Refusal(lambda setting=setting: ReportOptions(**setting), f"'report.{next(iter(setting))}' must be at least")
         for setting in ({"every": 0}, {"after": -1}, {"last": 0})

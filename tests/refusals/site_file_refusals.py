@@ -186,9 +186,6 @@ REFUSALS = [
     # Flower and proxies
     Refusal(requiring(None), ONE_VERSION.format("is not installed")),
     Refusal(requiring("1.41"), ONE_VERSION.format("has version 1.41")),
-    Refusal(
-        requiring(HTTPS_PROXY="socks5://127.0.0.1:9"),
-        "HTTPS_PROXY is 'socks5://... which is not an HTTP proxy. Correct or unset",
-    ),
+    Refusal(requiring(HTTPS_PROXY="socks5://127.0.0.1:9"), "HTTPS_PROXY is 'socks5://... which is not an ... Correct or unset"),
     Refusal(requiring(all_proxy="foo://x"), "ALL_PROXY is 'foo://x', which is not an HTTP proxy. Correct or unset"),
 ]

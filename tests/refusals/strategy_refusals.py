@@ -55,10 +55,7 @@ LOADS = {"load_state_dict": lambda self, state: None}
 
 OWN = [
     (own(fl.Strategy), "Own does not define how to aggregate updates ... WeightedAverage"),
-    (
-        changed(fl.FedAvg, "aggregate", lambda state: state[:-1]),
-        "Own.aggregate returned a tensor of shape (66,) in float64, but a float64 tensor of shape (67,) is needed. Return",
-    ),
+    (changed(fl.FedAvg, "aggregate", lambda state: state[:-1]), "Own.aggregate returned a tensor of shape (66,) in float64,"),
     (changed(fl.FedAvg, "aggregate", lambda state: None), "Own.aggregate returned None, but a float64"),
     (with_state(lambda state: state.mean()), "Own.combine returned a tensor of shape () in float64"),
     (with_state(lambda state: state[None]), "Own.combine returned a tensor of shape (1, 67) in"),
@@ -70,35 +67,12 @@ OWN = [
     (changed(fl.FedMedian, "combine", lambda both: None), "Own.combine returned None, but a new state and a list"),
     (filtering(lambda examples: examples[1:]), "Own.weights returned a tensor of shape (2,) ... (3,) is needed"),
     (filtering(lambda examples: None), "Own.weights returned None, but a tensor of shape (3,)"),
-    (
-        own(fl.FedAvg, broadcast=lambda self: {"control": ZEROS}),
-        "'control' of Own.broadcast is a tensor of shape (3,) in float32, but",
-    ),
-    (
-        own(fl.FedAvg, broadcast=lambda self: {"control": 1.0}),
-        "'control' of Own.broadcast is an object of the class float, but ... (67,)",
-    ),
+    (own(fl.FedAvg, broadcast=lambda self: {"control": ZEROS}), "'control' of Own.broadcast is a tensor of shape (3,) in"),
+    (own(fl.FedAvg, broadcast=lambda self: {"control": 1.0}), "'control' of Own.broadcast is an object of the class float,"),
 ]
 """Strategies of a user's own and what is wrong with them."""
 REFUSALS = [
     # settings out of their range
-    Refusal(lambda: fl.FedAvgM(1.0), "'federation.strategy.momentum' must be"),
-    Refusal(lambda: fl.Focus(credibility="mean"), "credibility' must be complement or softmax, but is 'mean'"),
-    Refusal(lambda: fl.FedDyn(0.0), "'federation.strategy.alpha' must be above 0"),
-    Refusal(lambda: fl.FedExP(-1.0), "'federation.strategy.epsilon' must be 0 or above"),
-    Refusal(lambda: fl.QFedAvg(-1.0), "'federation.strategy.q' must be 0 or above"),
-    Refusal(lambda: fl.QFedAvg(1.0, 0.0), "'federation.strategy.lr' must be above 0"),
-    Refusal(lambda: fl.QFedAvg(loss="val_accuracy"), "'federation.strategy.loss' must be a loss"),
-    Refusal(lambda: fl.AFL(-0.1), "'federation.strategy.rate' must be 0 or above"),
-    Refusal(lambda: fl.AFL(loss="val_accuracy"), "'federation.strategy.loss' must be a loss"),
-    Refusal(lambda: fl.FedAdagrad(0.0), "'federation.strategy.lr' must be above 0"),
-    Refusal(lambda: fl.FedAdagrad(tau=0.0), "'federation.strategy.tau' must be above 0"),
-    Refusal(lambda: fl.TrimmedMean(-1), "'federation.strategy.attackers' must be a number, or a share"),
-    Refusal(lambda: fl.Krum(0.5), "'federation.strategy.attackers' must be a number, or a share"),
-    Refusal(lambda: fl.Krum(selected=0), "'federation.strategy.selected' must be at least 1, or null"),
-    Refusal(lambda: fl.GeometricMedian(smoothing=0), "'federation.strategy.smoothing' must be above 0"),
-    Refusal(lambda: fl.GeometricMedian(iterations=0), "'federation.strategy.iterations' must be at least 1"),
-    Refusal(lambda: fl.CosineFilter(1), "'federation.strategy.threshold' must be from -1 to below 1"),
     # what does not go together
     Refusal(fitting(strategy=fl.LastClient(), route=fl.Mediators(2)), "LastClient needs each client to train by itself"),
     Refusal(fitting(strategy=fl.FedAvgM(), route=fl.LocalOnly("val_acc")), "LocalOnly aggregates nothing"),
@@ -109,10 +83,7 @@ REFUSALS = [
         fitting(module=optimized(torch.optim.Adam), strategy=fl.FedSGD(), local=fl.LocalTraining(full_batch=True)),
         "FedSGD takes one step of SGD, but the clients train with Adam",
     ),
-    Refusal(
-        fitting(strategy=fl.AFL(), clients_per_round=2),
-        "AFL needs every client in every round, but ... a cohort of 2 out of 3 ... or use another strategy, such as FedAvg",
-    ),
+    Refusal(fitting(strategy=fl.AFL(), clients_per_round=2), "AFL needs every client in every round, but ... a cohort of 2"),
     Refusal(fitting(strategy=fl.AFL(), faults=fl.Faults("skip")), "AFL needs every client ... 'federation.faults.policy' skip"),
     Refusal(fitting(strategy=fl.FedAdagrad(), server_optimizer=torch.optim.Adam), "FedAdagrad has its own server optimizer"),
     # rounds that a rule cannot bear
@@ -131,20 +102,10 @@ REFUSALS = [
         fl.ClientError,
     ),
     Refusal(lambda: fl.FedLoss().aggregate(fl.Sums()), "FedLoss rejected every client of the round", fl.ClientError),
-    Refusal(
-        fitting(module=lambda: Plain(lr=0.0), strategy=fl.FedNova()),
-        "add up to 0.0: its proximal term undoes its steps, or its learning rate was 0",
-        fl.ClientError,
-    ),
+    Refusal(fitting(module=lambda: Plain(lr=0.0), strategy=fl.FedNova()), "add up to 0.0: its proximal term", fl.ClientError),
     # weights that cannot be summed
-    Refusal(
-        lambda: weighing(1e-20), "AdaFed gave client 4 the weight 1e+12 in round 2, but weights above 6.87e+10", fl.ClientError
-    ),
-    Refusal(
-        fitting(module=with_loss(0.1), strategy=fl.QFedAvg(400.0)),
-        "its loss 0.1... to the power of q = 400.0 is about 1e-400, ... Lower",
-        fl.ClientError,
-    ),
+    Refusal(lambda: weighing(1e-20), "AdaFed gave client 4 the weight 1e+12 in round 2, but weights above", fl.ClientError),
+    Refusal(fitting(module=with_loss(0.1), strategy=fl.QFedAvg(400.0)), "its loss 0.1... to the power of q =", fl.ClientError),
     Refusal(
         fitting(module=with_loss(10.0), strategy=fl.QFedAvg(400.0), secure_aggregation=fl.SecureAggregation()),
         "its loss 10.0 to the power of q = 400.0 is about 1e400, ... Lower",
@@ -155,11 +116,7 @@ REFUSALS = [
         "The weight 3.05e-20 in the sum 'state' is too far from what its grid expects ... Multiply the weights of all clients",
         fl.ClientError,
     ),
-    Refusal(
-        fitting(module=with_loss(torch.nan), strategy=fl.QFedAvg()),
-        "q-FedAvg cannot weigh client ... in round 0: its loss is nan",
-        fl.ClientError,
-    ),
+    Refusal(fitting(module=with_loss(torch.nan), strategy=fl.QFedAvg()), "q-FedAvg cannot weigh client ... in", fl.ClientError),
     # strategies of a user's own
     *(Refusal(fitting(strategy=strategy), words) for strategy, words in OWN),
     Refusal(

@@ -98,10 +98,7 @@ FILES = [
             ("a,b\n1,2\n", "'x.csv' has no column 'target'. Its columns are a, b. Set 'data.datamodule.target' to one of them"),
             ("target\n1\n2\n", "'x.csv' has no columns besides target. Add columns of features"),
             ("a,b,target\n1,2,3\n4,5\n", "x.csv, line 3 has 2 cells, but the header has 3. Fix that line"),
-            (
-                "a,target\n1,3\n\nfive,6\n",
-                "x.csv, line 4: the column 'a' holds 'five', which is not a number up to 3.4e+38. Write a number",
-            ),
+            ("a,target\n1,3\n\nfive,6\n", "x.csv, line 4: the column 'a' holds 'five', which is not a ... Write a number"),
             ("a,target\n1,3\n4,?\n", "x.csv, line 3: the column 'target' holds '?', which is not a number"),
             ("a,target\n,3\n", "line 2: the column 'a' is empty. Fill it, or remove the row; or set 'missing'"),
             ("a,target\n1,3\nnan,6\n", "x.csv, line 3: the column 'a' holds 'nan', which is not a number up to 3.4e+38"),
@@ -109,19 +106,13 @@ FILES = [
             ("a,target\n1e39,3\n", "line 2: the column 'a' holds '1e39', which is not a number up to 3.4e+38"),
             ("a,target\n1_0,3\n", "line 2: the column 'a' holds '1_0', which is not a number"),
             ("a,target\n1,NA\n", "line 2: the column 'target' holds 'NA', which is not a number"),
-            (
-                "a,target\n1,\xff\n",
-                "Cannot read 'x.csv' as a CSV file in UTF-8 ( ... ). Fix the file ... csv: {encoding: cp1252}'",
-            ),
+            ("a,target\n1,\xff\n", "Cannot read 'x.csv' as a CSV file in UTF-8 ( ... ). ... Fix the file ... csv: {encoding:"),
             ("\xff\xfea\0", "Cannot read 'x.csv' as a CSV file in UTF-8"),
             (",".join(f"c{k}" for k in range(30)) + "\n" + ",".join("1" * 30), "Its columns are c0, ..., c19 and 10 more. Set"),
             ("a;b,c;d\n1;2,3;4\n", f"no column 'target'. Its columns are a;b, c;d. {STATE} {GERMAN}'. Set 'data.data"),
             ("a;target\n1,5;2\n", f"The header of 'x.csv' is one column, 'a;target'. {STATE} {GERMAN}'."),
             ("a\ttarget\n1\t2\n", 'is one column, \'a?target\'. ... csv: {separator: "\\t", decimal: ","}\'.'),
-            (
-                'a,target\n"1,500",2\n',
-                'holds \'1,500\', which is not ... without marks of thousands, ... {separator: ",", decimal: ",',
-            ),
+            ('a,target\n"1,500",2\n', "holds '1,500', which is not ... without marks of thousands, ... {separator: \",\","),
             ("a,target\n1;5,2\n", f"line 2: the column 'a' holds '1;5', which is not a number ... {STATE} {GERMAN}"),
         )
     ),
@@ -141,19 +132,10 @@ FILES = [
         for name in ("none", "base64")
     ),
     told(reading("a,target\n1,3\n", csv=SEMICOLONS), 'is one ... \'data.datamodule.csv: {separator: ",", decimal: "."}\'.'),
-    told(
-        reading(COLUMNS, "c"),
-        "'c/ann.csv' has dose; 'c/bob.csv' has dose; 'c/cy.csv' has dose; 'c/zoe.csv' has dosis, weight, but 'c/al.csv' does "
-        "not. Give every file the same columns.",
-    ),
+    told(reading(COLUMNS, "c"), "'c/ann.csv' has dose; 'c/bob.csv' has dose; 'c/cy.csv' ... Give every file the same columns."),
     told(reading(MORE_COLUMNS, "c"), "has dose and 6 more, but 'c/al.csv' does not. Give every file"),
-    told(
-        reading(CLIENTS | {"c/bob.csv": "b,target\n1,2\n"}, "c"), "'c/bob.csv' lacks columns: 'a'. Its columns are b, target."
-    ),
-    told(
-        reading("a,b,target\n1,x,3\n2,3,4\n5,y,6\n7,x,8\n"),
-        "line 2: ... holds 'x', ... up to 3.4e+38, in 3 of 4 rows. Neither are 'y'.",
-    ),
+    told(reading(CLIENTS | {"c/bob.csv": "b,target\n1,2\n"}, "c"), "'c/bob.csv' lacks columns: 'a'. Its columns are b,"),
+    told(reading("a,b,target\n1,x,3\n2,3,4\n5,y,6\n7,x,8\n"), "line 2: ... holds 'x', ... up to 3.4e+38, in 3 of 4 rows."),
     told(
         reading({"c/a.csv": "age,dose,target\n1,2,3\n", "test.csv": "age,dosis,target\n1,2,3\n"}, "c", test_path="test.csv"),
         "'test.csv' lacks columns: 'dose'. Did you mean dosis? Its columns are age, dosis, target. Add the column, or, with a",
@@ -168,14 +150,9 @@ FILES = [
     told(reading(GOOD, test_path="no"), "'no' does not exist. Set 'data.datamodule.test_path'"),
     Refusal(reading(CLIENTS, "c", test_path="c/ann.csv"), "'data.datamodule.test_path' must be files that are not in 'path'"),
     Refusal(reading(GOOD, test_path="x.csv"), "'data.datamodule.test_path' must be files that are not in 'path'"),
-    Refusal(
-        reading(CLIENTS, {"a": "c"}, test_path="c/ann.csv"), "'data.datamodule.test_path' must be files that are not in 'path'"
-    ),
+    Refusal(reading(CLIENTS, {"a": "c"}, test_path="c/ann.csv"), "'data.datamodule.test_path' must be files that are not in"),
     Refusal(reading(CLIENTS, "c/ann.csv", test_path="c"), "'data.datamodule.test_path' must be files that are not in 'path'"),
-    Refusal(
-        reading(CLIENTS, "c", client_column="a"),
-        "client_column' must be null with a file for each client in 'path', but is 'a'",
-    ),
+    Refusal(reading(CLIENTS, "c", client_column="a"), "client_column' must be null with a file for each client in 'path', but"),
     Refusal(reading({}, {}), "'data.datamodule.path' must be your table, or null at a server"),
     Refusal(reading(CLIENTS, {"a": "c/ann.csv"}, client_column="a"), "client_column' must be null with a file for each client"),
     told(reading(CLIENTS | {"c/ann.parquet": ""}, "c"), "The folder 'c' has several tables named ... every client one file"),
@@ -223,34 +200,22 @@ CELLS = [
     told(patient("years,sex,outcome\n1,male,healthy\n"), "'x.csv' lacks ... : 'age'. Its columns are years, ... COLUMN}}'."),
     told(patient("Age,sex,outcome\n1,male,healthy\n"), "'age'. Did you mean Age? Its columns are"),
     told(patient("age,sex,outcome\n1,male,healthy\n", columns={"age": {"from": "alter"}}), "'alter' for 'age'."),
-    told(
-        patient("age,sex,outcome\n1,male,healthy\n2,male,ill\n"),
-        "line 3: the column 'outcome' holds 'ill', which is not ... (healthy, cancer) ... {'ill'",
-    ),
+    told(patient("age,sex,outcome\n1,male,healthy\n2,male,ill\n"), "line 3: the column 'outcome' holds 'ill', which is not"),
     told(patient('age,sex,outcome\n1,"=cmd()\x1b[2J",healthy\n'), "holds '=cmd()?[2J', which is not a category of 'sex'"),
-    told(
-        patient("age,sex,outcome\n1,male,healthy\n150,male,cancer\n"), "holds '150' but 'age' is at most 120 ... {age: {scale"
-    ),
+    told(patient("age,sex,outcome\n1,male,healthy\n150,male,cancer\n"), "holds '150' but 'age' is at most 120 ... {age:"),
     told(
         patient("alter,sex,outcome\n-12,male,healthy\n", columns={"age": {"from": "alter", "scale": 0.5}}),
         "the column 'alter' holds '-12', -6 after conversion, but 'age' is at least 0 in the schema",
     ),
     told(patient("age,sex,outcome\n,male,healthy\n"), "x.csv, line 2: the column 'age' is ... of 'age' in the schema of all"),
     told(patient("age,sex,outcome\n1,male,\n"), "x.csv, line 2: the column 'outcome' is empty. Fill it, or remove the row."),
-    told(
-        patient("age,sex,outcome\n1,unknown,healthy\n", csv={"missing": ["unknown"]}),
-        "'sex' holds 'unknown', which stands for a missing value. Fill it, or remove the row; or set 'missing'",
-    ),
+    told(patient("age,sex,outcome\n1,unknown,healthy\n", csv={"missing": ["unknown"]}), "'sex' holds 'unknown', which stands"),
     told(patient("age,sex,outcome\nold,male,healthy\n"), "x.csv, line 2: the column 'age' holds 'old', which is not a number"),
     *(
         told(by_schema((field, "name: n, type: number"), f"a,n\n{cell},1\n"), words)
         for field, cell, words in (
             ("name: a, type: integer", "1.5", "the column 'a' holds '1.5' but 'a' is a whole number in the schema"),
-            (
-                "name: a, type: boolean",
-                "maybe",
-                "holds 'maybe', which is not true or false, yes or no, 1 or 0. Correct the cell, or tr",
-            ),
+            ("name: a, type: boolean", "maybe", "holds 'maybe', which is not true or false, yes ... Correct the cell, or tr"),
             ("name: a, type: date, since: 2000-01-01", "31.12.2020", "which is not a date of the ... {format: '%d.%m.%Y'}}'."),
             (
                 "name: a, type: date, since: 2000-01-01, constraints: {maximum: 2001-01-01}",
@@ -266,15 +231,7 @@ CELLS = [
 SETTINGS = [
     *(
         Refusal(lambda wrong=wrong: fl.TableDataModule("x.csv", **wrong), f"'data.datamodule.{words}")
-        for wrong, words in (
-            ({"test_share": 1.0}, "test_share' must be at least 0 and below 1"),
-            ({"kind": "classification", "target": None}, "kind' must be left out without a 'target'"),
-            ({"client_column": "target"}, "client_column' must be a column that is no target, field of"),
-            ({"person_column": "target"}, "person_column' must be a column that is no target, field of"),
-            ({"batch_size": 0}, "batch_size' must be 1 or above"),
-            ({"eval_batch_size": 0}, "eval_batch_size' must be 1 or above"),
-            ({"columns": {"age": {"from": "alter"}}}, "columns' must be left out without 'data.datamodule.schema'"),
-        )
+        for wrong, words in (({"kind": "classification", "target": None}, "kind' must be left out without a 'target'"),)
     ),
     *(
         Refusal(patient("", **wrong), f"'data.datamodule.{words}")
@@ -282,10 +239,7 @@ SETTINGS = [
             ({"kind": "ranking"}, "kind' must be left out, or 'classification' as in the schema, but is 'ranking'"),
             ({"classes": ["a", "b"]}, "classes' must be left out, or ['healthy', 'cancer'] as in the schema"),
             ({"client_column": "sex"}, "client_column' must be a column that is no target, field of the schema or client"),
-            (
-                {"columns": {"age": {"scale": 0}}},
-                "columns.age.scale' must be a finite number; as a scale, other than 0, but is 0",
-            ),
+            ({"columns": {"age": {"scale": 0}}}, "columns.age.scale' must be a finite number; as a scale, other than 0, but"),
             ({"columns": {"age": {"offset": True}}}, "columns.age.offset' must be a finite number"),
             ({"columns": {"age": {"format": "%Z"}}}, "columns.age.format' must be a date's form"),
             ({"columns": {"sex": {"values": {True: "male"}}}}, "columns.sex.values' has True, which YAML does not"),
@@ -305,18 +259,12 @@ SETTINGS = [
             ({"columns": {"age": {"form": "x"}}}, "columns.age': the key 'form' is not supported. Use one of: from, scale,"),
         )
     ),
-    Refusal(
-        lambda: fl.TableDataModule("x.csv", kind="ranking"), "'kind' must be 'regression' or 'classification', but is 'ranking'"
-    ),
     Refusal(patient("", columns={"age": "alter"}), "'columns' must be a dictionary of dictionaries or None, but is"),
     Refusal(
         lambda: fl.TableDataModule("x.csv", "age", schema=small(AGE, SEX, OUTCOME, target="outcome")),
         "'data.datamodule.target' must be left out, or 'outcome' as in the schema, but is 'age'",
     ),
-    Refusal(
-        by_schema(("name: age, type: number, missing: mean",), "", standardize=True),
-        "'data.datamodule.standardize' must be false with a schema that leaves missing values to the model",
-    ),
+    Refusal(by_schema(("name: age, type: number, missing: mean",), "", standardize=True), "'data.datamodule.standardize' must"),
     Refusal(unlike_schemas, "'schema' is '5ef5c41924b4a867' for 'a', but '064acb109df0dc98' for 'b'"),
     Refusal(scaled_and_private, "'data.datamodule.standardize' is true"),
     Refusal(lambda: fl.TableDataModule("x.csv", exports={}), "'exports' is now a TableDataModule for each client, in 'data"),

@@ -57,33 +57,18 @@ TASKS = [
     Refusal(task(nn.Linear(5, 1)), "Linear cannot take inputs of shape"),
     Refusal(task(LINE, nn.CrossEntropyLoss()), "must be a loss of numbers, ... but is 'CrossEntropyLoss'"),
     Refusal(task(LINE, fl.F1WeightedCrossEntropy(3)), "'model.loss' must be a loss of numbers"),
-    Refusal(
-        classes(nn.Linear(4, 3), 3, nn.MSELoss()),
-        "MSELoss cannot compare predictions of ... Set 'model.loss' to one for such data",
-    ),
+    Refusal(classes(nn.Linear(4, 3), 3, nn.MSELoss()), "MSELoss cannot compare ... Set 'model.loss' to one for such"),
     Refusal(task(LINE, strategy=fl.AdaFed(BinaryF1Score())), "BinaryF1Score cannot compare ... 'federation.strategy.metric'"),
     Refusal(task(LINE, data=Alone()), "RegressionTask learns from batches of (input, target), but the data return only inputs"),
-    Refusal(
-        classes(nn.Linear(4, 3), 3, fl.CrossEntropy(), data=Several()), "ClassificationTask learns ... shape (5, 3) for 5 in"
-    ),
+    Refusal(classes(nn.Linear(4, 3), 3, fl.CrossEntropy(), data=Several()), "ClassificationTask learns ... shape (5, 3) for 5"),
     Refusal(lambda: fl.RegressionTask(LINE, l2=-1.0), "'model.l2' must be 0 or above, but is -1.0"),
     Refusal(lambda: fl.RegressionTask(LINE, mape_floor=0.0), "mape_floor' must be above 0, in units of the target, but is 0.0"),
-    Refusal(
-        lambda: fl.Hinge()(torch.zeros(4, 1), torch.zeros(4)), "one class per example, but got ... targets of torch.float32"
-    ),
+    Refusal(lambda: fl.Hinge()(torch.zeros(4, 1), torch.zeros(4)), "one class per example, but got ... targets of"),
     *(
         Refusal(lambda compare=compare: compare(torch.zeros(3, 1), torch.zeros(3)), "of the same shape, but ... 1) and (3,)")
         for compare in (fl.HalfSquaredError(), fl.PercentageError().update, fl.RobustLoss())
     ),
-    Refusal(
-        lambda: fl.RobustLoss(scale=0.0), "'model.loss.scale' must be above 0 and finite, in units of the target, but is 0.0"
-    ),
-    Refusal(lambda: fl.RobustLoss(shape=2.5), "'model.loss.shape' must be at most 2, but is 2.5"),
-    Refusal(lambda: fl.RobustLoss(shape=-2.0), "'model.loss.shape' must be from 0.0 to 2.0 if 'adaptive' is true, but is -2.0"),
-    Refusal(lambda: fl.RobustLoss(lowest=-0.5), "lowest' must be from 0 to 'highest', 2.0, which is at most 2, but is -0.5"),
     Refusal(lambda: fl.RobustLoss(adaptive=False, adapt_scale=True), "adapt_scale' must be false if 'adaptive' is false"),
-    Refusal(lambda: fl.F1WeightedCrossEntropy(1), "'num_classes' must be at least 2, but is 1"),
-    Refusal(lambda: fl.F1WeightedCrossEntropy(3, epsilon=0.0), "'epsilon' must be above 0 and below 1, but is 0.0"),
     Refusal(lambda: fl.ProximalLoss(fl.CrossEntropy(), mu=-1.0), "'mu' must be 0 or above, but is -1.0"),
     Refusal(
         lambda: fl.ProximalLoss(fl.CrossEntropy(), 0.1)(WITH_GRADIENT, torch.tensor([0, 1])),
@@ -92,21 +77,7 @@ TASKS = [
     *(
         Refusal(lambda wrong=wrong: fl.SimulatedTasksDataModule(**wrong), f"'data.datamodule.{words}")
         for wrong, words in (
-            ({"num_clients": 0}, "num_clients' must be 1 or above"),
-            ({"groups": 0}, "groups' must be from 1 to 'num_clients', 10, but is 0"),
-            ({"groups": 11}, "groups' must be from 1 to 'num_clients', 10, but is 11"),
-            ({"features": 0}, "features' must be 1 or above"),
-            ({"examples": (5, 4)}, "examples' must be two numbers of 1 or above, the smallest and the largest"),
-            ({"examples": (0, 4)}, "examples' must be two numbers"),
-            ({"kind": "blobs"}, "kind' must be one of regression, classification, clusters, but is 'blobs'"),
-            ({"spread": -0.1}, "spread' must be 0 or above"),
-            ({"noise": -0.1}, "noise' must be 0 or above"),
-            ({"shift": -0.1}, "shift' must be 0 or above"),
-            ({"outliers": 1.1}, "outliers' must be a share from 0 to 1, but is 1.1"),
-            ({"server_outliers": -0.1}, "server_outliers' must be a share from 0 to 1, but is -0.1"),
             ({"kind": "clusters", "outliers": 0.1}, "outliers' must be 0 unless 'kind' is regression, but is 0.1"),
-            ({"test_examples": 0}, "test_examples' must be 1 or above"),
-            ({"batch_size": 0}, "batch_size' must be 1 or above"),
         )
     ),
 ]
@@ -126,14 +97,7 @@ class Answer(fl.Transform):
 
 
 TRANSFORMS = [
-    Refusal(lambda: fl.ClipUpdate(0), "'federation.transforms.max_norm' must be above 0"),
-    Refusal(lambda: fl.Quantize(1), "'federation.transforms.bits' must be from 2 to 16"),
-    Refusal(lambda: fl.Quantize(17), "'federation.transforms.bits' must be from 2 to 16"),
-    Refusal(lambda: fl.Quantize(8, 0), "'federation.transforms.block' must be 1 or above"),
-    Refusal(lambda: fl.TopK(0), "'federation.transforms.share' must be above 0 and at most 1"),
-    Refusal(
-        fitting(transforms=[fl.Quantize()], route=fl.FedCyclic()), "Quantize changes the updates that ... the route FedCyclic"
-    ),
+    Refusal(fitting(transforms=[fl.Quantize()], route=fl.FedCyclic()), "Quantize changes the updates that ... the route"),
     *(  # of 67 parameters, a mean or the first number would be added to each
         Refusal(fitting(transforms=[Answer(sent)]), f"Answer.apply ... {words}")
         for sent, words in (
