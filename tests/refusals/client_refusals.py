@@ -6,10 +6,11 @@ from typing import Any, ClassVar
 
 import lightning as L
 import torch
+from algorithms import Following
 from engine_runs import optimized, stepping, variant
 from federations import Blobs, Plain, trainer
 from lightning.pytorch.callbacks import BackboneFinetuning
-from refusing import Refusal, fitting
+from refusing import Refusal, fits
 from sparse_gradients import SPARSE, Words
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -41,18 +42,6 @@ class Named(Plain):
         h, _ = self.memory(self.body(x))
         self.norm(h)
         return self.last(h)
-
-
-class Follower(Plain):
-    """A frozen target follows the network."""
-
-    def __init__(self):
-        super().__init__()
-        self.target = nn.Linear(4, 8).requires_grad_(False)
-
-    def training_step(self, batch, batch_idx):
-        self.target.weight.data = self.target.weight.data * 0.9 + self.net[0].weight.data * 0.1
-        return super().training_step(batch, batch_idx)
 
 
 class Lowest(Plain):
@@ -138,10 +127,6 @@ def fit_of_two_loaders() -> None:
     trainer(1, fl.FederatedOrchestrator()).fit(Plain(), data)
 
 
-def fits(words: str, **settings: Any) -> Refusal:
-    return Refusal(fitting(**settings), words)
-
-
 REFUSALS = [
     # a model of each client's own
     fits("which the route FedCyclic does not support", strategy=fl.Ditto(), route=fl.FedCyclic()),
@@ -168,7 +153,7 @@ REFUSALS = [
     fits("APFL trains a second model ... 'federation.local.privacy' does not", strategy=fl.APFL(), local=PRIVATE),
     fits("so 'federation.local.gradient_clip_val' (1.0)", strategy=fl.APFL(), local=fl.LocalTraining(gradient_clip_val=1.0)),
     fits("with one optimizer, but LBFGS treats all parameters as", strategy=fl.APFL(), module=optimized(torch.optim.LBFGS)),
-    fits("training changes the frozen tensor 'target.weight', of which", strategy=fl.APFL(), module=Follower),
+    fits("training changes the frozen tensor 'target.weight', of which", strategy=fl.APFL(), module=Following),
     # phases
     fits("FedRep needs a head of each client, but 'federation.personal' is empty", strategy=fl.FedRep()),
     fits("FedBABU needs a head of each client", strategy=fl.FedBABU()),

@@ -1,27 +1,37 @@
-"""Networks, their pretrained weights, frozen parts and scales."""
+"""Networks, tasks, losses and metrics."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from adaptive import Own, Tempered
 from algorithms import Scaled
 from client_sites import fitted
-from federations import SIZES, Blobs, Consecutive, Plain, federate, network
-from refusing import Refusal, fitting
-from torch.utils.data import DataLoader
+from engine_runs import variant
+from federations import SIZES, Blobs, Consecutive, NoValidation, Plain, changed, federate, network
+from refusing import Refusal, fits, fitting, told
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import (
+    BinaryF1Score,
+    BinaryRecall,
+    MulticlassAccuracy,
+    MulticlassConfusionMatrix,
+    MulticlassHammingDistance,
+    MulticlassRecall,
+)
 
 import fl_lightning as fl
 from fl_lightning.core.capabilities import Capability, Removal
 from fl_lightning.functional.exact_moments import moments_of, together
 
-
-def told(call: Callable[[], Any], words: str) -> Refusal:
-    return Refusal(call, words, fl.DataError)
+# ------ Networks, their pretrained weights, frozen parts and scales
 
 
 class Stream(torch.utils.data.IterableDataset[Any]):
@@ -111,7 +121,6 @@ SCALES = [
         lambda: fitted(fl.FederatedDataModule.from_clients({"a": DataLoader(Stream(), batch_size=3)}), module=Scaled),
         "Client a trains on a stream, whose inputs cannot be measured before training",
     ),
-    Refusal(lambda: fl.Standardized(fl.MLP(), 0), "'model.network.num_features' must be at least 1"),
     told(lambda: together([moments_of(torch.ones(2, 3)), moments_of(torch.ones(2, 2))]), "Inputs have different numbers of"),
 ]
 
@@ -154,4 +163,186 @@ NETWORKS = [
     Refusal(lambda: fl.ResNet18(weights="IMAGENET9"), "neither a file nor one of torchvision's ... or to one of IMAGENET1K_V1"),
     Refusal(lambda: fl.ResNet18(channels=1, weights="DEFAULT"), "must be null if 'channels' is not 3"),
 ]
-REFUSALS = [*SCALES, *NETWORKS]
+MODEL = [*SCALES, *NETWORKS]
+
+
+# ------ Tasks, losses and transforms
+
+
+class Alone(Blobs):
+    """Inputs without a target."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(self.train[0]), batch_size=7)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(self.val[0]), batch_size=7)
+
+
+class Numbers(Blobs):
+    """Real targets of a shape."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.train, self.val = ((x, x.sum(1).reshape(-1, *shape)) for x, _ in (self.train, self.val))
+
+
+class Several(Blobs):
+    """Targets of shape (B, C), one column for each class, as for examples of several classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.train, self.val = ((x, nn.functional.one_hot(y, 3)) for x, y in (self.train, self.val))
+
+
+def task(network: Any, *args: Any, kind: Any = fl.RegressionTask, **settings: Any) -> Callable[[], Any]:
+    return lambda: federate(kind(network, *args), 1, **{"data": Numbers(), **settings})
+
+
+def classes(network: Any, *args: Any, **settings: Any) -> Callable[[], Any]:
+    return task(network, *args, kind=fl.ClassificationTask, **{"data": Blobs(), **settings})
+
+
+WITH_GRADIENT = torch.zeros(2, 3, requires_grad=True)
+LINE = nn.Linear(4, 1)
+TASKS = [
+    Refusal(task(nn.Linear(4, 2)), "outputs of shape ( ... , 2), but the targets have shape ("),
+    Refusal(task(nn.Linear(5, 1)), "Linear cannot take inputs of shape"),
+    Refusal(task(LINE, nn.CrossEntropyLoss()), "must be a loss of numbers, ... but is 'CrossEntropyLoss'"),
+    Refusal(task(LINE, fl.F1WeightedCrossEntropy(3)), "'model.loss' must be a loss of numbers"),
+    Refusal(classes(nn.Linear(4, 3), 3, nn.MSELoss()), "MSELoss cannot compare ... Set 'model.loss' to one for such"),
+    Refusal(task(LINE, strategy=fl.AdaFed(BinaryF1Score())), "BinaryF1Score cannot compare ... 'federation.strategy.metric'"),
+    Refusal(task(LINE, data=Alone()), "RegressionTask learns from batches of (input, target), but the data return only inputs"),
+    Refusal(classes(nn.Linear(4, 3), 3, fl.CrossEntropy(), data=Several()), "ClassificationTask learns ... shape (5, 3) for 5"),
+    Refusal(lambda: fl.RegressionTask(LINE, l2=-1.0), "'model.l2' must be 0 or above, but is -1.0"),
+    Refusal(lambda: fl.RegressionTask(LINE, mape_floor=0.0), "mape_floor' must be above 0, in units of the target, but is 0.0"),
+    Refusal(lambda: fl.Hinge()(torch.zeros(4, 1), torch.zeros(4)), "one class per example, but got ... targets of"),
+    *(
+        Refusal(lambda compare=compare: compare(torch.zeros(3, 1), torch.zeros(3)), "of the same shape, but ... 1) and (3,)")
+        for compare in (fl.HalfSquaredError(), fl.PercentageError().update, fl.RobustLoss())
+    ),
+    Refusal(lambda: fl.RobustLoss(adaptive=False, adapt_scale=True), "adapt_scale' must be false if 'adaptive' is false"),
+    Refusal(lambda: fl.ProximalLoss(fl.CrossEntropy(), mu=-1.0), "'mu' must be 0 or above, but is -1.0"),
+    Refusal(
+        lambda: fl.ProximalLoss(fl.CrossEntropy(), 0.1)(WITH_GRADIENT, torch.tensor([0, 1])),
+        "Call its anchor(self.parameters()) in 'on_train_start'",
+    ),
+    *(
+        Refusal(lambda wrong=wrong: fl.SimulatedTasksDataModule(**wrong), f"'data.datamodule.{words}")
+        for wrong, words in (
+            ({"kind": "clusters", "outliers": 0.1}, "outliers' must be 0 unless 'kind' is regression, but is 0.1"),
+        )
+    ),
+]
+
+
+class Answer(fl.Transform):
+    """Returns something else than a message of the same length, or than the same change."""
+
+    def __init__(self, sent: Any = None, received: Any = None) -> None:
+        self.sent, self.received = sent, received
+
+    def apply(self, message: Any, sender: Any) -> Any:
+        return message if self.sent is None else self.sent(message)
+
+    def receive(self, change: Any, received: Any, expected: Any, draw: Any, secret: Any) -> Any:
+        return change if self.received is None else self.received(change)
+
+
+TRANSFORMS = [
+    fits("Quantize changes the updates that ... the route", transforms=[fl.Quantize()], route=fl.FedCyclic()),
+    *(  # of 67 parameters, a mean or the first number would be added to each
+        fits(f"Answer.apply ... {words}", transforms=[Answer(sent)])
+        for sent, words in (
+            (lambda message: replace(message, change=message.change.mean()), "'change' is a tensor of shape () in float64"),
+            (lambda message: replace(message, change=message.change[:1]), "'change' is a tensor of shape (1,) in float64"),
+            (lambda message: [], "returned an object of the class list, but a Message is needed"),
+            (lambda message: message.change, "returned a tensor of shape (67,) in float64, but a Message is needed"),
+            (lambda message: replace(message) and None, "returned None, but a Message is needed. Return"),
+        )
+    ),
+    *(
+        fits(f"Answer.receive returned {words}, but a float64 tensor of shape (67,)", transforms=[Answer(received=received)])
+        for received, words in (
+            (lambda change: change.mean(), "a tensor of shape () in float64"),
+            (lambda change: change[:1], "a tensor of shape (1,) in float64"),
+            (lambda change: change.float(), "a tensor of shape (67,) in float32"),
+            (lambda change: 1.0, "an object of the class float"),
+        )
+    ),
+]
+TASK = [*TASKS, *TRANSFORMS]
+
+
+# ------ Metrics and losses
+
+
+class Misspelt(Tempered):
+    server_buffers = "faktor"  # a single name needs no comma
+
+
+class Silent(Tempered):
+    def __init__(self) -> None:
+        super().__init__()
+        del self.signal
+
+
+def by(metric: Any) -> Any:
+    """Return a task whose loss weighs classes by a metric."""
+    return lambda: fl.ClassificationTask(Plain().net, 3, fl.MetricWeightedCrossEntropy(metric, 3))
+
+
+def scored(value: float) -> Any:
+    """Return a module that logs a score."""
+    return variant(on_validation_epoch_end=lambda self: self.log("score", value))
+
+
+NO_DIRECTION = "must be a metric that sets its class attribute 'higher_is_better'"
+METRIC = [
+    Refusal(lambda: fl.AdaFed("val_acuracy"), "'val_acuracy' is not the name ... Did you mean val_accuracy? If it"),
+    Refusal(lambda: fl.AdaFed("val/los"), "'val/los' is not the name ... Did you mean val/loss? If it is right, set"),
+    Refusal(lambda: fl.MetricWeightedCrossEntropy(MulticlassConfusionMatrix(3), 3), "'model.loss.metric' must be a metric"),
+    Refusal(
+        lambda: fl.MetricWeightedCrossEntropy(MulticlassHammingDistance(3, average="none"), 3),
+        f"'model.loss.metric' {NO_DIRECTION}",
+    ),
+    Refusal(
+        lambda: fl.MetricWeightedCrossEntropy(MulticlassRecall(2, average="none"), 2).adapt(torch.tensor([-0.5, 0.2])),
+        "needs values in [0, 1], for which higher is better, but its metric returns [-0.5",
+    ),
+    fits("each of 3 classes, but its metric returns shape ()", module=by(MulticlassRecall(3, average="macro"))),
+    fits("BinaryRecall cannot compare predictions of ... Set 'model.loss.metric' to a", module=by(BinaryRecall())),
+    fits("MulticlassRecall cannot compare ... with the same", module=by(MulticlassRecall(2, average="none"))),
+    fits("but Own did not call it. Compute the loss in", module=lambda: Own(fl.F1WeightedCrossEntropy(3))),
+    fits("adapts to 'val_mae', which Own does not log in validation. It", module=lambda: Own(Tempered("val_mae"))),
+    fits("'server_buffers' of Misspelt names ... Correct the name, or call", module=lambda: Own(Misspelt())),
+    Refusal(lambda: fl.ClassificationTask(nn.Linear(4, 3), 3, Misspelt()), "'server_buffers' of Misspelt names 'faktor'"),
+    fits("Silent has no signal to adapt to. Set self.signal in its __init__", module=lambda: Own(Silent())),
+    fits("adapts to the MulticlassRecall on", module=by(MulticlassRecall(3, average="none")), data=NoValidation()),
+    fits(
+        "'federation.strategy.metric' needs val_acc, but Variant has no 'validation_step' to log it in. Define",
+        module=variant(validation_step=L.LightningModule.validation_step),
+        strategy=fl.AdaFed("val_acc"),
+    ),
+    fits("needs 'val_acc' of models, but the set to", strategy=fl.AdaFed("val_acc"), data=changed("val", [])),
+    fits("needs val_acc on the server's validation set, but", strategy=fl.AdaFed("val_acc"), data=NoValidation()),
+    fits("'val_accuracy', which Plain does not log ... It logs: val_acc, val_loss", strategy=fl.AdaFed()),
+    Refusal(
+        fitting(module=scored(-0.5), strategy=fl.AdaFed("score", mode="max")),
+        "AdaFed gave client 1 the weight -0.5 in round 0, but weights must be finite",
+        fl.ClientError,
+    ),
+    fits(
+        "Variant.weight returns None, but must return a number. 'update.score' is known",
+        strategy=variant(fl.WeightedAverage, weight=lambda self, update: update.score)(),
+    ),
+    fits(
+        "needs batches of (input, target), but it got a dict",
+        module=variant(validation_step=lambda self, batch, batch_idx: None),
+        strategy=fl.AdaFed(MulticlassAccuracy(3)),
+        data=changed("val", DataLoader([{"x": torch.zeros(2, 4)}], batch_size=None)),
+    ),
+]
+
+
+REFUSALS = [*MODEL, *TASK, *METRIC]

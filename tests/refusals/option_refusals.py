@@ -1,4 +1,4 @@
-"""Options of a federation: attackers, personal parts, evaluation at the clients, clients held out."""
+"""Options: asynchronous rounds, masks, attackers, personal parts, evaluation at the clients, clients held out, own ones."""
 
 from __future__ import annotations
 
@@ -7,20 +7,212 @@ from functools import partial
 from typing import Any
 
 import torch
-from federations import Blobs, Consecutive, NoValidation, Plain, blobs, network, trainer
+from algorithms import Following
+from engine_runs import variant
+from federations import SIZES, Blobs, Consecutive, NoValidation, Plain, blobs, network, trainer
 from lazy_stores import Opened
 from lightning.pytorch.callbacks import EarlyStopping
+from own_option import CountBatches, DropNumbers, PlansRounds, Sums
 from poisoning import mislabel
-from refusing import Refusal, fitting
+from refusing import Refusal, fits, fitting
 from torch.utils.data import TensorDataset
 
 import fl_lightning as fl
+from fl_lightning.core.option import ClientMetric
+from fl_lightning.functional.keyed_noise import SecretKey
+
+# ------ Asynchronous rounds and the simulated clock
+
+
+UNIFORM = fl.Availability(clock=fl.Clock("uniform"))
+BUFFER = "'federation.asynchronous.buffer'"
+
+
+def asynchronous(**settings: Any) -> Callable[[], Any]:
+    return fitting(**{"asynchronous": fl.Asynchronous(3, 2), **settings})
+
+
+class Sends(fl.FedAvg):
+    def broadcast(self) -> Any:
+        return {"more": torch.zeros(67)}
+
+
+class Everyone(fl.FedAvg):
+    needs_all_clients = True
+
+
+Thawing = variant(configure_callbacks=lambda self: [fl.TransferLearning(["net.0"], thaw_after=1)])
+
+
+ASYNCHRONOUS = [
+    Refusal(asynchronous(asynchronous=fl.Asynchronous(4)), "'federation.asynchronous.concurrency' must be a number of clients"),
+    Refusal(asynchronous(asynchronous=fl.Asynchronous(2, 4)), f"{BUFFER} must be at most 3, because each of the 3 clients has"),
+    *(
+        Refusal(asynchronous(strategy=strategy()), f"{strategy.__name__} needs each client to train from the current global")
+        for strategy in (fl.FedNova, fl.Scaffold, fl.FedDyn)
+    ),
+    Refusal(asynchronous(route=fl.FedCyclic()), "On the route FedCyclic clients wait for each other, but"),
+    Refusal(asynchronous(strategy=fl.FedAsync()), f"mixes every update ... {BUFFER} is 2. Set it to 1"),
+    Refusal(asynchronous(clients_per_round=2), "'federation.clients_per_round' (2) is the size ..., but ... no round draws a"),
+    Refusal(asynchronous(secure_aggregation=fl.SecureAggregation()), "'federation.secure_aggregation' lets the clients of a"),
+    Refusal(
+        asynchronous(strategy=fl.FedAvg("uniform"), transforms=[fl.ClientPrivacy(1.0, 1.0)]),
+        "ClientPrivacy with noise at the server needs cohorts ... drawn from all clients, but ... Set its",
+    ),
+    Refusal(
+        asynchronous(local=fl.LocalTraining(max_epochs=2, partial_work=fl.PartialWork(0.5))),
+        "'federation.local.partial_work' needs ..., but ... no round draws",
+    ),
+    Refusal(asynchronous(attackers=fl.Attackers(clients=[1], model=fl.ALIE())), "'federation.attackers.model' ALIE reads the"),
+    Refusal(asynchronous(faults=fl.Faults("skip", min_updates=3)), "'federation.faults.min_updates' must be at most the 2"),
+    *(
+        fits(f"{strategy.__name__} combines updates of asynchronous ... Set 'federation.asynchronous", strategy=strategy())
+        for strategy in (fl.FedBuff, fl.FedAsync)
+    ),
+    fits("On the route FedCyclic clients wait for each", route=fl.FedCyclic(), availability=fl.Availability(clock=fl.Clock())),
+    Refusal(
+        asynchronous(strategy=fl.FedBuff(), server_optimizer=lambda p: torch.optim.Adam(p)),
+        "FedBuff has its own server optimizer, but 'federation.server_optimizer' is also set",
+    ),
+    Refusal(asynchronous(strategy=Sends()), "Sends sends tensors with each model ('broadcast'), which belong to the"),
+    Refusal(asynchronous(strategy=Everyone()), "Everyone needs every client in every round, but with 'federation.asynchro"),
+    Refusal(asynchronous(module=Following, strategy=fl.FedBuff()), "Training changes 'target.weight', ..., but"),
+    Refusal(
+        asynchronous(module=Thawing, rounds=3, asynchronous=fl.Asynchronous(3, 1), availability=UNIFORM),
+        "changed since round 0, for example 'net.0...', but asynchronous clients still",
+    ),
+    Refusal(
+        asynchronous(asynchronous=fl.Asynchronous(3, 3), availability=fl.Availability(drop_out=0.999), strategy=fl.FedBuff()),
+        "Round 0: 0 updates can arrive, but a new model needs 1. Lower ..., or lower 'drop_out'",
+        fl.ClientError,
+    ),
+]
+
+
+# ------ Secure aggregation
+
+
+def masked(strategy: Any = None, threshold: float = 0.67, **settings: Any) -> Callable[[], Any]:
+    return fitting(strategy=strategy or fl.FedAvg(), secure_aggregation=fl.SecureAggregation(threshold), **settings)
+
+
+class OneBroken(Blobs):
+    """Client 0's inputs are not numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.train[0][: SIZES[0]] = torch.nan
+
+
+class Counting(Plain):
+    """Has a buffer of whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+
+class Nothing(fl.FedAvg):
+    """Weighs everyone by 0."""
+
+    def weight(self, update: Any) -> float:
+        return 0.0
+
+
+class Unannounced(fl.FedAvg):
+    """Adds a sum that it does not announce."""
+
+    def accumulate(self, update: Any, sums: Any) -> Any:
+        sums.add("squares", 1.0)
+        return super().accumulate(update, sums)
+
+
+class Silent(fl.RunningStrategy):
+    """Does not say what it adds up."""
+
+    def accumulate(self, update: Any, sums: Any) -> float:
+        sums.add("state", update.state)
+        return 1.0
+
+    def aggregate(self, sums: Any) -> Any:
+        return sums.take("state")
+
+
+MASKED = [
+    Refusal(masked(fl.AdaFed("val_acc")), "AdaFed weighs every client's model by its score at the server, but with"),
+    Refusal(masked(fl.LastClient()), "LastClient keeps one client's model, but with 'federation.secure_aggregation'"),
+    Refusal(masked(fl.FedMedian()), "FedMedian needs every client's model to combine them"),
+    Refusal(masked(fl.Krum(1)), "Krum needs every client's model"),
+    Refusal(masked(route=fl.FedCyclic()), "On the route FedCyclic clients pass models to each other or keep them"),
+    Refusal(masked(route=fl.LocalOnly("val_acc")), "On the route LocalOnly clients pass models to each other or keep them"),
+    Refusal(masked(route=fl.WarmStart(1)), "n the route WarmStart clients pass models to each other"),
+    Refusal(masked(client_evaluation=fl.ClientEvaluation(1)), "'federation.client_evaluation' measures each client, but with"),
+    Refusal(masked(clients_per_round=1), "'federation.clients_per_round' must be 2 clients or more with"),
+    Refusal(masked(module=Counting), "The module has a buffer 'seen' of whole numbers, which cannot be added"),
+    Refusal(masked(Silent()), "Silent does not say which sums it adds up, so clients cannot mask them. ... from 'sum_sizes'"),
+    Refusal(masked(fl.AFL()), "AFL does not say which sums it adds up"),
+    Refusal(masked(Unannounced()), "adds 1 numbers to a sum 'squares', which its 'sum_sizes' does not announce"),
+    Refusal(masked(Nothing()), "Nothing gave all clients of the round the weight 0, and masks hide their", fl.ClientError),
+    Refusal(
+        masked(threshold=1.0, data=OneBroken(), faults=fl.Faults("skip")),
+        "2 of 3 clients delivered, but removing the masks takes 3 or more. Lower",
+        fl.ClientError,
+    ),
+]
+
+
+# ------ Options from outside the package
+
+
+class Knows(fl.Option):
+    def key(self, seed: int) -> Any:
+        return SecretKey.from_seed(seed)
+
+
+class Unknown(Sums):
+    def measures(self) -> Any:
+        yield ClientMetric("own loss", "val_los", "training")
+
+
+def private(noise: str) -> fl.ClientPrivacy:
+    return fl.ClientPrivacy(0.5, 1.0, noise, noise_seed=7)
+
+
+EXACT = "DropNumbers may read clients' changes ... but ClientPrivacy protects them"
+NO_UPDATE = "DropNumbers acts on the updates ... but on the route ... pass models to each other"
+OWN_OPTION = [
+    *(
+        fits(NO_UPDATE, route=route, options=[DropNumbers()])
+        for route in (fl.FedCyclic(), fl.LocalOnly("val_acc"), fl.WarmStart(1))
+    ),
+    fits("'federation.options.metric' is 'val_los',", options=[Unknown()], flags={"num_sanity_val_steps": 1}),
+    fits("'federation.options.0' and 'federation.options.1' each add up", options=[Sums(), Sums()]),
+    fits("'federation.secure_aggregation' and", options=[Sums()], secure_aggregation=fl.SecureAggregation()),
+    fits("'federation.options.0' adds up ... the strategy needs each", options=[Sums()], strategy=fl.FedMedian()),
+    fits("'federation.asynchronous' and 'federation.options.0'", options=[PlansRounds()], asynchronous=fl.Asynchronous(2, 1)),
+    Refusal(
+        fitting(options=[CountBatches()], local=fl.LocalTraining(engine="stacked")),
+        "Stacked clients do not support CountBatches, a callback of an option",
+        fl.FederationError,
+    ),
+    fits(
+        "'federation.options' sets the key ... noise of ClientPrivacy could be sub",
+        strategy=fl.FedAvg("uniform"),
+        options=[Knows()],
+        transforms=[fl.ClientPrivacy(0.5, 1.0)],
+    ),
+    *(
+        fits(EXACT, strategy=fl.FedAvg("uniform"), options=[DropNumbers()], transforms=[private(noise)])
+        for noise in ("central", "local")
+    ),
+]
+
+
+# ------ Options of a federation
+
 
 HEAD, ALL = fl.PersonalPart(names="net.3.*"), fl.PersonalPart(names="*")
 EVALUATED = fl.ClientEvaluation(1, "val_acc")
-
-
-# ---------------------------------------------------------------- calls that fail
 
 
 def attacked(**settings: Any) -> Callable[[], Any]:
@@ -76,9 +268,6 @@ def opened() -> fl.FederatedDataModule:
     return fl.FederatedDataModule(Opened(read, [8] * 4), held_out_clients=1)
 
 
-# ---------------------------------------------------------------- what they are given
-
-
 class WrongLength(fl.ModelAttack):
     def forge(self, change: Any, crowd: Any, generator: Any) -> Any:
         return change[1:]
@@ -92,7 +281,7 @@ class Returns(fl.LabelAttack):
         return self.labels(labels)
 
 
-REFUSALS = [
+OPTION = [
     # attackers
     Refusal(lambda: fl.Attackers(clients=[1]), "together with at least one of the others (how they attack)"),
     Refusal(lambda: fl.Attackers(model=fl.SignFlip()), "together with at least one of the others (how they attack)"),
@@ -102,9 +291,10 @@ REFUSALS = [
     Refusal(lambda: fl.RelabelClass(1, 1), "must be a class other than 'source'"),
     Refusal(lambda: fl.RelabelClass(-1, 1), "must be a class of 0 or above"),
     Refusal(lied_to(fl.RelabelClass(3, 0)), "'federation.attackers.labels.source' must be one of the classes 0 to 2"),
-    Refusal(
-        fitting(attackers=fl.Attackers(clients=[1], model=fl.SignFlip()), route=fl.Mediators(2)),
+    fits(
         "SignFlip changes the updates that clients send",
+        attackers=fl.Attackers(clients=[1], model=fl.SignFlip()),
+        route=fl.Mediators(2),
     ),
     Refusal(attacked(model=WrongLength()), "WrongLength.forge returned a tensor of shape (66,) in float64, but ... (67,)"),
     Refusal(lied_to(Returns(lambda labels: None)), "Returns.change returned None, but a tensor of shape (7,) is needed"),
@@ -127,9 +317,10 @@ REFUSALS = [
         for value in (0.5, 300.0, -1.0)
     ),
     Refusal(attacked(backdoor=fl.Backdoor(3)), "'federation.attackers.backdoor.target' must be one of the classes 0 to 2"),
-    Refusal(
-        fitting(data=NoValidation(), attackers=fl.Attackers(clients=[0], backdoor=fl.Backdoor())),
+    fits(
         "'federation.attackers.backdoor' needs its success rate on the",
+        data=NoValidation(),
+        attackers=fl.Attackers(clients=[0], backdoor=fl.Backdoor()),
     ),
     # personal parts
     *(
@@ -168,7 +359,7 @@ REFUSALS = [
     ),
     Refusal(personal(EarlyStopping("val_ac"), client_evaluation=EVALUATED), "EarlyStopping monitors ... Did you mean val_acc?"),
     # evaluation at the clients
-    Refusal(fitting(client_evaluation=fl.ClientEvaluation(1)), "each client's own test part, but ... Set 'data.client_test'"),
+    fits("each client's own test part, but ... Set 'data.client_test'", client_evaluation=fl.ClientEvaluation(1)),
     *(
         Refusal(evaluated(evaluation), "'federation.client_evaluation.metric' is 'val_f1', which Plain does")
         for evaluation in (fl.ClientEvaluation(1, "val_f1"), fl.ClientEvaluation(0, "val_f1", personal_epochs=1))
@@ -203,3 +394,6 @@ REFUSALS = [
         "the clients have no test parts",
     ),
 ]
+
+
+REFUSALS = [*ASYNCHRONOUS, *MASKED, *OWN_OPTION, *OPTION]

@@ -15,7 +15,7 @@ from client_files import set_up, write_hdf5
 from client_sites import Stream, fitted, shares
 from federations import blobs
 from lazy_stores import Store, fit, lazily
-from refusing import Refusal
+from refusing import Refusal, told
 from torch.utils.data import DataLoader, TensorDataset
 
 import fl_lightning as fl
@@ -27,10 +27,6 @@ from_clients = fl.FederatedDataModule.from_clients
 class Nobody(fl.LazyClients):
     def num_examples(self) -> list[int]:
         return []
-
-
-def told(call: Callable[[], Any], words: str) -> Refusal:
-    return Refusal(call, words, fl.DataError)
 
 
 def setting_up(data: Callable[[], Any]) -> Callable[[], Any]:

@@ -429,7 +429,7 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def prepare(name: str, sizes: Sequence[int] = SIZES) -> tuple[Plain, fl.FederatedDataModule, fl.FederatedOrchestrator]:
+def prepare(name: str, sizes: Sequence[int] = SIZES, kind: Any = fl.FederatedOrchestrator) -> tuple[Plain, Any, Any]:
     """Module, data and callback of an algorithm: BatchNorm, shuffling, two local epochs, one thread; clients of these sizes."""
     chosen = ALGORITHMS[name]()
     torch.manual_seed(11)
@@ -441,7 +441,7 @@ def prepare(name: str, sizes: Sequence[int] = SIZES) -> tuple[Plain, fl.Federate
         else fl.FederatedDataModule(source, Consecutive(sizes), **chosen.pop("data", {}))
     )
     local = fl.LocalTraining(**{"max_epochs": 2, "threads": 1, **chosen.pop("local", {})})
-    return module, data, fl.FederatedOrchestrator(local=local, **chosen)
+    return module, data, kind(local=local, **chosen)
 
 
 def outcome(module: Plain, federation: fl.FederatedOrchestrator) -> dict[str, torch.Tensor]:
