@@ -6,13 +6,12 @@ import os
 import pickle
 import re
 import sys
-from itertools import chain
 from pathlib import Path
 
 import lightning as L
 import pytest
 import torch
-from federations import Blobs, Consecutive, NoValidation, Plain, federate, ready, same_bits, weights
+from federations import Blobs, NoValidation, ready
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -42,17 +41,6 @@ def test_a_tensor_loader_gives_what_a_dataloader_gives(n, batch_size, ranks):
         assert sorted(seen.tolist()) == list(range(n))  # nobody twice, nobody lost
 
 
-def test_shuffling_is_anew_each_epoch_and_reproducible():
-    def epochs(seed):
-        loader = TensorLoader([torch.arange(20)], 6, torch.arange(5, 15), torch.Generator().manual_seed(seed))
-        return [torch.cat([batch[0] for batch in loader]).tolist() for _ in range(2)]
-
-    first, second = epochs(0)
-    assert sorted(first) == sorted(second) == list(range(5, 15))
-    assert first != second
-    assert epochs(0) == [first, second] != epochs(1)
-
-
 @given(st.integers(1, 40), st.integers(1, 15), st.booleans())
 def test_a_shuffled_tensor_loader_gives_every_example_once(n, batch_size, drop_last):
     """As a DataLoader does, each batch is memory of its own for autograd: a step may change it in place."""
@@ -80,17 +68,6 @@ class Squares(Dataset):
         return torch.tensor([float(index)]), index
 
 
-@pytest.mark.parametrize("dataset", [Squares(), TensorDataset(torch.arange(12.0)[:, None], torch.arange(12))])
-def test_a_clients_loader_keeps_to_its_examples(dataset):
-    for shuffle in (True, False):
-        source = DataLoader(dataset, batch_size=4, shuffle=shuffle)
-        loader = client_loader(source, dataset, torch.tensor([9, 1, 5, 3, 7]), torch.Generator().manual_seed(0))
-        batches = [labels.tolist() for _, labels in loader]
-        assert [len(batch) for batch in batches] == [4, 1]
-        assert sorted(chain(*batches)) == [1, 3, 5, 7, 9]
-        assert shuffle or list(chain(*batches)) == [9, 1, 5, 3, 7]
-
-
 def test_a_dataset_with_its_own_getitem_is_asked():
     class Augmented(TensorDataset):
         def __getitem__(self, index):
@@ -114,28 +91,6 @@ def test_drop_last_does_not_leave_a_small_client_with_nothing(dataset):
     source = DataLoader(dataset, batch_size=4, drop_last=True)
     assert [len(y) for _, y in client_loader(source, dataset, torch.arange(3), None)] == [3]
     assert [len(y) for _, y in client_loader(source, dataset, torch.arange(6), None)] == [4]
-
-
-def test_workers_and_tensors_in_memory_train_the_same():
-    """A DataLoader with its own collation takes the other path; the examples and their order are the same."""
-    results = []
-    for collate in (None, lambda pairs: torch.utils.data.default_collate(pairs)):
-
-        class Data(Blobs):
-            def train_dataloader(self, collate=collate):
-                return DataLoader(TensorDataset(*self.train), batch_size=5, collate_fn=collate)
-
-        L.seed_everything(0, verbose=False)
-        module = Plain()
-        federate(module, 2, data=Data())
-        results.append(weights(module))
-    assert same_bits(*results)
-
-
-def test_the_central_baseline_trains_on_the_union_of_the_clients():
-    data = ready(fl.FederatedDataModule(Blobs(n=60), Consecutive((3, 4))))
-    seen = torch.cat([labels for _, labels in data.train_dataloader()])
-    assert sorted(seen.tolist()) == sorted(data.datamodule.train[1][:7].tolist())
 
 
 def test_embedded_digits_are_balanced_and_real():
@@ -253,14 +208,6 @@ def test_showing_data_reads_and_raises_nothing():
     assert "datamodule=Broken" in repr(data)
     assert "Broken" in data._repr_html_()
     assert "FederatedDataModule()" in repr(fl.FederatedDataModule.__new__(fl.FederatedDataModule))
-
-
-def test_after_the_set_up_the_data_show_each_clients_size():
-    data = ready(fl.FederatedDataModule(Blobs(), Consecutive()))
-    for client, size in enumerate((7, 20, 13)):
-        assert f"<tr><td>{client}</td><td>{size}</td><td><svg" in data._repr_html_()
-    assert repr(data.indices) == "Partition(3 clients, 40 examples: 7 to 20 each)"
-    assert data.indices._repr_html_().count("<rect") == 3
 
 
 def test_the_bars_of_clients_by_hand():

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
 from client_sites import Own, numbers
-from federations import Blobs, Plain, ready, trainer
+from federations import ready
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
     RandomSampler,
     Sampler,
     SubsetRandomSampler,
-    TensorDataset,
     WeightedRandomSampler,
     default_collate,
 )
@@ -157,16 +155,6 @@ def test_each_part_is_collated_by_its_own_loader(how):
     assert read(data.val_dataloader()) == list(range(40))
 
 
-def test_clients_may_collate_in_different_ways():
-    first, second = WithCollation(0), WithCollation(20)
-    second.shift = 300.0
-    data = ready(fl.FederatedDataModule.from_clients({"a": first, "b": second}, client_test=0.2))
-    trained = [read(data.client(client, 1).train_dataloader()) for client in range(2)]
-    assert [min(own) >= begin for own, begin in zip(trained, (100, 320), strict=True)] == [True, True]
-    tested = [read(data.client_evaluation_view(client, "test").val_dataloader()) for client in range(2)]
-    assert max(tested[0]) < 20 <= min(tested[1]) < 40  # as the clients' validation sets are read
-
-
 class OneSet(WithCollation):
     """A training set to be divided, and a validation set of its own."""
 
@@ -186,30 +174,6 @@ def test_held_out_parts_are_read_like_the_validation_set(workers):
         for part in ("training", "validation", "test"):
             assert max(read(data.client_evaluation_view(client, part).val_dataloader())) < 20
     data.teardown("fit")
-
-
-def test_the_scores_of_clients_are_those_of_unchanged_inputs(tmp_path):
-    """A client's test part and its loss, with a training collation that destroys the inputs."""
-
-    class Destroys(Blobs):
-        def train_dataloader(self) -> Any:
-            def collate(examples: list[Any]) -> Any:
-                return shifted(examples, 0.0 if trains else 1e4)
-
-            return DataLoader(TensorDataset(*self.train), 5, collate_fn=collate)
-
-        def val_dataloader(self) -> Any:
-            return DataLoader(TensorDataset(*self.val), 16)
-
-    scores = []
-    for trains in (True, False):  # noqa: B007 (the collation reads it)
-        torch.manual_seed(3)
-        data = fl.FederatedDataModule(Destroys(shuffle=False), fl.IIDPartitioner(2), client_test=0.3)
-        federation = fl.FederatedOrchestrator(client_evaluation=fl.ClientEvaluation(every_n_rounds=1, metric="val_acc"))
-        module = Plain(lr=0.0)  # the model stays as it is
-        trainer(1, federation, default_root_dir=tmp_path).fit(module, data)
-        scores.append(Path(tmp_path / "client_evaluation.csv").read_text())
-    assert scores[0] == scores[1]
 
 
 def test_a_set_without_a_loader_needs_a_collation_if_the_clients_have_one():

@@ -24,7 +24,6 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import fl_lightning as fl
-from fl_lightning.cli.privacy_table import privacy_rows
 from fl_lightning.data.tensor_loader import PoissonBatches
 
 
@@ -173,16 +172,6 @@ def test_noise_is_solved_for_the_persons_at_several_clients(tmp_path):
         spent = max(spent_by_persons(data, persons, turns, 1e-3).values())
         assert 0.98 * 3 <= spent <= 3 * 1.005
     assert len({noise for noise, _ in turns}) == 2
-
-
-@pytest.mark.slow
-def test_the_table_before_a_run_composes_over_clients_too():
-    persons = np.arange(40) % 13
-    federation = fl.FederatedOrchestrator(local=fl.LocalTraining(max_epochs=1, privacy=fl.ExamplePrivacy(1.0, 1.5, 1e-3)))
-    data = ready(fl.FederatedDataModule(Visits(persons), Consecutive([20, 20])))
-    configured, *_ = privacy_rows(federation, trainer(2, federation), data)
-    each = spent_by_persons(data, persons, [(1.5, 0), (1.5, 1)] * 2, 1e-3)
-    assert configured[-1] == pytest.approx(max(each.values()), rel=0.01, abs=0.01)
 
 
 def test_a_public_share_is_at_all_clients():
