@@ -10,7 +10,7 @@ from client_sites import VAL, Hospital, Images, Missing, Own, Read, fitted, shar
 from federations import Blobs, Consecutive, Plain, blobs
 from listed import Users, split
 from random_labels import mixed
-from refusing import Refusal, fitting, told
+from refusing import Refusal, fitting, made, told
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchvision.transforms import v2
 
@@ -28,23 +28,9 @@ def set_up(clients: Any, **settings: Any) -> Callable[[], Any]:
     return lambda: from_clients(clients, **settings).setup("fit")
 
 
-class Transfers(Own):
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        return batch
-
-
-class Blackened(fl.MNISTDataModule):
-    """One of the package's, whose clients share how images are changed, with a change of its own."""
-
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        return batch
-
-
-class WebLoader(IterableDataset[Any]):
-    """Like webdataset's: a stream of batches."""
-
-    def __iter__(self) -> Any:
-        return iter([VAL[:5]])
+Transfers = made("Transfers", Own, on_after_batch_transfer=lambda self, batch, dataloader_idx: batch)
+Blackened = made("Blackened", fl.MNISTDataModule, on_before_batch_transfer=lambda self, batch, dataloader_idx: batch)
+WebLoader = made("WebLoader", IterableDataset, __iter__=lambda self: iter([VAL[:5]]))  # Like webdataset's: a stream of batches
 
 
 def public_share_of_persons() -> None:

@@ -15,7 +15,7 @@ from algorithms import Scaled
 from client_sites import fitted
 from engine_runs import variant
 from federations import SIZES, Blobs, Consecutive, NoValidation, Plain, changed, federate, network
-from refusing import Refusal, fits, fitting, told
+from refusing import Refusal, fits, fitting, made, told
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import (
@@ -46,10 +46,7 @@ class Hides(fl.Option):
         yield Removal(Capability.SINGLE_UPDATES, "it hides them", "remove it")
 
 
-class Seals(Hides):
-    """It says that it adds up what it hides, and does not."""
-
-    seals = True
+Seals = made("Seals", Hides, seals=True)  # It says that it adds up what it hides, and does not
 
 
 class Words(L.LightningDataModule):
@@ -65,9 +62,7 @@ class Holding(Blobs):
         self.train[0][rows, column] = value
 
 
-class Wrong(Blobs):
-    def statistics(self, batches: Any) -> Any:
-        return 3
+Wrong = made("Wrong", Blobs, statistics=lambda self, batches: 3)
 
 
 class Twice(Scaled):
@@ -76,9 +71,7 @@ class Twice(Scaled):
         self.more = fl.Standardized(fl.MLP(4, [2], 3), 4)
 
 
-class Changing(Scaled):
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        return [batch[0] * 2, batch[1]]
+Changing = made("Changing", Scaled, on_after_batch_transfer=lambda self, batch, dataloader_idx: [batch[0] * 2, batch[1]])
 
 
 class Wide(Plain):
@@ -277,8 +270,7 @@ TASK = [*TASKS, *TRANSFORMS]
 # ------ Metrics and losses
 
 
-class Misspelt(Tempered):
-    server_buffers = "faktor"  # a single name needs no comma
+Misspelt = made("Misspelt", Tempered, server_buffers="faktor")
 
 
 class Silent(Tempered):

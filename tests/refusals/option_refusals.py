@@ -14,7 +14,7 @@ from lazy_stores import Opened
 from lightning.pytorch.callbacks import EarlyStopping
 from own_option import CountBatches, DropNumbers, PlansRounds, Sums
 from poisoning import mislabel
-from refusing import Refusal, fits, fitting
+from refusing import Refusal, fits, fitting, made
 from torch.utils.data import TensorDataset
 
 import fl_lightning as fl
@@ -32,13 +32,8 @@ def asynchronous(**settings: Any) -> Callable[[], Any]:
     return fitting(**{"asynchronous": fl.Asynchronous(3, 2), **settings})
 
 
-class Sends(fl.FedAvg):
-    def broadcast(self) -> Any:
-        return {"more": torch.zeros(67)}
-
-
-class Everyone(fl.FedAvg):
-    needs_all_clients = True
+Sends = made("Sends", fl.FedAvg, broadcast=lambda self: {"more": torch.zeros(67)})
+Everyone = made("Everyone", fl.FedAvg, needs_all_clients=True)
 
 
 Thawing = variant(configure_callbacks=lambda self: [fl.TransferLearning(["net.0"], thaw_after=1)])
@@ -112,11 +107,7 @@ class Counting(Plain):
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
 
-class Nothing(fl.FedAvg):
-    """Weighs everyone by 0."""
-
-    def weight(self, update: Any) -> float:
-        return 0.0
+Nothing = made("Nothing", fl.FedAvg, weight=lambda self, update: 0.0)  # Weighs everyone by 0
 
 
 class Unannounced(fl.FedAvg):
@@ -164,9 +155,7 @@ MASKED = [
 # ------ Options from outside the package
 
 
-class Knows(fl.Option):
-    def key(self, seed: int) -> Any:
-        return SecretKey.from_seed(seed)
+Knows = made("Knows", fl.Option, key=lambda self, seed: SecretKey.from_seed(seed))
 
 
 class Unknown(Sums):
@@ -268,9 +257,7 @@ def opened() -> fl.FederatedDataModule:
     return fl.FederatedDataModule(Opened(read, [8] * 4), held_out_clients=1)
 
 
-class WrongLength(fl.ModelAttack):
-    def forge(self, change: Any, crowd: Any, generator: Any) -> Any:
-        return change[1:]
+WrongLength = made("WrongLength", fl.ModelAttack, forge=lambda self, change, crowd, generator: change[1:])
 
 
 class Returns(fl.LabelAttack):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from engine_runs import variant
 from federations import Blobs, Consecutive, Plain, trainer
-from refusing import Refusal, fits, fitting
+from refusing import Refusal, fits, fitting, made
 from torch import nn
 
 import fl_lightning as fl
@@ -191,35 +191,11 @@ HEAD = fl.PersonalPart(names="net.2.*")
 ALL_PRIVACY: list[dict[str, Any]] = [{"transforms": [CENTRAL]}, {"transforms": [LOCAL]}, {"local": EXAMPLES}]
 
 
-class Inherits(fl.FedAvg):
-    """Counts client 0 ten times."""
-
-    def weight(self, update: Any) -> float:
-        return 10.0 if update.client == 0 else 1.0
-
-
-class Declares(fl.FedAvg):
-    """FedAvg under another name."""
-
-    private_with = ("central", "local", "examples")
-
-
-class Scales(fl.ClipUpdate):
-    """Increases the average at the server."""
-
-    def receive(self, change: torch.Tensor, *rest: Any) -> torch.Tensor:
-        return 10 * change
-
-
-class Unclipped(fl.ClientPrivacy):
-    """Forgets to clip."""
-
-    def apply(self, message: Any, sender: Any) -> Any:
-        return message
-
-
-class OwnRoute(fl.ServerRoute):
-    """Could hand anything to anyone."""
+Inherits = made("Inherits", fl.FedAvg, weight=lambda self, update: 10.0 if update.client == 0 else 1.0)
+Declares = made("Declares", fl.FedAvg, private_with=("central", "local", "examples"))  # FedAvg under another name
+Scales = made("Scales", fl.ClipUpdate, receive=lambda self, change, *rest: 10 * change)  # Increases the average at the server
+Unclipped = made("Unclipped", fl.ClientPrivacy, apply=lambda self, message, sender: message)  # Forgets to clip
+OwnRoute = made("OwnRoute", fl.ServerRoute)  # Could hand anything to anyone
 
 
 class WithRange(Plain):

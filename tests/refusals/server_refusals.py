@@ -23,7 +23,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.callbacks.throughput_monitor import ThroughputMonitor
-from refusing import Refusal, fits, fitting
+from refusing import Refusal, fits, fitting, made
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -68,12 +68,8 @@ class Weightless(fl.JointStrategy):
         return updates[0].state.double(), [math.nan] * len(updates)
 
 
-class Milestones(LearningRateFinder):
-    """As in Lightning's documentation: it would find a new rate at some epochs, which here are rounds."""
-
-
-class Own(fl.FederatedOrchestrator):
-    """A user's subclass."""
+Milestones = made("Milestones", LearningRateFinder)
+Own = made("Own", fl.FederatedOrchestrator)  # A user's subclass
 
 
 class Following(Plain):

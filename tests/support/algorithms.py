@@ -201,6 +201,10 @@ class Clusters(fl.KMeansTask):
 
 
 HEAD = fl.PersonalPart(names="net.3.*")
+KEPT = {"module": Scheduled, "local": {"optimizer_state": "kept"}, "momentum": 0.9}
+DECAYING = {**KEPT, "local": {"optimizer_state": "kept", "lr_decay": 0.9}}
+OWN_TESTS = {"data": {"client_test": 0.3}, "client_evaluation": fl.ClientEvaluation(1, "val_acc"), "more": 8}
+"""What cases share; each makes a dictionary of its own."""
 
 ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
     "fedavg": lambda: {"clients_per_round": 0.6},
@@ -222,18 +226,8 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
         "server_optimizer": lambda p: torch.optim.SGD(p, lr=0.9, momentum=0.5),
         "clients_per_round": 0.7,
     },
-    "kept optimizers": lambda: {
-        "module": Scheduled,
-        "local": {"optimizer_state": "kept", "lr_decay": 0.9},
-        "momentum": 0.9,
-        "clients_per_round": 3,
-    },
-    "kept in periods": lambda: {
-        "module": Scheduled,
-        "local": {"optimizer_state": "kept"},
-        "momentum": 0.9,
-        "route": fl.RingFed(2, 0.8),
-    },
+    "kept optimizers": lambda: {**DECAYING, "clients_per_round": 3},
+    "kept in periods": lambda: {**KEPT, "route": fl.RingFed(2, 0.8)},
     "moving targets": lambda: {"module": Following, "strategy": fl.AdaFed("val_acc"), "clients_per_round": 3},
     "moving targets in chains": lambda: {"module": Following, "route": fl.Mediators(2)},
     "moving targets at krum": lambda: {"module": Following, "strategy": fl.Krum(1, selected=2)},
@@ -338,10 +332,8 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
     "fedrep": lambda: {"strategy": fl.FedRep(), "personal": [replace(HEAD, start="mean")], "clients_per_round": 3},
     "fedbabu": lambda: {"strategy": fl.FedBABU(), "personal": [HEAD], "transforms": [fl.Quantize(8)]},
     "fedbuff": lambda: {
+        **DECAYING,
         "strategy": fl.FedBuff(0.9, 0.5),
-        "module": Scheduled,
-        "local": {"optimizer_state": "kept", "lr_decay": 0.9},
-        "momentum": 0.9,
         "asynchronous": fl.Asynchronous(4, 2),
         "availability": fl.Availability(0.2, 0.4, 2.0, 0.2, clock=fl.Clock("lognormal", "exponential")),
         "faults": fl.Faults("skip"),
@@ -370,35 +362,10 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
     "qfedavg": lambda: {"strategy": fl.QFedAvg(), "clients_per_round": 3},
     "afl": lambda: {"strategy": fl.AFL(1.0)},
     "fedadagrad": lambda: {"strategy": fl.FedAdagrad()},
-    "ditto": lambda: {
-        "strategy": fl.Ditto(0.5),
-        "module": Scheduled,
-        "local": {"optimizer_state": "kept", "lr_decay": 0.9},
-        "momentum": 0.9,
-        "data": {"client_test": 0.3},
-        "client_evaluation": fl.ClientEvaluation(1, "val_acc"),
-        "clients_per_round": 3,
-        "more": 8,
-    },
+    "ditto": lambda: {**DECAYING, **OWN_TESTS, "strategy": fl.Ditto(0.5), "clients_per_round": 3},
     "pfedme": lambda: {"strategy": fl.PFedMe(2.0, 3, 0.2, 0.5), "clients_per_round": 3, "transforms": [fl.TopK(0.5)]},
-    "moon": lambda: {
-        "strategy": fl.MOON("net.2", 2.0),
-        "module": Scheduled,
-        "personal": [HEAD],
-        "local": {"optimizer_state": "kept"},
-        "momentum": 0.9,
-        "clients_per_round": 3,
-    },
-    "apfl": lambda: {
-        "strategy": fl.APFL(0.5, 0.1),
-        "module": Scheduled,
-        "local": {"optimizer_state": "kept", "lr_decay": 0.9},
-        "momentum": 0.9,
-        "data": {"client_test": 0.3},
-        "client_evaluation": fl.ClientEvaluation(1, "val_acc"),
-        "clients_per_round": 3,
-        "more": 8,
-    },
+    "moon": lambda: {**KEPT, "strategy": fl.MOON("net.2", 2.0), "personal": [HEAD], "clients_per_round": 3},
+    "apfl": lambda: {**DECAYING, **OWN_TESTS, "strategy": fl.APFL(0.5, 0.1), "clients_per_round": 3},
     "last client": lambda: {"strategy": fl.LastClient()},
     "own option": lambda: {
         "options": [DropNumbers(0.5)],
@@ -411,12 +378,7 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
         "clients_per_round": 4,
         "more": 8,
     },
-    "changed settings": lambda: {
-        "module": Changing,
-        "local": {"optimizer_state": "kept"},
-        "momentum": 0.9,
-        "clients_per_round": 3,
-    },
+    "changed settings": lambda: {**KEPT, "module": Changing, "clients_per_round": 3},
     "unusual buffers": lambda: {"module": Unusual, "clients_per_round": 3},
     "k-means": lambda: {"module": Clusters, "strategy": fl.FederatedKMeans("split"), "clients_per_round": 3},
     "adaptive norm": lambda: {

@@ -37,6 +37,11 @@ def fits(words: str, **settings: Any) -> Refusal:
     return Refusal(fitting(**settings), words)
 
 
+def made(name: str, base: type, **parts: Any) -> Any:
+    """Return a subclass with these methods and attributes."""
+    return type(name, (base,), parts)
+
+
 def fitting(**settings: Any) -> Callable[[], Any]:
     """Return a call that fits a small federation for a round, with these settings of ``federate``; ``module`` is a class."""
     module, rounds = settings.pop("module", Plain), settings.pop("rounds", 1)
