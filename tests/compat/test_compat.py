@@ -1,49 +1,54 @@
-"""Each private name of another library that the package uses, against the release that is installed.
+"""What the functions in ``fl_lightning/compat`` do beyond the uses of private names that ``test_private_names.py`` tries.
 
-A failure names the library, its version, and the name: see the function in ``fl_lightning/compat`` that uses it. Lightning's
-are in ``test_compat_lightning.py``.
+A failure names the library, its version, and the name.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import os
 import re
+import signal
 import warnings
-from functools import partial
 from importlib.metadata import version
 from inspect import getsource
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, patch
 
 import jsonargparse
 import pytest
 import torch
-import wandb
+from bare_lightning import Hook, trainer
 from compat_names import foreign_names, overridden, relies_on
 from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.rank_zero import WarningCache
 from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DataLoader
 from torchmetrics import CatMetric, MaxMetric, MeanMetric
 
 import fl_lightning
 from fl_lightning import Partitioner, Strategy
 from fl_lightning.cli.own_types import own_types
 from fl_lightning.compat import jsonargparse as of_jsonargparse
-from fl_lightning.compat import light_steps
+from fl_lightning.compat import lightning as of_lightning
 from fl_lightning.compat import opacus as of_opacus
+from fl_lightning.compat import signals
 from fl_lightning.compat import torch as of_torch
 from fl_lightning.compat import torchmetrics as of_torchmetrics
 from fl_lightning.compat import wandb as of_wandb
-from fl_lightning.compat.python import modules_today
+from fl_lightning.compat.lightning_cli import OpenCLI
 
 REMAINING: set[str] = set()
 """Private names that are still used outside of ``compat``: take out what is gone, add nothing."""
-
-
-# ---------------------------------------------------------------- the messages, and what is left
 
 
 def test_a_check_fails_with_library_release_and_name():
@@ -57,9 +62,6 @@ def test_private_names_are_used_in_compat_only():
     """Outside of ``compat``, no private name of a library is imported, read, set or replaced."""
     assert foreign_names() == REMAINING
     assert overridden() == set()
-
-
-# ---------------------------------------------------------------- jsonargparse
 
 
 class Takes:
@@ -110,19 +112,6 @@ def test_the_option_help():
         assert any(isinstance(option, of_jsonargparse.HelpAction) for option in of_jsonargparse.actions_of(made))
 
 
-@relies_on("jsonargparse", "_paths.Path.read_text")
-def test_configurations_are_read_as_utf8(tmp_path, monkeypatch):
-    """Also where Python reads text files as ASCII."""
-    monkeypatch.setattr(jsonargparse._paths, "open", partial(open, encoding="ascii"), raising=False)
-    (tmp_path / "own.yaml").write_bytes("name: Zürich\n".encode())
-    reader = ArgumentParser(exit_on_error=False)
-    reader.add_argument("--name")
-    with of_jsonargparse.reading_utf8():
-        assert reader.parse_path(tmp_path / "own.yaml").name == "Zürich"
-    with pytest.raises(UnicodeDecodeError):
-        reader.parse_path(tmp_path / "own.yaml")
-
-
 @relies_on("jsonargparse", "_typehints.deepcopy")
 def test_a_list_is_not_copied_for_each_of_its_entries():
     """Tables of a thousand clients took minutes: the time grew with the square of their number."""
@@ -171,69 +160,6 @@ def test_completion():
     assert all(f"parser.{name}" in source for name in names)
 
 
-# ---------------------------------------------------------------- torch
-
-
-@relies_on("torch", "torch.utils._pytree")
-def test_trees():
-    tree = {"a": [torch.ones(2), 3], "b": (None, "text")}
-    leaves, spec = of_torch.tree_flatten(tree)
-    assert leaves[1:] == [3, None, "text"]
-    assert of_torch.tree_unflatten(leaves, spec)["b"] == tree["b"]
-    assert of_torch.tree_flatten({"a": [1, 2], "b": (3, 4)})[1] == spec
-    assert of_torch.tree_map(lambda leaf: leaf * 2, {"a": (1, [2])}) == {"a": (2, [4])}
-
-
-@relies_on("torch", "_modules of a module")
-def test_parts_of_a_module():
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.metric = MeanMetric()
-            self.first = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()))
-            self.again = self.first[1]  # found once, under its first name
-            self.cycle = nn.ModuleList([self.first])
-            self.missing = None
-            self.register_module("none", None)
-
-    module = Tied()
-    module.cycle.append(module.cycle)
-    ours = of_torch.parts_of(module)
-    assert list(ours.items()) == list(module.named_modules())
-    assert list(ours) == ["", "metric", "first", "first.0", "first.1", "first.1.0", "cycle"]
-
-
-@relies_on("torch", "_foreach_sub, _foreach_add_, _foreach_copy_, _foreach_clamp_min_, _foreach_clamp_max_")
-def test_lists_of_tensors():
-    generator = torch.Generator().manual_seed(0)
-    first, second = ([torch.randn(n, generator=generator) for n in (1, 4, 7)] for _ in range(2))
-
-    def same(ours: Any, theirs: Any) -> bool:
-        return all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
-
-    assert same(of_torch.subtract_each(first, second), [a - b for a, b in zip(first, second, strict=True)])
-    sums = [a.clone() for a in first]
-    of_torch.add_to_each(sums, second, alpha=0.3)
-    assert same(sums, [a.add(b, alpha=0.3) for a, b in zip(first, second, strict=True)])
-    copies = [torch.zeros_like(a) for a in first]
-    of_torch.copy_to_each(copies, first)
-    assert same(copies, first)
-    between = [a.clone() for a in first]
-    of_torch.raise_each_to(between, -0.5)
-    of_torch.lower_each_to(between, 0.5)
-    assert same(between, [a.clamp(-0.5, 0.5) for a in first])
-
-
-@relies_on("torch", "Optimizer._optimizer_step_pre_hooks and Optimizer._optimizer_step_post_hooks")
-def test_step_hooks_of_an_optimizer():
-    optimizer = SGD(nn.Linear(1, 1).parameters(), lr=0.1)
-    for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
-        assert not light_steps.has_step_hooks(optimizer)
-        handle = register(lambda *_: None)
-        assert light_steps.has_step_hooks(optimizer)
-        handle.remove()
-
-
 @relies_on("torch", "Optimizer._opt_called")
 def test_schedulers_of_an_optimizer_that_never_steps():
     for told in (False, True):
@@ -245,9 +171,6 @@ def test_schedulers_of_an_optimizer_that_never_steps():
             warnings.simplefilter("always")
             schedule.step()
         assert ("before `optimizer.step()`" in "".join(str(one.message) for one in said)) is not told
-
-
-# ---------------------------------------------------------------- others
 
 
 @relies_on("torchmetrics", "Metric._reductions")
@@ -286,20 +209,6 @@ def test_the_specification_of_a_workspace():
     assert "Found again" in [section["name"] for section in sections]
 
 
-@relies_on("wandb", "CustomChartSpec.table_key")
-def test_charts_that_share_a_table():
-    table = wandb.Table(columns=["x", "y"], data=[[0, 1]])
-    chart = of_wandb.chart_of_table(table, "shared", "wandb/lineseries/v0", {"step": "x"}, {"title": "Found again"})
-    assert (chart.table, chart.spec.table_key) == (table, "shared")
-    assert "'value': 'shared'" in str(chart.spec.config_value["panel_config"]["userQuery"])
-
-
-@relies_on("Python", "_compat_pickle.IMPORT_MAPPING")
-def test_modules_of_python_2():
-    assert modules_today()["__builtin__"] == "builtins"
-    assert modules_today()["commands"] == "subprocess"
-
-
 @relies_on("torch", "torch.autocast_increment_nesting and autocast_decrement_nesting")
 def test_outside_of_autocast():
     """Cast weights are forgotten at the end of an inner context, as outside of all; after the block, autocast is on."""
@@ -320,3 +229,198 @@ def test_outside_of_autocast():
         assert layer(x).dtype == torch.bfloat16
         assert torch.autocast_increment_nesting() == 3
         torch.autocast_decrement_nesting()
+
+
+@relies_on("lightning", "LightningOptimizer._strategy")
+def test_stepping_through():
+    seen: list[Any] = []
+    strategy = SimpleNamespace(optimizer_step=lambda optimizer, closure, **kwargs: seen.append((optimizer, closure(), kwargs)))
+    optimizer = SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    wrapped = of_lightning.stepping_through(optimizer, strategy)
+    wrapped.step(closure=lambda: 7, extra=1)
+    assert isinstance(wrapped, LightningOptimizer)
+    assert seen == [(optimizer, 7, {"extra": 1})]
+
+
+@relies_on("lightning", "Strategy._lightning_optimizers")
+def test_a_module_finds_its_optimizers():
+    module = BoringModel()
+    wrapped = LightningOptimizer(SGD(module.parameters(), lr=0.1))
+
+    class Offers(of_lightning.OffersOptimizers):
+        def wrapped_optimizers(self) -> list[LightningOptimizer]:
+            return [wrapped]
+
+    class StandIn:
+        strategy = Offers()
+
+    stand_in: Any = StandIn()
+    module.trainer = stand_in
+    assert module.optimizers() is wrapped
+
+
+@relies_on("lightning", "_FitLoop and _TrainingEpochLoop")
+def test_fresh_loops():
+    """A Trainer that has them fits as a new one does."""
+    fitting = trainer(max_epochs=2, min_epochs=1, max_steps=3)
+    fitting.fit(BoringModel())
+    assert (fitting.global_step, fitting.current_epoch) == (3, 2)
+    of_lightning.fresh_loops(fitting)
+    assert (fitting.global_step, fitting.current_epoch) == (0, 0)
+    assert (fitting.max_epochs, fitting.min_epochs, fitting.max_steps) == (2, 1, 3)
+    fitting.fit(BoringModel())
+    assert fitting.global_step == 3
+
+
+@relies_on("lightning", "Trainer._signal_connector")
+def test_signals_are_left_alone():
+    handlers: list[Any] = []
+    look = Hook("on_train_start", lambda *_: handlers.append(signal.getsignal(signal.SIGTERM)))
+    taken, left = trainer(callbacks=[look]), trainer(callbacks=[look])
+    signals.ignore_signals(left)
+    before = signal.getsignal(signal.SIGTERM)
+    for fitting in (taken, left):
+        fitting.fit(BoringModel())
+    assert handlers[0] != before
+    assert handlers[1] == before == signal.getsignal(signal.SIGTERM)
+
+
+@relies_on("lightning", "_SignalConnector._sigterm_notifier_fn and received_sigterm")
+def test_what_a_trainer_does_on_sigterm_is_replaced():
+    heard: list[bool] = []
+    tell = Hook("on_train_batch_start", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    note = Hook("on_train_batch_end", lambda fitting, *_: signals.note_sigterm(fitting))
+    fitting = trainer(callbacks=[tell], max_steps=2)
+    own = signals.on_sigterm(fitting, lambda: heard.append(True))
+    fitting.fit(BoringModel())
+    assert heard == [True, True]
+    assert not fitting.received_sigterm
+    own()
+    of_lightning.fresh_loops(fitting)
+    with pytest.raises(SIGTERMException):
+        trainer(callbacks=[note]).fit(BoringModel())
+    with pytest.raises(SIGTERMException):
+        fitting.fit(BoringModel())
+    assert heard == [True, True]
+
+
+@relies_on("lightning", "fit_loop.epoch_progress")
+def test_whole_epochs():
+    def fail(*_: Any) -> None:
+        raise ValueError("as the test wants it")
+
+    broken, whole = trainer(callbacks=[Hook("on_train_batch_end", fail)]), trainer()
+    assert not of_lightning.has_whole_epoch(whole)
+    whole.fit(BoringModel())
+    with pytest.raises(ValueError, match="as the test wants it"):
+        broken.fit(BoringModel())
+    assert of_lightning.has_whole_epoch(whole)
+    assert not of_lightning.has_whole_epoch(broken)
+
+
+@relies_on("lightning", "Trainer._detect_anomaly")
+def test_the_flag_detect_anomaly():
+    assert [of_lightning.detects_anomalies(trainer(detect_anomaly=flag)) for flag in (True, False)] == [True, False]
+
+
+@relies_on("lightning", "_restricted_classmethod")
+def test_a_method_of_the_class_only():
+    class Loads:
+        @of_lightning.class_only
+        def load(cls, number: int) -> Any:  # noqa: N805
+            return cls, number
+
+    assert Loads.load(3) == (Loads, 3)
+    with pytest.raises(TypeError, match="cannot be called on an instance"):
+        Loads().load(3)
+
+
+@relies_on("lightning", "connectors.logger_connector.result.warning_cache")
+def test_advice_on_logging():
+    said: list[str] = []
+
+    class Cache(WarningCache):
+        def warn(self, message: str, stacklevel: int = 5, **kwargs: Any) -> None:
+            said.append(message)
+
+    class Whole(BoringModel):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("whole", torch.tensor(3))
+            return super().training_step(batch, batch_idx)
+
+    cache = Cache()
+    before = of_lightning.swap_logging_advice(cache)
+    try:
+        trainer().fit(Whole())
+    finally:
+        assert of_lightning.swap_logging_advice(before) is cache
+    assert "You called `self.log('whole', ...)`" in said[0]
+
+
+@relies_on("lightning", "_auto_add_worker_init_fn")
+def test_seeds_of_workers(monkeypatch):
+    loader = DataLoader([1, 2])
+    for asked, seeded in (("0", False), ("1", True)):
+        monkeypatch.setenv("PL_SEED_WORKERS", asked)
+        of_lightning.seed_workers(loader, 0)
+        assert (loader.worker_init_fn is not None) is seeded
+
+
+@relies_on("lightning", "WandbLogger._experiment and WandbLogger._wandb_init")
+def test_runs_of_wandb(monkeypatch, tmp_path):
+    passed: list[dict[str, Any]] = []
+    run = SimpleNamespace(id="abc")
+    monkeypatch.setattr("wandb.init", lambda **settings: passed.append(settings) or run)
+    monkeypatch.setattr("wandb.run", None)
+    logger = WandbLogger(project="mine", save_dir=tmp_path, anonymous=None)
+    settings = of_lightning.wandb_settings(logger)
+    assert (settings["project"], settings["anonymous"]) == ("mine", None)
+    del settings["anonymous"]
+    assert logger.experiment is run
+    assert (passed[0]["project"], "anonymous" in passed[0]) == ("mine", False)
+
+
+@relies_on("lightning", "the private steps of LightningCLI, or its _subcommand_method_arguments")
+def test_steps_of_the_command_line(tmp_path):
+    steps: list[str] = []
+
+    class Noted(OpenCLI):
+        def prepare_subcommand(self, klass: type, subcommand: str, **kwargs: Any) -> Any:
+            steps.append(f"prepare {subcommand}")
+            if subcommand != "fit":
+                return self.bare_subcommand(subcommand, **kwargs)
+            return super().prepare_subcommand(klass, subcommand, **kwargs)
+
+        def read_checkpoint_settings(self) -> None:
+            steps.append("read")
+            super().read_checkpoint_settings()
+
+        def set_seed(self) -> None:
+            steps.append("seed")
+            super().set_seed()
+
+        def run_command(self, subcommand: str) -> None:
+            steps.append(f"run {subcommand}")
+            super().run_command(subcommand)
+
+    off = ["logger", "enable_progress_bar", "enable_model_summary"]
+    args = ["fit", "--trainer.fast_dev_run=1", "--trainer.accelerator=cpu", *(f"--trainer.{name}=false" for name in off)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cli = Noted(BoringModel, save_config_callback=None, seed_everything_default=5, args=args)
+    assert steps == [*(f"prepare {name}" for name in OpenCLI.subcommands()), "read", "seed", "run fit"]
+    assert cli.trainer.global_step == 1
+    assert torch.initial_seed() == 5
+
+
+@relies_on("lightning", "_ResultMetric.to")
+def test_a_logged_value_moves_only_to_another_device():
+    fitting = trainer()
+    of_lightning.in_place_results(fitting)
+    results = fitting.fit_loop.epoch_loop._results
+    results.log("training_step", "loss", torch.tensor(2.0))
+    (metric,) = results.values()
+    value = metric.value
+    assert metric.to("cpu").value is value
+    results.log("training_step", "loss", torch.tensor(1.0, device="meta"))
+    assert metric.value.device == metric.cumulated_batch_size.device == torch.device("meta")

@@ -11,7 +11,7 @@ import pkgutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -20,13 +20,13 @@ from typing import Any
 
 import pytest
 import torch
-from compat_names import ROOT, defined, relies_on, used
+from compat_names import ROOT, defined, used
 from engine_runs import trained
 from federations import Plain
 from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from packaging.requirements import Requirement
-from private_uses import EXPECTED, OFFERED, REFUSED, USES, WRITTEN
+from private_uses import USES
 
 import fl_lightning.compat
 from fl_lightning.clients.fabric.client_run import _Strategy
@@ -34,91 +34,104 @@ from fl_lightning.compat import private
 from fl_lightning.compat.private import MISSING, NAMES, TESTED, Private, installed, is_tested, known_releases
 from fl_lightning.errors import VersionError
 
+OFFERED = "lightning.pytorch.strategies.Strategy._lightning_optimizers"
+"""The name that Lightning looks up, and not we."""
+WRITTEN = {"_atomic_types", "_opt_called", "_HelpAction", "_sigterm_notifier_fn"}
+"""Names that are only written, that only type checkers see, or that are looked up together with another one."""
 for _found in pkgutil.iter_modules(fl_lightning.compat.__path__, "fl_lightning.compat."):
     if not _found.name.startswith("fl_lightning.compat.flower"):  # its names belong to one minor version
         import_module(_found.name)
 
 
-def by_path(uses: dict[Callable[..., Any], tuple[str, ...]]) -> list[Any]:
-    return [pytest.param(use, path, id=path) for use, paths in uses.items() for path in paths]
-
-
-def miss(patch: pytest.MonkeyPatch, name: Private, looked_up: set[str] | None = None) -> None:
-    """Make our look-up miss a name, and note when it is looked up."""
+def change(patch: pytest.MonkeyPatch, name: Private, looked_up: set[str], missing: bool) -> None:
+    """Note when our look-up reads a name, and make it miss the name if asked to."""
+    usual = name.read
 
     def read(owner: Any) -> Any:
-        if looked_up is not None:
-            looked_up.add(name.path)
-        raise AttributeError(name.path)
+        found = None if missing else usual(owner)
+        looked_up.add(name.path)
+        if missing:
+            raise AttributeError(name.path)
+        return found
 
     patch.setitem(vars(name), "read", read)
 
 
-@pytest.fixture
-def without(monkeypatch) -> Callable[[str], Any]:
-    """Make our look-up miss a name in a block, which has one warning or none."""
-
-    @contextmanager
-    def block(path: str, warned: int = 1) -> Iterator[None]:
-        with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            patch.setattr(private, "_told", set())
-            miss(patch, next(one for one in NAMES if one.path == path))
-            yield
-        (name,) = (one for one in NAMES if one.path == path)
-        told = [str(one.message) for one in said if "so fl_lightning" in str(one.message)]
-        begins = (
-            f"{name.package} {installed(name.package)} has no '{path}', so fl_lightning {name.instead}. It was tested with "
-        )
-        assert told == [begins + f"{known_releases(name.package)}."] * warned
-
-    return block
-
-
-@pytest.mark.parametrize("use", EXPECTED, ids=lambda use: use.__name__)
-def test_a_use_has_its_result(use, tmp_path):
-    paths = {*USES.get(use, ()), *REFUSED.get(use, ())}
-    (package,) = {name.package for name in NAMES if name.path in paths} - {"Python"} or {"Python"}
-    with relies_on(package, ", ".join(sorted(paths))):
-        assert use(tmp_path) == EXPECTED[use]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("use", "path"), by_path(USES))
-def test_a_public_way_gives_the_same_result(use, path, without, tmp_path):
-    usual = use(tmp_path)
-    with without(path):
-        slower = use(tmp_path)
-    assert slower == usual
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("use", "path"), by_path(REFUSED))
-def test_a_use_without_a_public_way_is_refused(use, path, without, tmp_path):
+def named(path: str) -> Private:
     (name,) = (one for one in NAMES if one.path == path)
-    said = rf"needs '{path}', which {name.package} \S+ does not have\. Install .*{name.package}.*, or a newer fl_lightning\.$"
-    with without(path, warned=0), pytest.raises(VersionError, match=said):
-        use(tmp_path)
+    return name
+
+
+@contextmanager
+def without(*names: Private) -> Iterator[tuple[set[str], list[str]]]:
+    """Make our look-up miss names in a block; it gets the paths that are looked up, and what is told."""
+    told, looked_up = list[str](), set[str]()
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        patch.setattr(private, "_told", set())
+        for name in names:
+            change(patch, name, looked_up, missing=True)
+        yield looked_up, told
+    told += [str(one.message) for one in said if "so fl_lightning" in str(one.message)]
+
+
+def warning_of(name: Private) -> str:
+    lacks = f"{name.package} {installed(name.package)} has no '{name.path}', so fl_lightning {name.instead}."
+    return f"{lacks} It was tested with {known_releases(name.package)}."
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory) -> dict[Any, tuple[set[str], Any]]:
+    """Return the private names that each use looks up, and its result."""
+    found = {}
+    for use in USES:
+        looked_up = set[str]()
+        with pytest.MonkeyPatch.context() as patch:
+            for name in NAMES:
+                change(patch, name, looked_up, missing=False)
+            found[use] = looked_up, use(tmp_path_factory.mktemp("usual"))
+    return found
+
+
+@pytest.mark.parametrize("use", [use for use, result in USES.items() if result is not ...], ids=lambda use: use.__name__)
+def test_a_use_has_its_result(use, tmp_path):
+    assert use(tmp_path) == USES[use]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
+def test_a_public_way_gives_the_same_result_with_one_warning_or_the_use_is_refused(use, usual, tmp_path):
+    looked_up, result = usual[use]
+    for name in map(named, sorted(looked_up)):
+        (tmp_path / name.path).mkdir()
+        if name.instead:
+            with without(name) as (_, told):
+                assert use(tmp_path / name.path) == result, name.path
+            assert told == [warning_of(name)]
+        else:
+            said = rf"needs '{name.path}', which {name.package} \S+ does not have\. Install .*{name.package}.*, or a newer fl_"
+            with without(name) as (_, told), pytest.raises(VersionError, match=said):
+                use(tmp_path / name.path)
+            assert told == []
+
+
+@pytest.mark.slow
+def test_every_private_name_has_a_use(usual):
+    assert {OFFERED}.union(*(looked_up for looked_up, _ in usual.values())) == {name.path for name in NAMES}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
-def test_a_federation_gives_the_same_result_without_any_name(engine, monkeypatch):
+def test_a_federation_gives_the_same_result_without_any_name(engine):
     """But for those without which a use is refused."""
     usual = trained(engine, partial(Plain, momentum=0.9, batchnorm=True))
-    looked_up = set[str]()
-    with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        patch.setattr(private, "_told", set())
-        for name in NAMES:
-            if name.instead:
-                miss(patch, name, looked_up)
+    with without(*(name for name in NAMES if name.instead)) as (looked_up, told):
         weights, figures = trained(engine, partial(Plain, momentum=0.9, batchnorm=True))
     assert figures == usual[1]
     assert all(torch.equal(value, usual[0][name]) for name, value in weights.items())
-    told = [str(one.message).split("'")[1] for one in said if "so fl_lightning" in str(one.message)]
-    assert len(told) == len(set(told)) > 10
-    assert set(told) <= looked_up
+    paths = [text.split("'")[1] for text in told]
+    assert len(paths) == len(set(paths)) > 10
+    assert set(paths) <= looked_up
 
 
 @pytest.mark.parametrize(("engine", "package"), [("trainer", "lightning"), ("fabric", "torch")])
@@ -136,7 +149,7 @@ def test_with_a_release_that_was_not_tested_nothing_of_a_package_is_replaced(eng
     assert all(torch.equal(value, usual[0][name]) for name, value in plain[0].items())
 
 
-def test_lightning_looks_up_optimizers_under_another_name(without):
+def test_lightning_looks_up_optimizers_under_another_name():
     class Renamed(BoringModel):
         def optimizers(self, use_pl_optimizer: bool = True) -> Any:
             return self.trainer.strategy._wrapped_optimizers
@@ -145,15 +158,9 @@ def test_lightning_looks_up_optimizers_under_another_name(without):
     run.optimizers = [torch.optim.SGD(module.parameters(), lr=0.1)]
     run.strategy = _Strategy(run, "strategy", {})
     module.trainer = run
-    with without(OFFERED):
+    with without(named(OFFERED)):
         (found,) = module.optimizers()
     assert found.optimizer is run.optimizers[0]
-
-
-def test_every_private_name_is_tested():
-    tested = [path for uses in (USES, REFUSED) for paths in uses.values() for path in paths]
-    assert sorted((*tested, OFFERED)) == sorted(name.path for name in NAMES)
-    assert {path for paths in REFUSED.values() for path in paths} == {name.path for name in NAMES if not name.instead}
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("compat/*.py")), ids=lambda path: path.stem)

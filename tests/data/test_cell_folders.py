@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from command_line import ADAFED, ROOT
+from command_line import ROOT
 from federations import ready
 from hypothesis import given
 from hypothesis import strategies as st
@@ -145,30 +144,3 @@ def test_dots_are_resized_with_their_image(width, height, size, column, row, tmp
     if pixels.sum() > 0 and (dot > 4).all() and (dot < size - 5).all():
         np.testing.assert_allclose(ndimage.center_of_mass(density), dot, atol=0.01)
         np.testing.assert_allclose(ndimage.center_of_mass(pixels), dot, atol=0.2 * max(1, size / width, size / height))
-
-
-def test_images_of_several_sizes_are_resized(tables):
-    picture(tables / "e.png", 30, 10)
-    (tables / "e.csv").write_text("29,9")
-    data = set_up(tables, image_size=12)
-    assert data._train.tensors[0].shape == (5, 1, 12, 12)
-    assert counts(data._train) == [2, 0, 1, 0, 1]
-
-
-@pytest.mark.slow
-def test_simulated_cells_in_folders(tmp_path, fl, capsys):
-    spec = importlib.util.spec_from_file_location("simulate_cells", ROOT / "tools" / "simulate_cells.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    tool.main(["--out", str(tmp_path / "cells"), "--images", "3", "--image_size", "32"])
-    said = capsys.readouterr().out.splitlines()
-    data = set_up(tmp_path / "cells")
-    assert data._train.tensors[0].shape == (15, 1, 32, 32)
-    of_client = torch.zeros(5).index_add_(0, data._train.domains, torch.tensor(counts(data._train)))
-    for name, found in zip(data._train.domains_names, of_client.tolist(), strict=True):
-        (line,) = [line for line in said if f"{name}: " in line]
-        assert line.endswith(f" {round(found)} dots")
-    overrides = ["--data.datamodule", "CellFolderDataModule", "--data.datamodule.root", "cells"]
-    status, text = fl("partition", "--config", ADAFED, *overrides, "--data.partitioner", "DomainPartitioner")
-    assert status == 0, text
-    assert "5 clients, 12 training examples" in text

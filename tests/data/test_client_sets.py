@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,11 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from client_sites import CONFIG, NAMES, TASK, VAL, Read, fitted, shares
+from client_sites import NAMES, TASK, VAL, Read, fitted, shares
 from federations import SIZES, Blobs, Consecutive, Plain, blobs, every_round, same_bits, trainer, weights
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import (
-    AdaFed,
-    ClientError,
-    ClientEvaluation,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    FedLoss,
-    FedStar,
-    WeightedAverage,
-)
+import fl_lightning as fl
 from fl_lightning.clients.evaluate import ModelEvaluation
 
 
@@ -72,7 +62,7 @@ FORMS = {
 
 @cache
 def of_a_divided_set(kind: type[Blobs]) -> Any:
-    return weights(fitted(FederatedDataModule(kind(), Consecutive()), strategy=AdaFed("val_acc"))[0])
+    return weights(fitted(fl.FederatedDataModule(kind(), Consecutive()), strategy=fl.AdaFed("val_acc"))[0])
 
 
 @pytest.mark.slow
@@ -81,8 +71,8 @@ def test_the_same_examples_give_the_same_weights_in_every_form(form):
     """As a set that is divided, whatever the order in which clients are given."""
     expected = of_a_divided_set(OneByOne if form == "read one by one" else Blobs)  # torch's sampler shuffles in its own way
     given = {name: FORMS[form](own) for name, own in shares().items()}
-    data = FederatedDataModule.from_clients(given, val=DataLoader(VAL, 16), batch_size=5)
-    module, run = fitted(data, strategy=AdaFed("val_acc"))
+    data = fl.FederatedDataModule.from_clients(given, val=DataLoader(VAL, 16), batch_size=5)
+    module, run = fitted(data, strategy=fl.AdaFed("val_acc"))
     assert same_bits(weights(module), expected)
     assert [data.client_name(k) for k in range(3)] == list(NAMES)
     assert [data.num_examples(k) for k in range(3)] == list(SIZES)
@@ -92,8 +82,8 @@ def test_the_same_examples_give_the_same_weights_in_every_form(form):
 def test_clients_validate_and_test_on_sets_of_their_own():
     """FedLoss weighs each client by its loss on its own set; the server's set is their union."""
     val, test = shares(2, (4, 5, 6)), shares(3, (3, 8, 2))
-    data = FederatedDataModule.from_clients(shares(), val=val, test=test, batch_size=5)
-    _, run = fitted(data, strategy=FedLoss(), client_evaluation=ClientEvaluation(1, "val_acc"))
+    data = fl.FederatedDataModule.from_clients(shares(), val=val, test=test, batch_size=5)
+    _, run = fitted(data, strategy=fl.FedLoss(), client_evaluation=fl.ClientEvaluation(1, "val_acc"))
     assert "val_acc" in run.callback_metrics
     for part, own in (("validation", val), ("test", test)):
         for client, name in enumerate(NAMES):
@@ -105,32 +95,13 @@ def test_clients_validate_and_test_on_sets_of_their_own():
     assert sorted(trained.flatten().tolist()) == sorted(shares()["b"].tensors[0].flatten().tolist())
 
 
-def test_the_union_of_the_clients_own_sets_has_their_noise():
-    val = shares(2, (4, 5, 6))
-    data = FederatedDataModule.from_clients(shares(), val=val, batch_size=5, feature_noise=0.5)
-    data.setup("fit")
-    each = [x for k in range(3) for x, _ in data.client_evaluation_view(k, "validation").val_dataloader()]
-    union = torch.cat([x for x, _ in data.val_dataloader()])
-    assert torch.equal(union, torch.cat(each))
-    assert not torch.equal(union, torch.cat([val[name].tensors[0] for name in NAMES]))
-
-
 def test_the_validation_sets_of_datamodules_are_the_clients_own():
     val = shares(2, (4, 5, 6))
     sites = {name: SiteWithVal(own, val[name]) for name, own in shares().items()}
-    data = FederatedDataModule.from_clients(sites)
-    fitted(data, strategy=FedLoss())
+    data = fl.FederatedDataModule.from_clients(sites)
+    fitted(data, strategy=fl.FedLoss())
     assert [data.splits.validation[k].numel() for k in range(3)] == [4, 5, 6]
     assert all(site.calls == ["fit"] for site in sites.values())
-
-
-def test_without_a_federation_the_union_is_trained_on():
-    """The centralized baseline has the clients' training examples, and none that they hold for validation."""
-    data = FederatedDataModule.from_clients(shares(), val=shares(2, (4, 5, 6)), batch_size=5)
-    run = trainer(1)
-    run.fit(Plain(), data)
-    assert run.num_training_batches == sum(SIZES) // 5
-    assert sum(len(y) for _, y in data.train_dataloader()) == sum(SIZES)
 
 
 class Sees(L.Callback):
@@ -146,12 +117,12 @@ class Sees(L.Callback):
 
 def divided_among_three() -> tuple[list[Site], Any]:
     site = Site(TensorDataset(*blobs(sum(SIZES), 1)))
-    return [site], FederatedDataModule(site, Consecutive())
+    return [site], fl.FederatedDataModule(site, Consecutive())
 
 
 def clients_of_whom_one_is_a_dataset() -> tuple[list[Site], Any]:
     sites = {name: Site(own) for name, own in shares().items() if name != "c"}
-    return [sites["a"], sites["b"]], FederatedDataModule.from_clients({**sites, "c": shares()["c"]}, batch_size=5)
+    return [sites["a"], sites["b"]], fl.FederatedDataModule.from_clients({**sites, "c": shares()["c"]}, batch_size=5)
 
 
 @pytest.mark.parametrize("data", [divided_among_three, clients_of_whom_one_is_a_dataset])
@@ -159,7 +130,7 @@ def test_the_state_of_datamodules_is_in_a_checkpoint_and_restored(data, tmp_path
     finals = []
     for rounds, resumes in ((2, False), (4, True)):
         sites, federated = data()
-        run = trainer(rounds, FederatedOrchestrator(), Sees(sites), every_round(tmp_path), enable_checkpointing=True)
+        run = trainer(rounds, fl.FederatedOrchestrator(), Sees(sites), every_round(tmp_path), enable_checkpointing=True)
         run.fit(Plain(), federated, ckpt_path=str(tmp_path / "last.ckpt") if resumes else None)
         finals.append([site.seen for site in sites])
     places = range(1, len(sites) + 1)
@@ -169,8 +140,8 @@ def test_the_state_of_datamodules_is_in_a_checkpoint_and_restored(data, tmp_path
 def test_a_failing_client_is_named_and_each_clients_datamodule_cleans_up():
     sites = {name: Site(own) for name, own in shares().items()}
     sites["b"].own.tensors[0].fill_(torch.nan)
-    with pytest.raises(ClientError, match=r"Client b \(of 20 examples\)"):
-        fitted(FederatedDataModule.from_clients(sites))
+    with pytest.raises(fl.ClientError, match=r"Client b \(of 20 examples\)"):
+        fitted(fl.FederatedDataModule.from_clients(sites))
     assert [site.calls for site in sites.values()] == [["fit", "clean up"]] * 3
 
 
@@ -179,34 +150,28 @@ def test_data_are_prepared_on_every_node_if_a_client_asks_for_it():
         sites = {name: Site(own) for name, own in shares().items()}
         for site, per_node in zip(sites.values(), each, strict=True):
             site.prepare_data_per_node = per_node
-        assert FederatedDataModule.from_clients(sites).prepare_data_per_node == any(each)
+        assert fl.FederatedDataModule.from_clients(sites).prepare_data_per_node == any(each)
 
 
-def test_clients_in_yaml(fl):
-    Path("own.yaml").write_text(CONFIG)
-    status, text = fl("fit", "--config", "own.yaml", "--trainer.logger=false")
-    assert status == 0, text
-    assert re.search(r"hospital_a +12 +12", text)
-    assert re.search(r"hospital_b +8 +8", text)
-
-
-@pytest.mark.parametrize("settings", [{"route": FedStar(1, "val_acc")}, {"client_evaluation": ClientEvaluation(1, "val_acc")}])
+@pytest.mark.parametrize(
+    "settings", [{"route": fl.FedStar(1, "val_acc")}, {"client_evaluation": fl.ClientEvaluation(1, "val_acc")}]
+)
 def test_a_file_that_is_missing_only_in_an_evaluation_is_told_with_the_clients_name(settings, monkeypatch):
     def score(*args: Any) -> float:
         raise FileNotFoundError(2, "No such file", "scan_7.png")
 
     monkeypatch.setattr(ModelEvaluation, "score", score)
     with pytest.raises(FileNotFoundError, match=r"\(in the evaluation on the (training|test) examples of client a\)"):
-        fitted(FederatedDataModule.from_clients(shares(), client_test=0.3), **settings)
+        fitted(fl.FederatedDataModule.from_clients(shares(), client_test=0.3), **settings)
 
 
 def test_an_error_of_a_strategy_names_the_client_by_its_name():
-    class Negative(WeightedAverage):
+    class Negative(fl.WeightedAverage):
         def weight(self, update):
             return -1.0 if update.client == 1 else 1.0
 
-    with pytest.raises(ClientError, match=r"gave client 1 the weight -1\.0") as told:
-        fitted(FederatedDataModule.from_clients(shares()), strategy=Negative())
+    with pytest.raises(fl.ClientError, match=r"gave client 1 the weight -1\.0") as told:
+        fitted(fl.FederatedDataModule.from_clients(shares()), strategy=Negative())
     assert "Client 1 is 'b'." in vars(told.value)["__notes__"]
 
 

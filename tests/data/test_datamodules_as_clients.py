@@ -19,26 +19,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.transforms import v2
 
+import fl_lightning as fl
 import fl_lightning.cells
 import fl_lightning.data
-from fl_lightning import (
-    CellFolderDataModule,
-    ConfigurationError,
-    DomainPartitioner,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    ImageDataModule,
-    ImageFolderDataModule,
-    LazyClients,
-    LocalTraining,
-    MNISTDataModule,
-    RandomCropFlip,
-    SimulatedCellsDataModule,
-    SimulatedTasksDataModule,
-    Standardized,
-    TableDataModule,
-    TorchvisionDataModule,
-)
 from fl_lightning.data import TensorLoader
 from fl_lightning.data.input_statistics import input_moments
 
@@ -49,11 +32,11 @@ EVERY = {
     if inspect.isclass(kind := getattr(part, name)) and issubclass(kind, L.LightningDataModule)
 }
 """Also a datamodule that is exported some day."""
-MANY = {name for name, kind in EVERY.items() if issubclass(kind, LazyClients | FederatedDataModule)}
+MANY = {name for name, kind in EVERY.items() if issubclass(kind, fl.LazyClients | fl.FederatedDataModule)}
 """Datamodules that hold many clients."""
 
 
-class Painted(ImageDataModule):
+class Painted(fl.ImageDataModule):
     def __init__(self, seed: int, **settings: Any) -> None:
         super().__init__(**settings)
         self.seed = seed
@@ -83,24 +66,24 @@ def write_folder(root: Path, seed: int) -> str:
 
 Make = Callable[..., L.LightningDataModule]
 OWN: dict[str, Make] = {
-    "CellFolderDataModule": lambda folder, seed, _: CellFolderDataModule(write_cells(folder, seed), batch_size=3),
+    "CellFolderDataModule": lambda folder, seed, _: fl.CellFolderDataModule(write_cells(folder, seed), batch_size=3),
     "ImageDataModule": lambda folder, seed, _: Painted(seed, batch_size=3, mean=[0.4], std=[0.3]),
-    "ImageFolderDataModule": lambda folder, seed, _: ImageFolderDataModule(
+    "ImageFolderDataModule": lambda folder, seed, _: fl.ImageFolderDataModule(
         write_folder(folder, seed), test_share=0.3, batch_size=3
     ),
-    "SimulatedCellsDataModule": lambda folder, seed, _: SimulatedCellsDataModule(
+    "SimulatedCellsDataModule": lambda folder, seed, _: fl.SimulatedCellsDataModule(
         {"here": fl_lightning.cells.CellSite(images=7)}, image_size=8, test_images=2, seed=seed, batch_size=3
     ),
-    "SimulatedTasksDataModule": lambda folder, seed, _: SimulatedTasksDataModule(
+    "SimulatedTasksDataModule": lambda folder, seed, _: fl.SimulatedTasksDataModule(
         3, 2, examples=(4, 6), test_examples=6, seed=seed, batch_size=3
     ),
-    "TableDataModule": lambda folder, seed, _: TableDataModule(
+    "TableDataModule": lambda folder, seed, _: fl.TableDataModule(
         write_table(folder.with_suffix(".csv"), seed), batch_size=3, standardize=False
     ),
-    "MNISTDataModule": lambda folder, seed, monkeypatch: MNISTDataModule(
+    "MNISTDataModule": lambda folder, seed, monkeypatch: fl.MNISTDataModule(
         write_torchvision_sets(folder, monkeypatch, seed), batch_size=5
     ),
-    "TorchvisionDataModule": lambda folder, seed, monkeypatch: TorchvisionDataModule(
+    "TorchvisionDataModule": lambda folder, seed, monkeypatch: fl.TorchvisionDataModule(
         "USPS", write_torchvision_sets(folder, monkeypatch, seed), batch_size=5
     ),
 }
@@ -127,10 +110,10 @@ class Mean(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def fitted(data: FederatedDataModule, features: int, engine: str = "trainer", **local: Any) -> tuple[Any, float]:
+def fitted(data: fl.FederatedDataModule, features: int, engine: str = "trainer", **local: Any) -> tuple[Any, float]:
     torch.manual_seed(3)
     module = Mean(features)
-    run = trainer(1, FederatedOrchestrator(local=LocalTraining(engine=engine, **local)))
+    run = trainer(1, fl.FederatedOrchestrator(local=fl.LocalTraining(engine=engine, **local)))
     run.fit(module, data)
     return weights(module), float(run.callback_metrics.get("val_loss", torch.nan))
 
@@ -138,7 +121,7 @@ def fitted(data: FederatedDataModule, features: int, engine: str = "trainer", **
 def as_the_model_gets_them(datamodule: Any, loader: Any) -> TensorDataset:
     """By hand: bytes in [0, 1], and normalised by channel."""
     inputs, targets = (torch.stack([torch.as_tensor(one) for one in column]) for column in zip(*loader.dataset, strict=True))
-    if isinstance(datamodule, ImageDataModule):
+    if isinstance(datamodule, fl.ImageDataModule):
         inputs = inputs.float() / 255
         if datamodule.mean is not None:
             mean, std = (torch.tensor(own).view(-1, 1, 1) for own in (datamodule.mean, datamodule.std))
@@ -161,14 +144,14 @@ def test_a_datamodule_as_a_client_trains_as_its_rows_given_as_a_dataset(name, tm
         rows["validation"][site] = as_the_model_gets_them(datamodule, datamodule.val_dataloader())
     features = rows["training"]["bonn"].tensors[0][0].numel()
     for engine in ("trainer", "stacked"):
-        plain = FederatedDataModule.from_clients(
+        plain = fl.FederatedDataModule.from_clients(
             rows["training"], val=rows["validation"], batch_size=next(iter(sites.values())).batch_size
         )
         expected, value = fitted(plain, features, engine)
-        found, own = fitted(FederatedDataModule.from_clients(sites), features, engine)
+        found, own = fitted(fl.FederatedDataModule.from_clients(sites), features, engine)
         assert same_bits(found, expected), engine
         assert own == value, engine
-    yaml = FederatedDataModule(clients=sites)  # as the command line passes them
+    yaml = fl.FederatedDataModule(clients=sites)  # as the command line passes them
     yaml.setup("fit")
     assert [yaml.num_examples(k) for k in range(2)] == [len(own) for own in rows["training"].values()]
     assert [len(part) for part in yaml.splits.validation] == [len(own) for own in rows["validation"].values()]
@@ -178,13 +161,13 @@ def test_a_datamodule_as_a_client_trains_as_its_rows_given_as_a_dataset(name, tm
 def test_a_datamodule_of_many_clients_is_no_client(name):
     source = EVERY[name].__new__(EVERY[name])
     L.LightningDataModule.__init__(source)
-    with pytest.raises(ConfigurationError, match=rf"'data.clients.oslo' must be one client, .* but is '{name}'. Give it as"):
-        FederatedDataModule.from_clients({"oslo": source})
+    with pytest.raises(fl.ConfigurationError, match=rf"'data.clients.oslo' must be one client, .* but is '{name}'. Give it as"):
+        fl.FederatedDataModule.from_clients({"oslo": source})
 
 
-def folders(tmp_path: Path, augmentation: Any, **settings: Any) -> dict[str, ImageFolderDataModule]:
+def folders(tmp_path: Path, augmentation: Any, **settings: Any) -> dict[str, fl.ImageFolderDataModule]:
     return {
-        name: ImageFolderDataModule(str(tmp_path / name), batch_size=3, augmentation=augmentation, **settings)
+        name: fl.ImageFolderDataModule(str(tmp_path / name), batch_size=3, augmentation=augmentation, **settings)
         for name in ("bonn", "oslo")
     }
 
@@ -202,12 +185,12 @@ def test_images_of_clients_are_augmented_in_training_alone_and_read_from_disk_al
     for seed, name in enumerate(("bonn", "oslo"), 1):
         write_folder(tmp_path / name, seed)
     root = {name: str(tmp_path / name) for name in ("bonn", "oslo")}
-    whole = ImageFolderDataModule(root, batch_size=3, augmentation=Turned())
-    expected, _ = fitted(FederatedDataModule(whole, DomainPartitioner()), 108, engine)
+    whole = fl.ImageFolderDataModule(root, batch_size=3, augmentation=Turned())
+    expected, _ = fitted(fl.FederatedDataModule(whole, fl.DomainPartitioner()), 108, engine)
     for settings in ({}, {"memory_limit": 0.0}):
-        found, _ = fitted(FederatedDataModule.from_clients(folders(tmp_path, Turned(), **settings)), 108, engine)
+        found, _ = fitted(fl.FederatedDataModule.from_clients(folders(tmp_path, Turned(), **settings)), 108, engine)
         assert same_bits(found, expected)
-    data, model = FederatedDataModule.from_clients(folders(tmp_path, Turned(), test_share=0.3)), Mean(108)
+    data, model = fl.FederatedDataModule.from_clients(folders(tmp_path, Turned(), test_share=0.3)), Mean(108)
     state, value = fitted(data, 108, engine)
     model.load_state_dict(state)
     clients = data.datamodule.clients
@@ -241,8 +224,8 @@ def test_tables_of_three_hospitals_in_yaml(tmp_path, fl):
 
 
 def test_one_transform_of_two_datamodules_is_shared():
-    for own in (RandomCropFlip(2), v2.Compose([v2.RandomAffine(9), v2.RandomErasing(0.2)])):
-        data = FederatedDataModule.from_clients({name: MNISTDataModule(augmentation=own) for name in "ab"})
+    for own in (fl.RandomCropFlip(2), v2.Compose([v2.RandomAffine(9), v2.RandomErasing(0.2)])):
+        data = fl.FederatedDataModule.from_clients({name: fl.MNISTDataModule(augmentation=own) for name in "ab"})
         assert callable(vars(data)["on_after_batch_transfer"])
 
 
@@ -263,25 +246,25 @@ def test_the_schema_of_clients_tables_fills_in_what_is_missing(tmp_path):
     shared: dict[str, Any] = {"schema": str(tmp_path / "schema.yaml"), "standardize": False, "batch_size": 2, "test_share": 0.0}
     paths = {name: str(tmp_path / f"{name}.csv") for name in "ab"}
 
-    def fit(data: FederatedDataModule) -> Any:
+    def fit(data: fl.FederatedDataModule) -> Any:
         torch.manual_seed(3)
         module = Mean(3)
-        module.net = Standardized(module.net, 3)
-        trainer(1, FederatedOrchestrator()).fit(module, data)
+        module.net = fl.Standardized(module.net, 3)
+        trainer(1, fl.FederatedOrchestrator()).fit(module, data)
         return weights(module)
 
-    found = fit(FederatedDataModule.from_clients({name: TableDataModule(path, **shared) for name, path in paths.items()}))
-    assert same_bits(found, fit(FederatedDataModule(TableDataModule(paths, **shared), DomainPartitioner())))
+    found = fit(fl.FederatedDataModule.from_clients({name: fl.TableDataModule(path, **shared) for name, path in paths.items()}))
+    assert same_bits(found, fit(fl.FederatedDataModule(fl.TableDataModule(paths, **shared), fl.DomainPartitioner())))
     assert float(found["net.mean"][0]) == pytest.approx(50)
 
 
 def test_own_sets_that_another_client_lacks_are_named(tmp_path):
     tables = {
-        name: TableDataModule(write_table(tmp_path / f"{name}.csv", 1), test_share=share, standardize=False)
+        name: fl.TableDataModule(write_table(tmp_path / f"{name}.csv", 1), test_share=share, standardize=False)
         for name, share in (("a", 0.0), ("b", 0.2))
     }
     with pytest.warns(UserWarning, match=r"client 'b' has a 'val_dataloader', but client 'a' has none, so no client's is used"):
-        FederatedDataModule.from_clients(tables)
+        fl.FederatedDataModule.from_clients(tables)
 
 
 def test_a_loader_of_tensors_is_a_set_of_the_server_or_of_a_client():
@@ -291,6 +274,6 @@ def test_a_loader_of_tensors_is_a_set_of_the_server_or_of_a_client():
         (TensorLoader(rows["server"], 3), DataLoader(TensorDataset(*rows["server"]), 3)),
         ({name: TensorLoader(rows[name], 4) for name in "ab"}, clients),
     ):
-        (one, value), (other, own) = (fitted(FederatedDataModule.from_clients(clients, val=v), 2) for v in (dataset, loader))
+        (one, value), (other, own) = (fitted(fl.FederatedDataModule.from_clients(clients, val=v), 2) for v in (dataset, loader))
         assert same_bits(one, other)
         assert own == value

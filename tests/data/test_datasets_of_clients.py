@@ -94,10 +94,6 @@ class Counts(FederationCallback):
         self.examples.append((update.client, update.num_examples, update.num_steps))
 
 
-def test_a_list_is_one_of_examples():
-    FederatedDataModule.from_clients({"a": [numbers()[k] for k in range(5)]}).setup("fit")
-
-
 class Overstates(IterableDataset[Any]):
     """Says that it has 100 examples, and yields 20."""
 
@@ -128,7 +124,3 @@ def test_a_stream_that_is_cut_off_counts_with_its_length():
     trainer(1, FederatedOrchestrator(local=LocalTraining(limit_train_batches=2)), counts).fit(Plain(), data)
     trainer(1, FederatedOrchestrator(local=LocalTraining(max_steps=3, max_epochs=-1)), counts).fit(Plain(), data)
     assert [count for _, count, _ in counts.examples] == [20, 20]
-
-
-def test_names_of_clients_are_texts():
-    assert FederatedDataModule.from_clients({1: numbers(), "2": numbers()}).datamodule.names == ("1", "2")

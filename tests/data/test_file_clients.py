@@ -46,27 +46,6 @@ def test_the_examples_of_other_files_have_the_bits_of_the_same_clients(kind, wri
     assert same_bits(fit(FederatedDataModule(own(path, FIELDS, batch_size=4))), fit(at_once()))
 
 
-def test_rows_of_a_client_that_lie_apart_and_lists_that_do_not_fit(tmp_path, monkeypatch) -> None:
-    """The example finds the former, and stops at the latter and at missing values."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))
-    table = {"client": [3, 1, 3], "x": [1, 2, 4], "lists": [[1, 2], [3, 4], [5]], "gaps": [1.0, 2.0, None]}
-    parquet.write_table(pa.table(table), tmp_path / "own.parquet")
-
-    def opened(field: str) -> torch.Tensor:
-        own = import_module("file_clients").ParquetClients(str(tmp_path / "own.parquet"), [field])
-        own.setup("fit")
-        assert own.num_examples() == [2, 1]
-        return own.open(0).tensors[0]
-
-    assert opened("x").tolist() == [1, 4]
-    for field in ("lists", "gaps"):
-        with pytest.raises((ValueError, RuntimeError)):
-            opened(field)
-
-
 def test_shapes_scales_types_and_text(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     images = np.arange(24, dtype=np.uint8).reshape(2, 12)

@@ -15,19 +15,7 @@ from torch import nn
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from fl_lightning import (
-    ClassificationTask,
-    DataError,
-    DomainPartitioner,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    IIDPartitioner,
-    ImageFolderDataModule,
-    LeNet,
-    LocalTraining,
-    RandomCropFlip,
-    TorchvisionDataModule,
-)
+import fl_lightning as fl
 from fl_lightning.data.in_memory import augment
 
 
@@ -41,8 +29,8 @@ def domains(tmp_path):
     return by_domain(tmp_path / "domains")
 
 
-def set_up(root, **settings) -> ImageFolderDataModule:
-    return ready(ImageFolderDataModule(root, **settings))
+def set_up(root, **settings) -> fl.ImageFolderDataModule:
+    return ready(fl.ImageFolderDataModule(root, **settings))
 
 
 def batches(loader) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,22 +38,11 @@ def batches(loader) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat(images), torch.cat(labels)
 
 
-def test_a_folder_for_each_client_by_name(domains):
-    """The same images as in one folder of domains, under other names."""
-    named = set_up({"site 2": str(domains / "amazon"), "site 1": domains / "dslr" / "images"})
-    sets = [data.train_dataloader().dataset for data in (named, set_up(domains))]
-    assert sets[0].domains_names == ("site 1", "site 2")
-    for own, other in ((1, 0), (0, 1)):
-        assert torch.equal(*(each.tensors[0][each.domains == k] for each, k in zip(sets, (own, other), strict=True)))
-    data = ready(FederatedDataModule(ImageFolderDataModule(named.root), DomainPartitioner()))
-    assert [(data.client_name(k), data.num_examples(k)) for k in range(2)] == [("site 1", 16), ("site 2", 10)]
-
-
 def test_a_domain_may_lack_a_class(domains):
     """Hospitals differ in what they see; a folder that is misspelt is named in the warning, too."""
     paint(domains / "dslr" / "images" / "emu", 3)
     with pytest.warns(UserWarning, match="The domains have different classes: 'amazon' has no folder emu. If a folder is miss"):
-        data = FederatedDataModule(set_up(domains, test_share=0.0), DomainPartitioner())
+        data = fl.FederatedDataModule(set_up(domains, test_share=0.0), fl.DomainPartitioner())
     data.setup("fit")
     whole = data.datamodule.train_dataloader().dataset
     assert whole.classes == ("cat", "dog", "emu")
@@ -88,19 +65,19 @@ def test_a_folder_by_class_is_what_pillow_reads(classes):
     ours = {image.permute(1, 2, 0).numpy().tobytes() for image in torch.cat([train, held])}
     assert ours == read
     assert data.origin.endswith("images (16 + 5 images, 3 classes, no domains)")
-    assert not FederatedDataModule(set_up(classes), IIDPartitioner(2)).has_validation_set
+    assert not fl.FederatedDataModule(set_up(classes), fl.IIDPartitioner(2)).has_validation_set
 
 
 def test_domains_are_clients_by_name(domains):
-    base = ImageFolderDataModule(str(domains), image_size=16, channels=1)
-    data = ready(FederatedDataModule(base, DomainPartitioner(), client_test=0.2, server_set="clients"))
+    base = fl.ImageFolderDataModule(str(domains), image_size=16, channels=1)
+    data = ready(fl.FederatedDataModule(base, fl.DomainPartitioner(), client_test=0.2, server_set="clients"))
     assert [data.client_name(k) for k in range(data.num_clients)] == ["amazon", "dslr"]
     assert [data.num_examples(k) for k in range(2)] == [8, 13]  # 10 and 16 without their test parts of 2 and 3
     assert not base.origin.startswith("not loaded")
     images, _ = batches(data.val_dataloader())
     assert images.shape == (5, 1, 16, 16)
     assert torch.bincount(base._train.domains[data.splits.test[1]]).tolist() == [0, 3]
-    several = ready(FederatedDataModule(base, DomainPartitioner(clients_per_domain=2)))
+    several = ready(fl.FederatedDataModule(base, fl.DomainPartitioner(clients_per_domain=2)))
     assert [several.client_name(k) for k in range(4)] == ["amazon 0", "amazon 1", "dslr 0", "dslr 1"]
 
 
@@ -130,7 +107,7 @@ def test_images_of_sixteen_bits(tmp_path):
     assert data._train.tensors[0][0].flatten().tolist() == [0, 1, 255]
     Image.fromarray(np.zeros((1, 3), np.float32)).save(tmp_path / "deep" / "cat" / "1.tiff")
     with pytest.raises(
-        DataError, match=r"1 of 3 images cannot be read: .*1.tiff \(its pixels of more than 8 bits .* or convert the"
+        fl.DataError, match=r"1 of 3 images cannot be read: .*1.tiff \(its pixels of more than 8 bits .* or convert the"
     ):
         set_up(tmp_path / "deep", channels=1, white=65535)
 
@@ -140,7 +117,9 @@ def test_images_of_twelve_bits(tmp_path):
     values = np.linspace(0, 4095, 64).astype(np.uint16).reshape(8, 8)
     root = write_deep(tmp_path / "deep", values)
     for white in (None, 1023):
-        with pytest.raises(DataError, match=rf"from 0 to 4095, but 'data.datamodule.white' is {white}; set it to the value of"):
+        with pytest.raises(
+            fl.DataError, match=rf"from 0 to 4095, but 'data.datamodule.white' is {white}; set it to the value of"
+        ):
             set_up(root, channels=1, white=white)
     data = set_up(root, channels=1, white=4095)
     assert data._train.tensors[0][0, 0].numpy().tolist() == (values.astype(int) * 255 // 4095).tolist()
@@ -162,16 +141,16 @@ def test_images_are_turned_as_cameras_say(memory, tmp_path):
 
 
 def fit(data, module, **flags):
-    local = LocalTraining(max_epochs=2, precision=flags.get("precision", "auto"))
-    run = trainer(1, FederatedOrchestrator(local=local), **flags)
-    run.fit(module, FederatedDataModule(data, IIDPartitioner(2)))
+    local = fl.LocalTraining(max_epochs=2, precision=flags.get("precision", "auto"))
+    run = trainer(1, fl.FederatedOrchestrator(local=local), **flags)
+    run.fit(module, fl.FederatedDataModule(data, fl.IIDPartitioner(2)))
     return run.callback_metrics
 
 
 @pytest.mark.parametrize("precision", ["64-true", pytest.param("bf16-true", marks=pytest.mark.slow), "bf16-mixed"])
 def test_images_take_the_clients_precision(classes, precision):
-    data = ImageFolderDataModule(str(classes), test_share=0.2, batch_size=5)
-    metrics = fit(data, ClassificationTask(LeNet(3, 16, 3), num_classes=3), precision=precision)
+    data = fl.ImageFolderDataModule(str(classes), test_share=0.2, batch_size=5)
+    metrics = fit(data, fl.ClassificationTask(fl.LeNet(3, 16, 3), num_classes=3), precision=precision)
     assert 0 <= metrics["val_accuracy"] <= 1
 
 
@@ -183,7 +162,7 @@ def test_from_disk_is_as_from_memory(classes):
     results = []
     for data in (memory, disk):
         torch.manual_seed(0)
-        module = ClassificationTask(LeNet(3, 16, 3), num_classes=3)
+        module = fl.ClassificationTask(fl.LeNet(3, 16, 3), num_classes=3)
         fit(data, module)
         results.append(torch.cat([p.flatten() for p in module.parameters()]))
     assert torch.equal(*results)
@@ -192,11 +171,11 @@ def test_from_disk_is_as_from_memory(classes):
 @pytest.mark.parametrize("limit", [4.0, 0.0])
 def test_images_that_cannot_be_read_or_have_another_size(classes, limit):
     (classes / "dog" / "0.png").write_text("no picture")
-    with pytest.raises(DataError, match=r"images cannot be read: .*dog/0.png \(not an image\). Fix them, or move them"):
+    with pytest.raises(fl.DataError, match=r"images cannot be read: .*dog/0.png \(not an image\). Fix them, or move them"):
         list(set_up(classes, memory_limit=limit).train_dataloader())
     (classes / "dog" / "0.png").unlink()
     paint(classes / "dog", 1, size=20, kind="bmp")
-    with pytest.raises(DataError, match=r"different sizes: 1 of them, .* Set 'data.datamodule.image_size' to resize all of"):
+    with pytest.raises(fl.DataError, match=r"different sizes: 1 of them, .* Set 'data.datamodule.image_size' to resize all of"):
         list(set_up(classes, memory_limit=limit).train_dataloader())
     data = set_up(classes, image_size=8, memory_limit=limit)
     assert data.train_dataloader().dataset[0][0].shape == (3, 8, 8)
@@ -221,7 +200,7 @@ def small_sets(tmp_path, monkeypatch):
     ],
 )
 def test_torchvision_sets_give_what_torchvision_gives(name, shape, train, small_sets):
-    data = TorchvisionDataModule(name, small_sets, batch_size=7)
+    data = fl.TorchvisionDataModule(name, small_sets, batch_size=7)
     data.prepare_data()
     data.setup("fit")
     images, labels = batches(data.val_dataloader())
@@ -243,16 +222,16 @@ def test_a_set_that_cannot_be_had(tmp_path, monkeypatch):
         raise OSError("Network is unreachable") if kwargs.get("download") else RuntimeError("Dataset not found")
 
     monkeypatch.setattr("torchvision.datasets.CIFAR10", no_network)
-    data = TorchvisionDataModule("CIFAR10", str(tmp_path))
+    data = fl.TorchvisionDataModule("CIFAR10", str(tmp_path))
     data.prepare_data()
-    with pytest.raises(DataError, match=r"CIFAR10 is not in .* the download failed \(OSError: Network is unreachable\)"):
+    with pytest.raises(fl.DataError, match=r"CIFAR10 is not in .* the download failed \(OSError: Network is unreachable\)"):
         data.setup("fit")
 
 
 def test_svhn_without_scipy(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(DataError, match=r"needs the package scipy: pip install 'fl_lightning\[svhn\]'"):
-        TorchvisionDataModule("SVHN", str(tmp_path))
+    with pytest.raises(fl.DataError, match=r"needs the package scipy: pip install 'fl_lightning\[svhn\]'"):
+        fl.TorchvisionDataModule("SVHN", str(tmp_path))
 
 
 def test_a_former_name_says_what_to_write(fl):
@@ -274,7 +253,7 @@ class Negative(nn.Module):
         return 1 - image
 
 
-class Recorded(ClassificationTask):
+class Recorded(fl.ClassificationTask):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.seen = {"train": [], "val": []}
@@ -293,8 +272,8 @@ class Recorded(ClassificationTask):
 
 def test_training_images_alone_are_augmented_and_all_normalised(classes):
     mean, std = [0.2, 0.4, 0.6], [0.5, 0.25, 0.1]
-    data = ImageFolderDataModule(str(classes), test_share=0.25, mean=mean, std=std, augmentation=Negative(), batch_size=4)
-    module = Recorded(LeNet(3, 16, 3), num_classes=3)
+    data = fl.ImageFolderDataModule(str(classes), test_share=0.25, mean=mean, std=std, augmentation=Negative(), batch_size=4)
+    module = Recorded(fl.LeNet(3, 16, 3), num_classes=3)
     trainer(1).fit(module, data)
     for part, expect in (("train", lambda x: 1 - x), ("val", lambda x: x)):
         seen = torch.cat(module.seen[part])
@@ -316,7 +295,7 @@ def test_torchvisions_transforms_draw_for_each_image():
 def test_random_crops_are_windows_of_the_padded_image():
     torch.manual_seed(0)
     images = torch.rand(30, 2, 5, 6)
-    changed = RandomCropFlip(padding=2)(images)
+    changed = fl.RandomCropFlip(padding=2)(images)
     padded = nn.functional.pad(images, [2] * 4)
     places = set()
     for before, after in zip(padded, changed, strict=True):
@@ -328,11 +307,11 @@ def test_random_crops_are_windows_of_the_padded_image():
         places.add(found[0])
     assert len(places) > 15
     assert {flip for _, flip in places} == {0, 1}
-    assert torch.equal(RandomCropFlip(0, 0.0)(images), images)
+    assert torch.equal(fl.RandomCropFlip(0, 0.0)(images), images)
 
 
 def test_a_model_with_more_classes_than_the_data(classes):
-    data = ImageFolderDataModule(str(classes), test_share=0.2, batch_size=5)
+    data = fl.ImageFolderDataModule(str(classes), test_share=0.2, batch_size=5)
     with pytest.warns(UserWarning, match=r"labels go from 0 to 2, but the model has 10 classes. .* 'model.num_classes'"):
-        metrics = fit(data, ClassificationTask(LeNet(3, 16, 10)))
+        metrics = fit(data, fl.ClassificationTask(fl.LeNet(3, 16, 10)))
     assert metrics["val_f1/9"] == 0

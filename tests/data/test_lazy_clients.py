@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from federations import blobs, every_round, ready, same_bits
 from lazy_stores import SIZES, Opened, Store, at_once, fit, lazily
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import ExamplePrivacy, FederatedDataModule, LazyClients
+from fl_lightning import ExamplePrivacy, FederatedDataModule
 
 PRIVATE = {"privacy": ExamplePrivacy(max_grad_norm=1.0, noise_multiplier=0.5, noise_seed=7)}
 
@@ -67,25 +66,6 @@ def test_the_union_of_all_clients_is_the_baseline_without_a_federation() -> None
     assert len(batches) == len(data.train_dataloader()) == sum(-(-n // 4) for n in SIZES)
     expected = torch.cat([blobs(n, client)[0] for client, n in enumerate(SIZES)])
     assert torch.equal(torch.cat([x for x, _ in batches]), expected)
-
-
-class Mapped(LazyClients):
-    """A user's own datamodule, set up with the stage."""
-
-    def setup(self, stage: str) -> None:
-        self.ends = np.cumsum(SIZES)
-        self.x, self.y = (torch.cat(parts) for parts in zip(*(blobs(n, k) for k, n in enumerate(SIZES)), strict=True))
-
-    def num_examples(self) -> Any:
-        return np.diff(self.ends, prepend=0)
-
-    def open(self, client: int) -> TensorDataset:
-        rows = slice(self.ends[client] - SIZES[client], self.ends[client])
-        return TensorDataset(self.x[rows], self.y[rows])
-
-
-def test_a_datamodule_opens_clients_too() -> None:
-    assert same_bits(fit(FederatedDataModule(Mapped(4))), fit(at_once()))
 
 
 def test_the_servers_set_is_validated() -> None:

@@ -11,18 +11,7 @@ import torch
 from federations import same_bits, trainer, weights
 from small_tables import write
 
-from fl_lightning import (
-    MLP,
-    ClassificationTask,
-    ConfigurationError,
-    DataError,
-    DomainPartitioner,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    LocalTraining,
-    Standardized,
-    TableDataModule,
-)
+import fl_lightning as fl
 from fl_lightning.data.table_checks import ranges_of, sentinels
 
 pytest.importorskip("pyarrow")
@@ -34,7 +23,7 @@ target: outcome
 """
 
 
-def tables(gaps: bool, schema: str = SCHEMA, **more: object) -> TableDataModule:
+def tables(gaps: bool, schema: str = SCHEMA, **more: object) -> fl.TableDataModule:
     """Two clients of 20 rows, some of whose numbers and dates may be missing."""
     draw = np.random.default_rng(0)
     for name in ("north", "south"):
@@ -46,20 +35,20 @@ def tables(gaps: bool, schema: str = SCHEMA, **more: object) -> TableDataModule:
     return described(schema, **more)
 
 
-def described(schema: str, **more: object) -> TableDataModule:
+def described(schema: str, **more: object) -> fl.TableDataModule:
     write("schema.yaml", schema)
-    return TableDataModule("rows", schema="schema.yaml", batch_size=4, **{"test_share": 0, "standardize": False, **more})
+    return fl.TableDataModule("rows", schema="schema.yaml", batch_size=4, **{"test_share": 0, "standardize": False, **more})
 
 
 def task(scaled: bool = True) -> L.LightningModule:
     L.seed_everything(0, verbose=False)
-    network = MLP(2, [4], 2)
-    return ClassificationTask(Standardized(network, 2) if scaled else network, num_classes=2)
+    network = fl.MLP(2, [4], 2)
+    return fl.ClassificationTask(fl.Standardized(network, 2) if scaled else network, num_classes=2)
 
 
-def fit(module: L.LightningModule, data: TableDataModule) -> L.LightningModule:
-    federation = FederatedOrchestrator(local=LocalTraining(max_epochs=2))
-    trainer(2, federation, limit_val_batches=0).fit(module, FederatedDataModule(data, DomainPartitioner()))
+def fit(module: L.LightningModule, data: fl.TableDataModule) -> L.LightningModule:
+    federation = fl.FederatedOrchestrator(local=fl.LocalTraining(max_epochs=2))
+    trainer(2, federation, limit_val_batches=0).fit(module, fl.FederatedDataModule(data, fl.DomainPartitioner()))
     return module
 
 
@@ -82,7 +71,9 @@ def test_without_gaps_it_is_an_ordinary_table():
 
 
 def test_a_model_that_cannot_fill_them_in_is_refused():
-    with pytest.raises(ConfigurationError, match=r"Missing values of 'age' become the mean or .* the model has no such part"):
+    with pytest.raises(
+        fl.ConfigurationError, match=r"Missing values of 'age' become the mean or .* the model has no such part"
+    ):
         fit(task(scaled=False), tables(gaps=True))
 
 
@@ -95,14 +86,14 @@ target: outcome
 """
 
 
-def categorical(stages: dict[str, list[str]], smokers: dict[str, list[str]], min_count: int = 1) -> Standardized:
+def categorical(stages: dict[str, list[str]], smokers: dict[str, list[str]], min_count: int = 1) -> fl.Standardized:
     """Return the scale of a fit on files with these cells."""
     for name, cells in stages.items():
         pairs = enumerate(zip(cells, smokers[name], strict=True))
         rows = [f"{stage},{smoker},{60 + k},{('no', 'yes')[k % 2]}" for k, (stage, smoker) in pairs]
         write(f"rows/{name}.csv", "stage,smoker,age,outcome", *rows)
     L.seed_everything(0, verbose=False)
-    module = ClassificationTask(Standardized(MLP(5, [4], 2), 5, min_count), num_classes=2)
+    module = fl.ClassificationTask(fl.Standardized(fl.MLP(5, [4], 2), 5, min_count), num_classes=2)
     fit(module, described(CATEGORIES))
     assert all(bool(torch.isfinite(tensor).all()) for tensor in weights(module).values())
     return module.network
@@ -132,7 +123,7 @@ def test_categories_with_few_rows_do_not_count():
         net = categorical(stages | {"c": ["II", "III"] * 2}, smokers | {"c": ["yes"] * 4}, min_count=5)
     assert net.fill.tolist()[:3] == [1, 0, 0]  # 9 and 9 are told, 7 times II and 10 times III are not
     assert (net.mean[2], net.std[2]) == (0, 1)
-    with pytest.raises(DataError, match=r"No client tells how many rows have stage=I, stage=II, stage=III, so the most"):
+    with pytest.raises(fl.DataError, match=r"No client tells how many rows have stage=I, stage=II, stage=III, so the most"):
         categorical(stages, smokers, min_count=17)
 
 

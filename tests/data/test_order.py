@@ -8,11 +8,11 @@ import lightning as L
 import pytest
 import torch
 from asked_site import north, told, work
-from federations import Consecutive, Plain, blobs, federate, ready, same_bits, weights
+from federations import Consecutive, ready
 from lazy_stores import Opened
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from fl_lightning import ClassificationTask, FederatedDataModule, LocalTraining
+from fl_lightning import ClassificationTask, FederatedDataModule
 from fl_lightning.data.resident_loader import close_all
 from fl_lightning.flower.site.data import SiteData
 
@@ -88,24 +88,3 @@ def test_a_site_over_bytes_reads_its_rows_in_that_order(monkeypatch: pytest.Monk
     ((seed, rows),) = asked
     expected = torch.Generator().manual_seed(seed)
     assert torch.equal(torch.cat(read), torch.cat([rows[torch.randperm(24, generator=expected)] for _ in range(3)]))
-
-
-READERS: dict[str, Any] = {
-    "tensors": lambda given: DataLoader(given, BATCH, shuffle=True),
-    "a part of tensors": lambda given: DataLoader(Subset(given, range(len(given))), BATCH, shuffle=True),
-    "one by one, a worker": lambda given: DataLoader(Subset(given, range(len(given))), BATCH, shuffle=True, num_workers=1),
-}
-
-
-def trained(reader: str) -> dict[str, torch.Tensor]:
-    torch.manual_seed(2)
-    module, data = Plain(), L.LightningDataModule()
-    data.train_dataloader = lambda: READERS[reader](TensorDataset(*blobs(40, 1)))  # type: ignore[method-assign]
-    federate(module, 2, data=data, partitioner=Consecutive((17, 23)), local=LocalTraining(max_epochs=2))
-    return weights(module)
-
-
-def test_weights_after_two_rounds_of_two_local_epochs_do_not_depend_on_the_reader() -> None:
-    one, *others = (trained(reader) for reader in READERS)
-    assert all(same_bits(one, other) for other in others)
-    close_all()

@@ -49,15 +49,6 @@ def test_parts_of_a_federation_keep_persons_together():
         assert not (parts[1] & parts[2])
 
 
-def test_persons_of_clients_with_datasets_of_their_own():
-    """One names persons, one does not, and the server has a set: joined, they keep their persons."""
-    sets = {"a": of_persons(30, np.arange(30) // 3), "b": TensorDataset(*Blobs(n=20).train)}
-    data = ready(FederatedDataModule.from_clients(sets, val=sets["b"], client_test=0.25))
-    tests = [part.tolist() for part in data.splits.test]
-    assert len(tests[1]) == 5
-    assert sorted(k // 3 for k in tests[0]) == sorted([k // 3 for k in tests[0][::3]] * 3)  # of ten persons, two or three
-
-
 @pytest.mark.parametrize(
     ("one", "other", "shared"),
     [

@@ -23,18 +23,7 @@ from lazy_stores import Opened
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from fl_lightning import (
-    CheckpointError,
-    ClientPrivacy,
-    ConfigurationError,
-    ExamplePrivacy,
-    FedAvg,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    IIDPartitioner,
-    LocalTraining,
-)
-from fl_lightning.cli.privacy_table import privacy_rows
+import fl_lightning as fl
 from fl_lightning.data.tensor_loader import PoissonBatches
 
 
@@ -63,9 +52,9 @@ def test_the_gradient_of_a_person_is_clipped(visits):
     torch.manual_seed(2)
     module = Plain(lr=lr)
     by_hand = copy.deepcopy(module.net)
-    privacy = ExamplePrivacy(length, 1e-9, noise_seed=4)
+    privacy = fl.ExamplePrivacy(length, 1e-9, noise_seed=4)
     data = Visits(persons, n=20)
-    federate(module, 1, data=data, partitioner=Consecutive([20]), local=LocalTraining(max_epochs=3, privacy=privacy))
+    federate(module, 1, data=data, partitioner=Consecutive([20]), local=fl.LocalTraining(max_epochs=3, privacy=privacy))
     x, y = data.train
     for step in range(3 * 4):
         thrown = shake.uniforms(count, shake.key_of(4), 0, 0, step, 0, "coins of examples, period 0")
@@ -85,11 +74,11 @@ def test_the_gradient_of_a_person_is_clipped(visits):
 
 def test_a_resumed_run_has_the_same_persons(tmp_path):
     """Otherwise no epsilon would hold: who had all rows at one client may now have them at two, or be nobody."""
-    privacy = LocalTraining(privacy=ExamplePrivacy(1.0, 1.0))
+    privacy = fl.LocalTraining(privacy=fl.ExamplePrivacy(1.0, 1.0))
     flags = {"default_root_dir": str(tmp_path), "enable_checkpointing": True}
     federate(Plain(), 1, every_round(tmp_path), data=Visits(np.arange(40) // 2), local=privacy, flags=flags)
     for persons in (None, np.arange(40) % 20):
-        with pytest.raises(CheckpointError, match=r"'data.persons' '40 examples of 20 persons \(.*, but this run has"):
+        with pytest.raises(fl.CheckpointError, match=r"'data.persons' '40 examples of 20 persons \(.*, but this run has"):
             federate(Plain(), 2, data=Visits(persons), local=privacy, flags=flags, ckpt_path=str(tmp_path / "last.ckpt"))
 
 
@@ -99,16 +88,18 @@ def test_persons_of_clients_that_are_read_when_they_are_drawn():
     def opened(client):
         return of_persons(12, np.arange(12) // 4)
 
-    data = FederatedDataModule(Opened(opened, [12, 12], 32))
-    run = trainer(1, FederatedOrchestrator(local=LocalTraining(privacy=ExamplePrivacy(1.0, 1.0))))
-    with pytest.raises(ConfigurationError, match=r"persons are not known beforehand, which 'federation.local.privacy' needs"):
+    data = fl.FederatedDataModule(Opened(opened, [12, 12], 32))
+    run = trainer(1, fl.FederatedOrchestrator(local=fl.LocalTraining(privacy=fl.ExamplePrivacy(1.0, 1.0))))
+    with pytest.raises(
+        fl.ConfigurationError, match=r"persons are not known beforehand, which 'federation.local.privacy' needs"
+    ):
         run.fit(Plain(), data)
     assert data.evaluated_persons(1, "training").tolist() == [0] * 4 + [1] * 4 + [2] * 4
 
 
 def test_persons_of_the_clients_own_test_sets():
     sets = {"a": TensorDataset(*Blobs(n=12).train)}
-    data = ready(FederatedDataModule.from_clients(sets, test={"a": of_persons(6, ["x", "x", "y", "y", "y", "x"])}))
+    data = ready(fl.FederatedDataModule.from_clients(sets, test={"a": of_persons(6, ["x", "x", "y", "y", "y", "x"])}))
     x, y = data.evaluated_persons(0, "test")[[0, 2]].tolist()
     assert data.evaluated_persons(0, "test").tolist() == [x, x, y, y, y, x]
     assert x != y
@@ -123,7 +114,7 @@ def composed(releases: Iterable[tuple[float, float, int]], delta: float) -> floa
     return float(accountant.get_epsilon(delta))
 
 
-def spent_by_persons(data: FederatedDataModule, persons: Any, turns: Iterable[tuple[float, int]], delta: float) -> dict:
+def spent_by_persons(data: fl.FederatedDataModule, persons: Any, turns: Iterable[tuple[float, int]], delta: float) -> dict:
     """Epsilon of each person: at each client that holds one of its rows, the epochs of its turns, in batches of 5 rows.
 
     Args:
@@ -147,10 +138,10 @@ def spent_by_persons(data: FederatedDataModule, persons: Any, turns: Iterable[tu
 def test_epsilon_of_a_person_is_composed_over_the_clients_that_hold_its_rows(recwarn):
     """60 persons with 5 rows each, of whom most are at all four clients, in cohorts of three: by two accountants."""
     persons = np.array([f"p{k % 60}" for k in range(300)])
-    federation = FederatedOrchestrator(
-        local=LocalTraining(max_epochs=1, privacy=ExamplePrivacy(1.0, 1.2, 1e-5)), clients_per_round=3
+    federation = fl.FederatedOrchestrator(
+        local=fl.LocalTraining(max_epochs=1, privacy=fl.ExamplePrivacy(1.0, 1.2, 1e-5)), clients_per_round=3
     )
-    data = FederatedDataModule(Visits(persons, n=300), IIDPartitioner(4))
+    data = fl.FederatedDataModule(Visits(persons, n=300), fl.IIDPartitioner(4))
     updates = Updates()
     run = trainer(3, federation, updates)
     run.fit(Plain(), data)
@@ -169,11 +160,11 @@ def test_epsilon_of_a_person_is_composed_over_the_clients_that_hold_its_rows(rec
 def test_noise_is_solved_for_the_persons_at_several_clients(tmp_path):
     """Two planned rounds that are extended to four: the ledger's steps, with both noises, end at the target."""
     persons = np.arange(40) % 9
-    privacy = ExamplePrivacy(1.0, delta=1e-3, target_epsilon=3.0, extend=True)
+    privacy = fl.ExamplePrivacy(1.0, delta=1e-3, target_epsilon=3.0, extend=True)
     flags = {"default_root_dir": str(tmp_path), "enable_checkpointing": True}
     for rounds, checkpoint in ((2, None), (4, str(tmp_path / "last.ckpt"))):
-        federation = FederatedOrchestrator(local=LocalTraining(max_epochs=1, privacy=privacy))
-        data = FederatedDataModule(Visits(persons), Consecutive([15, 25]))
+        federation = fl.FederatedOrchestrator(local=fl.LocalTraining(max_epochs=1, privacy=privacy))
+        data = fl.FederatedDataModule(Visits(persons), Consecutive([15, 25]))
         trainer(rounds, federation, every_round(tmp_path), **flags).fit(Plain(), data, ckpt_path=checkpoint)
         ledger = [json.loads(line) for line in (tmp_path / "lightning_logs/privacy_ledger.jsonl").read_text().splitlines()]
         turns = [(line["noise"]["examples"], k) for line in ledger if "rates" in line for k in (0, 1)]
@@ -183,20 +174,10 @@ def test_noise_is_solved_for_the_persons_at_several_clients(tmp_path):
     assert len({noise for noise, _ in turns}) == 2
 
 
-@pytest.mark.slow
-def test_the_table_before_a_run_composes_over_clients_too():
-    persons = np.arange(40) % 13
-    federation = FederatedOrchestrator(local=LocalTraining(max_epochs=1, privacy=ExamplePrivacy(1.0, 1.5, 1e-3)))
-    data = ready(FederatedDataModule(Visits(persons), Consecutive([20, 20])))
-    configured, *_ = privacy_rows(federation, trainer(2, federation), data)
-    each = spent_by_persons(data, persons, [(1.5, 0), (1.5, 1)] * 2, 1e-3)
-    assert configured[-1] == pytest.approx(max(each.values()), rel=0.01, abs=0.01)
-
-
 def test_a_public_share_is_at_all_clients():
     """Of a row that every client trains on besides its own: the steps of both clients."""
-    data = FederatedDataModule(Blobs(n=41), IIDPartitioner(2), public_share=0.2)
-    run = trainer(1, FederatedOrchestrator(local=LocalTraining(max_epochs=1, privacy=ExamplePrivacy(1.0, 1.2, 1e-3))))
+    data = fl.FederatedDataModule(Blobs(n=41), fl.IIDPartitioner(2), public_share=0.2)
+    run = trainer(1, fl.FederatedOrchestrator(local=fl.LocalTraining(max_epochs=1, privacy=fl.ExamplePrivacy(1.0, 1.2, 1e-3))))
     run.fit(Plain(), data)
     sizes = [len(own) + len(data.splits.public) for own in data.splits.training]
     steps = [(1.2, 5 / size, math.ceil(size / 5)) for size in sizes]
@@ -205,11 +186,13 @@ def test_a_public_share_is_at_all_clients():
 
 def test_held_out_clients_share_nobody():
     """They never train, so a person of theirs and of one other client is at that one alone."""
-    data = ready(FederatedDataModule(Visits(np.arange(40) % 20), Consecutive([20, 20]), held_out_clients=["1"]))
+    data = ready(fl.FederatedDataModule(Visits(np.arange(40) % 20), Consecutive([20, 20]), held_out_clients=["1"]))
     assert data.client_datasets.sharing == []
 
 
 def test_privacy_of_clients_says_that_it_does_not_cover_persons_at_several(recwarn):
-    federate(Plain(), 1, data=Visits(np.arange(40) % 20), transforms=[ClientPrivacy(1.0, 1.0)], strategy=FedAvg("uniform"))
+    federate(
+        Plain(), 1, data=Visits(np.arange(40) % 20), transforms=[fl.ClientPrivacy(1.0, 1.0)], strategy=fl.FedAvg("uniform")
+    )
     said = [str(warning.message) for warning in recwarn]
     assert any("Epsilon of clients covers the examples that one client has of a person, not all" in text for text in said)

@@ -108,15 +108,6 @@ def test_workers_do_not_change_the_result_and_are_let_go_at_the_end():
     assert set(multiprocessing.active_children()) <= before
 
 
-@pytest.mark.slow
-def test_stacked_clients_read_their_own_examples():
-    one, other = (
-        final(workers, (13, 14, 13), engine=engine, limit_train_batches=2)
-        for workers, engine in ((0, "trainer"), (2, "stacked"))
-    )
-    assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
-
-
 def test_two_iterations_at_once_are_refused():
     resident = ResidentLoader(DataLoader(Readers(), num_workers=1))
     one, other = (iter(ClientLoader(resident, torch.arange(k, k + 6), 2, None)) for k in (0, 6))

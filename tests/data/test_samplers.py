@@ -85,11 +85,6 @@ def test_draws_depend_on_the_turn_alone(make):
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_without_a_federation_the_sampler_is_that_of_the_union():
-    data = ready(FederatedDataModule(Sampled(SubsetRandomSampler(range(5, 30)), numbers=True), Consecutive((10, 15))))
-    assert torch.cat([batch[0] for batch in data.train_dataloader()]).sort().values.tolist() == list(range(5, 30))
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from schema_refusals import YAML
+from table_refusals import YAML
 from three_hospitals import SCHEMA
 
 from fl_lightning import DataError

@@ -11,7 +11,6 @@ import pytest
 import torch
 from command_line import ADAFED
 from federations import ready
-from torch import nn
 
 from fl_lightning import DensityCount, DomainPartitioner, FederatedDataModule, IIDPartitioner, SimulatedCellsDataModule, UNet
 from fl_lightning.cells import CellSite
@@ -70,20 +69,6 @@ def test_images_do_not_depend_on_the_annotator_on_other_sites_or_on_their_number
     assert not torch.equal(set_up()._test.tensors[0][:3], one[:3])
 
 
-@pytest.mark.slow
-def test_the_sites_by_default_differ():
-    data = ready(SimulatedCellsDataModule())
-    assert len(data.sites) == 5
-    assert len(data._train) == 360
-    images, densities = data._train.tensors
-    of = {name: data._train.domains == k for k, name in enumerate(data.sites)}
-    counts = densities.sum(dim=(1, 2, 3)) / 100
-    assert counts[of["crowded"]].min() >= 29.9
-    assert counts[of["careless"]].mean() < 0.85 * counts[of["clear"]].mean()
-    deviation = {name: float((images[mask].float() / 255).diff(dim=3).std()) for name, mask in of.items()}
-    assert deviation["noisy"] > 1.2 * deviation["clear"] > 1.5 * deviation["blurred"]
-
-
 def test_from_yaml(fl):
     """A site without cells is fine beside others."""
     sites = "{north: {images: 4, cells: [1, 2], blur: 2.0}, south: {images: 6}}"
@@ -133,22 +118,3 @@ def test_counts_are_sums_in_full_precision():
     assert half.dtype == torch.float32
     assert half.tolist() == [90_000, 90_000]
     assert not list(DensityCount().parameters())
-
-
-@pytest.mark.slow
-def test_a_small_unet_learns_to_count():
-    """Below a third of the error of whoever says the mean of the training images, after some seconds."""
-    data = ready(SimulatedCellsDataModule({"one": CellSite(images=160)}, image_size=48, test_images=40))
-    torch.manual_seed(0)
-    net, count = UNet(width=8), DensityCount()
-    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
-    images, densities = data._train.tensors
-    for _ in range(8):
-        for chosen in torch.randperm(160).split(8):
-            optimizer.zero_grad()
-            nn.functional.mse_loss(net(images[chosen] / 255), densities[chosen]).backward()
-            optimizer.step()
-    held, true = data._test.tensors[0] / 255, count(data._test.tensors[1])
-    with torch.no_grad():
-        error = (count(net(held)) - true).abs().mean()
-    assert error < (count(densities).mean() - true).abs().mean() / 3

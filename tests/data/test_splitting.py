@@ -71,14 +71,6 @@ def test_the_numbers_of_the_classes_do_not_matter(scale):
     assert [part.tolist() for part in taken] == [part.tolist() for part in expected]
 
 
-@pytest.mark.parametrize("size", [200, 400, 1037])
-def test_holds_out_as_many_of_each_class_as_scikit_learn(size):
-    labels = mixed([523, 1187, 64, 302])
-    _, taken = hold_out(Partition.of_parts([torch.arange(2076)]), torch.tensor([size]), labels, torch.Generator())
-    _, theirs = train_test_split(labels.numpy(), test_size=size, stratify=labels.numpy(), random_state=0)
-    assert table_of(taken, labels, 4)[0] == np.bincount(theirs).tolist()
-
-
 @given(st.lists(st.integers(2, 40), min_size=1, max_size=5), st.data())
 def test_holds_out_what_scikit_learn_does_to_within_one(counts, data):
     labels = mixed(counts)

@@ -56,17 +56,6 @@ def test_three_unlike_exports_are_the_clean_table(schema):
         assert (one.train_set.classes, one.feature_names) == (("healthy", "relapse", "dead"), again.feature_names)
 
 
-def test_the_servers_set_lacks_a_class(schema):
-    frame = clean()
-    frame[frame["outcome"] != "healthy"].drop(columns="hospital").to_csv("server.csv", index=False)
-    frame.drop(columns="hospital").to_csv("clean.csv", index=False)
-    data = set_up("clean.csv", schema=schema, test_path="server.csv")
-    loader = data.val_dataloader()
-    assert set(torch.cat([labels for _, labels in loader]).tolist()) == {1, 2}
-    alone = ready(TableDataModule(None, schema=schema, test_path="server.csv", standardize=False))
-    assert torch.equal(alone.val_dataloader().tensors[1], loader.tensors[1])
-
-
 def test_targets_of_all_types():
     Path("x.csv").write_text("a,b\n1,yes\n2,no\n3,TRUE\n")
     data = set_up("x.csv", schema=small("name: a, type: number", "name: b, type: boolean", target="b"))

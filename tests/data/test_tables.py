@@ -91,14 +91,6 @@ def test_a_column_names_the_clients():
     assert data.train_set.domains.tolist() == [0, 1, 0]
 
 
-def test_columns_go_by_their_names():
-    write("c/one.csv", "a,b,target", "1,2,3", "4,5,6")
-    write("c/two.csv", "target,b,a", "7,8,9")
-    inputs, targets = set_up("c", standardize=False, test_share=0.0).train_set.tensors
-    assert inputs.tolist() == [[1, 2], [4, 5], [9, 8]]
-    assert targets.tolist() == [3, 6, 7]
-
-
 def test_features_alone():
     write("x.csv", "a,b,target", "1,2,3", "4,5,6")
     data = set_up("x.csv", target=None, standardize=False, test_share=0.0, batch_size=1)

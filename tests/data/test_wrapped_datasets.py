@@ -12,14 +12,7 @@ import torch
 from federations import ready
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
-from fl_lightning import (
-    ClassesPartitioner,
-    ColumnPartitioner,
-    DataError,
-    FederatedDataModule,
-    FederationReport,
-    IIDPartitioner,
-)
+from fl_lightning import ClassesPartitioner, ColumnPartitioner, DataError, FederatedDataModule, FederationReport, IIDPartitioner
 from fl_lightning.data.client_part import ClientPart
 from fl_lightning.data.labels import labels_at_hand, read_column, read_labels, read_persons
 
@@ -211,24 +204,6 @@ def test_persons_and_columns_inside_a_wrapper_that_reads_in_its_own_way_are_refu
     assert read_column(dataset, name)[1] == ("north", "south")
 
 
-class OneWay(Subset[Any]):
-    """Overrides '__getitem__' alone, which a DataLoader does not call."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset, self.indices = dataset, range(len(dataset))
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.dataset[index][0], 0
-
-
-def test_labels_of_a_subclass_of_subset_are_those_that_a_loader_reads():
-    """torch 2.15 refuses it on its own."""
-    data = ready(FederatedDataModule.from_clients({"a": OneWay(of_tensors())}, shuffle=False))
-    assert read_labels(OneWay(of_tensors())).tolist() == [
-        label for _, own in data.client(0, 0).train_dataloader() for label in own
-    ]
-
-
 def test_examples_counted_from_the_end_of_joined_datasets():
     joined = ConcatDataset(
         [TensorDataset(torch.arange(3), torch.arange(3)), TensorDataset(torch.arange(3, 8), torch.arange(3, 8))]
@@ -237,13 +212,6 @@ def test_examples_counted_from_the_end_of_joined_datasets():
     assert [int(row) for row, _ in ClientPart(dataset, [0, 1]).__getitems__([0, 1])] == [7, 0]
     assert [int(row) for row, _ in ClientPart(dataset, [0, 1]).__getitems__([0])] == [7]
     assert read_labels(dataset).tolist() == [7, 0]
-
-
-@pytest.mark.parametrize("column", ["dataset", "indices"])
-def test_a_column_may_be_called_like_a_part_of_a_wrapper(column):
-    inside = Plain(**{column: OWN["domains"]})
-    assert read_column(Subset(inside, range(ROWS)), column)[1] == ("north", "south")
-    assert read_column(ConcatDataset([Subset(inside, range(30))]), column)[0].tolist() == [0] * 25 + [1] * 5
 
 
 # ---------------------------------------------------------------- batches

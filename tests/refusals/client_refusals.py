@@ -6,47 +6,27 @@ from typing import Any, ClassVar
 
 import lightning as L
 import torch
+from algorithms import Following
 from engine_runs import optimized, stepping, variant
 from federations import Blobs, Plain, trainer
 from lightning.pytorch.callbacks import BackboneFinetuning
-from refusing import Refusal, fitting
+from refusing import Refusal, fits
 from sparse_gradients import SPARSE, Words
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fl_lightning import (
-    APFL,
-    MOON,
-    Attackers,
-    CalibrationCurve,
-    DataError,
-    Ditto,
-    ExamplePrivacy,
-    FedBABU,
-    FedCyclic,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    FedMedian,
-    FedNova,
-    FedRep,
-    LocalOnly,
-    LocalTraining,
-    PersonalPart,
-    PFedMe,
-    SecureAggregation,
-    Storage,
-)
+import fl_lightning as fl
 from fl_lightning.clients.answering import refuse_questions
 
 MANUAL = {"automatic_optimization": property(lambda self: False, lambda self, _: None)}
 HALVES = variant(
     configure_optimizers=lambda self: [torch.optim.SGD(self.net[k].parameters(), lr=0.1) for k in (0, 2)], **MANUAL
 )
-PRIVATE = LocalTraining(privacy=ExamplePrivacy(1.0, 0.5, noise_seed=7))
-KEPT, PROXIMAL = LocalTraining(optimizer_state="kept"), LocalTraining(proximal_mu=0.1)
-STACKED = LocalTraining(engine="stacked")
-FIRST = [PersonalPart(names="net.0")]
-HEAD = [PersonalPart(names="net.2.*")]
+PRIVATE = fl.LocalTraining(privacy=fl.ExamplePrivacy(1.0, 0.5, noise_seed=7))
+KEPT, PROXIMAL = fl.LocalTraining(optimizer_state="kept"), fl.LocalTraining(proximal_mu=0.1)
+STACKED = fl.LocalTraining(engine="stacked")
+FIRST = [fl.PersonalPart(names="net.0")]
+HEAD = [fl.PersonalPart(names="net.2.*")]
 
 
 class Named(Plain):
@@ -62,18 +42,6 @@ class Named(Plain):
         h, _ = self.memory(self.body(x))
         self.norm(h)
         return self.last(h)
-
-
-class Follower(Plain):
-    """A frozen target follows the network."""
-
-    def __init__(self):
-        super().__init__()
-        self.target = nn.Linear(4, 8).requires_grad_(False)
-
-    def training_step(self, batch, batch_idx):
-        self.target.weight.data = self.target.weight.data * 0.9 + self.net[0].weight.data * 0.1
-        return super().training_step(batch, batch_idx)
 
 
 class Lowest(Plain):
@@ -155,126 +123,69 @@ class TwoLoaders(L.LightningDataModule):
 
 
 def fit_of_two_loaders() -> None:
-    data = FederatedDataModule.from_clients({"a": TwoLoaders()}, val=TensorDataset(*Blobs().val))
-    trainer(1, FederatedOrchestrator()).fit(Plain(), data)
-
-
-def fits(words: str, **settings: Any) -> Refusal:
-    return Refusal(fitting(**settings), words)
+    data = fl.FederatedDataModule.from_clients({"a": TwoLoaders()}, val=TensorDataset(*Blobs().val))
+    trainer(1, fl.FederatedOrchestrator()).fit(Plain(), data)
 
 
 REFUSALS = [
     # a model of each client's own
-    Refusal(lambda: Ditto(-1.0), "'federation.strategy.strength' must be 0 or above"),
-    Refusal(lambda: PFedMe(0.0), "'federation.strategy.strength' must be above 0"),
-    Refusal(lambda: PFedMe(steps=0), "'federation.strategy.steps' must be 1 or above"),
-    Refusal(lambda: PFedMe(lr=0.1), "'federation.strategy.lr' must be above 0 and at most 1 / strength"),
-    Refusal(lambda: PFedMe(beta=0.0), "'federation.strategy.beta' must be above 0"),
-    Refusal(lambda: APFL(1.1), "'federation.strategy.alpha' must be in [0, 1], but is 1.1"),
-    Refusal(lambda: APFL(0.5, -1.0), "'federation.strategy.alpha_lr' must be 0 or above"),
-    fits("which the route FedCyclic does not support", strategy=Ditto(), route=FedCyclic()),
-    fits("keep parts of its own, but Ditto keeps a complete model of each client's own", strategy=Ditto(), personal=FIRST),
-    fits("keep parts of its own, but APFL keeps a complete model of each client's own", strategy=APFL(), personal=FIRST),
-    fits("APFL", strategy=APFL(), route=LocalOnly("val_acc")),
-    fits(
-        "'federation.attackers.discard_global' gives clients complete models of their own, but PFedMe keeps",
-        strategy=PFedMe(),
-        attackers=Attackers(discard_global=[1]),
-    ),
-    fits("Ditto trains a second model ... 'federation.local.privacy' does not cover", strategy=Ditto(), local=PRIVATE),
-    fits("pFedMe counts the steps of one optimizer", strategy=PFedMe(), module=HALVES),
+    fits("which the route FedCyclic does not support", strategy=fl.Ditto(), route=fl.FedCyclic()),
+    fits("keep parts of its own, but Ditto keeps a complete model of each client's own", strategy=fl.Ditto(), personal=FIRST),
+    fits("keep parts of its own, but APFL keeps a complete model of each client's own", strategy=fl.APFL(), personal=FIRST),
+    fits("APFL", strategy=fl.APFL(), route=fl.LocalOnly("val_acc")),
+    fits("'federation.attackers.discard_global' gives", strategy=fl.PFedMe(), attackers=fl.Attackers(discard_global=[1])),
+    fits("Ditto trains a second model ... 'federation.local.privacy' does not cover", strategy=fl.Ditto(), local=PRIVATE),
+    fits("pFedMe counts the steps of one optimizer", strategy=fl.PFedMe(), module=HALVES),
     # further passes
-    Refusal(lambda: MOON("net.2", -1.0), "'federation.strategy.mu' must be 0 or above, but is -1.0"),
-    Refusal(lambda: MOON("net.2", 1.0, 0.0), "'federation.strategy.temperature' must be above 0"),
-    fits(
-        "'federation.strategy.representation' is 'nte.2', but ... has no such part. Did you mean net.2? It has: net, ",
-        strategy=MOON("nte.2"),
-    ),
-    fits("is '0', which is the name of 3 parts of Named: net.0, body.0, idle.0. Write", strategy=MOON("0"), module=Named),
-    fits("output of 'idle.0' of Named, but 'training_step' does not call this part.", strategy=MOON("idle.0"), module=Named),
-    fits("of 'memory' of Named, which has the type tuple, but it needs", strategy=MOON("memory"), module=Named),
-    fits("of 'norm' of Named, which has the shape (40,), but it", strategy=MOON("norm"), module=Named),
-    fits("ModelContrast, a part of ... but Variant optimizes manually", strategy=MOON("net.2"), module=variant(**MANUAL)),
+    fits("'federation.strategy.representation' is 'nte.2', ... Did you mean net.2? It has: net, ", strategy=fl.MOON("nte.2")),
+    fits("is '0', which is the name of 3 parts of Named: net.0, body.0, idle.0. Write", strategy=fl.MOON("0"), module=Named),
+    fits("output of 'idle.0' of Named, but 'training_step' does not call this part.", strategy=fl.MOON("idle.0"), module=Named),
+    fits("of 'memory' of Named, which has the type tuple, but it needs", strategy=fl.MOON("memory"), module=Named),
+    fits("of 'norm' of Named, which has the shape (40,), but it", strategy=fl.MOON("norm"), module=Named),
+    fits("ModelContrast, a part of ... but Variant optimizes manually", strategy=fl.MOON("net.2"), module=variant(**MANUAL)),
     fits(
         "passes each batch through the module again, but Variant.training_step takes 'dataloader_iter'",
-        strategy=APFL(),
+        strategy=fl.APFL(),
         module=variant(training_step=lambda self, dataloader_iter: None),
     ),
-    fits("FedCyclic sends a single model ... MOON has nothing", strategy=MOON("net.2"), route=FedCyclic()),
-    fits(
-        "MOON trains ... which 'federation.local.privacy' does not cover",
-        strategy=MOON("net.2"),
-        local=PRIVATE,
-    ),
-    fits("APFL trains a second model ... 'federation.local.privacy' does not", strategy=APFL(), local=PRIVATE),
-    fits(
-        "so 'federation.local.gradient_clip_val' (1.0) would clip the norm of both gradients together",
-        strategy=APFL(),
-        local=LocalTraining(gradient_clip_val=1.0),
-    ),
-    fits("with one optimizer, but LBFGS treats all parameters as", strategy=APFL(), module=optimized(torch.optim.LBFGS)),
-    fits("training changes the frozen tensor 'target.weight', of which", strategy=APFL(), module=Follower),
+    fits("FedCyclic sends a single model ... MOON has nothing", strategy=fl.MOON("net.2"), route=fl.FedCyclic()),
+    fits("MOON trains ... which 'federation.local.privacy' does not cover", strategy=fl.MOON("net.2"), local=PRIVATE),
+    fits("APFL trains a second model ... 'federation.local.privacy' does not", strategy=fl.APFL(), local=PRIVATE),
+    fits("so 'federation.local.gradient_clip_val' (1.0)", strategy=fl.APFL(), local=fl.LocalTraining(gradient_clip_val=1.0)),
+    fits("with one optimizer, but LBFGS treats all parameters as", strategy=fl.APFL(), module=optimized(torch.optim.LBFGS)),
+    fits("training changes the frozen tensor 'target.weight', of which", strategy=fl.APFL(), module=Following),
     # phases
-    Refusal(lambda: FedRep(0), "'federation.strategy.head_epochs' must be 1 or above, but is 0"),
-    fits("FedRep needs a head of each client, but 'federation.personal' is empty", strategy=FedRep()),
-    fits("FedBABU needs a head of each client", strategy=FedBABU()),
-    fits(
-        "needs 2 local epochs or more, but 'federation.local.max_epochs' is 1",
-        strategy=FedRep(),
-        personal=HEAD,
-        local=LocalTraining(),
-    ),
-    fits("matches every parameter, so FedBABU has nothing", strategy=FedBABU(), personal=[PersonalPart(names="*")]),
+    fits("FedRep needs a head of each client, but 'federation.personal' is empty", strategy=fl.FedRep()),
+    fits("FedBABU needs a head of each client", strategy=fl.FedBABU()),
+    fits("needs 2 local epochs or more, but", strategy=fl.FedRep(), personal=HEAD, local=fl.LocalTraining()),
+    fits("matches every parameter, so FedBABU has nothing", strategy=fl.FedBABU(), personal=[fl.PersonalPart(names="*")]),
     # what clients keep, and tensors that training creates, resizes or hides
-    Refusal(lambda: LocalTraining(progress="yes"), "'progress' must be 'run' or 'round'"),
-    Refusal(lambda: LocalTraining(optimizer_state="yes"), "'optimizer_state' must be 'fresh' or 'kept'"),
-    fits("FedNova has no rule for momentum from earlier rounds", strategy=FedNova(), local=KEPT),
-    fits(
-        "optimizers are other ones (Adagrad of ... than in the client's last turn (Adam ... 'kept'",
-        module=Switching,
-        local=KEPT,
-        rounds=2,
-    ),
-    fits(
-        "Remembering keeps 'history' (a object) from turn to turn, but ... to 'fresh'",
-        module=optimized(Remembering),
-        local=KEPT,
-        rounds=2,
-    ),
+    fits("FedNova has no rule for momentum from earlier rounds", strategy=fl.FedNova(), local=KEPT),
+    fits("optimizers are other ones (Adagrad of ... than in the client's last turn", module=Switching, local=KEPT, rounds=2),
+    fits("Remembering keeps 'history' (a object) from turn to turn, but", module=optimized(Remembering), local=KEPT, rounds=2),
     fits("'client_state' names 'thing', which holds a type", module=variant(client_state="thing", thing={"a": [object]})),
-    fits(
-        "'client_state' of Variant names 'queu', but after a client's training the part has no attribute or buffer",
-        module=variant(client_state=("queu",)),
-    ),
-    fits(
-        "Training created the parameter 'head.weight' of Variant, which the global",
-        module=stepping(creates_a_head),
-    ),
+    fits("'client_state' of Variant names 'queu', but after a client's training the", module=variant(client_state=("queu",))),
+    fits("Training created the parameter 'head.weight' of Variant, which the global", module=stepping(creates_a_head)),
     fits("Late builds 'head.weight' in 'on_fit_start', after Lightning has called", module=Late),
     fits("Training replaced the layer of 'net.0.weight' of Variant", module=replacing(nn.Linear)),
     fits("Cannot copy 'net.0.weight' of Scripted ... torch.jit.script", module=Scripted),
-    fits(
-        "optimizers of HiddenLayers train 2 tensors that it does not contain, the first of shape (3, 3), so no client",
-        module=HiddenLayers,
-    ),
-    fits("Training changes 'low' ... FedMedian does not cover such tensors", module=Lowest, strategy=FedMedian()),
+    fits("optimizers of HiddenLayers train 2 tensors that it does not contain, the first of shape (3,", module=HiddenLayers),
+    fits("Training changes 'low' ... FedMedian does not cover such tensors", module=Lowest, strategy=fl.FedMedian()),
     fits(
         "Training changes 'low' ... 'federation.secure_aggregation' does not cover such tensors",
         module=Lowest,
-        secure_aggregation=SecureAggregation(),
+        secure_aggregation=fl.SecureAggregation(),
     ),
     fits("ProximalRule, ... but SparseAdam needs sparse gradients. Use Adam, or", module=SPARSE, local=PROXIMAL),
     fits("Stacked clients do not support Embedding with sparse gradients", module=Words, local=STACKED),
-    fits("Stacked clients do not support ModelContrast, a part of the strategy", strategy=MOON("net.2"), local=STACKED),
-    fits("Stacked clients do not support", strategy=PFedMe(), local=STACKED),
-    Refusal(lambda: Storage(disk=0), "'federation.storage.disk' must be above 0, in GiB, or null, but is 0"),
+    fits("Stacked clients do not support ModelContrast, a part of the strategy", strategy=fl.MOON("net.2"), local=STACKED),
+    fits("Stacked clients do not support", strategy=fl.PFedMe(), local=STACKED),
     Refusal(lambda: refuse_questions({}), "No metric may be asked for here by its class"),
-    Refusal(lambda: CalibrationCurve(0), "'CalibrationCurve.bins' must be from 1 to 1000, but is 0"),
     # loaders and callbacks
-    Refusal(fit_of_two_loaders, "Client 'a' trains on a dict, but needs a single torch DataLoader", DataError),
+    Refusal(fit_of_two_loaders, "Client 'a' trains on a dict, but needs a single torch DataLoader", fl.DataError),
     fits("'trainer.reload_dataloaders_every_n_epochs' is 1, but ... Remove it", flags={"reload_dataloaders_every_n_epochs": 1}),
     fits(  # it would thaw them in each turn's own optimizer, and expects the learning rates of the turn before
         "'federation.local.callbacks' contains BackboneFinetuning, which keeps a state ... begins anew in every turn",
-        local=LocalTraining(callbacks=[BackboneFinetuning(unfreeze_backbone_at_epoch=3)]),
+        local=fl.LocalTraining(callbacks=[BackboneFinetuning(unfreeze_backbone_at_epoch=3)]),
     ),
 ]

@@ -1,25 +1,269 @@
-"""What the engine ``fabric`` cannot honour, and which settings, rules and strategies stacked clients have no form for."""
+"""What the engines 'fabric' and 'stacked' cannot honour."""
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+import random
+import secrets
+from collections import deque
+from typing import Any, ClassVar
 
 import lightning as L
+import numpy as np
 import torch
-from engine_runs import stepping, variant
-from federations import Consecutive, Plain
+from engine_runs import optimized, scheduled, stepping, variant
+from federations import CLASSES, Consecutive, Plain, network
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
-from refusing import Refusal, fitting
+from refusing import Refusal, fits
+from torch import nn, optim
 from torch.nn import functional as F
 from torch.optim import SGD
+from torch.utils.checkpoint import checkpoint
 
-from fl_lightning import APFL, MOON, ClientRule, Ditto, FedAvg, FedBABU, LocalTraining, PersonalPart, PFedMe
+from fl_lightning import (
+    APFL,
+    MOON,
+    ClassificationTask,
+    ClientRule,
+    CrossEntropy,
+    Ditto,
+    FedAvg,
+    FedBABU,
+    LocalTraining,
+    PersonalPart,
+    PFedMe,
+    ProximalLoss,
+)
+
+# ------ Modules that one call of the step for all stacked clients wo
+
 
 LOSS = F.cross_entropy
 
 
+class Counter:
+    __slots__ = ("n",)
+    seen: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def __call__(self) -> float:
+        self.n += 1
+        return 1 + 0.1 * self.n
+
+
+class Scaling(nn.Module):
+    """Keeps its state where ``state_dict`` does not look, and behind an underscore."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[int] = []
+
+    def forward(self, x):
+        return x * append(self._calls)
+
+
+def append(values):
+    values.append(1)
+    return 1 + 0.1 * len(values)
+
+
+def times(factor: Any) -> Any:
+    """A module whose loss has a factor of the module."""
+    return stepping(lambda self, x, y, _: LOSS(self(x), y) * factor(self))
+
+
+def holding(make: Any, use: Any) -> Any:
+    """A module that holds an object, with which each step changes the loss."""
+    return variant(times(lambda self: use(self.held)), __init__=lambda self: [Plain.__init__(self), holds(self, make())][0])
+
+
+def holds(module: Any, value: Any) -> None:
+    module.held = value
+
+
+def adding(layer: Any) -> Any:
+    return variant(__init__=lambda self: [Plain.__init__(self), self.net.append(layer())][0])
+
+
+def later(change: Any) -> Any:
+    """A module whose third batch changes something, which the trial of the first does not see."""
+    return stepping(lambda self, x, y, i: [LOSS(self(x), y), change(self) if i == 2 else None][0])
+
+
+def hooked(change: Any, name: str = "on_train_epoch_end", base: Any = Plain, **more: Any) -> Any:
+    return variant(base, **{name: change}, stacked_hooks=(name,), **more)
+
+
+def with_default(self, batch, batch_idx, values=[]):  # noqa: B006
+    return LOSS(self(batch[0]), batch[1]) * append(values)
+
+
+def collecting(self, x, y, batch_idx):
+    loss = LOSS(self(x), y)
+    self.outputs.append(loss)
+    return loss
+
+
+def averaging(self):
+    self.log("mean", torch.stack(self.outputs).mean())
+
+
+GLOBAL: list[int] = []
+HELD = [
+    holding(lambda: {"n": []}, lambda held: append(held["n"])),
+    holding(list, append),
+    holding(deque, append),
+    holding(lambda: np.zeros(1), lambda array: 1 + 0.1 * float(np.add(array, 1, out=array)[0])),
+    holding(Counter, lambda counter: counter()),
+    holding(Counter, lambda counter: append(counter.seen)),
+    holding(itertools.count, next),
+    holding(lambda: np.random.default_rng(0), lambda rng: rng.random()),
+    holding(lambda: np.random.RandomState(0), lambda rng: rng.rand()),
+    holding(lambda: random.Random(0), lambda rng: rng.random()),
+]
+FREEZING = hooked(lambda self: self.net[0].requires_grad_(self.current_epoch == 1), "on_train_epoch_start")
+LATE_OUTPUTS = later(lambda self: collecting(self, torch.ones(5, 4), torch.zeros(5).long(), 0))
+CHANGED: list[tuple[str, Any]] = [
+    *(("held", module) for module in HELD),
+    ("net.3._calls", adding(Scaling)),
+    ("Variant.seen", variant(times(lambda self: append(self.seen)), seen=[])),
+    ("_hparams", times(lambda self: append(self.hparams.setdefault("seen", [])))),
+    ("mean", stepping(lambda self, x, y, _: LOSS(self(x) - remembered(self, x), y))),
+    ("steps", times(lambda self: setattr(self, "steps", getattr(self, "steps", 0) + 1) or 1)),
+    ("Variant.total", variant(times(lambda self: 1 / self.total.add_(1)), total=torch.zeros(()))),
+    ("late", later(lambda self: setattr(self, "late", 1))),
+    ("net.training", later(lambda self: self.net.eval())),
+    ("epochs", hooked(lambda self: setattr(self, "epochs", getattr(self, "epochs", 0) + 1))),
+    ("net.0.weight", FREEZING),
+    ("net.0.bias", hooked(lambda self: nn.init.zeros_(self.net[0].bias))),
+    ("Variant.seen", hooked(lambda self: append(self.seen), "on_fit_start", seen=[])),
+    ("Variant.outputs", hooked(averaging, base=stepping(collecting), outputs=[])),
+    ("Variant.outputs", hooked(averaging, base=LATE_OUTPUTS, outputs=[])),
+]
+
+
+def remembered(module: Any, x: Any) -> Any:
+    """A mean that is no buffer."""
+    module.mean = getattr(module, "mean", 0) * 0.9 + module(x).detach().mean(0)
+    return module.mean
+
+
+OTHER_LOSS = [
+    holding(lambda: (lambda values: lambda: append(values))([]), lambda closure: closure()),
+    holding(lambda: (1 + n / 10 for n in itertools.count()), next),
+    variant(training_step=with_default),
+    times(lambda self: append(GLOBAL)),
+    times(lambda self: 1 + secrets.randbelow(2**30)),  # as a clock: reached through a module, whose content does not count
+]
+
+
+def computing(self, x, y, batch_idx):
+    self.train_acc.update(self(x), y)
+    self.log("now", self.train_acc.compute())
+    return LOSS(self(x), y)
+
+
+def clamped(parameters):
+    optimizer = SGD(parameters, 0.1)
+    optimizer.register_step_post_hook(lambda *_: None)
+    return optimizer
+
+
+def percent(self, x, y, batch_idx):
+    logits = self(x)
+    self.log("percent", 100 * self.train_acc(logits, y))
+    return LOSS(logits, y)
+
+
+def setting_data(self, x, y, batch_idx):
+    """Under vmap this can end the process."""
+    kept = torch.zeros(8)
+    kept.data = self.net[0].bias * 0.1
+    return LOSS(self(x), y)
+
+
+def shrinking(self, x, y, batch_idx):
+    with torch.no_grad():
+        self.net[0].weight.mul_(0.9)
+    return LOSS(self(x), y)
+
+
+def asking_late(self, x, y, batch_idx):
+    loss = LOSS(self(x), y)
+    return loss * loss.item() if batch_idx == 2 else loss
+
+
+UNLIKE = ", which the engine 'stacked' of local training does not {}. Set 'federation.local.engine' to 'trainer'"
+NOT_FOLLOWED, NOT_PROVIDED = UNLIKE.format("follow"), UNLIKE.format("provide")
+SHARED_HOOK = "which stacked clients would share. Set ... 'trainer'. ... stacked_hooks = ('on_train_batch_end',)"
+MODULES: dict[str, Any] = {
+    f"asks for 'trainer.is_last_batch'{NOT_PROVIDED}": times(lambda self: 3 if self.trainer.is_last_batch else 1),
+    "asks for 'trainer.callback_metrics'": times(lambda self: 1 + len(self.trainer.callback_metrics)),
+    "asks for 'trainer.datamodule'": times(lambda self: len(self.trainer.datamodule.train_dataloader())),
+    "asks for 'trainer.callbacks'": times(lambda self: 1 + len(self.trainer.callbacks)),
+    f"sets 'trainer.should_stop'{NOT_FOLLOWED}": times(lambda self: setattr(self.trainer, "should_stop", True) or 1),
+    f"overrides 'on_train_batch_end', {SHARED_HOOK}": variant(on_train_batch_end=lambda self, *_: None),
+    f"overrides 'optimizer_step'{NOT_FOLLOWED}": variant(optimizer_step=lambda self, *_: None),
+    "overrides 'lr_scheduler_step'": variant(lr_scheduler_step=lambda self, *_: None),
+    "overrides 'backward'": variant(backward=lambda self, loss: loss.backward()),
+    "overrides 'teardown'": variant(teardown=lambda self, stage: None),
+    "builds its networks in 'setup' ... in '__init__', or set ... 'trainer'": variant(setup=lambda self, stage: None),
+    "optimizes manually": variant(automatic_optimization=property(lambda self: False, lambda self, _: None)),
+    "configures LBFGS, but ... only one of SGD, ... 'trainer'": optimized(optim.LBFGS),
+    "configures no optimizer": variant(configure_optimizers=lambda self: None),
+    "ReduceLROnPlateau would need": scheduled(optim.lr_scheduler.ReduceLROnPlateau, monitor="train_loss"),
+    "called random operation ... 'trainer'": stepping(lambda self, x, y, _: LOSS(self(x + torch.randn_like(x)), y)),
+    "draws random numbers from torch, NumPy": times(lambda self: np.random.rand()),
+    "draws random numbers from torch, NumPy or Python's random": times(lambda self: random.random()),
+    "The 'on_train_epoch_end' of Variant draws random numbers": hooked(lambda self: self.log("drawn", torch.rand(()))),
+    "calling .item()": times(lambda self: self.net[0].weight.sum().item()),
+    "It looks like you're either (1) calling .item()": stepping(asking_late),
+    "returns no loss": stepping(lambda self, x, y, i: None if i else LOSS(self(x), y)),
+    "Cannot stack the training_step": stepping(percent),
+    "depends on batch_idx, which stacked clients do not support": stepping(
+        lambda self, x, y, i: LOSS(self(F.dropout(x, 0.5) if i % 2 else x), y)
+    ),
+    "depends on batch_idx": stepping(lambda self, x, y, i: LOSS(self(F.dropout(x, 0.8 if i % 2 else 0.1)), y)),
+    "computes a MulticlassAccuracy ... Log the metric itself": stepping(computing),
+    "has no gradient": stepping(lambda self, x, y, _: LOSS(self(x).detach(), y)),
+    "registered hooks": optimized(clamped),
+    "do not support alpha dropout": stepping(lambda self, x, y, _: LOSS(self(F.alpha_dropout(x, 0.5, training=True)), y)),
+    "do not support AlphaDropout": adding(lambda: nn.AlphaDropout(0.1)),
+    "setting 'tensor.data'": stepping(setting_data),
+    "saved tensor hooks": stepping(lambda self, x, y, _: LOSS(checkpoint(self.net, x, use_reentrant=False), y)),
+    "changes its batch in place": stepping(lambda self, x, y, _: LOSS(self(x.mul_(2)), y)),
+    "changes 'net.0.weight' in place": stepping(shrinking),
+    "'stacked_hooks' of Variant names 'on_after_backward', which": hooked(lambda self: None, "on_after_backward"),
+    "contains a ProximalLoss ... 'federation.local.proximal_mu'": lambda: ClassificationTask(
+        network(), CLASSES, ProximalLoss(CrossEntropy(), 0.1)
+    ),
+}
+
+
+def stacked(module: Any, words: str) -> Refusal:
+    return fits(words, module=module, local=LocalTraining(engine="stacked", max_epochs=2))
+
+
+AGAIN = "returns another loss when it runs again ( ... , then ... stacked clients would share ... 'trainer'"
+STACKED = [
+    *(
+        stacked(
+            module, f"of Variant changes '{name}' or what it refers to, which stacked clients would share. Set ... 'trainer'"
+        )
+        for name, module in CHANGED
+    ),
+    *(stacked(module, f"of Variant {AGAIN}") for module in OTHER_LOSS),
+    *(stacked(module, words) for words, module in MODULES.items()),
+]
+
+
+# ------ What the engine ``fabric`` cannot honour, and which settings
+
+
 def on(engine: Any, words: str, module: Any = Plain, parts: Any = None, **local: Any) -> Refusal:
-    return Refusal(fitting(module=module, local=LocalTraining(engine=engine, **local), **(parts or {})), words)
+    return fits(words, module=module, local=LocalTraining(engine=engine, **local), **(parts or {}))
 
 
 def starting(change: Any) -> Any:
@@ -31,18 +275,16 @@ def takes_iterator(self, dataloader_iter):
 
 
 INSTEAD = ", which the engine 'fabric' of local training does not {}. Set 'federation.local.engine' to 'trainer'."
-NOT_FOLLOWED, NOT_PROVIDED = INSTEAD.format("follow"), INSTEAD.format("provide")
+UNFOLLOWED, UNPROVIDED = INSTEAD.format("follow"), INSTEAD.format("provide")
 FABRIC: dict[str, Any] = {
-    f"optimizes manually ... {NOT_FOLLOWED}": variant(
-        automatic_optimization=property(lambda self: False, lambda self, _: None)
-    ),
-    f"overrides 'backward'{NOT_FOLLOWED}": variant(backward=lambda self, loss: loss.backward()),
+    f"optimizes manually ... {UNFOLLOWED}": variant(automatic_optimization=property(lambda self: False, lambda self, _: None)),
+    f"overrides 'backward'{UNFOLLOWED}": variant(backward=lambda self, loss: loss.backward()),
     "overrides 'configure_gradient_clipping'": variant(configure_gradient_clipping=lambda self, *_: None),
-    f"takes 'dataloader_iter'{NOT_FOLLOWED}": variant(training_step=takes_iterator),
+    f"takes 'dataloader_iter'{UNFOLLOWED}": variant(training_step=takes_iterator),
     "returns 0 optimizers ... or set 'federation.local.engine'": variant(configure_optimizers=lambda self: None),
     "overrides 'log'": variant(log=lambda self, *_, **__: None),
-    f"sets 'trainer.max_steps'{NOT_FOLLOWED}": starting(lambda self: setattr(self.trainer, "max_steps", 3)),
-    f"asks for 'trainer.strategy.reduce'{NOT_PROVIDED}": starting(lambda self: self.trainer.strategy.reduce(1)),
+    f"sets 'trainer.max_steps'{UNFOLLOWED}": starting(lambda self: setattr(self.trainer, "max_steps", 3)),
+    f"asks for 'trainer.strategy.reduce'{UNPROVIDED}": starting(lambda self: self.trainer.strategy.reduce(1)),
     # what a Trainer would not take either
     "returns 2 optimizers": variant(configure_optimizers=lambda self: [SGD(self.net[k].parameters(), 0.1) for k in (0, 2)]),
     "returns a dict without a loss": stepping(lambda self, x, y, _: {"output": 1}),
@@ -101,9 +343,7 @@ PARTS = {
 }
 RULES = ("loss_term", "join_optimizers", "sends", "keeps_model", "figures", "resting", "own_model")
 COMPILED_TWICE = stepping(lambda self, x, y, _: COMPILED_LOSS(self(x), y))
-REFUSALS = [
-    Refusal(lambda: LocalTraining(engine="nonsense"), "'engine' must be 'trainer' or 'fabric'"),
-    Refusal(lambda: LocalTraining(stack_size=0), "'federation.local.stack_size'"),
+ENGINE = [
     *(on("fabric", words, module) for words, module in FABRIC.items()),
     on("fabric", "'federation.local.limit_train_batches' is 0.01", limit_train_batches=0.01),
     on("fabric", "StochasticWeightAveraging asks", progress="round", callbacks=[StochasticWeightAveraging(0.1)]),
@@ -117,3 +357,6 @@ REFUSALS = [
     *(ignored(method) for method in RULES),
     *(on("stacked", words, parts=parts) for words, parts in PARTS.items()),
 ]
+
+
+REFUSALS = [*STACKED, *ENGINE]

@@ -128,23 +128,11 @@ REFUSALS = [
     Refusal(unasked("--data.feature_noise", "0.1"), "data.feature_noise"),
     Refusal(at_sites(route={"class_path": "Mediators", "init_args": {"clients_per_mediator": 2}}), "label counts"),
     Refusal(at_sites(strategy="FedLoss"), "needs a validation part at each site"),
-    Refusal(
-        at_sites(personal=[{"names": "layers.4.*", "start": "mean"}]),
-        "but the server of a real federation never has what its clients keep",
-    ),
-    Refusal(
-        setting("model", "init_args", "num_classes", value=2),
-        "Site north (client 0): RefusedError: The model has 2 classes, but this site's data have more. Raise 'num_classes'",
-    ),
-    Refusal(
-        simulating("partitioner"),
-        "'data.partitioner' must be set, unless clients have data of their own ('data.clients'), but is None.",
-    ),
+    Refusal(at_sites(personal=[{"names": "layers.4.*", "start": "mean"}]), "but the server of a real federation never has"),
+    Refusal(setting("model", "init_args", "num_classes", value=2), "Site north (client 0): ... Raise 'num_classes'"),
+    Refusal(simulating("partitioner"), "'data.partitioner' must be set, unless clients have data of their own"),
     Refusal(simulating("datamodule", "init_args", "path"), "'data.datamodule.path' is null, so there are no rows to train on."),
-    Refusal(
-        setting("data", "datamodule", "init_args", "standardize", value=True),
-        "'data.datamodule.standardize' is true, but each site would scale by its own rows",
-    ),
+    Refusal(setting("data", "datamodule", "init_args", "standardize", value=True), "'data.datamodule.standardize' is true,"),
     Refusal(
         at_sites(
             change=streaming, local={"privacy": {"noise_multiplier": 2.0, "max_grad_norm": 1.0}}, policy={"tells": ["examples"]}
@@ -152,21 +140,14 @@ REFUSALS = [
         "but site south trains on a stream",
     ),
     # sites that are lost, away, or others than they should be
-    Refusal(
-        at_sites(change=lambda config: disturb("south")),
-        "Site south (client 1): no answer within its deadline. When the site can answer again, resume with "
-        "... or set 'federation.faults.policy' to 'skip'",
-    ),
+    Refusal(at_sites(change=lambda config: disturb("south")), "Site south (client 1): no answer within its deadline. When the"),
     Refusal(unasked(*ENOUGH), "'federation.pool.min_sites' is 2, but 'federation.faults.policy' is 'fatal'"),
     Refusal(unasked("--federation.pool.min_sites", "0", **SKIP), "federation.pool.min_sites"),
     Refusal(
         at_sites(*ENOUGH, change=lambda config: ABSENT.add("south"), client_evaluation=EVERY, **SKIP),
         "'federation.client_evaluation' needs all sites",
     ),
-    Refusal(
-        at_sites(change=lambda config: SERVERS.update(south=SERVERS["west"])),
-        "Site south calls itself 'west'. Start it with --name south.",
-    ),
+    Refusal(at_sites(change=lambda config: SERVERS.update(south=SERVERS["west"])), "Site south calls itself 'west'. Start it"),
     # what sites tell
     Refusal(telling(num_examples=0), "Site west has no training examples. Check the data.yaml there."),
     Refusal(telling(num_examples=BIG), "Site west ... has the wrong type"),
@@ -199,10 +180,7 @@ REFUSALS = [
     # asynchronous rounds
     Refusal(asynchronously(strategy="Scaffold"), "Scaffold needs each client to train from the current global model"),
     Refusal(asynchronously(strategy="FedNova"), "FedNova needs each client to train from the current global model"),
-    Refusal(
-        asynchronously(secure_aggregation={"threshold": 1.0}),
-        "'federation.secure_aggregation' lets the clients of a round agree on masks, but with 'federation.asynchronous'",
-    ),
+    Refusal(asynchronously(secure_aggregation={"threshold": 1.0}), "'federation.secure_aggregation' lets the clients of a"),
     Refusal(asynchronously(availability={"clock": {"ticks": 10}}), "This does not work there: federation.availability.clock."),
     Refusal(
         asynchronously(client_evaluation={"every_n_rounds": 1, "metric": "val_accuracy"}),

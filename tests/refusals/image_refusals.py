@@ -1,4 +1,4 @@
-"""Images: folders, files and settings that cannot be used."""
+"""Folders of images and of cells."""
 
 from __future__ import annotations
 
@@ -6,27 +6,111 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from federations import trainer
-from refusing import Refusal
-from small_images import by_class, by_domain, halved, paint
+from refusing import Refusal, told
+from small_images import by_class, by_domain, cells_beside_tables, cells_of_two_clients, halved, paint, picture
 
-from fl_lightning import (
-    ClassificationTask,
-    DataError,
-    DomainPartitioner,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    IIDPartitioner,
-    ImageFolderDataModule,
-    LeNet,
-    RandomCropFlip,
-)
+import fl_lightning as fl
+from fl_lightning import CellFolderDataModule, SimulatedCellsDataModule, UNet
+from fl_lightning.cells import CellSite
+
+# ------ Cells
+
 
 Change = Callable[[Path], Any]
 
 
-def told(call: Callable[[], Any], words: str) -> Refusal:
-    return Refusal(call, words, DataError)
+def cells(change: Change, write: Callable[[Path], Path] = cells_beside_tables, **settings: Any) -> Callable[[], Any]:
+    """Return a call that reads a folder of cells after a change of it."""
+
+    def call() -> None:
+        root = write(Path("own"))
+        change(root)
+        CellFolderDataModule(**{"root": str(root), "test_share": 0.0, **settings}).setup("fit")
+
+    return call
+
+
+def client_cells(change: Change) -> Callable[[], Any]:
+    return cells(change, cells_of_two_clients)
+
+
+def cell_table(text: str) -> Callable[[], Any]:
+    return cells(lambda root: (root / "a.csv").write_text(text))
+
+
+def without(name: str) -> Change:
+    return lambda root: (root / name).unlink()
+
+
+def without_three(root: Path) -> None:
+    for k in range(3):
+        (root / "oxford" / f"00{k}.csv").unlink()
+
+
+def of_two_sizes(root: Path) -> None:
+    picture(root / "e.png", 30, 10)
+    (root / "e.csv").write_text("29,9")
+
+
+def two_broken(root: Path) -> None:
+    (root / "b.jpg").write_text("no picture")
+    (root / "c.tif").write_bytes((root / "c.tif").read_bytes()[:50])
+
+
+def emptied(root: Path) -> None:
+    for name in "abcd":
+        (root / f"{name}.csv").write_text("")
+
+
+CELL_FOLDERS = [
+    *(
+        told(cell_table(f"x,y\n1,1\n{line}\n"), f"a.csv, line 3: the dot at {place} is outside ... 20 x 16 pixels. ... .root'")
+        for line, place in (("20,3", "x 20, y 3"), ("-0.6,3", "x -0.6, y 3"), ("3,16", "x 3, y 16"), ("3,-1", "x 3, y -1"))
+    ),
+    *(
+        told(cell_table(text), f"a.csv, line {number}, must be two numbers, ... but is '{line}'. ... 'data.datamodule.root'")
+        for text, number, line in (
+            ("x,y\n1,two\n", 2, "1,two"),
+            ("1,2\n\n3,nan\n", 3, "3,nan"),
+            ("1,2,3\n", 1, "1,2,3"),
+            ("column,row\n1,2\n", 1, "column,row"),
+            ("x,y\n7\n", 2, "7"),
+        )
+    ),
+    told(cells(lambda root: (root / "a.csv").write_bytes(b"\xff\xfe\x00\x81")), "Cannot read ... under 'data.datamodule.root'"),
+    told(cells(without("a.csv")), "own/a.png' has no annotation next to it. Each image under 'data.datamodule.root' needs one"),
+    told(cells(without("a.png")), "own/a.csv' is an annotation without an image"),
+    told(client_cells(without("delft/002.csv")), "delft/002.png' has no annotation next to it"),
+    told(client_cells(without_three), "000.png' has no annotation next to it (and 2 more like it)"),
+    told(cells(lambda root: picture(root / "a.tif")), "own/a' has several images"),
+    told(cells(of_two_sizes), "1 of them, such as ... e.png, do not have the 20 x 16 pixels ... 'data.datamodule.image_size'"),
+    told(lambda: CellFolderDataModule("nowhere").setup("fit"), "nowhere' is not a folder. Add some ... 'data.datamodule.root'"),
+    told(cells(Path.mkdir, Path), "own' contains no images. Add some ... 'data.datamodule.root'"),
+    told(client_cells(lambda root: (root / "brno").mkdir()), "brno' contains no images. Add some ... 'data.datamodule.root'"),
+    told(cells(lambda root: (root / "more").mkdir()), "own' contains images as well as the folder ... 'data.datamodule.root'"),
+    told(cells(two_broken), "2 of 4 images cannot be read: ... b.jpg (not an image), ... c.tif ( ... Fix"),
+    told(cells(emptied), "count is zero everywhere: no training image of ... own' ... 'data.datamodule.root'"),
+    told(cells(Path, test_share=0.99), "'data.datamodule.test_share' is 0.99, which leaves ... 4 images to train on. Lower it"),
+]
+
+
+def simulated(**settings: Any) -> Callable[[], Any]:
+    data = {"image_size": 24, "test_images": 5, **settings}
+    return lambda: SimulatedCellsDataModule(**data).setup("fit")
+
+
+SIMULATED_CELLS = [
+    told(simulated(sites={"a": CellSite(images=2, cells=(0, 0))}), "count is zero everywhere: ... Set 'cells' of a site"),
+    told(simulated(sites={"a": CellSite(images=2, missed=1.0)}), "count is zero everywhere: ... Set 'cells' of a site"),
+    Refusal(simulated(sites={}), "'data.datamodule.sites' must be one site or more, or null"),
+    Refusal(lambda: UNet()(torch.rand(1, 1, 32, 30)), "depth' 2 ... multiples of 4, but these have 30 x 32 pixels. Set"),
+]
+CELL = [*CELL_FOLDERS, *SIMULATED_CELLS]
+
+
+# ------ Images
 
 
 def folder(change: Change, write: Callable[[Path], Path] = by_class, **settings: Any) -> Callable[[], Any]:
@@ -34,7 +118,7 @@ def folder(change: Change, write: Callable[[Path], Path] = by_class, **settings:
 
     def call() -> None:
         change(write(Path("own")))
-        data = ImageFolderDataModule(**{"root": "own", **settings})
+        data = fl.ImageFolderDataModule(**{"root": "own", **settings})
         data.setup("fit")
         list(data.train_dataloader())
 
@@ -56,25 +140,25 @@ def broken(root: Path, *names: str) -> None:
         (root / name).write_text("")
 
 
-def fitted(network: LeNet, num_classes: int) -> Callable[[], Any]:
+def fitted(network: fl.LeNet, num_classes: int) -> Callable[[], Any]:
     def call() -> None:
-        own = ImageFolderDataModule(by_class(Path("own")), test_share=0.2, batch_size=5)
-        task = ClassificationTask(network, num_classes)
-        trainer(1, FederatedOrchestrator()).fit(task, FederatedDataModule(own, IIDPartitioner(2)))
+        own = fl.ImageFolderDataModule(by_class(Path("own")), test_share=0.2, batch_size=5)
+        task = fl.ClassificationTask(network, num_classes)
+        trainer(1, fl.FederatedOrchestrator()).fit(task, fl.FederatedDataModule(own, fl.IIDPartitioner(2)))
 
     return call
 
 
-REFUSALS = [
+IMAGE = [
     told(
         folder(lambda root: paint(root / "gnu", 2), classes=["emu", "dog", "cat", "fox"]),
         "has a folder of the class 'gnu', which is not one of 'data.datamodule.classes': emu, ",
     ),
-    Refusal(lambda: ImageFolderDataModule("x", schema="schema.yaml"), "'schema' is now 'classes', a list of names"),
+    Refusal(lambda: fl.ImageFolderDataModule("x", schema="schema.yaml"), "'schema' is now 'classes', a list of names"),
     told(folder(Path, root={"a": "no"}), "'no' is not a folder"),
     Refusal(folder(Path, root={}), "'data.datamodule.root' must be a folder, or a folder f"),
     told(
-        lambda: FederatedDataModule(ImageFolderDataModule(by_class(Path("own"))), DomainPartitioner()).setup("fit"),
+        lambda: fl.FederatedDataModule(fl.ImageFolderDataModule(by_class(Path("own"))), fl.DomainPartitioner()).setup("fit"),
         "has no column 'domains': ... Put each client's files ... partitioner",
     ),
     told(
@@ -85,12 +169,9 @@ REFUSALS = [
         folder(lambda root: [paint(root / part / name, 1) for part in ("a", "b") for name in "cd"], Path, test_root="own/b"),
         "'data.datamodule.test_root' is own/b, which is inside 'root' own, so the federation would train on",
     ),
-    told(
-        painted("train/cat", "train/dog", "test/cat", "test/dog", "unlabelled/cat"),
-        "contains unlabelled next to 'train', so it is unclear ... Move the other folders elsewhere",
-    ),
+    told(painted("train/cat", "train/dog", "test/cat", "test/dog", "unlabelled/cat"), "contains unlabelled next to 'train',"),
     told(folder(halved, memory_limit=0.0), "1 of 1 images cannot be read: ... emu/1.png ... Fix them, or move them elsewhere"),
-    told(lambda: ImageFolderDataModule("nowhere").setup("fit"), "is not a folder. Set 'data.datamodule.root'"),
+    told(lambda: fl.ImageFolderDataModule("nowhere").setup("fit"), "is not a folder. Set 'data.datamodule.root'"),
     told(folder(Path.mkdir, Path), "own' contains no folders"),
     told(painted("cat"), "own' contains the single class 'cat'"),
     told(folder(lambda root: (root / "ant").mkdir()), "ant' contains no images (.jpg"),
@@ -98,28 +179,16 @@ REFUSALS = [
         folder(lambda root: Path("none/cat").mkdir(parents=True), root={"a": "none", "b": "own"}),
         "none' contains no images (.jpg ... Set 'data.datamodule.root' ... remove empty folders from it",
     ),
-    told(
-        folder(lambda root: (root / "webcam").mkdir(), by_domain),
-        "own/amazon' contains no images ... remove empty folders from it",
-    ),
-    told(
-        painted("a/b/cat", "a/b/dog", "a/c/cat"),
-        "own/a/b' contains no images ... of the form root/class/image or root/domain/class/image",
-    ),
+    told(folder(lambda root: (root / "webcam").mkdir(), by_domain), "own/amazon' contains no images ... remove empty folders"),
+    told(painted("a/b/cat", "a/b/dog", "a/c/cat"), "own/a/b' contains no images ... of the form root/class/image or"),
     told(painted("cat", "dog", count=1, test_share=0.99), "'data.datamodule.test_share' is 0.99, ... the 2 images to train on"),
     told(
         folder(lambda root: broken(root, "dog/0.png", "cat/0.png", "cat/1.png"), Path),
         "1 of 1 images cannot be read: ... cat/0.png (not an image)",
     ),
     *(
-        Refusal(lambda wrong=wrong: ImageFolderDataModule("x", **wrong), f"'data.datamodule.{words}")
+        Refusal(lambda wrong=wrong: fl.ImageFolderDataModule("x", **wrong), f"'data.datamodule.{words}")
         for wrong, words in (
-            ({"test_share": 1.0}, "test_share' must be at least 0 and below 1"),
-            ({"image_size": 0}, "image_size' must be 1 or above, or null"),
-            ({"memory_limit": -1}, "memory_limit' must be 0 or above"),
-            ({"num_workers": -1}, "num_workers' must be 0 or above"),
-            ({"eval_batch_size": 0}, "eval_batch_size' must be 1 or above"),
-            ({"white": 0}, "white' must be 1 to 65535, or null"),
             ({"mean": [0.5]}, "std' must be above 0, with one value for each value of 'mean'"),
             ({"mean": [0.5], "std": [0.5]}, "mean' must be one number for each of 3 channels"),
             ({"mean": [0.5] * 3, "std": [0.5, 0.5, 0]}, "std' must be above 0"),
@@ -127,8 +196,9 @@ REFUSALS = [
             ({"mean": [0.5], "std": [50.0]}, "std' must be between 0 and 1 for each channel ... by 255), but is [50.0]"),
         )
     ),
-    Refusal(lambda: RandomCropFlip(-1), "'padding' must be 0 or above"),
-    Refusal(lambda: RandomCropFlip(1, 2), "'flip' must be in [0, 1]"),
-    Refusal(fitted(LeNet(1, 16, 3), 3), "LeNet cannot take inputs of shape ( ... , 3, 16, 16): ... Change 'model.network'"),
-    Refusal(fitted(LeNet(3, 16, 4), 3), "LeNet returns outputs of shape ( ... , 4) for ... inputs, but the task has 3 classes"),
+    Refusal(fitted(fl.LeNet(1, 16, 3), 3), "LeNet cannot take inputs of shape ( ... , 3, 16, 16): ... Change 'model.network'"),
+    Refusal(fitted(fl.LeNet(3, 16, 4), 3), "LeNet returns outputs of shape ( ... , 4) for ... inputs, but the task has 3"),
 ]
+
+
+REFUSALS = [*CELL, *IMAGE]

@@ -1,45 +1,37 @@
-"""Networks, their pretrained weights, frozen parts and scales."""
+"""Networks, tasks, losses and metrics."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from adaptive import Own, Tempered
 from algorithms import Scaled
 from client_sites import fitted
-from federations import SIZES, Blobs, Consecutive, Plain, federate, network
-from refusing import Refusal, fitting
-from torch.utils.data import DataLoader
-
-from fl_lightning import (
-    MLP,
-    VGG19,
-    ClientEvaluation,
-    ClientPrivacy,
-    DataError,
-    ExamplePrivacy,
-    FeatureCache,
-    FederatedDataModule,
-    LocalOnly,
-    LocalTraining,
-    Option,
-    ResNet18,
-    Scaffold,
-    SecureAggregation,
-    Standardized,
-    TopK,
-    TransferLearning,
+from engine_runs import variant
+from federations import SIZES, Blobs, Consecutive, NoValidation, Plain, changed, federate, network
+from refusing import Refusal, fits, fitting, made, told
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import (
+    BinaryF1Score,
+    BinaryRecall,
+    MulticlassAccuracy,
+    MulticlassConfusionMatrix,
+    MulticlassHammingDistance,
+    MulticlassRecall,
 )
+
+import fl_lightning as fl
 from fl_lightning.core.capabilities import Capability, Removal
 from fl_lightning.functional.exact_moments import moments_of, together
 
-
-def told(call: Callable[[], Any], words: str) -> Refusal:
-    return Refusal(call, words, DataError)
+# ------ Networks, their pretrained weights, frozen parts and scales
 
 
 class Stream(torch.utils.data.IterableDataset[Any]):
@@ -47,17 +39,14 @@ class Stream(torch.utils.data.IterableDataset[Any]):
         return ((torch.ones(4), 0) for _ in range(9))
 
 
-class Hides(Option):
+class Hides(fl.Option):
     """An option with which the server sees no single client."""
 
     def removes(self) -> Any:
         yield Removal(Capability.SINGLE_UPDATES, "it hides them", "remove it")
 
 
-class Seals(Hides):
-    """It says that it adds up what it hides, and does not."""
-
-    seals = True
+Seals = made("Seals", Hides, seals=True)  # It says that it adds up what it hides, and does not
 
 
 class Words(L.LightningDataModule):
@@ -73,26 +62,22 @@ class Holding(Blobs):
         self.train[0][rows, column] = value
 
 
-class Wrong(Blobs):
-    def statistics(self, batches: Any) -> Any:
-        return 3
+Wrong = made("Wrong", Blobs, statistics=lambda self, batches: 3)
 
 
 class Twice(Scaled):
     def __init__(self) -> None:
         super().__init__()
-        self.more = Standardized(MLP(4, [2], 3), 4)
+        self.more = fl.Standardized(fl.MLP(4, [2], 3), 4)
 
 
-class Changing(Scaled):
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        return [batch[0] * 2, batch[1]]
+Changing = made("Changing", Scaled, on_after_batch_transfer=lambda self, batch, dataloader_idx: [batch[0] * 2, batch[1]])
 
 
 class Wide(Plain):
     def __init__(self) -> None:
         super().__init__()
-        self.net = Standardized(network(), 5)
+        self.net = fl.Standardized(network(), 5)
 
 
 class Bare(Scaled):
@@ -107,83 +92,249 @@ def scaling(module: Any = Scaled, **settings: Any) -> Callable[[], Any]:
     return fitting(module=module, **settings)
 
 
-PRIVATE = LocalTraining(privacy=ExamplePrivacy(1.0, 0.5, noise_seed=7))
+PRIVATE = fl.LocalTraining(privacy=fl.ExamplePrivacy(1.0, 0.5, noise_seed=7))
 CHANNELS = "The inputs have 4 channels, but 'model.network.num_features' is 5. Set it to 4."
 INFINITE = {"data": Holding(10, 2, math.inf)}
 
 SCALES = [
     told(scaling(data=Wrong()), "'statistics' of Wrong returned a int. Return what 'fl_lightning.functional.exact_mom"),
-    Refusal(scaling(transforms=[ClientPrivacy(1.0, 1.0, "local", noise_seed=1)]), "inputs, which get no noise, ... does not"),
+    Refusal(scaling(transforms=[fl.ClientPrivacy(1.0, 1.0, "local", noise_seed=1)]), "inputs, which get no noise, ... does"),
     Refusal(scaling(Bare, local=PRIVATE), "get no noise, but 'federation.local.privacy' does not cover"),
     Refusal(scaling(options=[Hides()]), "Standardized reads sums of each client, but it hides them"),
     Refusal(scaling(options=[Seals()]), "Standardized needs the sums of the inputs over all clients, which no option adds up"),
     told(scaling(Wide), CHANNELS),
-    told(scaling(Wide, secure_aggregation=SecureAggregation()), CHANNELS),
+    told(scaling(Wide, secure_aggregation=fl.SecureAggregation()), CHANNELS),
     told(scaling(**INFINITE), "The inputs cannot be measured: A number is infinite"),
-    told(scaling(secure_aggregation=SecureAggregation(), **INFINITE), "The inputs cannot be measured: A number is infinite"),
+    told(scaling(secure_aggregation=fl.SecureAggregation(), **INFINITE), "The inputs cannot be measured: A number is infinite"),
     Refusal(scaling(Changing), "Changing changes batches in 'on_after_batch_transfer', but Standardized is measured before"),
     Refusal(scaling(Twice), "Twice contains Standardized 2 times"),
     told(scaling(data=Words()), "but a batch is a dict. Scale such inputs in the module itself"),
     told(scaling(data=Holding(slice(None), 2, math.nan)), "No client has a number for channel 2 of the inputs. Leave it out"),
     told(
-        lambda: fitted(FederatedDataModule.from_clients({"a": DataLoader(Stream(), batch_size=3)}), module=Scaled),
+        lambda: fitted(fl.FederatedDataModule.from_clients({"a": DataLoader(Stream(), batch_size=3)}), module=Scaled),
         "Client a trains on a stream, whose inputs cannot be measured before training",
     ),
-    Refusal(lambda: Standardized(MLP(), 0), "'model.network.num_features' must be at least 1"),
-    told(
-        lambda: together([moments_of(torch.ones(2, 3)), moments_of(torch.ones(2, 2))]),
-        "Inputs have different numbers of channels: 2 and 3. Give all clients",
-    ),
+    told(lambda: together([moments_of(torch.ones(2, 3)), moments_of(torch.ones(2, 2))]), "Inputs have different numbers of"),
 ]
 
 
 def freezing(parts: Any = ("net.0", "net.1"), rounds: int = 1, settings: Any = None, **times: Any) -> Callable[[], Any]:
-    return lambda: federate(Plain(batchnorm=True), rounds, TransferLearning(list(parts), **times), **(settings or {}))
+    return lambda: federate(Plain(batchnorm=True), rounds, fl.TransferLearning(list(parts), **times), **(settings or {}))
 
 
 def resnet(content: Any = None) -> Callable[[], Any]:
     def call() -> None:
         Path("own.pt").write_text("nothing") if content is None else torch.save(content, "own.pt")
-        ResNet18(weights="own.pt")
+        fl.ResNet18(weights="own.pt")
 
     return call
 
 
 def alone() -> None:
-    federation = {"client_evaluation": ClientEvaluation(0, "val_acc", compare_alone=True)}
-    data = FederatedDataModule(Blobs(), Consecutive(), client_test=0.2)
-    fitted(data, TransferLearning(["net.0"], thaw_after=1), rounds=3, **federation)
+    federation = {"client_evaluation": fl.ClientEvaluation(0, "val_acc", compare_alone=True)}
+    data = fl.FederatedDataModule(Blobs(), Consecutive(), client_test=0.2)
+    fitted(data, fl.TransferLearning(["net.0"], thaw_after=1), rounds=3, **federation)
 
 
 NETWORKS = [
     *(
         Refusal(freezing(rounds=3, settings=settings, thaw_after=1), words)
         for settings, words in (
-            (
-                {"strategy": Scaffold()},
-                "In round 1, 'control' of Scaffold.broadcast is a tensor of shape ..., but ... freeze the same parts",
-            ),
-            ({"transforms": [TopK(0.5)]}, "The trained parameters changed in round 1, but clients keep"),
-            ({"route": LocalOnly("val_acc")}, "The trained parameters changed in round 1, but clients keep"),
+            ({"strategy": fl.Scaffold()}, "In round 1, 'control' of Scaffold.broadcast is a tensor of shape ..., but"),
+            ({"transforms": [fl.TopK(0.5)]}, "The trained parameters changed in round 1, but clients keep"),
+            ({"route": fl.LocalOnly("val_acc")}, "The trained parameters changed in round 1, but clients keep"),
         )
     ),
     Refusal(alone, "compare_alone' to false, or freeze the same parts in all rounds"),
     Refusal(freezing(["top"]), "cannot freeze 'top', which is not a part of Plain with parameters. Set 'parts' to some"),
     Refusal(freezing(["net.2"]), "cannot freeze 'net.2', which is not a part of Plain with parameters"),
     Refusal(freezing(["net"]), "TransferLearning freezes every trained parameter of Plain: 'parts' is ['net']"),
-    Refusal(lambda: TransferLearning([]), "'parts' must be a list of names of submodules, but is []"),
-    Refusal(lambda: TransferLearning("net.0"), "'parts' must be a list of names of submodules, but is 'net.0'"),
-    Refusal(lambda: TransferLearning(["a"], freeze_after=-1), "'freeze_after' must be 0 or above, but is -1"),
-    Refusal(lambda: TransferLearning(["a"], thaw_after=2, freeze_after=2), "thaw_after' must ... 'freeze_after', 2, or null"),
-    Refusal(lambda: MLP(0), "'model.network.in_features' must be at least 1"),
-    Refusal(lambda: MLP(2, (0,)), "'model.network.hidden' must be numbers of units"),
-    Refusal(lambda: MLP(2, dropout=1.0), "'model.network.dropout' must be at least 0 and below 1"),
-    Refusal(lambda: VGG19(pooled=0), "'model.network.pooled' must be at least 1"),
-    Refusal(lambda: FeatureCache(memory_limit=-1), "'feature_cache.memory_limit' must be 0 or above"),
+    Refusal(lambda: fl.TransferLearning(["a"], thaw_after=2, freeze_after=2), "thaw_after' must ... 'freeze_after', 2, or"),
     Refusal(resnet({"conv1.weight": torch.ones(1)}), "are not those of torchvision's resnet18: Missing key"),
     Refusal(resnet([1, 2]), "are not those of torchvision's resnet18: Expected state_dict to be dict-like, got <class 'list'>"),
     Refusal(resnet(), "Cannot load the weights ... of resnet18 ( ... Set 'model.network.weights' to a file with a state dict"),
-    Refusal(lambda: ResNet18(weights="IMAGENET9"), "neither a file nor one of torchvision's ... or to one of IMAGENET1K_V1"),
-    Refusal(lambda: ResNet18(channels=1, weights="DEFAULT"), "must be null if 'channels' is not 3"),
+    Refusal(lambda: fl.ResNet18(weights="IMAGENET9"), "neither a file nor one of torchvision's ... or to one of IMAGENET1K_V1"),
+    Refusal(lambda: fl.ResNet18(channels=1, weights="DEFAULT"), "must be null if 'channels' is not 3"),
 ]
-REFUSALS = [*SCALES, *NETWORKS]
+MODEL = [*SCALES, *NETWORKS]
+
+
+# ------ Tasks, losses and transforms
+
+
+class Alone(Blobs):
+    """Inputs without a target."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(self.train[0]), batch_size=7)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(self.val[0]), batch_size=7)
+
+
+class Numbers(Blobs):
+    """Real targets of a shape."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.train, self.val = ((x, x.sum(1).reshape(-1, *shape)) for x, _ in (self.train, self.val))
+
+
+class Several(Blobs):
+    """Targets of shape (B, C), one column for each class, as for examples of several classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.train, self.val = ((x, nn.functional.one_hot(y, 3)) for x, y in (self.train, self.val))
+
+
+def task(network: Any, *args: Any, kind: Any = fl.RegressionTask, **settings: Any) -> Callable[[], Any]:
+    return lambda: federate(kind(network, *args), 1, **{"data": Numbers(), **settings})
+
+
+def classes(network: Any, *args: Any, **settings: Any) -> Callable[[], Any]:
+    return task(network, *args, kind=fl.ClassificationTask, **{"data": Blobs(), **settings})
+
+
+WITH_GRADIENT = torch.zeros(2, 3, requires_grad=True)
+LINE = nn.Linear(4, 1)
+TASKS = [
+    Refusal(task(nn.Linear(4, 2)), "outputs of shape ( ... , 2), but the targets have shape ("),
+    Refusal(task(nn.Linear(5, 1)), "Linear cannot take inputs of shape"),
+    Refusal(task(LINE, nn.CrossEntropyLoss()), "must be a loss of numbers, ... but is 'CrossEntropyLoss'"),
+    Refusal(task(LINE, fl.F1WeightedCrossEntropy(3)), "'model.loss' must be a loss of numbers"),
+    Refusal(classes(nn.Linear(4, 3), 3, nn.MSELoss()), "MSELoss cannot compare ... Set 'model.loss' to one for such"),
+    Refusal(task(LINE, strategy=fl.AdaFed(BinaryF1Score())), "BinaryF1Score cannot compare ... 'federation.strategy.metric'"),
+    Refusal(task(LINE, data=Alone()), "RegressionTask learns from batches of (input, target), but the data return only inputs"),
+    Refusal(classes(nn.Linear(4, 3), 3, fl.CrossEntropy(), data=Several()), "ClassificationTask learns ... shape (5, 3) for 5"),
+    Refusal(lambda: fl.RegressionTask(LINE, l2=-1.0), "'model.l2' must be 0 or above, but is -1.0"),
+    Refusal(lambda: fl.RegressionTask(LINE, mape_floor=0.0), "mape_floor' must be above 0, in units of the target, but is 0.0"),
+    Refusal(lambda: fl.Hinge()(torch.zeros(4, 1), torch.zeros(4)), "one class per example, but got ... targets of"),
+    *(
+        Refusal(lambda compare=compare: compare(torch.zeros(3, 1), torch.zeros(3)), "of the same shape, but ... 1) and (3,)")
+        for compare in (fl.HalfSquaredError(), fl.PercentageError().update, fl.RobustLoss())
+    ),
+    Refusal(lambda: fl.RobustLoss(adaptive=False, adapt_scale=True), "adapt_scale' must be false if 'adaptive' is false"),
+    Refusal(lambda: fl.ProximalLoss(fl.CrossEntropy(), mu=-1.0), "'mu' must be 0 or above, but is -1.0"),
+    Refusal(
+        lambda: fl.ProximalLoss(fl.CrossEntropy(), 0.1)(WITH_GRADIENT, torch.tensor([0, 1])),
+        "Call its anchor(self.parameters()) in 'on_train_start'",
+    ),
+    *(
+        Refusal(lambda wrong=wrong: fl.SimulatedTasksDataModule(**wrong), f"'data.datamodule.{words}")
+        for wrong, words in (
+            ({"kind": "clusters", "outliers": 0.1}, "outliers' must be 0 unless 'kind' is regression, but is 0.1"),
+        )
+    ),
+]
+
+
+class Answer(fl.Transform):
+    """Returns something else than a message of the same length, or than the same change."""
+
+    def __init__(self, sent: Any = None, received: Any = None) -> None:
+        self.sent, self.received = sent, received
+
+    def apply(self, message: Any, sender: Any) -> Any:
+        return message if self.sent is None else self.sent(message)
+
+    def receive(self, change: Any, received: Any, expected: Any, draw: Any, secret: Any) -> Any:
+        return change if self.received is None else self.received(change)
+
+
+TRANSFORMS = [
+    fits("Quantize changes the updates that ... the route", transforms=[fl.Quantize()], route=fl.FedCyclic()),
+    *(  # of 67 parameters, a mean or the first number would be added to each
+        fits(f"Answer.apply ... {words}", transforms=[Answer(sent)])
+        for sent, words in (
+            (lambda message: replace(message, change=message.change.mean()), "'change' is a tensor of shape () in float64"),
+            (lambda message: replace(message, change=message.change[:1]), "'change' is a tensor of shape (1,) in float64"),
+            (lambda message: [], "returned an object of the class list, but a Message is needed"),
+            (lambda message: message.change, "returned a tensor of shape (67,) in float64, but a Message is needed"),
+            (lambda message: replace(message) and None, "returned None, but a Message is needed. Return"),
+        )
+    ),
+    *(
+        fits(f"Answer.receive returned {words}, but a float64 tensor of shape (67,)", transforms=[Answer(received=received)])
+        for received, words in (
+            (lambda change: change.mean(), "a tensor of shape () in float64"),
+            (lambda change: change[:1], "a tensor of shape (1,) in float64"),
+            (lambda change: change.float(), "a tensor of shape (67,) in float32"),
+            (lambda change: 1.0, "an object of the class float"),
+        )
+    ),
+]
+TASK = [*TASKS, *TRANSFORMS]
+
+
+# ------ Metrics and losses
+
+
+Misspelt = made("Misspelt", Tempered, server_buffers="faktor")
+
+
+class Silent(Tempered):
+    def __init__(self) -> None:
+        super().__init__()
+        del self.signal
+
+
+def by(metric: Any) -> Any:
+    """Return a task whose loss weighs classes by a metric."""
+    return lambda: fl.ClassificationTask(Plain().net, 3, fl.MetricWeightedCrossEntropy(metric, 3))
+
+
+def scored(value: float) -> Any:
+    """Return a module that logs a score."""
+    return variant(on_validation_epoch_end=lambda self: self.log("score", value))
+
+
+NO_DIRECTION = "must be a metric that sets its class attribute 'higher_is_better'"
+METRIC = [
+    Refusal(lambda: fl.AdaFed("val_acuracy"), "'val_acuracy' is not the name ... Did you mean val_accuracy? If it"),
+    Refusal(lambda: fl.AdaFed("val/los"), "'val/los' is not the name ... Did you mean val/loss? If it is right, set"),
+    Refusal(lambda: fl.MetricWeightedCrossEntropy(MulticlassConfusionMatrix(3), 3), "'model.loss.metric' must be a metric"),
+    Refusal(
+        lambda: fl.MetricWeightedCrossEntropy(MulticlassHammingDistance(3, average="none"), 3),
+        f"'model.loss.metric' {NO_DIRECTION}",
+    ),
+    Refusal(
+        lambda: fl.MetricWeightedCrossEntropy(MulticlassRecall(2, average="none"), 2).adapt(torch.tensor([-0.5, 0.2])),
+        "needs values in [0, 1], for which higher is better, but its metric returns [-0.5",
+    ),
+    fits("each of 3 classes, but its metric returns shape ()", module=by(MulticlassRecall(3, average="macro"))),
+    fits("BinaryRecall cannot compare predictions of ... Set 'model.loss.metric' to a", module=by(BinaryRecall())),
+    fits("MulticlassRecall cannot compare ... with the same", module=by(MulticlassRecall(2, average="none"))),
+    fits("but Own did not call it. Compute the loss in", module=lambda: Own(fl.F1WeightedCrossEntropy(3))),
+    fits("adapts to 'val_mae', which Own does not log in validation. It", module=lambda: Own(Tempered("val_mae"))),
+    fits("'server_buffers' of Misspelt names ... Correct the name, or call", module=lambda: Own(Misspelt())),
+    Refusal(lambda: fl.ClassificationTask(nn.Linear(4, 3), 3, Misspelt()), "'server_buffers' of Misspelt names 'faktor'"),
+    fits("Silent has no signal to adapt to. Set self.signal in its __init__", module=lambda: Own(Silent())),
+    fits("adapts to the MulticlassRecall on", module=by(MulticlassRecall(3, average="none")), data=NoValidation()),
+    fits(
+        "'federation.strategy.metric' needs val_acc, but Variant has no 'validation_step' to log it in. Define",
+        module=variant(validation_step=L.LightningModule.validation_step),
+        strategy=fl.AdaFed("val_acc"),
+    ),
+    fits("needs 'val_acc' of models, but the set to", strategy=fl.AdaFed("val_acc"), data=changed("val", [])),
+    fits("needs val_acc on the server's validation set, but", strategy=fl.AdaFed("val_acc"), data=NoValidation()),
+    fits("'val_accuracy', which Plain does not log ... It logs: val_acc, val_loss", strategy=fl.AdaFed()),
+    Refusal(
+        fitting(module=scored(-0.5), strategy=fl.AdaFed("score", mode="max")),
+        "AdaFed gave client 1 the weight -0.5 in round 0, but weights must be finite",
+        fl.ClientError,
+    ),
+    fits(
+        "Variant.weight returns None, but must return a number. 'update.score' is known",
+        strategy=variant(fl.WeightedAverage, weight=lambda self, update: update.score)(),
+    ),
+    fits(
+        "needs batches of (input, target), but it got a dict",
+        module=variant(validation_step=lambda self, batch, batch_idx: None),
+        strategy=fl.AdaFed(MulticlassAccuracy(3)),
+        data=changed("val", DataLoader([{"x": torch.zeros(2, 4)}], batch_size=None)),
+    ),
+]
+
+
+REFUSALS = [*MODEL, *TASK, *METRIC]

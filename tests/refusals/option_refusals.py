@@ -1,4 +1,4 @@
-"""Options of a federation: attackers, personal parts, evaluation at the clients, clients held out."""
+"""Options: asynchronous rounds, masks, attackers, personal parts, evaluation at the clients, clients held out, own ones."""
 
 from __future__ import annotations
 
@@ -7,78 +7,234 @@ from functools import partial
 from typing import Any
 
 import torch
-from federations import Blobs, Consecutive, NoValidation, Plain, blobs, network, trainer
+from algorithms import Following
+from engine_runs import variant
+from federations import SIZES, Blobs, Consecutive, NoValidation, Plain, blobs, network, trainer
 from lazy_stores import Opened
 from lightning.pytorch.callbacks import EarlyStopping
+from own_option import CountBatches, DropNumbers, PlansRounds, Sums
 from poisoning import mislabel
-from refusing import Refusal, fitting
+from refusing import Refusal, fits, fitting, made
 from torch.utils.data import TensorDataset
 
-from fl_lightning import (
-    AdaFed,
-    Asynchronous,
-    Attackers,
-    Backdoor,
-    BestCheckpoint,
-    ClassificationTask,
-    ClientEvaluation,
-    DataError,
-    F1WeightedCrossEntropy,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    GaussianUpdate,
-    InnerProductManipulation,
-    LabelAttack,
-    LocalOnly,
-    Mediators,
-    ModelAttack,
-    PermutedLabels,
-    PersonalPart,
-    RandomLabels,
-    RelabelClass,
-    Scaffold,
-    ScaledUpdate,
-    ShapleyValues,
-    SignFlip,
-    TableDataModule,
-)
+import fl_lightning as fl
+from fl_lightning.core.option import ClientMetric
+from fl_lightning.functional.keyed_noise import SecretKey
 
-HEAD, ALL = PersonalPart(names="net.3.*"), PersonalPart(names="*")
-EVALUATED = ClientEvaluation(1, "val_acc")
+# ------ Asynchronous rounds and the simulated clock
 
 
-# ---------------------------------------------------------------- calls that fail
+UNIFORM = fl.Availability(clock=fl.Clock("uniform"))
+BUFFER = "'federation.asynchronous.buffer'"
+
+
+def asynchronous(**settings: Any) -> Callable[[], Any]:
+    return fitting(**{"asynchronous": fl.Asynchronous(3, 2), **settings})
+
+
+Sends = made("Sends", fl.FedAvg, broadcast=lambda self: {"more": torch.zeros(67)})
+Everyone = made("Everyone", fl.FedAvg, needs_all_clients=True)
+
+
+Thawing = variant(configure_callbacks=lambda self: [fl.TransferLearning(["net.0"], thaw_after=1)])
+
+
+ASYNCHRONOUS = [
+    Refusal(asynchronous(asynchronous=fl.Asynchronous(4)), "'federation.asynchronous.concurrency' must be a number of clients"),
+    Refusal(asynchronous(asynchronous=fl.Asynchronous(2, 4)), f"{BUFFER} must be at most 3, because each of the 3 clients has"),
+    *(
+        Refusal(asynchronous(strategy=strategy()), f"{strategy.__name__} needs each client to train from the current global")
+        for strategy in (fl.FedNova, fl.Scaffold, fl.FedDyn)
+    ),
+    Refusal(asynchronous(route=fl.FedCyclic()), "On the route FedCyclic clients wait for each other, but"),
+    Refusal(asynchronous(strategy=fl.FedAsync()), f"mixes every update ... {BUFFER} is 2. Set it to 1"),
+    Refusal(asynchronous(clients_per_round=2), "'federation.clients_per_round' (2) is the size ..., but ... no round draws a"),
+    Refusal(asynchronous(secure_aggregation=fl.SecureAggregation()), "'federation.secure_aggregation' lets the clients of a"),
+    Refusal(
+        asynchronous(strategy=fl.FedAvg("uniform"), transforms=[fl.ClientPrivacy(1.0, 1.0)]),
+        "ClientPrivacy with noise at the server needs cohorts ... drawn from all clients, but ... Set its",
+    ),
+    Refusal(
+        asynchronous(local=fl.LocalTraining(max_epochs=2, partial_work=fl.PartialWork(0.5))),
+        "'federation.local.partial_work' needs ..., but ... no round draws",
+    ),
+    Refusal(asynchronous(attackers=fl.Attackers(clients=[1], model=fl.ALIE())), "'federation.attackers.model' ALIE reads the"),
+    Refusal(asynchronous(faults=fl.Faults("skip", min_updates=3)), "'federation.faults.min_updates' must be at most the 2"),
+    *(
+        fits(f"{strategy.__name__} combines updates of asynchronous ... Set 'federation.asynchronous", strategy=strategy())
+        for strategy in (fl.FedBuff, fl.FedAsync)
+    ),
+    fits("On the route FedCyclic clients wait for each", route=fl.FedCyclic(), availability=fl.Availability(clock=fl.Clock())),
+    Refusal(
+        asynchronous(strategy=fl.FedBuff(), server_optimizer=lambda p: torch.optim.Adam(p)),
+        "FedBuff has its own server optimizer, but 'federation.server_optimizer' is also set",
+    ),
+    Refusal(asynchronous(strategy=Sends()), "Sends sends tensors with each model ('broadcast'), which belong to the"),
+    Refusal(asynchronous(strategy=Everyone()), "Everyone needs every client in every round, but with 'federation.asynchro"),
+    Refusal(asynchronous(module=Following, strategy=fl.FedBuff()), "Training changes 'target.weight', ..., but"),
+    Refusal(
+        asynchronous(module=Thawing, rounds=3, asynchronous=fl.Asynchronous(3, 1), availability=UNIFORM),
+        "changed since round 0, for example 'net.0...', but asynchronous clients still",
+    ),
+    Refusal(
+        asynchronous(asynchronous=fl.Asynchronous(3, 3), availability=fl.Availability(drop_out=0.999), strategy=fl.FedBuff()),
+        "Round 0: 0 updates can arrive, but a new model needs 1. Lower ..., or lower 'drop_out'",
+        fl.ClientError,
+    ),
+]
+
+
+# ------ Secure aggregation
+
+
+def masked(strategy: Any = None, threshold: float = 0.67, **settings: Any) -> Callable[[], Any]:
+    return fitting(strategy=strategy or fl.FedAvg(), secure_aggregation=fl.SecureAggregation(threshold), **settings)
+
+
+class OneBroken(Blobs):
+    """Client 0's inputs are not numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.train[0][: SIZES[0]] = torch.nan
+
+
+class Counting(Plain):
+    """Has a buffer of whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+
+Nothing = made("Nothing", fl.FedAvg, weight=lambda self, update: 0.0)  # Weighs everyone by 0
+
+
+class Unannounced(fl.FedAvg):
+    """Adds a sum that it does not announce."""
+
+    def accumulate(self, update: Any, sums: Any) -> Any:
+        sums.add("squares", 1.0)
+        return super().accumulate(update, sums)
+
+
+class Silent(fl.RunningStrategy):
+    """Does not say what it adds up."""
+
+    def accumulate(self, update: Any, sums: Any) -> float:
+        sums.add("state", update.state)
+        return 1.0
+
+    def aggregate(self, sums: Any) -> Any:
+        return sums.take("state")
+
+
+MASKED = [
+    Refusal(masked(fl.AdaFed("val_acc")), "AdaFed weighs every client's model by its score at the server, but with"),
+    Refusal(masked(fl.LastClient()), "LastClient keeps one client's model, but with 'federation.secure_aggregation'"),
+    Refusal(masked(fl.FedMedian()), "FedMedian needs every client's model to combine them"),
+    Refusal(masked(fl.Krum(1)), "Krum needs every client's model"),
+    Refusal(masked(route=fl.FedCyclic()), "On the route FedCyclic clients pass models to each other or keep them"),
+    Refusal(masked(route=fl.LocalOnly("val_acc")), "On the route LocalOnly clients pass models to each other or keep them"),
+    Refusal(masked(route=fl.WarmStart(1)), "n the route WarmStart clients pass models to each other"),
+    Refusal(masked(client_evaluation=fl.ClientEvaluation(1)), "'federation.client_evaluation' measures each client, but with"),
+    Refusal(masked(clients_per_round=1), "'federation.clients_per_round' must be 2 clients or more with"),
+    Refusal(masked(module=Counting), "The module has a buffer 'seen' of whole numbers, which cannot be added"),
+    Refusal(masked(Silent()), "Silent does not say which sums it adds up, so clients cannot mask them. ... from 'sum_sizes'"),
+    Refusal(masked(fl.AFL()), "AFL does not say which sums it adds up"),
+    Refusal(masked(Unannounced()), "adds 1 numbers to a sum 'squares', which its 'sum_sizes' does not announce"),
+    Refusal(masked(Nothing()), "Nothing gave all clients of the round the weight 0, and masks hide their", fl.ClientError),
+    Refusal(
+        masked(threshold=1.0, data=OneBroken(), faults=fl.Faults("skip")),
+        "2 of 3 clients delivered, but removing the masks takes 3 or more. Lower",
+        fl.ClientError,
+    ),
+]
+
+
+# ------ Options from outside the package
+
+
+Knows = made("Knows", fl.Option, key=lambda self, seed: SecretKey.from_seed(seed))
+
+
+class Unknown(Sums):
+    def measures(self) -> Any:
+        yield ClientMetric("own loss", "val_los", "training")
+
+
+def private(noise: str) -> fl.ClientPrivacy:
+    return fl.ClientPrivacy(0.5, 1.0, noise, noise_seed=7)
+
+
+EXACT = "DropNumbers may read clients' changes ... but ClientPrivacy protects them"
+NO_UPDATE = "DropNumbers acts on the updates ... but on the route ... pass models to each other"
+OWN_OPTION = [
+    *(
+        fits(NO_UPDATE, route=route, options=[DropNumbers()])
+        for route in (fl.FedCyclic(), fl.LocalOnly("val_acc"), fl.WarmStart(1))
+    ),
+    fits("'federation.options.metric' is 'val_los',", options=[Unknown()], flags={"num_sanity_val_steps": 1}),
+    fits("'federation.options.0' and 'federation.options.1' each add up", options=[Sums(), Sums()]),
+    fits("'federation.secure_aggregation' and", options=[Sums()], secure_aggregation=fl.SecureAggregation()),
+    fits("'federation.options.0' adds up ... the strategy needs each", options=[Sums()], strategy=fl.FedMedian()),
+    fits("'federation.asynchronous' and 'federation.options.0'", options=[PlansRounds()], asynchronous=fl.Asynchronous(2, 1)),
+    Refusal(
+        fitting(options=[CountBatches()], local=fl.LocalTraining(engine="stacked")),
+        "Stacked clients do not support CountBatches, a callback of an option",
+        fl.FederationError,
+    ),
+    fits(
+        "'federation.options' sets the key ... noise of ClientPrivacy could be sub",
+        strategy=fl.FedAvg("uniform"),
+        options=[Knows()],
+        transforms=[fl.ClientPrivacy(0.5, 1.0)],
+    ),
+    *(
+        fits(EXACT, strategy=fl.FedAvg("uniform"), options=[DropNumbers()], transforms=[private(noise)])
+        for noise in ("central", "local")
+    ),
+]
+
+
+# ------ Options of a federation
+
+
+HEAD, ALL = fl.PersonalPart(names="net.3.*"), fl.PersonalPart(names="*")
+EVALUATED = fl.ClientEvaluation(1, "val_acc")
 
 
 def attacked(**settings: Any) -> Callable[[], Any]:
-    return fitting(attackers=Attackers(**{"clients": [1], **settings}))
+    return fitting(attackers=fl.Attackers(**{"clients": [1], **settings}))
 
 
-MEAN = [PersonalPart(names=HEAD.names, start="mean")]
+MEAN = [fl.PersonalPart(names=HEAD.names, start="mean")]
 
 
 def personal(*callbacks: Any, parts: Any = (HEAD,), **settings: Any) -> Callable[[], Any]:
     """Fit a module with BatchNorm and personal parts; its clients have test parts if they are evaluated."""
 
     def call() -> None:
-        data = FederatedDataModule(Blobs(), Consecutive(), client_test=0.3 if "client_evaluation" in settings else 0.0)
+        data = fl.FederatedDataModule(Blobs(), Consecutive(), client_test=0.3 if "client_evaluation" in settings else 0.0)
         module = settings.pop("module", None) or Plain(batchnorm=True)
-        federation = FederatedOrchestrator(personal=list(parts), **settings)
+        federation = fl.FederatedOrchestrator(personal=list(parts), **settings)
         trainer(1, federation, *callbacks, enable_checkpointing=True).fit(module, data)
 
     return call
 
 
-def evaluated(evaluation: ClientEvaluation) -> Callable[[], Any]:
-    data = partial(FederatedDataModule, Blobs(), Consecutive(), client_test=0.3)
-    return lambda: trainer(1, FederatedOrchestrator(client_evaluation=evaluation), num_sanity_val_steps=1).fit(Plain(), data())
+def evaluated(evaluation: fl.ClientEvaluation) -> Callable[[], Any]:
+    data = partial(fl.FederatedDataModule, Blobs(), Consecutive(), client_test=0.3)
+    return lambda: trainer(1, fl.FederatedOrchestrator(client_evaluation=evaluation), num_sanity_val_steps=1).fit(
+        Plain(), data()
+    )
 
 
-def lied_to(attack: LabelAttack) -> Callable[[], Any]:
+def lied_to(attack: fl.LabelAttack) -> Callable[[], Any]:
     """Read the labels of a client, of 7 examples in 3 classes, that an attack has changed."""
 
     def call() -> None:
-        data = FederatedDataModule(Blobs(shuffle=False), Consecutive())
+        data = fl.FederatedDataModule(Blobs(shuffle=False), Consecutive())
         data.setup("fit")
         mislabel(data, {0: attack}, 0)
         data.label_counts()
@@ -87,29 +243,24 @@ def lied_to(attack: LabelAttack) -> Callable[[], Any]:
     return call
 
 
-def held_out(clients: Any, **settings: Any) -> FederatedDataModule:
+def held_out(clients: Any, **settings: Any) -> fl.FederatedDataModule:
     data = {name: TensorDataset(*blobs(8, seed)) for seed, name in enumerate("abcde")}
-    return FederatedDataModule.from_clients(data, batch_size=5, held_out_clients=clients, **settings)
+    return fl.FederatedDataModule.from_clients(data, batch_size=5, held_out_clients=clients, **settings)
 
 
-def set_up(make: Callable[[], FederatedDataModule]) -> Callable[[], Any]:
+def set_up(make: Callable[[], fl.FederatedDataModule]) -> Callable[[], Any]:
     return lambda: make().setup("fit")
 
 
-def opened() -> FederatedDataModule:
+def opened() -> fl.FederatedDataModule:
     read = lambda client: TensorDataset(*blobs(8, client))  # noqa: E731
-    return FederatedDataModule(Opened(read, [8] * 4), held_out_clients=1)
+    return fl.FederatedDataModule(Opened(read, [8] * 4), held_out_clients=1)
 
 
-# ---------------------------------------------------------------- what they are given
+WrongLength = made("WrongLength", fl.ModelAttack, forge=lambda self, change, crowd, generator: change[1:])
 
 
-class WrongLength(ModelAttack):
-    def forge(self, change: Any, crowd: Any, generator: Any) -> Any:
-        return change[1:]
-
-
-class Returns(LabelAttack):
+class Returns(fl.LabelAttack):
     def __init__(self, labels: Any) -> None:
         self.labels = labels
 
@@ -117,72 +268,50 @@ class Returns(LabelAttack):
         return self.labels(labels)
 
 
-REFUSALS = [
+OPTION = [
     # attackers
-    Refusal(lambda: Attackers(clients=[1]), "together with at least one of the others (how they attack)"),
-    Refusal(lambda: Attackers(model=SignFlip()), "together with at least one of the others (how they attack)"),
-    Refusal(attacked(clients=[9], model=SignFlip()), "'federation.attackers.clients' must be clients from 0 to 2"),
-    Refusal(lambda: Attackers(clients=1.5, model=SignFlip()), "attackers.clients' must be ids, or a share from 0 to below 1"),
-    Refusal(lambda: SignFlip(0), "'federation.attackers.model.scale' must be above 0"),
-    Refusal(lambda: ScaledUpdate(0), "'federation.attackers.model.scale' must be above 0"),
-    Refusal(lambda: InnerProductManipulation(0), "'federation.attackers.model.scale' must be above 0"),
-    Refusal(lambda: GaussianUpdate(0), "'federation.attackers.model.std' must be above 0"),
-    Refusal(lambda: RandomLabels(2), "'federation.attackers.labels.share' must be from 0 to 1"),
-    Refusal(lambda: PermutedLabels(0), "'federation.attackers.labels.shift' must be 1 or above"),
-    Refusal(lied_to(PermutedLabels(3)), "'federation.attackers.labels.shift' must be not a multiple of the 3 classes"),
-    Refusal(lambda: RelabelClass(1, 1), "must be a class other than 'source'"),
-    Refusal(lambda: RelabelClass(-1, 1), "must be a class of 0 or above"),
-    Refusal(lied_to(RelabelClass(3, 0)), "'federation.attackers.labels.source' must be one of the classes 0 to 2"),
-    Refusal(lambda: Attackers(from_round=-1), "'federation.attackers.from_round' must be 0 or above"),
-    Refusal(
-        fitting(attackers=Attackers(clients=[1], model=SignFlip()), route=Mediators(2)),
+    Refusal(lambda: fl.Attackers(clients=[1]), "together with at least one of the others (how they attack)"),
+    Refusal(lambda: fl.Attackers(model=fl.SignFlip()), "together with at least one of the others (how they attack)"),
+    Refusal(attacked(clients=[9], model=fl.SignFlip()), "'federation.attackers.clients' must be clients from 0 to 2"),
+    Refusal(lambda: fl.Attackers(clients=1.5, model=fl.SignFlip()), "attackers.clients' must be ids, or a share from 0 to"),
+    Refusal(lied_to(fl.PermutedLabels(3)), "'federation.attackers.labels.shift' must be not a multiple of the 3 classes"),
+    Refusal(lambda: fl.RelabelClass(1, 1), "must be a class other than 'source'"),
+    Refusal(lambda: fl.RelabelClass(-1, 1), "must be a class of 0 or above"),
+    Refusal(lied_to(fl.RelabelClass(3, 0)), "'federation.attackers.labels.source' must be one of the classes 0 to 2"),
+    fits(
         "SignFlip changes the updates that clients send",
+        attackers=fl.Attackers(clients=[1], model=fl.SignFlip()),
+        route=fl.Mediators(2),
     ),
-    Refusal(
-        attacked(model=WrongLength()),
-        "WrongLength.forge returned a tensor of shape (66,) in float64, but ... (67,)",
-    ),
-    Refusal(
-        lied_to(Returns(lambda labels: None)),
-        "Returns.change returned None, but a tensor of shape (7,) is needed",
-    ),
-    Refusal(
-        lied_to(Returns(lambda labels: labels[:1])),
-        "Returns.change returned a tensor of shape (1,) in int64, but a tensor of shape (7,) is needed",
-    ),
+    Refusal(attacked(model=WrongLength()), "WrongLength.forge returned a tensor of shape (66,) in float64, but ... (67,)"),
+    Refusal(lied_to(Returns(lambda labels: None)), "Returns.change returned None, but a tensor of shape (7,) is needed"),
+    Refusal(lied_to(Returns(lambda labels: labels[:1])), "Returns.change returned a tensor of shape (1,) in int64, but a"),
     # backdoors
-    Refusal(lambda: Backdoor(-1), "'federation.attackers.backdoor.target' must be a class of 0 or above"),
-    Refusal(lambda: Backdoor(share=0), "'federation.attackers.backdoor.share' must be above 0 and at most 1"),
-    Refusal(lambda: Backdoor(size=0), "'federation.attackers.backdoor.size' must be 1 or above, in pixels"),
-    Refusal(lambda: Backdoor(value=float("nan")), "'federation.attackers.backdoor.value' must be finite, or null"),
     *(
         Refusal(
-            lambda inputs=inputs: Backdoor(size=4).stamp(inputs),
+            lambda inputs=inputs: fl.Backdoor(size=4).stamp(inputs),
             f"the dataset returns {came}. Let its transform return such a tensor, or lower 'size'.",
-            DataError,
+            fl.DataError,
         )
-        for inputs, came in (
-            (torch.zeros(3), "shape (3,)"),
-            (torch.zeros(1, 3, 9), "shape (1, 3, 9)"),
-            ([1.0], "type list"),
-        )
+        for inputs, came in ((torch.zeros(3), "shape (3,)"), (torch.zeros(1, 3, 9), "shape (1, 3, 9)"), ([1.0], "type list"))
     ),
     *(
         Refusal(
-            lambda value=value: Backdoor(value=value).stamp(torch.zeros(1, 8, 8, dtype=torch.uint8)),
+            lambda value=value: fl.Backdoor(value=value).stamp(torch.zeros(1, 8, 8, dtype=torch.uint8)),
             "'federation.attackers.backdoor.value' is ... whole numbers from 0 to 255. Set it to",
-            DataError,
+            fl.DataError,
         )
         for value in (0.5, 300.0, -1.0)
     ),
-    Refusal(attacked(backdoor=Backdoor(3)), "'federation.attackers.backdoor.target' must be one of the classes 0 to 2"),
-    Refusal(
-        fitting(data=NoValidation(), attackers=Attackers(clients=[0], backdoor=Backdoor())),
+    Refusal(attacked(backdoor=fl.Backdoor(3)), "'federation.attackers.backdoor.target' must be one of the classes 0 to 2"),
+    fits(
         "'federation.attackers.backdoor' needs its success rate on the",
+        data=NoValidation(),
+        attackers=fl.Attackers(clients=[0], backdoor=fl.Backdoor()),
     ),
     # personal parts
     *(
-        Refusal(lambda given=given: PersonalPart(**given), words)
+        Refusal(lambda given=given: fl.PersonalPart(**given), words)
         for given, words in (
             ({}, "it needs exactly one of them"),
             ({"modules": "torch.nn.Linear", "names": "a"}, "it needs exactly one of them"),
@@ -191,87 +320,67 @@ REFUSALS = [
             ({"modules": "torch.nn.functional.relu"}, "which is not a torch.nn.Module"),
         )
     ),
+    Refusal(personal(parts=MEAN, asynchronous=fl.Asynchronous(2, 1)), "'start' in 'federation.personal' is 'mean', which"),
     Refusal(
-        personal(parts=MEAN, asynchronous=Asynchronous(2, 1)),
-        "'start' in 'federation.personal' is 'mean', which averages ..., but with 'federation.asynchronous' clients deliver",
-    ),
-    Refusal(
-        personal(parts=MEAN, client_evaluation=ClientEvaluation(1, "val_acc", compare_alone=True)),
+        personal(parts=MEAN, client_evaluation=fl.ClientEvaluation(1, "val_acc", compare_alone=True)),
         "compare_alone' trains clients from the first model, but 'start' in 'federation.personal' is 'mean'",
     ),
-    Refusal(personal(parts=[PersonalPart(names="net.4.*")]), "'net.4.*', which match no parameter ... Did you mean net"),
+    Refusal(personal(parts=[fl.PersonalPart(names="net.4.*")]), "'net.4.*', which match no parameter ... Did you mean net"),
+    Refusal(personal(parts=[fl.PersonalPart(modules="torch.nn.BatchNorm2d")]), "contains no such layer ... Did you mean"),
+    Refusal(personal(strategy=fl.AdaFed("val_acc")), "AdaFed scores clients' models on the server's set"),
+    Refusal(personal(strategy=fl.ShapleyValues("val_acc")), "ShapleyValues scores clients' models"),
+    Refusal(personal(route=fl.LocalOnly("val_acc")), "LocalOnly scores models on the server's set, but with"),
+    Refusal(personal(attackers=fl.Attackers(clients=[1], backdoor=fl.Backdoor(1))), "'federation.attackers.backdoor' is"),
+    Refusal(personal(parts=[ALL], strategy=fl.Scaffold()), "matches every parameter, so Scaffold has nothing to correct"),
     Refusal(
-        personal(parts=[PersonalPart(modules="torch.nn.BatchNorm2d")]),
-        "contains no such layer ... Did you mean torch.nn.BatchNorm1d? It has: torch.nn.BatchNorm1d, torch.nn.Linear",
-    ),
-    Refusal(personal(strategy=AdaFed("val_acc")), "AdaFed scores clients' models on the server's set"),
-    Refusal(personal(strategy=ShapleyValues("val_acc")), "ShapleyValues scores clients' models"),
-    Refusal(
-        personal(route=LocalOnly("val_acc")),
-        "LocalOnly scores models on the server's set, but with 'federation.personal' the server's model is incomplete",
-    ),
-    Refusal(
-        personal(attackers=Attackers(clients=[1], backdoor=Backdoor(1))),
-        "'federation.attackers.backdoor' is measured with the global model",
-    ),
-    Refusal(personal(parts=[ALL], strategy=Scaffold()), "matches every parameter, so Scaffold has nothing to correct"),
-    Refusal(
-        personal(parts=[ALL], module=ClassificationTask(network(), 3, F1WeightedCrossEntropy(3))),
+        personal(parts=[ALL], module=fl.ClassificationTask(network(), 3, fl.F1WeightedCrossEntropy(3))),
         "F1WeightedCrossEntropy adapts to the server's validation",
     ),
     *(
         Refusal(personal(callback, **settings), "the server's model is incomplete, so the server does not validate")
         for callback, settings in (
-            (BestCheckpoint("val_acc"), {}),
+            (fl.BestCheckpoint("val_acc"), {}),
             (EarlyStopping("val_loss"), {"client_evaluation": EVALUATED}),
-            (BestCheckpoint("val_acc"), {"client_evaluation": ClientEvaluation(2, "val_acc")}),
+            (fl.BestCheckpoint("val_acc"), {"client_evaluation": fl.ClientEvaluation(2, "val_acc")}),
         )
     ),
-    Refusal(
-        personal(EarlyStopping("val_ac"), client_evaluation=EVALUATED),
-        "EarlyStopping monitors 'val_ac', ... Did you mean val_acc?",
-    ),
+    Refusal(personal(EarlyStopping("val_ac"), client_evaluation=EVALUATED), "EarlyStopping monitors ... Did you mean val_acc?"),
     # evaluation at the clients
-    Refusal(lambda: ClientEvaluation(-1), "'federation.client_evaluation.every_n_rounds' must be 0 or above"),
-    Refusal(lambda: ClientEvaluation(personal_epochs=-1), "'federation.client_evaluation.personal_epochs' must be 0 or above"),
-    Refusal(
-        fitting(client_evaluation=ClientEvaluation(1)),
-        "each client's own test part, but the clients have no test parts. Set 'data.client_test'",
-    ),
+    fits("each client's own test part, but ... Set 'data.client_test'", client_evaluation=fl.ClientEvaluation(1)),
     *(
         Refusal(evaluated(evaluation), "'federation.client_evaluation.metric' is 'val_f1', which Plain does")
-        for evaluation in (ClientEvaluation(1, "val_f1"), ClientEvaluation(0, "val_f1", personal_epochs=1))
+        for evaluation in (fl.ClientEvaluation(1, "val_f1"), fl.ClientEvaluation(0, "val_f1", personal_epochs=1))
     ),
     # clients held out
     Refusal(lambda: held_out(1.0), "'data.held_out_clients' must be a share of at least 0 and below 1"),
     Refusal(lambda: held_out(20.0), "Write 20 for a number, or 0.2 for 20 %"),
     Refusal(lambda: held_out(-1), "a number of clients, or a list of their names, but is -1"),
     Refusal(lambda: held_out(["a", "a"]), "must be names that differ, but is ['a', 'a']"),
-    Refusal(
-        set_up(lambda: held_out(["f"])), "'data.held_out_clients' has 'f', but the clients are: a, b, c, d, e. Use their names."
-    ),
+    Refusal(set_up(lambda: held_out(["f"])), "'data.held_out_clients' has 'f', but the clients are: a, ... Use their names."),
     Refusal(set_up(lambda: held_out(5)), "must be fewer than the 5 clients, so that some train, but is 5"),
     Refusal(set_up(lambda: held_out(list("abcde"))), "must be fewer than the 5 clients"),
     Refusal(
-        set_up(lambda: FederatedDataModule(Blobs(), Consecutive(), held_out_clients=[7])),
+        set_up(lambda: fl.FederatedDataModule(Blobs(), Consecutive(), held_out_clients=[7])),
         "has '7', but the clients are: 0, 1, 2",
     ),
     Refusal(
-        lambda: FederatedDataModule(Blobs(), Consecutive(), public_share=0.1, held_out_clients=1),
+        lambda: fl.FederatedDataModule(Blobs(), Consecutive(), public_share=0.1, held_out_clients=1),
         "'data.public_share' must be 0 if each client ... or with held-out clients, ... but is 0.1",
     ),
     Refusal(
-        lambda: FederatedDataModule(TableDataModule("t.csv", "y", kind="classification"), Consecutive(), held_out_clients=1),
+        lambda: fl.FederatedDataModule(
+            fl.TableDataModule("t.csv", "y", kind="classification"), Consecutive(), held_out_clients=1
+        ),
         "'data.datamodule.standardize' must be false with held-out clients",
     ),
+    Refusal(set_up(opened), "'data.held_out_clients' must be off, but is 1. The clients' examples are read when the clients"),
     Refusal(
-        set_up(opened),
-        "'data.held_out_clients' must be off, but is 1. The clients' examples are read when the clients are drawn.",
-    ),
-    Refusal(
-        lambda: trainer(1, FederatedOrchestrator(client_evaluation=ClientEvaluation(1, "val_acc", personal_epochs=1))).fit(
-            Plain(), held_out(["b"], val=TensorDataset(*blobs(9, 2)))
-        ),
+        lambda: trainer(
+            1, fl.FederatedOrchestrator(client_evaluation=fl.ClientEvaluation(1, "val_acc", personal_epochs=1))
+        ).fit(Plain(), held_out(["b"], val=TensorDataset(*blobs(9, 2)))),
         "the clients have no test parts",
     ),
 ]
+
+
+REFUSALS = [*ASYNCHRONOUS, *MASKED, *OWN_OPTION, *OPTION]

@@ -1,71 +1,52 @@
-"""Differential privacy of clients and of examples, and targets of epsilon."""
+"""Differential privacy, and pure functions that it rests on."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from engine_runs import variant
 from federations import Blobs, Consecutive, Plain, trainer
-from refusing import Refusal, fitting
+from refusing import Refusal, fits, fitting, made
 from torch import nn
 
-from fl_lightning import (
-    ALIE,
-    AdaFed,
-    Asynchronous,
-    Attackers,
-    Availability,
-    ClientPrivacy,
-    ClipUpdate,
-    CrossEntropy,
-    ExamplePrivacy,
-    FedAvg,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    FedLoss,
-    FedStar,
-    LabelAveraging,
-    LocalTraining,
-    Mediators,
-    ProximalLoss,
-    Quantize,
-    Scaffold,
-    SecureAggregation,
-    WarmStart,
-)
+import fl_lightning as fl
+from fl_lightning.functional import ExactSum, ModelState, Sums, cohort_size
+from fl_lightning.functional.keyed_noise import SecretKey
 
-UNIFORM = FedAvg("uniform")
+# ------ Differential privacy of clients and of examples, and targets
+
+
+UNIFORM = fl.FedAvg("uniform")
 WITH_TESTS = {"server_set": "clients", "client_test": 0.2}
-
-
-# ---------------------------------------------------------------- calls that fail
 
 
 def clients(*after: Any, data: Any = None, **settings: Any) -> Callable[[], Any]:
     """Fit with noise at the server, and what comes after it."""
-    return divided(data, **{"strategy": UNIFORM, "transforms": [ClientPrivacy(1.0, 1.0), *after], **settings})
+    return divided(data, **{"strategy": UNIFORM, "transforms": [fl.ClientPrivacy(1.0, 1.0), *after], **settings})
 
 
 def sent(data: Any = None, **settings: Any) -> Callable[[], Any]:
     """Fit with noise at the clients."""
-    return divided(data, transforms=[ClientPrivacy(1.0, 1.0, "local")], **settings)
+    return divided(data, transforms=[fl.ClientPrivacy(1.0, 1.0, "local")], **settings)
 
 
 def examples(data: Any = None, local: Any = None, **settings: Any) -> Callable[[], Any]:
-    return divided(data, local=lambda: LocalTraining(privacy=ExamplePrivacy(1.0, 1.0), **(local or {})), **settings)
+    return divided(data, local=lambda: fl.LocalTraining(privacy=fl.ExamplePrivacy(1.0, 1.0), **(local or {})), **settings)
 
 
 def divided(
-    data: Any, module: Any = Plain, local: Any = LocalTraining, folder: str = ".", **settings: Any
+    data: Any, module: Any = Plain, local: Any = fl.LocalTraining, folder: str = ".", **settings: Any
 ) -> Callable[[], Any]:
     """Fit with settings of the data."""
 
     def call() -> None:
-        federation = FederatedOrchestrator(local=local() if callable(local) else local, **settings)
+        federation = fl.FederatedOrchestrator(local=local() if callable(local) else local, **settings)
         trainer(1, federation, default_root_dir=folder).fit(
-            module(), FederatedDataModule(Blobs(), Consecutive(), **(data or {}))
+            module(), fl.FederatedDataModule(Blobs(), Consecutive(), **(data or {}))
         )
 
     return call
@@ -74,7 +55,7 @@ def divided(
 def solved(rounds: int = 4, **settings: Any) -> Callable[[], Any]:
     """Fit with noise for an epsilon of clients."""
     noise = settings.pop("noise", "central")
-    privacy = ClientPrivacy(0.5, None, noise, **{"target_epsilon": 1.0, **settings.pop("more", {})})
+    privacy = fl.ClientPrivacy(0.5, None, noise, **{"target_epsilon": 1.0, **settings.pop("more", {})})
     flags = {"max_time": "00:00:01:00"} if rounds == -1 else {}
     return fitting(strategy=UNIFORM, transforms=[privacy], rounds=rounds, flags=flags, **settings)
 
@@ -83,12 +64,9 @@ def checked(loss: nn.Module) -> Callable[[], Any]:
     def call() -> None:
         module = Plain()
         module.loss = loss
-        ExamplePrivacy(1.0, 1.0).check_module("32-true", module)
+        fl.ExamplePrivacy(1.0, 1.0).check_module("32-true", module)
 
     return call
-
-
-# ---------------------------------------------------------------- what they are given
 
 
 class With(Plain):
@@ -119,139 +97,183 @@ Positions = given(
 )
 
 
-REFUSALS = [
+PRIVACY = [
     # settings of clients' privacy
     *(
-        Refusal(lambda given=given: ClientPrivacy(**{"max_norm": 0.5, "noise_multiplier": 2.0, **given}), words)
+        Refusal(lambda given=given: fl.ClientPrivacy(**{"max_norm": 0.5, "noise_multiplier": 2.0, **given}), words)
         for given, words in (
             ({"max_norm": float("inf")}, "'federation.transforms.max_norm' must be above 0 and below"),
-            ({"noise_multiplier": 0}, "'federation.transforms.noise_multiplier' must be"),
-            ({"delta": 1.0}, "'federation.transforms.delta' must be above 0 and below 1"),
-            ({"noise": "none"}, "'federation.transforms.noise' must be"),
-            ({"target_quantile": 1.0}, "'federation.transforms.target_quantile' must be above 0 and below 1"),
             ({"target_quantile": 0.5, "norm_rate": 0.0}, "'federation.transforms.norm_rate' must be above 0"),
             ({"target_quantile": 0.5, "noise": "local"}, "target_quantile' must be null with noise at the clients"),
-            ({"count_noise": 1.0}, "count_noise' must be null without 'target_quantile'"),
             ({"target_quantile": 0.5, "count_noise": 1.0}, "'count_noise' is 1, but must be above 1, half of"),
         )
     ),
     # what it does not go with
-    Refusal(clients(strategy=AdaFed("val_acc")), "but AdaFed combines models in another way"),
-    Refusal(clients(strategy=FedAvg()), "but FedAvg weighs by 'examples'"),
-    Refusal(sent(strategy=Scaffold()), "Scaffold's clients send control variates with their models"),
-    Refusal(sent({"client_validation": 0.2}, strategy=FedLoss()), "FedLoss reads metrics that"),
-    Refusal(clients(Quantize()), "Quantize comes after ClientPrivacy and may increase the norm"),
-    Refusal(clients(ClientPrivacy(1.0, 1.0)), "contains ClientPrivacy more than once"),
-    Refusal(clients(availability=Availability(leave=0.1)), "because 'federation.availability.leave' is 0.1"),
-    Refusal(clients(data={"rebalancing": LabelAveraging()}), "'data.rebalancing' lets each client's label counts influence"),
-    Refusal(
-        clients(attackers=Attackers(clients=[1], model=ALIE())),
-        "ALIE reads the honest clients' changes before",
-    ),
+    Refusal(clients(strategy=fl.AdaFed("val_acc")), "but AdaFed combines models in another way"),
+    Refusal(clients(strategy=fl.FedAvg()), "but FedAvg weighs by 'examples'"),
+    Refusal(sent(strategy=fl.Scaffold()), "Scaffold's clients send control variates with their models"),
+    Refusal(sent({"client_validation": 0.2}, strategy=fl.FedLoss()), "FedLoss reads metrics that"),
+    Refusal(clients(fl.Quantize()), "Quantize comes after ClientPrivacy and may increase the norm"),
+    Refusal(clients(fl.ClientPrivacy(1.0, 1.0)), "contains ClientPrivacy more than once"),
+    Refusal(clients(availability=fl.Availability(leave=0.1)), "because 'federation.availability.leave' is 0.1"),
+    Refusal(clients(data={"rebalancing": fl.LabelAveraging()}), "'data.rebalancing' lets each client's label counts influence"),
+    Refusal(clients(attackers=fl.Attackers(clients=[1], model=fl.ALIE())), "ALIE reads the honest clients' changes before"),
     Refusal(clients(data=WITH_TESTS), "'data.server_set' is clients, so the"),
-    Refusal(
-        clients(local=LocalTraining(precision="bf16-true")),
-        "'federation.local.precision' must be one of at least 32 bits",
-    ),
-    Refusal(clients(route=WarmStart()), "n the route WarmStart clients pass models to each other"),
-    Refusal(
-        clients(module=lambda: Plain(batchnorm=True)),
-        "buffers net.1.running_mean, net.1.running_var, net.1",
-    ),
-    Refusal(
-        fitting(
-            strategy=UNIFORM,
-            transforms=[ClientPrivacy(0.5, 2.0, target_quantile=0.5)],
-            secure_aggregation=SecureAggregation(),
-        ),
+    Refusal(clients(local=fl.LocalTraining(precision="bf16-true")), "'federation.local.precision' must be one of at least 32"),
+    Refusal(clients(route=fl.WarmStart()), "n the route WarmStart clients pass models to each other"),
+    Refusal(clients(module=lambda: Plain(batchnorm=True)), "buffers net.1.running_mean, net.1.running_var, net.1"),
+    fits(
         "'target_quantile' of ClientPrivacy counts the changes that were clipped",
+        strategy=UNIFORM,
+        transforms=[fl.ClientPrivacy(0.5, 2.0, target_quantile=0.5)],
+        secure_aggregation=fl.SecureAggregation(),
     ),
-    Refusal(
-        fitting(
-            strategy=UNIFORM,
-            transforms=[ClientPrivacy(1.0, 1.0, noise_seed=7)],
-            local=LocalTraining(privacy=ExamplePrivacy(1.0, 1.0)),
-        ),
+    fits(
         "'noise_seed' of ClientPrivacy is 7, but 'noise_seed' of ... is None. Set both to",
+        strategy=UNIFORM,
+        transforms=[fl.ClientPrivacy(1.0, 1.0, noise_seed=7)],
+        local=fl.LocalTraining(privacy=fl.ExamplePrivacy(1.0, 1.0)),
     ),
-    Refusal(
-        clients(folder="memory://bucket"),
-        "'trainer.default_root_dir' is memory://bucket, but the privacy ledger must",
-    ),
+    Refusal(clients(folder="memory://bucket"), "'trainer.default_root_dir' is memory://bucket, but the privacy ledger must"),
     # settings of examples' privacy
-    Refusal(lambda: ExamplePrivacy(0, 1.0), "'federation.local.privacy.max_grad_norm' must be above 0 and below 1e12"),
-    Refusal(lambda: ExamplePrivacy(1.0, float("inf")), "'federation.local.privacy.noise_multiplier' must be above 0 and below"),
-    Refusal(lambda: ExamplePrivacy(1.0, 1.0, 0), "'federation.local.privacy.delta' must be above 0 and below 1"),
     # what it does not go with
-    Refusal(examples(route=FedStar(1, "val_acc")), "The route FedStar evaluates clients' models on their training"),
-    Refusal(examples(route=Mediators(2)), "The route Mediators evaluates clients' models on their tr"),
+    Refusal(examples(route=fl.FedStar(1, "val_acc")), "The route FedStar evaluates clients' models on their training"),
+    Refusal(examples(route=fl.Mediators(2)), "The route Mediators evaluates clients' models on their tr"),
     Refusal(examples(WITH_TESTS), "'data.server_set' is clients, so the server"),
     Refusal(examples(local={"engine": "stacked"}), "'federation.local.engine' must be one of trainer, fabric, auto with"),
     Refusal(examples(local={"accumulate_grad_batches": 2}), "'federation.local.accumulate_grad_batches' must be 1 with"),
-    Refusal(
-        examples(local={"precision": "16-mixed"}),
-        "'federation.local.precision' must be one of 32-true, 64-true, bf16-mixed",
-    ),
-    Refusal(examples({"rebalancing": LabelAveraging()}), "'data.rebalancing' repeats examples"),
-    Refusal(examples({"client_validation": 0.2}, strategy=FedLoss()), "'federation.local.privacy' does not cover"),
+    Refusal(examples(local={"precision": "16-mixed"}), "'federation.local.precision' must be one of 32-true, 64-true,"),
+    Refusal(examples({"rebalancing": fl.LabelAveraging()}), "'data.rebalancing' repeats examples"),
+    Refusal(examples({"client_validation": 0.2}, strategy=fl.FedLoss()), "'federation.local.privacy' does not cover"),
     # modules that mix examples
     *(
         Refusal(examples(module=module), words)
         for module, words in (
-            (
-                lambda: Plain(batchnorm=True),
-                "cannot separate an example's gradient from the others: net.1 (BatchNorm1d)",
-            ),
+            (lambda: Plain(batchnorm=True), "cannot separate an example's gradient from the others: net.1 (BatchNorm1d)"),
             (ByHand, "optimizes manually"),
             (Positions, "found gradients of ... examples in one batch ... a layer of Variant does not have the batch"),
             (given("net", lambda: nn.RNN(4, 3)), "others: net (RNN). Use GroupNorm"),
-            (given("loss", lambda: ProximalLoss(CrossEntropy(), 1.0)), "others: loss (ProximalLoss)"),
+            (given("loss", lambda: fl.ProximalLoss(fl.CrossEntropy(), 1.0)), "others: loss (ProximalLoss)"),
             (given("mean", lambda: torch.zeros(4)), "The clients send the buffers mean with the parameters"),
-            (
-                given("spare", lambda: nn.Linear(2, 2)),
-                "a gradient for every trainable parameter, but 'spare.weight' does not contribute to the loss",
-            ),
+            (given("spare", lambda: nn.Linear(2, 2)), "a gradient for every trainable parameter, but 'spare.weight' does not"),
         )
     ),
     Refusal(checked(nn.CrossEntropyLoss(ignore_index=0)), "'ignore_index', which changes the number of examples"),
     Refusal(checked(nn.CrossEntropyLoss(reduction="sum")), "reduction 'sum' instead of 'mean'"),
-    Refusal(
-        checked(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0]))),
-        "class weights, by whose sum the loss is divided",
-    ),
+    Refusal(checked(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0]))), "class weights, by whose sum the loss is divided"),
     # targets
     *(
-        Refusal(
-            lambda make=make, more=more: make(1.0, **more),
-            "needs exactly one of 'noise_multiplier' and 'target_epsilon', but",
-        )
-        for make in (ClientPrivacy, ExamplePrivacy)
+        Refusal(lambda make=make, more=more: make(1.0, **more), "needs exactly one of 'noise_multiplier' and")
+        for make in (fl.ClientPrivacy, fl.ExamplePrivacy)
         for more in ({}, {"noise_multiplier": 1.0, "target_epsilon": 1.0})
     ),
     *(
-        Refusal(
-            lambda make=make: make(1.0, 1.0, extend=True),
-            "extend' must be false without 'target_epsilon', but is True",
-        )
-        for make in (ClientPrivacy, ExamplePrivacy)
+        Refusal(lambda make=make: make(1.0, 1.0, extend=True), "extend' must be false without 'target_epsilon', but is True")
+        for make in (fl.ClientPrivacy, fl.ExamplePrivacy)
     ),
     Refusal(solved(-1), "needs the number of rounds, but 'trainer.max_epochs' is -1. Set it to"),
-    Refusal(
-        solved(more={"target_epsilon": 1e-6, "delta": 1e-12}),
-        "No noise multiplier up to a million ... over 4 rounds. Raise 'target_epsil",
-    ),
-    Refusal(
-        solved(noise="local", asynchronous=Asynchronous(2, 2)),
-        "'target_epsilon' of ClientPrivacy needs rounds that draw a cohort",
-    ),
+    Refusal(solved(more={"target_epsilon": 1e-6, "delta": 1e-12}), "No noise multiplier up to a ... Raise 'target_epsil"),
+    Refusal(solved(noise="local", asynchronous=fl.Asynchronous(2, 2)), "'target_epsilon' of ClientPrivacy needs rounds that"),
     Refusal(solved(more={"target_quantile": 0.3, "count_noise": 0.1}), "'count_noise' is 0.1, but must be above"),
-    Refusal(
-        lambda: ClientPrivacy(1.0, target_epsilon=2.0).multiplier,
-        "has not been solved for 'target_epsilon' 2.0, which happens at the server",
-    ),
+    Refusal(lambda: fl.ClientPrivacy(1.0, target_epsilon=2.0).multiplier, "has not been solved for 'target_epsilon' 2.0,"),
     # transforms
-    Refusal(
-        fitting(transforms=[ClipUpdate(0.1)], strategy=UNIFORM, route=WarmStart(1)),
-        "n the route WarmStart clients pass models to each other",
+    fits("n the route WarmStart clients pass models", transforms=[fl.ClipUpdate(0.1)], strategy=UNIFORM, route=fl.WarmStart(1)),
+]
+
+
+# ------ Pure functions
+
+
+CENTRAL, LOCAL = fl.ClientPrivacy(0.05, 1.0), fl.ClientPrivacy(0.05, 1.0, "local")
+EXAMPLES = fl.LocalTraining(privacy=fl.ExamplePrivacy(1.0, 1.0))
+HEAD = fl.PersonalPart(names="net.2.*")
+ALL_PRIVACY: list[dict[str, Any]] = [{"transforms": [CENTRAL]}, {"transforms": [LOCAL]}, {"local": EXAMPLES}]
+
+
+Inherits = made("Inherits", fl.FedAvg, weight=lambda self, update: 10.0 if update.client == 0 else 1.0)
+Declares = made("Declares", fl.FedAvg, private_with=("central", "local", "examples"))  # FedAvg under another name
+Scales = made("Scales", fl.ClipUpdate, receive=lambda self, change, *rest: 10 * change)  # Increases the average at the server
+Unclipped = made("Unclipped", fl.ClientPrivacy, apply=lambda self, message, sender: message)  # Forgets to clip
+OwnRoute = made("OwnRoute", fl.ServerRoute)  # Could hand anything to anyone
+
+
+class WithRange(Plain):
+    """Has the smallest input, which is taken over the clients."""
+
+    extreme_buffers = {"smallest": "min"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("smallest", torch.full((4,), torch.inf))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.smallest.copy_(torch.minimum(self.smallest, batch[0].amin(0)))
+        return super().training_step(batch, batch_idx)
+
+
+def private(**settings: Any) -> Any:
+    """A fit of FedAvg that does not weigh by examples, unless another strategy is given."""
+    return fitting(**{"strategy": fl.FedAvg("uniform"), **settings})
+
+
+def on_scaled_table(settings: dict[str, Any]) -> Any:
+    """The same on a table whose columns all clients' rows have scaled."""
+
+    def run() -> None:
+        rows = "a,b,y\n" + "".join(f"{k},{k * k},{k % 2}\n" for k in range(40))
+        with open("rows.csv", "w", encoding="utf-8") as file:
+            file.write(rows)
+        data = fl.TableDataModule("rows.csv", "y", kind="classification", test_share=0.0)
+        private(data=data, **settings)()
+
+    return run
+
+
+FUNCTIONAL = [
+    # sums, cohorts, models, guesses, keys
+    *(
+        Refusal(
+            lambda bad=bad: ExactSum(2).add(torch.tensor([1.0, bad])),
+            "cannot be summed exactly. Lower the clients' learning rate",
+            fl.ClientError,
+        )
+        for bad in (math.nan, 1e13)
+    ),
+    Refusal(lambda: Sums().add("n", math.nan), "cannot be summed exactly", fl.ClientError),
+    Refusal(lambda: Sums().add("n", 2.0**42), "cannot be summed exactly", fl.ClientError),
+    *(
+        Refusal(lambda asked=asked: cohort_size(7, asked), "'federation.clients_per_round' must be ... but is")
+        for asked in (0, 8, -1, 0.0, 1.5)
+    ),
+    Refusal(lambda: ModelState(torch.nn.ReLU()).vector(), "no trainable parameters, so there is nothing to federate"),
+    Refusal(lambda: ModelState(torch.nn.LazyLinear(3)), "'weight' is not an initialised floating-point tensor"),
+    Refusal(lambda: SecretKey(bytes(31)), "A key has 32 bytes, not 31", ValueError),
+    *(
+        Refusal(
+            lambda wrong=wrong: fl.FlowerPartitioner(wrong), f"'data.partitioner.partitioner' ... is a {type(wrong).__name__}."
+        )
+        for wrong in (fl.IIDPartitioner(3), "flwr_datasets.partitioner.IidPartitioner")
+    ),
+    # what no clipping bounds
+    Refusal(private(strategy=Inherits("uniform"), transforms=[CENTRAL]), "Inherits does not declare that it computes it ...,"),
+    Refusal(private(strategy=Inherits(), transforms=[LOCAL]), "Inherits does not declare that it reads nothing else ..., set"),
+    Refusal(private(strategy=Inherits(), local=EXAMPLES), "'federation.local.privacy' covers only ... = (\"examples\",)' in"),
+    Refusal(private(strategy=Declares(), transforms=[CENTRAL]), "Declares weighs by 'examples'"),
+    Refusal(private(strategy=fl.FedExP(), transforms=[CENTRAL]), "but FedExP combines models in another way"),
+    Refusal(private(transforms=[Scales(1.0), CENTRAL]), "Scales changes the average at the server ('receive') before"),
+    Refusal(private(transforms=[Unclipped(0.05, 1.0)]), "Unclipped is a subclass of ClientPrivacy"),
+    Refusal(private(transforms=[LOCAL], route=OwnRoute()), "ClientPrivacy covers only ... 'federation.route' is OwnRoute"),
+    Refusal(private(transforms=[CENTRAL], route=fl.FedCyclic()), "on the route FedCyclic clients pass models to each other"),
+    *(
+        Refusal(private(**settings, personal=[replace(HEAD, start="mean")]), f"'mean', ... but {who} does")
+        for settings, who in zip(ALL_PRIVACY, ("ClientPrivacy", "ClientPrivacy", "'federation.local.privacy'"), strict=True)
+    ),
+    *(Refusal(private(module=WithRange, **settings), "smallest") for settings in ALL_PRIVACY),
+    *(
+        Refusal(on_scaled_table(settings), "'data.datamodule.standardize' is true, ... Set it to false")
+        for settings in ALL_PRIVACY
     ),
 ]
+
+
+REFUSALS = [*PRIVACY, *FUNCTIONAL]

@@ -1,4 +1,4 @@
-"""Faults, availability, evaluation at the server, checkpoints, and what acts on a Trainer's steps."""
+"""The server, the Trainer around it, and the types of arguments."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import lightning as L
 import torch
-from engine_runs import variant
-from federations import Blobs, Plain, blobs, federate, trainer
+from engine_runs import stepping, variant
+from federations import Blobs, Consecutive, Plain, blobs, changed, federate, trainer
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     BatchSizeFinder,
@@ -22,47 +23,23 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.callbacks.throughput_monitor import ThroughputMonitor
-from refusing import Refusal, fitting
+from refusing import Refusal, fits, fitting, made
+from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from fl_lightning import (
-    ALIE,
-    AdaFed,
-    Attackers,
-    Availability,
-    Checkpoints,
-    ClientError,
-    ClipUpdate,
-    DataError,
-    ExamplePrivacy,
-    Faults,
-    FedCyclic,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    FedMedian,
-    IIDPartitioner,
-    JointStrategy,
-    LocalOnly,
-    LocalTraining,
-    RingFed,
-    SecureAggregation,
-    ServerEvaluation,
-    ShapleyValues,
-    Storage,
-    TrimmedMean,
-)
-from fl_lightning.data.loaders import reduced
+import fl_lightning as fl
+from fl_lightning.data.loaders import reduced, sharded
 from fl_lightning.errors import EngineError
 
-STACKED = LocalTraining(engine="stacked")
+# ------ Faults, availability, evaluation at the server, checkpoints,
 
 
-# ---------------------------------------------------------------- calls that fail
+STACKED = fl.LocalTraining(engine="stacked")
 
 
 def trusting(names: Any) -> Callable[[], Any]:
-    return lambda: Checkpoints(trusted_classes=names)
+    return lambda: fl.Checkpoints(trusted_classes=names)
 
 
 def calling(callback: Callable[[], Any]) -> Callable[[], Any]:
@@ -70,33 +47,29 @@ def calling(callback: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def at_clients(callback: Callable[[], Any], **local: Any) -> Callable[[], Any]:
-    return lambda: federate(Plain(), 1, local=LocalTraining(callbacks=[callback()], **local))
+    return lambda: federate(Plain(), 1, local=fl.LocalTraining(callbacks=[callback()], **local))
 
 
 def bf16_of(precision: Any, dtype: torch.dtype) -> Callable[[], Any]:
     """Evaluate in bfloat16 models that are stored in another precision than 32 bits."""
-    settings = {"local": LocalTraining(precision=precision), "server_evaluation": ServerEvaluation(precision="bf16-mixed")}
-    return lambda: federate(Plain().to(dtype), 1, data=Blobs(dtype=dtype), strategy=AdaFed("val_acc"), **settings)
+    settings = {
+        "local": fl.LocalTraining(precision=precision),
+        "server_evaluation": fl.ServerEvaluation(precision="bf16-mixed"),
+    }
+    return lambda: federate(Plain().to(dtype), 1, data=Blobs(dtype=dtype), strategy=fl.AdaFed("val_acc"), **settings)
 
 
 def loader(n: int = 40) -> DataLoader[Any]:
     return DataLoader(TensorDataset(*blobs(n, 1)), batch_size=5)
 
 
-# ---------------------------------------------------------------- what they are given
-
-
-class Weightless(JointStrategy):
+class Weightless(fl.JointStrategy):
     def combine(self, updates: Any, worth: Any) -> Any:
         return updates[0].state.double(), [math.nan] * len(updates)
 
 
-class Milestones(LearningRateFinder):
-    """As in Lightning's documentation: it would find a new rate at some epochs, which here are rounds."""
-
-
-class Own(FederatedOrchestrator):
-    """A user's subclass."""
+Milestones = made("Milestones", LearningRateFinder)
+Own = made("Own", fl.FederatedOrchestrator)  # A user's subclass
 
 
 class Following(Plain):
@@ -121,64 +94,37 @@ Declares = variant(Following, constant_parts=("target",))
 TwoSets = variant(Blobs, val_dataloader=lambda self: [Blobs.val_dataloader(self), Blobs.val_dataloader(self)])
 
 
-REFUSALS = [
+SERVER = [
     # faults and availability
-    Refusal(lambda: Faults("ignore"), "'policy' must be 'fatal' or 'skip'"),
-    Refusal(lambda: Faults(retries=-1), "'federation.faults.retries' must be a whole number of 0 or above, but is -1"),
-    Refusal(lambda: Faults(min_updates=0), "'federation.faults.min_updates' must be a number of 1 or above, or a share"),
-    Refusal(lambda: Faults(deadline=0), "'federation.faults.deadline' must be above 0 seconds, or null"),
-    Refusal(lambda: Availability(drop_out=1), "'federation.availability.drop_out' must be from 0 to below 1"),
-    Refusal(lambda: Availability(slow=2), "'federation.availability.slow' must be from 0 to 1"),
-    Refusal(lambda: Availability(slowness=0.5), "'federation.availability.slowness' must be 1 or above"),
-    Refusal(lambda: Availability(leave=2), "'federation.availability.leave' must be from 0 to 1"),
-    Refusal(lambda: Availability(come_back=0), "'federation.availability.come_back' must be above 0 and at most 1"),
-    Refusal(
-        fitting(faults=Faults("skip", min_updates=7)),
-        "'federation.faults.min_updates' must be at most the 3 clients of a round",
-    ),
-    Refusal(fitting(faults=Faults("skip"), route=FedCyclic()), "FedCyclic needs every client in every round"),
-    Refusal(
-        fitting(availability=Availability(leave=0.1), route=LocalOnly("val_acc")), "'federation.availability' may lose some"
-    ),
-    Refusal(
-        fitting(faults=Faults(deadline=9), local=STACKED),
-        "'federation.faults.deadline' is checked between a client's steps, but the engine 'stacked'",
-    ),
-    Refusal(
-        fitting(availability=Availability(slow=1.0), local=LocalTraining(engine="stacked")),
+    fits("'federation.faults.min_updates' must be at most the 3 clients", faults=fl.Faults("skip", min_updates=7)),
+    fits("FedCyclic needs every client in every round", faults=fl.Faults("skip"), route=fl.FedCyclic()),
+    fits("'federation.availability' may lose some", availability=fl.Availability(leave=0.1), route=fl.LocalOnly("val_acc")),
+    fits("'federation.faults.deadline' is checked between a client's", faults=fl.Faults(deadline=9), local=STACKED),
+    fits(
         "'federation.availability.slow' is checked between a client's steps",
+        availability=fl.Availability(slow=1.0),
+        local=fl.LocalTraining(engine="stacked"),
     ),
     Refusal(
-        fitting(availability=Availability(drop_out=0.99), faults=Faults(min_updates=3)),
+        fitting(availability=fl.Availability(drop_out=0.99), faults=fl.Faults(min_updates=3)),
         "of 3 clients are available, but the round needs 3. Lower 'federation.faults.min_updates'",
-        ClientError,
+        fl.ClientError,
     ),
-    Refusal(fitting(strategy=Weightless()), "Weightless gave 3 updates the weights", ClientError),
+    Refusal(fitting(strategy=Weightless()), "Weightless gave 3 updates the weights", fl.ClientError),
     # evaluation at the server
-    Refusal(lambda: ServerEvaluation(0), "'federation.server_evaluation.every_n_rounds' must be 1 or above"),
-    *(
-        Refusal(
-            lambda share=share: ServerEvaluation(examples=share),
-            "'federation.server_evaluation.examples' must be a number of 1 or above, or a share in",
-        )
-        for share in (0, 1.5)
-    ),
-    Refusal(lambda: ServerEvaluation(batch_size=0), "'federation.server_evaluation.batch_size' must be 1 or above"),
-    Refusal(lambda: ServerEvaluation(batch_size="auto"), "'batch_size' must be a whole number or None, but is 'auto'"),
     Refusal(bf16_of("64-true", torch.float64), "models are stored in 64-true. Remove it"),
     Refusal(bf16_of("bf16-true", torch.float32), "models are stored in bf16-true. Remove it"),
     Refusal(
         lambda: reduced(TwoSets().val_dataloader(), 10, None, 0),
         "cannot divide a list. Let 'val_dataloader' return one DataLoader",
-        DataError,
+        fl.DataError,
     ),
     # former settings
     *(
-        Refusal(lambda name=name: FederatedOrchestrator(**{name: None}), f"'{name}' is now {now}")
-        for name, now in FederatedOrchestrator.renamed.items()
+        Refusal(lambda name=name: fl.FederatedOrchestrator(**{name: None}), f"'{name}' is now {now}")
+        for name, now in fl.FederatedOrchestrator.renamed.items()
     ),
     # checkpoints
-    Refusal(lambda: Storage(memory=-1), "'federation.storage.memory' must be 0 or above, in GiB"),
     Refusal(trusting(["no.such.Class"]), "trusted_classes' contains 'no.such.Class', which cannot be imported"),
     Refusal(trusting(["collections.NoSuch"]), "which cannot be imported"),
     Refusal(trusting(["os.system"]), "'os.system', which can run arbitrary code"),
@@ -186,32 +132,23 @@ REFUSALS = [
         Refusal(trusting([name]), "which can run arbitrary code")
         for name in ("builtins.eval", "torch.os.system", "subprocess.Popen")
     ),
-    Refusal(
-        trusting("argparse.Namespace"),
-        "'trusted_classes' must be a list, but is 'argparse.Namespace'",
-    ),
+    Refusal(trusting("argparse.Namespace"), "'trusted_classes' must be a list, but is 'argparse.Namespace'"),
     Refusal(trusting([3]), "'trusted_classes' must be a list, but is [3]"),
     # targets that follow the network
     *(
-        Refusal(
-            fitting(module=Following, **parts),
-            f"Training changes 'target...{named} does not cover such tensors",
-        )
+        fits(f"Training changes 'target...{named} does not cover such tensors", module=Following, **parts)
         for named, parts in (
-            ("FedMedian", {"strategy": FedMedian()}),
-            ("TrimmedMean", {"strategy": TrimmedMean(1)}),
-            ("ShapleyValues", {"strategy": ShapleyValues("val_acc")}),
-            ("ClipUpdate", {"transforms": [ClipUpdate(1.0)]}),
-            ("ALIE", {"attackers": Attackers(clients=[1], model=ALIE(1.0))}),
-            ("'federation.secure_aggregation'", {"secure_aggregation": SecureAggregation()}),
-            ("'federation.local.privacy'", {"local": LocalTraining(privacy=ExamplePrivacy(1.0, 0.5, noise_seed=7))}),
+            ("FedMedian", {"strategy": fl.FedMedian()}),
+            ("TrimmedMean", {"strategy": fl.TrimmedMean(1)}),
+            ("ShapleyValues", {"strategy": fl.ShapleyValues("val_acc")}),
+            ("ClipUpdate", {"transforms": [fl.ClipUpdate(1.0)]}),
+            ("ALIE", {"attackers": fl.Attackers(clients=[1], model=fl.ALIE(1.0))}),
+            ("'federation.secure_aggregation'", {"secure_aggregation": fl.SecureAggregation()}),
+            ("'federation.local.privacy'", {"local": fl.LocalTraining(privacy=fl.ExamplePrivacy(1.0, 0.5, noise_seed=7))}),
         )
     ),
-    Refusal(
-        fitting(module=OneMoves, route=RingFed(2, 0.8)),
-        "has not changed the frozen tensor 'target.bias', but other clients have",
-    ),
-    Refusal(fitting(module=Declares), "Training changed 'target.weight', which Variant declares constant"),
+    fits("has not changed the frozen tensor 'target.bias', but other", module=OneMoves, route=fl.RingFed(2, 0.8)),
+    fits("Training changed 'target.weight', which Variant declares constant", module=Declares),
     Refusal(fitting(module=Following, local=STACKED), "", EngineError),
     # tools of the Trainer that act on steps
     *(
@@ -221,10 +158,7 @@ REFUSALS = [
             (BatchSizeFinder, "BatchSizeFinder would tune rounds ... Tune without a federation"),
             (lambda: GradientAccumulationScheduler({1: 2}), "GradientAccumulationScheduler would accumulate rounds"),
             (lambda: ModelPruning("l1_unstructured", amount=0.5), "ModelPruning would prune the server's weights"),
-            (
-                lambda: StochasticWeightAveraging(0.1),
-                "StochasticWeightAveraging would set the rate of the server's optimizer",
-            ),
+            (lambda: StochasticWeightAveraging(0.1), "StochasticWeightAveraging would set the rate of the server's optimizer"),
             (BackboneFinetuning, "BackboneFinetuning would set the rate of the server's optimizer"),
             (SpikeDetection, "SpikeDetection would look for the loss of a training step"),
             (lambda: ThroughputMonitor(batch_size_fn=len), "ThroughputMonitor would measure batches of examples"),
@@ -234,7 +168,7 @@ REFUSALS = [
                     "The Trainer has 2 callbacks that federate the module: FederatedOrchestrator, "
                     f"{kind.__name__}. Keep one of them.",
                 )
-                for kind in (FederatedOrchestrator, Own)
+                for kind in (fl.FederatedOrchestrator, Own)
             ),
         )
     ),
@@ -253,17 +187,157 @@ REFUSALS = [
         Refusal(at_clients(TQDMProgressBar, engine=engine), "'federation.local.callbacks' contains TQDMProgressBar")
         for engine in ("fabric", "stacked")
     ),
-    Refusal(
-        fitting(flags={"val_check_interval": 3}),
-        "'trainer.val_check_interval' is 3, but a federation validates between",
-    ),
+    fits("'trainer.val_check_interval' is 3, but a federation validates between", flags={"val_check_interval": 3}),
     # data that come as loaders
     Refusal(
-        lambda: trainer(1, FederatedOrchestrator()).fit(Plain(), loader(), loader()),
+        lambda: trainer(1, fl.FederatedOrchestrator()).fit(Plain(), loader(), loader()),
         "FederatedDataModule.from_loaders(train_loader, val_loader, part",
     ),
-    Refusal(
-        lambda: FederatedDataModule(loader(), IIDPartitioner(2)),
-        "must be a LightningDataModule, but is <torch.utils.data.dataloader.DataLoader ... write FederatedDataModule.from_l",
+    Refusal(lambda: fl.FederatedDataModule(loader(), fl.IIDPartitioner(2)), "must be a LightningDataModule, but is"),
+]
+
+
+# ------ Types of arguments, data that cannot be federated, flags of
+
+
+TENSORS = TensorDataset(torch.zeros(6, 4), torch.zeros(6, dtype=torch.long))
+
+
+def wrong_types() -> list[Refusal]:
+    orchestrator, data = fl.FederatedOrchestrator, fl.FederatedDataModule
+    rows = {
+        "'strategy' must be a Strategy or None, but is 'FedAvg'.": lambda: orchestrator("FedAvg"),
+        "'partitioner' must be a Partitioner or None, but is 'iid'.": lambda: data(Blobs(), "iid"),
+        "'strategy' must be a Strategy or None, but is the class FedAvg. Write FedAvg().": lambda: orchestrator(fl.FedAvg),
+        "'data.datamodule' must be a LightningDataModule, but is <class 'federations.Blobs'>. Give one": lambda: data(
+            Blobs, fl.IIDPartitioner(2)
+        ),
+        "FederatedDataModule: 'partitioner' must be a Partitioner or None, but is 8.": lambda: data(Blobs(), 8),
+        "'num_clients' must be a whole number, but is 4.0.": lambda: fl.IIDPartitioner(4.0),
+        "'max_epochs' must be a whole number, but is 1.5.": lambda: fl.LocalTraining(max_epochs=1.5),
+        "must be a LocalTraining, but is {'max_epochs': 2}.": lambda: orchestrator(local={"max_epochs": 2}),
+        "must be a ClientEvaluation, but is True.": lambda: orchestrator(client_evaluation=True),
+        "'clients_per_round' must be a finite number, but is 'half'.": lambda: orchestrator(clients_per_round="half"),
+        "'clients_per_round' must be a finite number, but is True.": lambda: orchestrator(clients_per_round=True),
+        "'server_optimizer' must be a function or None, but is 'adam'.": lambda: orchestrator(server_optimizer="adam"),
+        "AdaFed: 'power' must be a finite number, but is '2'.": lambda: fl.AdaFed(power="2"),
+        "'transforms' must be a list or None, but is of type ClipUpdate.": lambda: orchestrator(transforms=fl.ClipUpdate(1.0)),
+        "must be a list or None, but is 'net.3'.": lambda: orchestrator(personal="net.3"),
+        "Attackers: 'model' must be a ModelAttack or None, but is 'SignFlip'": lambda: fl.Attackers(model="SignFlip"),
+        "RingFed: 'periods' must be a whole number, but is '2'.": lambda: fl.RingFed(periods="2"),
+        "TablePartitioner: 'counts' must be a list, but is 'counts.csv'": lambda: fl.TablePartitioner("counts.csv"),
+        "'data.clients' must be a dictionary with the data of one or more clients: {'a': ..., 'b': ...}, but is [": lambda: (
+            data.from_clients([TensorDataset(torch.zeros(4))])
+        ),
+        "'options' must be": lambda: orchestrator(options=[fl.Scaffold()]),
+    }
+    unknown = [
+        Refusal(lambda name=name: fl.LocalTraining(**{name: 1}), name, TypeError) for name in ("devices", "logger", "max_epoch")
+    ]
+    unknown += [Refusal(lambda: fl.IIDPartitioner(clients=3), "unexpected keyword argument 'clients'", TypeError)]
+    return [Refusal(call, words) for words, call in rows.items()] + unknown
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        yield from ()
+
+
+def divided(data: Any, partitioner: Any = None, **more: Any) -> Any:
+    return lambda: fl.FederatedDataModule(data, partitioner or fl.IIDPartitioner(2), **more).setup("fit")
+
+
+def labelled(label: int, **more: Any) -> Any:
+    """Return a call that divides data whose sixth label is no class."""
+    data = Blobs()
+    data.train[1][5] = label
+    more = {"partitioner": fl.IIDPartitioner(3), **more}
+    return lambda: trainer(1, fl.FederatedOrchestrator()).fit(Plain(), fl.FederatedDataModule(data, **more))
+
+
+def task_on(label: int) -> Any:
+    """Return a call that fits a task to data with such a label, which nobody read before."""
+    data = Blobs()
+    data.train[1][5] = label
+    return fitting(
+        module=lambda: fl.ClassificationTask(Plain().net, 3, fl.CrossEntropy()), data=data, partitioner=fl.IIDPartitioner(3)
+    )
+
+
+LARGE = "An example has the label 1000000000000, but classes are numbered from 0 to below 1,000,000. Correct or remove it"
+NEGATIVE = "An example has the label -1, but classes are numbered from 0 ... remove it"
+DATA = [
+    Refusal(labelled(10**12, partitioner=fl.DirichletPartitioner(3)), LARGE, fl.DataError),
+    Refusal(labelled(10**12, public_share=0.1), LARGE, fl.DataError),
+    Refusal(labelled(10**12, rebalancing=fl.LabelAveraging()), LARGE, fl.DataError),
+    Refusal(labelled(-1, rebalancing=fl.LabelAveraging()), NEGATIVE, fl.DataError),
+    Refusal(task_on(10**12), "The labels go from ... 1000000000000 ... but the model has classes 0 to 2", fl.DataError),
+    Refusal(task_on(-1), "The labels go from -1 ... but the model has classes 0 to 2", fl.DataError),
+    Refusal(task_on(3), "labels go from 0 to 3, but the model has classes 0 to 2. Set 'model.num_classes'", fl.DataError),
+    Refusal(divided(L.LightningDataModule()), "has no 'train_dataloader', but a federation needs one torch", fl.DataError),
+    Refusal(divided(changed("train", [1, 2])), "returns a list, but a federation needs one torch DataLoader", fl.DataError),
+    Refusal(divided(changed("train", DataLoader(Stream()))), "trains on an iterable dataset", fl.DataError),
+    Refusal(lambda: sharded(DataLoader(TENSORS), 0, 7), "evaluation set of 6 examples cannot be split over 7 r", fl.DataError),
+    Refusal(lambda: fl.FederatedDataModule(Blobs(), Consecutive(), client_test=20), "'data.client_test' must be at least 0"),
+    *(
+        Refusal(lambda share=share: fl.MNISTDataModule(validation_share=share), "validation_share' must be at least 0 and")
+        for share in (-0.1, 1.0)
+    ),
+    *(
+        Refusal(
+            divided(Blobs(12), variant(fl.IIDPartitioner, partition=lambda self, n, y, part=part: [torch.arange(2), part])(2)),
+            f"Variant gave client 1 {said} ... Return the indices of each client's examples",
+            fl.DataError,
+        )
+        for part, said in (
+            (torch.ones(12, dtype=torch.bool), "tensor([True, True, True"),
+            (torch.zeros(2, 2, dtype=torch.int64), "tensor([[0, 0],"),
+            ([0.5, 1.0], "[0.5, 1.0], which"),
+            ("abc", "'abc', which"),
+            (3, "3, which"),
+        )
     ),
 ]
+
+
+def after(module: Plain, name: str, value: Any) -> Plain:
+    setattr(module, name, value)
+    return module
+
+
+ROUNDS = [
+    Refusal(lambda: trainer(1, fl.FederatedOrchestrator()).fit(Plain(), Blobs()), "'fit' got Blobs. Wrap your datamodule:"),
+    Refusal(lambda: trainer(1, fl.FederatedOrchestrator()).fit(Plain(), Blobs().train_dataloader()), "'fit' got no datamodule"),
+    fits("whole number of clients, but is 2.0. Write 2 for a number, or 0.02 for 2 %.", clients_per_round=2.0),
+    fits("whole number of clients, but is 50.5. Write 0.505 for 50.5 %.", clients_per_round=50.5),
+    fits("whole number of clients, but is -0.5.", clients_per_round=-0.5),
+    fits("a number of clients from 1 to 3 (there are 3 clients), but is 4", clients_per_round=4),
+    Refusal(
+        fitting(module=stepping(lambda module, x, y, k: nn.functional.cross_entropy(module(x), y) * float("nan"))),
+        "Client 1 (of 20 examples) in round 0: the training loss is nan ... Lower its learning rate",
+        fl.ClientError,
+    ),
+    Refusal(
+        fitting(module=variant(on_train_end=lambda self: self.net[0].weight.data.fill_(float("inf")))),
+        "in round 0: the weights that it sent are not finite",
+        fl.ClientError,
+    ),
+    fits(
+        "'model.optimizer' rejects its settings: Invalid learning rate: -0.5",
+        module=lambda: fl.ClassificationTask(Plain().net, 3, optimizer=lambda own: torch.optim.SGD(own, lr=-0.5)),
+    ),
+    fits(
+        "'training_step' of Plain was replaced on the instance",
+        module=lambda: after(Plain(), "training_step", lambda batch, batch_idx: None),
+    ),
+    Refusal(fitting(module=stepping(lambda *_: 1 / 0)), "division by zero", ZeroDivisionError),
+    *(
+        fits(f"'trainer.{name}' is {value}, but ... Remove it and set 'federation.local.{name}' in", flags={name: value})
+        for name, value in (("limit_train_batches", 1), ("gradient_clip_val", 1.0), ("accumulate_grad_batches", 2))
+    ),
+]
+
+SHELL = [*wrong_types(), *DATA, *ROUNDS]
+
+
+REFUSALS = [*SERVER, *SHELL]

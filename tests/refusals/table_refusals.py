@@ -1,4 +1,4 @@
-"""Tables: files, cells and settings that cannot be used."""
+"""Tables and their schemas."""
 
 from __future__ import annotations
 
@@ -11,25 +11,16 @@ import pandas as pd
 import pytest
 from client_sites import fitted
 from lightning.pytorch.demos.boring_classes import BoringDataModule
-from refusing import Refusal
+from refusing import Refusal, told
 from small_tables import AGE, OUTCOME, SEX, set_up, small, write
 
-from fl_lightning import (
-    DataError,
-    DomainPartitioner,
-    ExamplePrivacy,
-    FederatedDataModule,
-    IIDPartitioner,
-    ImageFolderDataModule,
-    LocalTraining,
-    TableDataModule,
-)
+import fl_lightning as fl
+from fl_lightning import DataError
+from fl_lightning.data.schema_file import parse_schema, read_schema
 from fl_lightning.errors import VersionError
 from fl_lightning.flower.wire.pool import FlowerPool
 
-
-def told(call: Callable[[], Any], words: str) -> Refusal:
-    return Refusal(call, words, DataError)
+# ------ Tables
 
 
 def reading(files: str | dict[str, str], path: Any = "x.csv", **settings: Any) -> Callable[[], Any]:
@@ -73,14 +64,14 @@ def unlike_schemas() -> None:
     made = {}
     for name, most in (("a", 9), ("b", 10)):
         Path(small(f"name: a, type: number, constraints: {{maximum: {most}}}")).rename(f"{name}.yaml")
-        made[name] = TableDataModule("x.csv", schema=f"{name}.yaml", standardize=False)
-    FederatedDataModule.from_clients(made)
+        made[name] = fl.TableDataModule("x.csv", schema=f"{name}.yaml", standardize=False)
+    fl.FederatedDataModule.from_clients(made)
 
 
 def scaled_and_private() -> None:
     reading(GOOD)()
-    data = FederatedDataModule(TableDataModule("x.csv", kind="classification"), IIDPartitioner(1))
-    fitted(data, local=LocalTraining(privacy=ExamplePrivacy(1.0, 1.0)))
+    data = fl.FederatedDataModule(fl.TableDataModule("x.csv", kind="classification"), fl.IIDPartitioner(1))
+    fitted(data, local=fl.LocalTraining(privacy=fl.ExamplePrivacy(1.0, 1.0)))
 
 
 GOOD = "a,b,target\n1,2,3\n4,5,6\n"
@@ -107,10 +98,7 @@ FILES = [
             ("a,b\n1,2\n", "'x.csv' has no column 'target'. Its columns are a, b. Set 'data.datamodule.target' to one of them"),
             ("target\n1\n2\n", "'x.csv' has no columns besides target. Add columns of features"),
             ("a,b,target\n1,2,3\n4,5\n", "x.csv, line 3 has 2 cells, but the header has 3. Fix that line"),
-            (
-                "a,target\n1,3\n\nfive,6\n",
-                "x.csv, line 4: the column 'a' holds 'five', which is not a number up to 3.4e+38. Write a number",
-            ),
+            ("a,target\n1,3\n\nfive,6\n", "x.csv, line 4: the column 'a' holds 'five', which is not a ... Write a number"),
             ("a,target\n1,3\n4,?\n", "x.csv, line 3: the column 'target' holds '?', which is not a number"),
             ("a,target\n,3\n", "line 2: the column 'a' is empty. Fill it, or remove the row; or set 'missing'"),
             ("a,target\n1,3\nnan,6\n", "x.csv, line 3: the column 'a' holds 'nan', which is not a number up to 3.4e+38"),
@@ -118,19 +106,13 @@ FILES = [
             ("a,target\n1e39,3\n", "line 2: the column 'a' holds '1e39', which is not a number up to 3.4e+38"),
             ("a,target\n1_0,3\n", "line 2: the column 'a' holds '1_0', which is not a number"),
             ("a,target\n1,NA\n", "line 2: the column 'target' holds 'NA', which is not a number"),
-            (
-                "a,target\n1,\xff\n",
-                "Cannot read 'x.csv' as a CSV file in UTF-8 ( ... ). Fix the file ... csv: {encoding: cp1252}'",
-            ),
+            ("a,target\n1,\xff\n", "Cannot read 'x.csv' as a CSV file in UTF-8 ( ... ). ... Fix the file ... csv: {encoding:"),
             ("\xff\xfea\0", "Cannot read 'x.csv' as a CSV file in UTF-8"),
             (",".join(f"c{k}" for k in range(30)) + "\n" + ",".join("1" * 30), "Its columns are c0, ..., c19 and 10 more. Set"),
             ("a;b,c;d\n1;2,3;4\n", f"no column 'target'. Its columns are a;b, c;d. {STATE} {GERMAN}'. Set 'data.data"),
             ("a;target\n1,5;2\n", f"The header of 'x.csv' is one column, 'a;target'. {STATE} {GERMAN}'."),
             ("a\ttarget\n1\t2\n", 'is one column, \'a?target\'. ... csv: {separator: "\\t", decimal: ","}\'.'),
-            (
-                'a,target\n"1,500",2\n',
-                'holds \'1,500\', which is not ... without marks of thousands, ... {separator: ",", decimal: ",',
-            ),
+            ('a,target\n"1,500",2\n', "holds '1,500', which is not ... without marks of thousands, ... {separator: \",\","),
             ("a,target\n1;5,2\n", f"line 2: the column 'a' holds '1;5', which is not a number ... {STATE} {GERMAN}"),
         )
     ),
@@ -150,19 +132,10 @@ FILES = [
         for name in ("none", "base64")
     ),
     told(reading("a,target\n1,3\n", csv=SEMICOLONS), 'is one ... \'data.datamodule.csv: {separator: ",", decimal: "."}\'.'),
-    told(
-        reading(COLUMNS, "c"),
-        "'c/ann.csv' has dose; 'c/bob.csv' has dose; 'c/cy.csv' has dose; 'c/zoe.csv' has dosis, weight, but 'c/al.csv' does "
-        "not. Give every file the same columns.",
-    ),
+    told(reading(COLUMNS, "c"), "'c/ann.csv' has dose; 'c/bob.csv' has dose; 'c/cy.csv' ... Give every file the same columns."),
     told(reading(MORE_COLUMNS, "c"), "has dose and 6 more, but 'c/al.csv' does not. Give every file"),
-    told(
-        reading(CLIENTS | {"c/bob.csv": "b,target\n1,2\n"}, "c"), "'c/bob.csv' lacks columns: 'a'. Its columns are b, target."
-    ),
-    told(
-        reading("a,b,target\n1,x,3\n2,3,4\n5,y,6\n7,x,8\n"),
-        "line 2: ... holds 'x', ... up to 3.4e+38, in 3 of 4 rows. Neither are 'y'.",
-    ),
+    told(reading(CLIENTS | {"c/bob.csv": "b,target\n1,2\n"}, "c"), "'c/bob.csv' lacks columns: 'a'. Its columns are b,"),
+    told(reading("a,b,target\n1,x,3\n2,3,4\n5,y,6\n7,x,8\n"), "line 2: ... holds 'x', ... up to 3.4e+38, in 3 of 4 rows."),
     told(
         reading({"c/a.csv": "age,dose,target\n1,2,3\n", "test.csv": "age,dosis,target\n1,2,3\n"}, "c", test_path="test.csv"),
         "'test.csv' lacks columns: 'dose'. Did you mean dosis? Its columns are age, dosis, target. Add the column, or, with a",
@@ -177,14 +150,9 @@ FILES = [
     told(reading(GOOD, test_path="no"), "'no' does not exist. Set 'data.datamodule.test_path'"),
     Refusal(reading(CLIENTS, "c", test_path="c/ann.csv"), "'data.datamodule.test_path' must be files that are not in 'path'"),
     Refusal(reading(GOOD, test_path="x.csv"), "'data.datamodule.test_path' must be files that are not in 'path'"),
-    Refusal(
-        reading(CLIENTS, {"a": "c"}, test_path="c/ann.csv"), "'data.datamodule.test_path' must be files that are not in 'path'"
-    ),
+    Refusal(reading(CLIENTS, {"a": "c"}, test_path="c/ann.csv"), "'data.datamodule.test_path' must be files that are not in"),
     Refusal(reading(CLIENTS, "c/ann.csv", test_path="c"), "'data.datamodule.test_path' must be files that are not in 'path'"),
-    Refusal(
-        reading(CLIENTS, "c", client_column="a"),
-        "client_column' must be null with a file for each client in 'path', but is 'a'",
-    ),
+    Refusal(reading(CLIENTS, "c", client_column="a"), "client_column' must be null with a file for each client in 'path', but"),
     Refusal(reading({}, {}), "'data.datamodule.path' must be your table, or null at a server"),
     Refusal(reading(CLIENTS, {"a": "c/ann.csv"}, client_column="a"), "client_column' must be null with a file for each client"),
     told(reading(CLIENTS | {"c/ann.parquet": ""}, "c"), "The folder 'c' has several tables named ... every client one file"),
@@ -194,7 +162,7 @@ FILES = [
     told(reading(GOOD, person_column="person"), "has no column 'person'"),
     told(reading("person,a,target\np,1,2\n,3,4\n", person_column="person"), "line 3: the column 'person' is empty"),
     told(
-        lambda: (reading(GOOD)(), FederatedDataModule(TableDataModule("x.csv"), DomainPartitioner()).setup("fit")),
+        lambda: (reading(GOOD)(), fl.FederatedDataModule(fl.TableDataModule("x.csv"), fl.DomainPartitioner()).setup("fit")),
         "name a column of clients in a table, or add it, or set 'data.partitioner' to another",
     ),
     told(reading("a,target\n1,u\n2,\n", **CLASSES), "x.csv, line 3: the column 'target' is empty. Fill it"),
@@ -215,49 +183,39 @@ NAMED_IN_YAML = [
         f"'{setting}' has the name {name!r}, which is not text. Put quotes around it",
     )
     for setting, build, value, names in (
-        ("data.datamodule.path", TableDataModule, "x.csv", (8, False, None, 0.5)),  # YAML's 010, no, null, .5 and 1e3 are these
-        ("data.datamodule.root", lambda given: ImageFolderDataModule(given, test_share=0.2), "x", (8,)),
-        ("data.clients", lambda given: FederatedDataModule(clients=dict.fromkeys(given, BoringDataModule())), 0, (None,)),
+        (
+            "data.datamodule.path",
+            fl.TableDataModule,
+            "x.csv",
+            (8, False, None, 0.5),
+        ),  # YAML's 010, no, null, .5 and 1e3 are these
+        ("data.datamodule.root", lambda given: fl.ImageFolderDataModule(given, test_share=0.2), "x", (8,)),
+        ("data.clients", lambda given: fl.FederatedDataModule(clients=dict.fromkeys(given, BoringDataModule())), 0, (None,)),
         ("federation.pool.max_examples", lambda given: FlowerPool(max_examples=given), 1, (8,)),
     )
     for name in names
 ]
 
 CELLS = [
-    told(
-        patient("years,sex,outcome\n1,male,healthy\n"),
-        "'x.csv' lacks ... : 'age'. Its columns are years, ... COLUMN}}'.",
-    ),
+    told(patient("years,sex,outcome\n1,male,healthy\n"), "'x.csv' lacks ... : 'age'. Its columns are years, ... COLUMN}}'."),
     told(patient("Age,sex,outcome\n1,male,healthy\n"), "'age'. Did you mean Age? Its columns are"),
     told(patient("age,sex,outcome\n1,male,healthy\n", columns={"age": {"from": "alter"}}), "'alter' for 'age'."),
-    told(
-        patient("age,sex,outcome\n1,male,healthy\n2,male,ill\n"),
-        "line 3: the column 'outcome' holds 'ill', which is not ... (healthy, cancer) ... {'ill'",
-    ),
+    told(patient("age,sex,outcome\n1,male,healthy\n2,male,ill\n"), "line 3: the column 'outcome' holds 'ill', which is not"),
     told(patient('age,sex,outcome\n1,"=cmd()\x1b[2J",healthy\n'), "holds '=cmd()?[2J', which is not a category of 'sex'"),
-    told(
-        patient("age,sex,outcome\n1,male,healthy\n150,male,cancer\n"), "holds '150' but 'age' is at most 120 ... {age: {scale"
-    ),
+    told(patient("age,sex,outcome\n1,male,healthy\n150,male,cancer\n"), "holds '150' but 'age' is at most 120 ... {age:"),
     told(
         patient("alter,sex,outcome\n-12,male,healthy\n", columns={"age": {"from": "alter", "scale": 0.5}}),
         "the column 'alter' holds '-12', -6 after conversion, but 'age' is at least 0 in the schema",
     ),
     told(patient("age,sex,outcome\n,male,healthy\n"), "x.csv, line 2: the column 'age' is ... of 'age' in the schema of all"),
     told(patient("age,sex,outcome\n1,male,\n"), "x.csv, line 2: the column 'outcome' is empty. Fill it, or remove the row."),
-    told(
-        patient("age,sex,outcome\n1,unknown,healthy\n", csv={"missing": ["unknown"]}),
-        "'sex' holds 'unknown', which stands for a missing value. Fill it, or remove the row; or set 'missing'",
-    ),
+    told(patient("age,sex,outcome\n1,unknown,healthy\n", csv={"missing": ["unknown"]}), "'sex' holds 'unknown', which stands"),
     told(patient("age,sex,outcome\nold,male,healthy\n"), "x.csv, line 2: the column 'age' holds 'old', which is not a number"),
     *(
         told(by_schema((field, "name: n, type: number"), f"a,n\n{cell},1\n"), words)
         for field, cell, words in (
             ("name: a, type: integer", "1.5", "the column 'a' holds '1.5' but 'a' is a whole number in the schema"),
-            (
-                "name: a, type: boolean",
-                "maybe",
-                "holds 'maybe', which is not true or false, yes or no, 1 or 0. Correct the cell, or tr",
-            ),
+            ("name: a, type: boolean", "maybe", "holds 'maybe', which is not true or false, yes ... Correct the cell, or tr"),
             ("name: a, type: date, since: 2000-01-01", "31.12.2020", "which is not a date of the ... {format: '%d.%m.%Y'}}'."),
             (
                 "name: a, type: date, since: 2000-01-01, constraints: {maximum: 2001-01-01}",
@@ -272,16 +230,8 @@ CELLS = [
 
 SETTINGS = [
     *(
-        Refusal(lambda wrong=wrong: TableDataModule("x.csv", **wrong), f"'data.datamodule.{words}")
-        for wrong, words in (
-            ({"test_share": 1.0}, "test_share' must be at least 0 and below 1"),
-            ({"kind": "classification", "target": None}, "kind' must be left out without a 'target'"),
-            ({"client_column": "target"}, "client_column' must be a column that is no target, field of"),
-            ({"person_column": "target"}, "person_column' must be a column that is no target, field of"),
-            ({"batch_size": 0}, "batch_size' must be 1 or above"),
-            ({"eval_batch_size": 0}, "eval_batch_size' must be 1 or above"),
-            ({"columns": {"age": {"from": "alter"}}}, "columns' must be left out without 'data.datamodule.schema'"),
-        )
+        Refusal(lambda wrong=wrong: fl.TableDataModule("x.csv", **wrong), f"'data.datamodule.{words}")
+        for wrong, words in (({"kind": "classification", "target": None}, "kind' must be left out without a 'target'"),)
     ),
     *(
         Refusal(patient("", **wrong), f"'data.datamodule.{words}")
@@ -289,10 +239,7 @@ SETTINGS = [
             ({"kind": "ranking"}, "kind' must be left out, or 'classification' as in the schema, but is 'ranking'"),
             ({"classes": ["a", "b"]}, "classes' must be left out, or ['healthy', 'cancer'] as in the schema"),
             ({"client_column": "sex"}, "client_column' must be a column that is no target, field of the schema or client"),
-            (
-                {"columns": {"age": {"scale": 0}}},
-                "columns.age.scale' must be a finite number; as a scale, other than 0, but is 0",
-            ),
+            ({"columns": {"age": {"scale": 0}}}, "columns.age.scale' must be a finite number; as a scale, other than 0, but"),
             ({"columns": {"age": {"offset": True}}}, "columns.age.offset' must be a finite number"),
             ({"columns": {"age": {"format": "%Z"}}}, "columns.age.format' must be a date's form"),
             ({"columns": {"sex": {"values": {True: "male"}}}}, "columns.sex.values' has True, which YAML does not"),
@@ -312,20 +259,137 @@ SETTINGS = [
             ({"columns": {"age": {"form": "x"}}}, "columns.age': the key 'form' is not supported. Use one of: from, scale,"),
         )
     ),
-    Refusal(
-        lambda: TableDataModule("x.csv", kind="ranking"), "'kind' must be 'regression' or 'classification', but is 'ranking'"
-    ),
     Refusal(patient("", columns={"age": "alter"}), "'columns' must be a dictionary or None, but is"),
     Refusal(
-        lambda: TableDataModule("x.csv", "age", schema=small(AGE, SEX, OUTCOME, target="outcome")),
+        lambda: fl.TableDataModule("x.csv", "age", schema=small(AGE, SEX, OUTCOME, target="outcome")),
         "'data.datamodule.target' must be left out, or 'outcome' as in the schema, but is 'age'",
     ),
-    Refusal(
-        by_schema(("name: age, type: number, missing: mean",), "", standardize=True),
-        "'data.datamodule.standardize' must be false with a schema that leaves missing values to the model",
-    ),
+    Refusal(by_schema(("name: age, type: number, missing: mean",), "", standardize=True), "'data.datamodule.standardize' must"),
     Refusal(unlike_schemas, "'schema' is '5ef5c41924b4a867' for 'a', but '064acb109df0dc98' for 'b'"),
     Refusal(scaled_and_private, "'data.datamodule.standardize' is true"),
-    Refusal(lambda: TableDataModule("x.csv", exports={}), "'exports' is now a TableDataModule for each client, in 'data"),
+    Refusal(lambda: fl.TableDataModule("x.csv", exports={}), "'exports' is now a TableDataModule for each client, in 'data"),
 ]
-REFUSALS = [*FILES, *NAMED_IN_YAML, *CELLS, *SETTINGS]
+TABLE = [*FILES, *NAMED_IN_YAML, *CELLS, *SETTINGS]
+
+
+# ------ Files of a schema that cannot be used, also hostile ones
+
+
+FIELD = "fields:\n- {name: a, type: number}\n"
+
+
+def one(rest: str) -> str:
+    """Return a schema of a field with this type and more."""
+    return f"fields:\n- {{name: a, type: {rest}}}"
+
+
+YAML = [
+    # size and depth
+    ("x" * (2**20 + 1), "It is larger than 1 MiB"),
+    ("[" * 100_000, "It is not valid YAML (maximum recursion depth exceeded"),
+    ("- " * 50_000 + "a", "It is not valid YAML (maximum recursion depth exceeded"),
+    (FIELD + f"title: {'[' * 20}{']' * 20}", "The schema: 'title' is not a text."),
+    (
+        "fields:\n- {name: a, type: string, constraints: {enum: [" + ",".join(map(str, range(100_001))) + "]}}",
+        "Its fields become 100001 features, but at most 100000 are supported",
+    ),
+    (f"fields:\n- {{name: {'a' * 101}, type: number}}", "'aaaaaaaaaaaaaaaaa...' has 101 characters, but at most 100"),
+    # YAML that is more than data
+    ("fields: &a\n- {name: b, type: number}\ntitle: *a\n", "Line 1 has a YAML anchor or alias. Write the value out."),
+    ("a: *b", "Line 1 has a YAML anchor or alias"),
+    ("fields: !!python/object/apply:os.system ['echo']", "Field 1: a mapping is missing. Its keys are name, type,"),
+    ("fields:\n- {<<: {name: a}, type: number}", "Field 1: the key '<<' is not supported"),
+    ("fields:\n- {name: a, name: b, type: number}", "The key 'name' occurs twice in line 2 or below. Remove one."),
+    ("{a: [}", "It is not valid YAML"),
+    ("? [a, b]\n: c", "It is not valid YAML"),
+    ("a: b\n---\nc: d", "It is not valid YAML"),
+    ("\x00", "It is not valid YAML"),
+    ("", "The schema: a mapping is missing. Its keys are fields,"),
+    ("https://example.org/schema.json", "The schema: a mapping is missing"),
+    # keys of Table Schema that would run something, or mean more than this reader knows
+    (FIELD.replace("number", "number, constraints: {pattern: '(a+)+$'}"), "the key 'pattern' is not supported. Use one of: "),
+    (FIELD.replace("number", "number, format: '%Y'"), "Field 1: the key 'format' is not supported. Use one of: name, type"),
+    ("$schema: https://example.org\n" + FIELD, "The schema: the key '$schema' is not supported. Use one of: fields, target"),
+    (FIELD + "misingValues: []", "the key 'misingValues' is not supported. Use one of: fields, target, missingValues, title, "),
+    # names
+    (FIELD + "- {name: a, type: boolean}", "Two fields have the name 'a'. Give every field a name of its own."),
+    ("fields:\n- {name: '=cmd()', type: number}", "a spreadsheet would run the name '=cmd()' as a formula. Begin it with"),
+    ("fields:\n- {name: '@SUM(A1)', type: number}", "a spreadsheet would run the name '@SUM(A1)' as a formula"),
+    ("fields:\n- {name: '-2+cmd|x', type: number}", "a spreadsheet would run the name '-2+cmd|x' as a formula"),
+    ("fields:\n- {name: 'a\\tb', type: number}".replace("'", '"'), "'a?b' contains control characters. Remove them."),
+    ('fields:\n- {name: "a\\e[2J", type: number}', "'a?[2J' contains control characters"),
+    ('fields:\n- {name: "a\\u202eb", type: number}', "'a?b' contains control characters"),
+    ("fields:\n- {name: ' a', type: number}", "the name ' a' is empty, or begins or ends with a space"),
+    ("fields:\n- {name: '', type: number}", "is empty"),
+    ("fields:\n- {name: [a], type: number}", "Field 1, 'name': a text is missing."),
+    ("fields:\n- {type: number}", "Field 1, 'name': a text is missing."),
+    (one("string, constraints: {enum: [=1+1, b]}"), "Field 'a', 'enum': a spreadsheet would run the name '=1+1' as a formula"),
+    (
+        "fields:\n- {name: 'a=b', type: number}\n- {name: a, type: string, constraints: {enum: [b, c]}}",
+        "Two features would have the name 'a=b'. Rename one field or category.",
+    ),
+    # types and constraints
+    (one("any"), "Field 'a': the type 'any' is not supported. Types: number, integer, boolean"),
+    (one("strng"), "Did you mean string?"),
+    (one("string"), "Field 'a': a text needs 'constraints: {enum: [...]}', its categories in order"),
+    (one("string, constraints: {enum: [x]}"), "'enum' needs two or more categories, each once"),
+    (one("string, constraints: {enum: [1, 1.0]}"), "'enum' needs two or more categories, each once; 1, 1.0 and 01 are the"),
+    (one("integer, constraints: {enum: [1, b]}"), "has other values than whole numbers"),
+    (one("number, constraints: {enum: [1, 2]}"), "'enum' is for the types string and integer"),
+    (one("boolean, constraints: {minimum: 1}"), "'minimum' and 'maximum' are for numbers and dates"),
+    (one("number, constraints: {minimum: 2, maximum: 1}"), "'minimum' is above 'maximum'"),
+    (one("number, constraints: {minimum: .nan}"), "Field 'a', 'minimum': '.nan' is not a number"),
+    (one("number, constraints: {minimum: 1e999}"), "'1e999' is not a number up to 3.4e+38"),
+    (one("number, constraints: {required: true}"), "the key 'required' is not supported. Use one of: minimum, maximum, enum."),
+    (one("date"), "a date needs 'since', the day from which days are counted"),
+    (one("number, since: 2000-01-01"), "'since' is for dates"),
+    (one("date, since: 2000-13-01"), "a date needs 'since', the day from which days are counted, as 2024-12-31"),
+    # missing values and targets
+    (one("number, missing: most_frequent"), "'most_frequent' is not supported. ... {indicator: VALUE}, or mean."),
+    (one("string, constraints: {enum: [x, y]}, missing: mean"), "'mean' is not supported. Write refuse, ... or most_frequent."),
+    (one("string, constraints: {enum: [x, y]}, missing: {mean: 3}"), "is not supported. Write refuse"),
+    (one("string, constraints: {enum: [x, y]}, missing: {most_frequent: x}"), "is not supported. Write refuse"),
+    (one("number, missing: median"), "Field 'a', 'missing': 'median' is not supported. Write refuse,"),
+    (one("number, missing: constant"), "'constant' is not supported. Write refuse, {constant: VALUE}"),
+    (one("number, missing: {constant: x}"), "'x' is not a number"),
+    (one("integer, missing: {constant: 1.5}"), "'1.5' is not a whole number"),
+    (one("date, since: 2000-01-01, missing: {constant: 3}"), "'3' is not a date of the form %Y-%m-%d"),
+    (one("boolean, missing: {indicator: maybe}"), "'maybe' is not true or false, yes or no, 1 or 0"),
+    (one("string, constraints: {enum: [x, y]}, missing: {constant: z}"), "Field 'a', 'missing': 'z' is not a category of 'a'"),
+    (FIELD + "target: b", "'target': no field has the name 'b'. Add a field 'b'."),
+    (FIELD + "target: a", "It has no features. Add the fields."),
+    (FIELD + "- {name: y, type: date, since: 2000-01-01}\ntarget: y", "Field 'y': a target of type date ... classes in order"),
+    (FIELD + "- {name: y, type: number, missing: indicator}\ntarget: y", "missing targets cannot be filled"),
+    ("fields: []", "It has no features"),
+    ("fields: {a: number}", "'fields': a list is missing"),
+]
+JSON = [
+    ('{"fields": [], "fields": []}', "The key 'fields' occurs twice. Remove one."),
+    ("[" * 200_000, "It is not valid JSON (maximum recursion depth exceeded"),
+    ('{"fields": ' + "[" * 20 + "]" * 20 + "}", "Field 1: a mapping is missing"),
+    ('{"fields": [{"name": "a", "type": "number", "constraints": {"minimum": NaN}}]}', "'NaN' is not a number"),
+    ('{"fields": [{"name": null, "type": "number"}]}', "Field 1, 'name': a text is missing"),
+    ("{'fields': 1}", "It is not valid JSON"),
+]
+
+
+def file(name: str, content: bytes) -> None:
+    Path(name).write_bytes(content)
+    read_schema(name)
+
+
+SCHEMA = [
+    *(Refusal(lambda text=text: parse_schema(text), words, DataError) for text, words in YAML),
+    *(Refusal(lambda text=text: parse_schema(text, is_json=True), words, DataError) for text, words in JSON),
+    Refusal(lambda: read_schema("none.yaml"), "Cannot read the schema 'none.yaml' (No such ... Set 'schema' to a", DataError),
+    Refusal(
+        lambda: file("big.yaml", b"#" * 2**20 + b"\n"),
+        "The schema 'big.yaml' cannot be used: It is larger than 1 MiB",
+        DataError,
+    ),
+    Refusal(lambda: file("a.yaml", "title: für".encode("latin-1")), "The schema 'a.yaml' cannot be used: It is not", DataError),
+    Refusal(lambda: file("a.yaml", b"fields: []"), "The schema 'a.yaml' cannot be used: It has no features", DataError),
+]
+
+
+REFUSALS = [*TABLE, *SCHEMA]

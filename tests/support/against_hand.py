@@ -11,21 +11,14 @@ from by_hand import LR, World, build
 from federations import SIZES, Blobs, Consecutive, Plain, client_scores, federate, trainer, weights
 from torch.nn import functional
 
-from fl_lightning import (
-    ClientEvaluation,
-    ClientUpdate,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    FederationCallback,
-    LocalTraining,
-)
+import fl_lightning as fl
 from fl_lightning.types import RoundStart, Snapshot
 
 DTYPES = [torch.float32, torch.float64]
 ROUNDS = 3
 
 
-class Updates(FederationCallback):
+class Updates(fl.FederationCallback):
     """Keeps what the clients of each round did."""
 
     def __init__(self):
@@ -55,8 +48,8 @@ def assert_follows(
     by_hand = copy.deepcopy(module.net)
     updates = Updates()
     precision = "64-true" if dtype == torch.float64 else "32-true"
-    data = data or FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive())
-    federation = FederatedOrchestrator(local=local or LocalTraining(max_epochs=2), **settings)
+    data = data or fl.FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive())
+    federation = fl.FederatedOrchestrator(local=local or fl.LocalTraining(max_epochs=2), **settings)
     run = trainer(rounds, federation, updates, accelerator="cpu", precision=precision)
     run.fit(module, data)
     world = world or World(dtype)
@@ -71,7 +64,7 @@ def assert_follows(
 def divided(sizes):
     """The world by hand and the data of clients of these sizes."""
     world = World(torch.float64, parts=np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]))
-    return {"world": world, "data": FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(sizes))}
+    return {"world": world, "data": fl.FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(sizes))}
 
 
 def clients_of(net, world, **kwargs):
@@ -95,7 +88,7 @@ def assert_close(one, other, tolerance=1e-11):
 def follow(dtype, step, **settings):
     """As ``assert_follows``, and return the federation."""
     run, _ = assert_follows(dtype, step, **settings)
-    return next(callback for callback in run.callbacks if isinstance(callback, FederatedOrchestrator))
+    return next(callback for callback in run.callbacks if isinstance(callback, fl.FederatedOrchestrator))
 
 
 def own_of(federation, client, like):
@@ -109,8 +102,8 @@ def assert_evaluated_with_own_models(strategy):
     """The score on a client's test part is that of its own model, by hand."""
     torch.manual_seed(3)
     module = Plain(batchnorm=True).double()
-    federation = FederatedOrchestrator(strategy, client_evaluation=ClientEvaluation(1, "val_loss"))
-    data = FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(), client_test=0.3)
+    federation = fl.FederatedOrchestrator(strategy, client_evaluation=fl.ClientEvaluation(1, "val_loss"))
+    data = fl.FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(), client_test=0.3)
     trainer(1, federation, precision="64-true").fit(module, data)
     x, y = Blobs(dtype=torch.float64).train
     for client in range(3):
@@ -125,7 +118,7 @@ def combine(strategy, states, sizes=None):
     sizes = sizes or [3 + k for k in range(len(states))]
     strategy.start_round(RoundStart(0, tuple(range(len(states))), len(states), torch.zeros_like(states[0]), states[0].numel()))
     updates = [
-        ClientUpdate(k, 0, n, 1, model=Snapshot(state, torch.zeros(0)))
+        fl.ClientUpdate(k, 0, n, 1, model=Snapshot(state, torch.zeros(0)))
         for k, (state, n) in enumerate(zip(states, sizes, strict=True))
     ]
     result, weights = strategy.combine(updates, lambda models: [])

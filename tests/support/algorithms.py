@@ -14,74 +14,7 @@ from own_option import DropNumbers
 from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
-from fl_lightning import (
-    AFL,
-    ALIE,
-    APFL,
-    MOON,
-    AdaFed,
-    Asynchronous,
-    Attackers,
-    Availability,
-    ClassificationTask,
-    ClientEvaluation,
-    ClientPrivacy,
-    ClipUpdate,
-    Clock,
-    CosineFilter,
-    DiagnosticOddsRatio,
-    Ditto,
-    ExamplePrivacy,
-    F1WeightedCrossEntropy,
-    Faults,
-    FedAdagrad,
-    FedAsync,
-    FedAvg,
-    FedAvgM,
-    FedBABU,
-    FedBuff,
-    FedCyclic,
-    FedDyn,
-    FederatedDataModule,
-    FederatedKMeans,
-    FederatedOrchestrator,
-    FedExP,
-    FedLoss,
-    FedMedian,
-    FedNova,
-    FedRep,
-    FedSGD,
-    FedStar,
-    Focus,
-    GaussianUpdate,
-    GeometricMedian,
-    InnerProductManipulation,
-    KMeansTask,
-    Krum,
-    LabelAveraging,
-    LastClient,
-    LocalOnly,
-    LocalTraining,
-    Mediators,
-    Mocha,
-    PartialWork,
-    PermutedLabels,
-    PersonalPart,
-    PFedMe,
-    QFedAvg,
-    Quantize,
-    RingFed,
-    Scaffold,
-    SecureAggregation,
-    ServerEvaluation,
-    ShapleyValues,
-    Standardized,
-    TopK,
-    TransferLearning,
-    TrimmedMean,
-    WarmStart,
-    Yogi,
-)
+import fl_lightning as fl
 
 SIZES, BATCH = (7, 22, 12, 9, 12), 9
 """Five clients of one to three batches, none of which ends on a batch of one, as BatchNorm needs."""
@@ -119,17 +52,17 @@ class Streams:
     def __init__(self, n: int, batch_size: int) -> None:
         self.whole = Blobs(n, batch_size)
 
-    def divided(self) -> FederatedDataModule:
+    def divided(self) -> fl.FederatedDataModule:
         parts = zip(*(tensor.split(SIZES) for tensor in self.whole.train), strict=True)
         val, sets = TensorDataset(*self.whole.val), {f"{k}": Stream(*own) for k, own in enumerate(parts)}
-        return FederatedDataModule.from_clients(sets, val=val, batch_size=self.whole.batch_size)
+        return fl.FederatedDataModule.from_clients(sets, val=val, batch_size=self.whole.batch_size)
 
 
 class Thawing(Plain):
     """Its first layer is frozen for the first of the rounds."""
 
     def configure_callbacks(self) -> list[Any]:
-        return [TransferLearning(["net.0", "net.1"], thaw_after=1)]
+        return [fl.TransferLearning(["net.0", "net.1"], thaw_after=1)]
 
 
 class Scheduled(Plain):
@@ -243,13 +176,13 @@ class Scaled(Plain):
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
-        self.net = Standardized(self.net, 4)
+        self.net = fl.Standardized(self.net, 4)
 
 
-def adaptive(batchnorm: bool, momentum: float) -> ClassificationTask:
+def adaptive(batchnorm: bool, momentum: float) -> fl.ClassificationTask:
     """Return a task with a loss that the server adapts, and with dropout."""
     net = torch.nn.Sequential(*network(batchnorm)[:-1], torch.nn.Dropout(0.2), torch.nn.Linear(8, CLASSES))
-    return ClassificationTask(net, CLASSES, F1WeightedCrossEntropy(CLASSES), lambda p: torch.optim.SGD(p, 0.1, momentum))
+    return fl.ClassificationTask(net, CLASSES, fl.F1WeightedCrossEntropy(CLASSES), lambda p: torch.optim.SGD(p, 0.1, momentum))
 
 
 class ThreeLines(Plain):
@@ -260,240 +193,205 @@ class ThreeLines(Plain):
         self.net = torch.nn.Sequential(torch.nn.Linear(4, 3))
 
 
-class Clusters(KMeansTask):
+class Clusters(fl.KMeansTask):
     """Three clusters of the blobs."""
 
     def __init__(self, **_: Any) -> None:
         super().__init__(3, 4)
 
 
-HEAD = PersonalPart(names="net.3.*")
+HEAD = fl.PersonalPart(names="net.3.*")
+KEPT = {"module": Scheduled, "local": {"optimizer_state": "kept"}, "momentum": 0.9}
+DECAYING = {**KEPT, "local": {"optimizer_state": "kept", "lr_decay": 0.9}}
+OWN_TESTS = {"data": {"client_test": 0.3}, "client_evaluation": fl.ClientEvaluation(1, "val_acc"), "more": 8}
+"""What cases share; each makes a dictionary of its own."""
 
 ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
     "fedavg": lambda: {"clients_per_round": 0.6},
-    "fedsgd": lambda: {"strategy": FedSGD(), "local": {"full_batch": True, "max_epochs": 1}},
-    "fedavgm": lambda: {"strategy": FedAvgM(0.7)},
+    "fedsgd": lambda: {"strategy": fl.FedSGD(), "local": {"full_batch": True, "max_epochs": 1}},
+    "fedavgm": lambda: {"strategy": fl.FedAvgM(0.7)},
     "fedadam": lambda: {"server_optimizer": lambda p: torch.optim.Adam(p, lr=0.05, eps=1e-3)},
-    "fedyogi": lambda: {"server_optimizer": lambda p: Yogi(p, lr=0.05)},
-    "fedmedian": lambda: {"strategy": FedMedian(), "clients_per_round": 4},
-    "trimmed mean": lambda: {"strategy": TrimmedMean(1), "clients_per_round": 4},
-    "krum": lambda: {"strategy": Krum(1, selected=2)},
-    "geometric median": lambda: {"strategy": GeometricMedian(examples=True), "clients_per_round": 4},
-    "cosine filter": lambda: {"strategy": CosineFilter(-0.5)},
-    "fedloss": lambda: {"strategy": FedLoss(examples=0.5), "data": {"client_validation": 0.4}},
-    "adafed": lambda: {"strategy": AdaFed("val_acc", power=2, examples=True)},
-    "adafed odds": lambda: {"strategy": AdaFed(DiagnosticOddsRatio(3))},
+    "fedyogi": lambda: {"server_optimizer": lambda p: fl.Yogi(p, lr=0.05)},
+    "fedmedian": lambda: {"strategy": fl.FedMedian(), "clients_per_round": 4},
+    "trimmed mean": lambda: {"strategy": fl.TrimmedMean(1), "clients_per_round": 4},
+    "krum": lambda: {"strategy": fl.Krum(1, selected=2)},
+    "geometric median": lambda: {"strategy": fl.GeometricMedian(examples=True), "clients_per_round": 4},
+    "cosine filter": lambda: {"strategy": fl.CosineFilter(-0.5)},
+    "fedloss": lambda: {"strategy": fl.FedLoss(examples=0.5), "data": {"client_validation": 0.4}},
+    "adafed": lambda: {"strategy": fl.AdaFed("val_acc", power=2, examples=True)},
+    "adafed odds": lambda: {"strategy": fl.AdaFed(fl.DiagnosticOddsRatio(3))},
     "adaptive loss": lambda: {
         "module": adaptive,
-        "strategy": AdaFed("val_accuracy"),
+        "strategy": fl.AdaFed("val_accuracy"),
         "server_optimizer": lambda p: torch.optim.SGD(p, lr=0.9, momentum=0.5),
         "clients_per_round": 0.7,
     },
-    "kept optimizers": lambda: {
-        "module": Scheduled,
-        "local": {"optimizer_state": "kept", "lr_decay": 0.9},
-        "momentum": 0.9,
-        "clients_per_round": 3,
-    },
-    "kept in periods": lambda: {
-        "module": Scheduled,
-        "local": {"optimizer_state": "kept"},
-        "momentum": 0.9,
-        "route": RingFed(2, 0.8),
-    },
-    "moving targets": lambda: {"module": Following, "strategy": AdaFed("val_acc"), "clients_per_round": 3},
-    "moving targets in chains": lambda: {"module": Following, "route": Mediators(2)},
-    "moving targets at krum": lambda: {"module": Following, "strategy": Krum(1, selected=2)},
+    "kept optimizers": lambda: {**DECAYING, "clients_per_round": 3},
+    "kept in periods": lambda: {**KEPT, "route": fl.RingFed(2, 0.8)},
+    "moving targets": lambda: {"module": Following, "strategy": fl.AdaFed("val_acc"), "clients_per_round": 3},
+    "moving targets in chains": lambda: {"module": Following, "route": fl.Mediators(2)},
+    "moving targets at krum": lambda: {"module": Following, "strategy": fl.Krum(1, selected=2)},
     "python state": lambda: {"module": Remembering, "clients_per_round": 3},
     "hidden tensors": lambda: {"module": Hidden, "clients_per_round": 3},
     "weighted draws": lambda: {"source": Weighted, "clients_per_round": 3},
     "streams": lambda: {
         "source": Streams,
         "module": Scheduled,
-        "strategy": AdaFed("val_acc", examples=True),
+        "strategy": fl.AdaFed("val_acc", examples=True),
         "local": {"optimizer_state": "kept"},
         "clients_per_round": 3,
     },
-    "fednova": lambda: {"strategy": FedNova(), "local": {"proximal_mu": 0.1}, "momentum": 0.9},
-    "shapley": lambda: {"strategy": ShapleyValues("val_acc", exact_up_to=5)},
-    "shapley by orders": lambda: {"strategy": ShapleyValues("val_loss", "min", exact_up_to=0, orders=3)},
-    "focus": lambda: {"strategy": Focus()},
-    "fedprox": lambda: {"local": {"proximal_mu": 0.1, "partial_work": PartialWork(0.4)}},
-    "fedprox dropping": lambda: {"local": {"partial_work": PartialWork(0.4, "drop")}},
-    "unreliable": lambda: {"availability": Availability(0.3, 0.5, 3.0, 0.3), "faults": Faults("skip"), "seed": 2},
-    "broken": lambda: {"strategy": Scaffold(), "faults": Faults("skip"), "source": OneBroken},
+    "fednova": lambda: {"strategy": fl.FedNova(), "local": {"proximal_mu": 0.1}, "momentum": 0.9},
+    "shapley": lambda: {"strategy": fl.ShapleyValues("val_acc", exact_up_to=5)},
+    "shapley by orders": lambda: {"strategy": fl.ShapleyValues("val_loss", "min", exact_up_to=0, orders=3)},
+    "focus": lambda: {"strategy": fl.Focus()},
+    "fedprox": lambda: {"local": {"proximal_mu": 0.1, "partial_work": fl.PartialWork(0.4)}},
+    "fedprox dropping": lambda: {"local": {"partial_work": fl.PartialWork(0.4, "drop")}},
+    "unreliable": lambda: {"availability": fl.Availability(0.3, 0.5, 3.0, 0.3), "faults": fl.Faults("skip"), "seed": 2},
+    "broken": lambda: {"strategy": fl.Scaffold(), "faults": fl.Faults("skip"), "source": OneBroken},
     "broken in a chain": lambda: {
-        "strategy": ShapleyValues("val_acc", exact_up_to=5),
-        "route": Mediators(2),
-        "faults": Faults("skip"),
+        "strategy": fl.ShapleyValues("val_acc", exact_up_to=5),
+        "route": fl.Mediators(2),
+        "faults": fl.Faults("skip"),
         "source": OneBroken,
     },
-    "scaffold": lambda: {"strategy": Scaffold(), "clients_per_round": 3},
-    "attackers": lambda: {"attackers": Attackers({1: 0.5, 3: 1.0}, [1, 3]), "clients_per_round": 4},
-    "alie": lambda: {"strategy": AdaFed("val_acc"), "attackers": Attackers(clients=0.4, model=ALIE(1.0), from_round=1)},
+    "scaffold": lambda: {"strategy": fl.Scaffold(), "clients_per_round": 3},
+    "attackers": lambda: {"attackers": fl.Attackers({1: 0.5, 3: 1.0}, [1, 3]), "clients_per_round": 4},
+    "alie": lambda: {
+        "strategy": fl.AdaFed("val_acc"),
+        "attackers": fl.Attackers(clients=0.4, model=fl.ALIE(1.0), from_round=1),
+    },
     "inner product": lambda: {
-        "strategy": GeometricMedian(),
-        "attackers": Attackers(clients=[0, 3], model=InnerProductManipulation(), labels=PermutedLabels()),
+        "strategy": fl.GeometricMedian(),
+        "attackers": fl.Attackers(clients=[0, 3], model=fl.InnerProductManipulation(), labels=fl.PermutedLabels()),
         "clients_per_round": 4,
     },
-    "gaussian": lambda: {"strategy": TrimmedMean(1), "attackers": Attackers(clients=[2], model=GaussianUpdate(0.1))},
-    "compressed": lambda: {"transforms": [TopK(0.3), Quantize(4, 16)], "clients_per_round": 3},
+    "gaussian": lambda: {"strategy": fl.TrimmedMean(1), "attackers": fl.Attackers(clients=[2], model=fl.GaussianUpdate(0.1))},
+    "compressed": lambda: {"transforms": [fl.TopK(0.3), fl.Quantize(4, 16)], "clients_per_round": 3},
     "clipped lies": lambda: {
-        "strategy": AdaFed("val_acc"),
-        "transforms": [ClipUpdate(0.2)],
-        "attackers": Attackers(clients=[1], model=ALIE(3.0)),
+        "strategy": fl.AdaFed("val_acc"),
+        "transforms": [fl.ClipUpdate(0.2)],
+        "attackers": fl.Attackers(clients=[1], model=fl.ALIE(3.0)),
     },
     "private clients": lambda: {
-        "strategy": FedAvg("uniform"),
-        "transforms": [ClientPrivacy(0.5, 0.3, noise_seed=7)],
+        "strategy": fl.FedAvg("uniform"),
+        "transforms": [fl.ClientPrivacy(0.5, 0.3, noise_seed=7)],
         "clients_per_round": 3,
         "batchnorm": False,
     },
     "local privacy": lambda: {
-        "strategy": AdaFed("val_acc"),
-        "transforms": [TopK(0.5), ClientPrivacy(0.5, 0.1, "local", noise_seed=7), Quantize()],
+        "strategy": fl.AdaFed("val_acc"),
+        "transforms": [fl.TopK(0.5), fl.ClientPrivacy(0.5, 0.1, "local", noise_seed=7), fl.Quantize()],
         "clients_per_round": 3,
         "batchnorm": False,
     },
     "private examples": lambda: {
-        "local": {"privacy": ExamplePrivacy(1.0, 0.5, noise_seed=7), "proximal_mu": 0.1},
+        "local": {"privacy": fl.ExamplePrivacy(1.0, 0.5, noise_seed=7), "proximal_mu": 0.1},
         "momentum": 0.9,
         "clients_per_round": 3,
         "batchnorm": False,
     },
     "secure": lambda: {
-        "strategy": Scaffold(),
-        "secure_aggregation": SecureAggregation(),
-        "availability": Availability(0.3),
-        "faults": Faults("skip"),
+        "strategy": fl.Scaffold(),
+        "secure_aggregation": fl.SecureAggregation(),
+        "availability": fl.Availability(0.3),
+        "faults": fl.Faults("skip"),
         "seed": 1,
     },
-    "fedcyclic": lambda: {"route": FedCyclic()},
-    "label averaging": lambda: {"route": FedCyclic(), "data": {"rebalancing": LabelAveraging()}},
-    "fedstar": lambda: {"route": FedStar(2, "val_acc")},
-    "ringfed": lambda: {"route": RingFed(2, 0.8), "strategy": AdaFed("val_acc")},
-    "mediators": lambda: {"route": Mediators(2), "strategy": FedMedian()},
-    "warm start": lambda: {"route": WarmStart(1), "strategy": Scaffold()},
-    "local only": lambda: {"route": LocalOnly("val_acc")},
+    "fedcyclic": lambda: {"route": fl.FedCyclic()},
+    "label averaging": lambda: {"route": fl.FedCyclic(), "data": {"rebalancing": fl.LabelAveraging()}},
+    "fedstar": lambda: {"route": fl.FedStar(2, "val_acc")},
+    "ringfed": lambda: {"route": fl.RingFed(2, 0.8), "strategy": fl.AdaFed("val_acc")},
+    "mediators": lambda: {"route": fl.Mediators(2), "strategy": fl.FedMedian()},
+    "warm start": lambda: {"route": fl.WarmStart(1), "strategy": fl.Scaffold()},
+    "local only": lambda: {"route": fl.LocalOnly("val_acc")},
     "mocha": lambda: {
-        "route": Mocha(update_every=2),
+        "route": fl.Mocha(update_every=2),
         "module": ThreeLines,
-        "local": {"partial_work": PartialWork(0.4)},
+        "local": {"partial_work": fl.PartialWork(0.4)},
         "clients_per_round": 4,
     },
     "standardized": lambda: {"module": Scaled, "clients_per_round": 3, "momentum": 0.9},
-    "standardized under masks": lambda: {"module": Scaled, "secure_aggregation": SecureAggregation()},
-    "transfer learning": lambda: {"module": Thawing, "strategy": FedAvgM(0.7), "clients_per_round": 4},
+    "standardized under masks": lambda: {"module": Scaled, "secure_aggregation": fl.SecureAggregation()},
+    "transfer learning": lambda: {"module": Thawing, "strategy": fl.FedAvgM(0.7), "clients_per_round": 4},
     "personal": lambda: {
-        "personal": [PersonalPart(modules="torch.nn.BatchNorm1d"), HEAD],
-        "strategy": AdaFed("val_acc", scored_by="clients"),
-        "transforms": [TopK(0.5)],
+        "personal": [fl.PersonalPart(modules="torch.nn.BatchNorm1d"), HEAD],
+        "strategy": fl.AdaFed("val_acc", scored_by="clients"),
+        "transforms": [fl.TopK(0.5)],
         "data": {"client_validation": 0.2, "client_test": 0.3},
-        "client_evaluation": ClientEvaluation(1, "val_acc", personal_epochs=1, compare_alone=True),
+        "client_evaluation": fl.ClientEvaluation(1, "val_acc", personal_epochs=1, compare_alone=True),
         "clients_per_round": 4,
         "more": 8,
     },
     "unseen clients": lambda: {
-        "strategy": Scaffold(),
+        "strategy": fl.Scaffold(),
         "data": {"client_test": 0.3, "held_out_clients": ["1", "3"]},
-        "client_evaluation": ClientEvaluation(1, "val_acc"),
+        "client_evaluation": fl.ClientEvaluation(1, "val_acc"),
         "clients_per_round": 2,
     },
-    "fedrep": lambda: {"strategy": FedRep(), "personal": [replace(HEAD, start="mean")], "clients_per_round": 3},
-    "fedbabu": lambda: {"strategy": FedBABU(), "personal": [HEAD], "transforms": [Quantize(8)]},
+    "fedrep": lambda: {"strategy": fl.FedRep(), "personal": [replace(HEAD, start="mean")], "clients_per_round": 3},
+    "fedbabu": lambda: {"strategy": fl.FedBABU(), "personal": [HEAD], "transforms": [fl.Quantize(8)]},
     "fedbuff": lambda: {
-        "strategy": FedBuff(0.9, 0.5),
-        "module": Scheduled,
-        "local": {"optimizer_state": "kept", "lr_decay": 0.9},
-        "momentum": 0.9,
-        "asynchronous": Asynchronous(4, 2),
-        "availability": Availability(0.2, 0.4, 2.0, 0.2, clock=Clock("lognormal", "exponential")),
-        "faults": Faults("skip"),
-        "transforms": [TopK(0.5)],
+        **DECAYING,
+        "strategy": fl.FedBuff(0.9, 0.5),
+        "asynchronous": fl.Asynchronous(4, 2),
+        "availability": fl.Availability(0.2, 0.4, 2.0, 0.2, clock=fl.Clock("lognormal", "exponential")),
+        "faults": fl.Faults("skip"),
+        "transforms": [fl.TopK(0.5)],
         "personal": [HEAD],
     },
     "fedasync": lambda: {
-        "strategy": FedAsync(a=0.3),
+        "strategy": fl.FedAsync(a=0.3),
         "local": {"proximal_mu": 0.1},
-        "asynchronous": Asynchronous(0.8),
-        "availability": Availability(clock=Clock(between_jobs="half_normal")),
-        "attackers": Attackers({1: 0.5}, [1, 3]),
+        "asynchronous": fl.Asynchronous(0.8),
+        "availability": fl.Availability(clock=fl.Clock(between_jobs="half_normal")),
+        "attackers": fl.Attackers({1: 0.5}, [1, 3]),
         "data": {"client_test": 0.3},
-        "client_evaluation": ClientEvaluation(1, "val_acc", compare_alone=True),
+        "client_evaluation": fl.ClientEvaluation(1, "val_acc", compare_alone=True),
         "more": 8,
     },
     "asynchronous median": lambda: {
-        "strategy": FedMedian(),
-        "asynchronous": Asynchronous(5, 3),
-        "availability": Availability(clock=Clock("uniform", by_examples=True)),
-        "transforms": [ClientPrivacy(0.5, 0.1, "local", noise_seed=7)],
+        "strategy": fl.FedMedian(),
+        "asynchronous": fl.Asynchronous(5, 3),
+        "availability": fl.Availability(clock=fl.Clock("uniform", by_examples=True)),
+        "transforms": [fl.ClientPrivacy(0.5, 0.1, "local", noise_seed=7)],
         "batchnorm": False,
     },
-    "feddyn": lambda: {"strategy": FedDyn(0.1), "clients_per_round": 3, "momentum": 0.9},
-    "fedexp": lambda: {"strategy": FedExP()},
-    "qfedavg": lambda: {"strategy": QFedAvg(), "clients_per_round": 3},
-    "afl": lambda: {"strategy": AFL(1.0)},
-    "fedadagrad": lambda: {"strategy": FedAdagrad()},
-    "ditto": lambda: {
-        "strategy": Ditto(0.5),
-        "module": Scheduled,
-        "local": {"optimizer_state": "kept", "lr_decay": 0.9},
-        "momentum": 0.9,
-        "data": {"client_test": 0.3},
-        "client_evaluation": ClientEvaluation(1, "val_acc"),
-        "clients_per_round": 3,
-        "more": 8,
-    },
-    "pfedme": lambda: {"strategy": PFedMe(2.0, 3, 0.2, 0.5), "clients_per_round": 3, "transforms": [TopK(0.5)]},
-    "moon": lambda: {
-        "strategy": MOON("net.2", 2.0),
-        "module": Scheduled,
-        "personal": [HEAD],
-        "local": {"optimizer_state": "kept"},
-        "momentum": 0.9,
-        "clients_per_round": 3,
-    },
-    "apfl": lambda: {
-        "strategy": APFL(0.5, 0.1),
-        "module": Scheduled,
-        "local": {"optimizer_state": "kept", "lr_decay": 0.9},
-        "momentum": 0.9,
-        "data": {"client_test": 0.3},
-        "client_evaluation": ClientEvaluation(1, "val_acc"),
-        "clients_per_round": 3,
-        "more": 8,
-    },
-    "last client": lambda: {"strategy": LastClient()},
+    "feddyn": lambda: {"strategy": fl.FedDyn(0.1), "clients_per_round": 3, "momentum": 0.9},
+    "fedexp": lambda: {"strategy": fl.FedExP()},
+    "qfedavg": lambda: {"strategy": fl.QFedAvg(), "clients_per_round": 3},
+    "afl": lambda: {"strategy": fl.AFL(1.0)},
+    "fedadagrad": lambda: {"strategy": fl.FedAdagrad()},
+    "ditto": lambda: {**DECAYING, **OWN_TESTS, "strategy": fl.Ditto(0.5), "clients_per_round": 3},
+    "pfedme": lambda: {"strategy": fl.PFedMe(2.0, 3, 0.2, 0.5), "clients_per_round": 3, "transforms": [fl.TopK(0.5)]},
+    "moon": lambda: {**KEPT, "strategy": fl.MOON("net.2", 2.0), "personal": [HEAD], "clients_per_round": 3},
+    "apfl": lambda: {**DECAYING, **OWN_TESTS, "strategy": fl.APFL(0.5, 0.1), "clients_per_round": 3},
+    "last client": lambda: {"strategy": fl.LastClient()},
     "own option": lambda: {
         "options": [DropNumbers(0.5)],
-        "attackers": Attackers(clients=[1], model=ALIE(1.0)),
+        "attackers": fl.Attackers(clients=[1], model=fl.ALIE(1.0)),
         "clients_per_round": 3,
     },
     "clients' parts": lambda: {
         "data": {"client_test": 0.3, "server_set": "clients", "public_share": 0.1, "feature_noise": 0.2},
-        "client_evaluation": ClientEvaluation(2, "val_acc", personal_epochs=1, compare_alone=True),
+        "client_evaluation": fl.ClientEvaluation(2, "val_acc", personal_epochs=1, compare_alone=True),
         "clients_per_round": 4,
         "more": 8,
     },
-    "changed settings": lambda: {
-        "module": Changing,
-        "local": {"optimizer_state": "kept"},
-        "momentum": 0.9,
-        "clients_per_round": 3,
-    },
+    "changed settings": lambda: {**KEPT, "module": Changing, "clients_per_round": 3},
     "unusual buffers": lambda: {"module": Unusual, "clients_per_round": 3},
-    "k-means": lambda: {"module": Clusters, "strategy": FederatedKMeans("split"), "clients_per_round": 3},
+    "k-means": lambda: {"module": Clusters, "strategy": fl.FederatedKMeans("split"), "clients_per_round": 3},
     "adaptive norm": lambda: {
-        "strategy": FedAvg("uniform"),
-        "transforms": [ClientPrivacy(0.5, 2.0, target_quantile=0.5, noise_seed=7)],
+        "strategy": fl.FedAvg("uniform"),
+        "transforms": [fl.ClientPrivacy(0.5, 2.0, target_quantile=0.5, noise_seed=7)],
         "batchnorm": False,
     },
-    "kept scores": lambda: {"strategy": AdaFed("val_acc"), "server_evaluation": ServerEvaluation(every_n_rounds=3)},
-    "adaptive losses": lambda: {"module": Adapting, "strategy": AdaFed("val_acc"), "clients_per_round": 3},
+    "kept scores": lambda: {"strategy": fl.AdaFed("val_acc"), "server_evaluation": fl.ServerEvaluation(every_n_rounds=3)},
+    "adaptive losses": lambda: {"module": Adapting, "strategy": fl.AdaFed("val_acc"), "clients_per_round": 3},
 }
 
 
-def prepare(name: str, sizes: Sequence[int] = SIZES) -> tuple[Plain, FederatedDataModule, FederatedOrchestrator]:
+def prepare(name: str, sizes: Sequence[int] = SIZES, kind: Any = fl.FederatedOrchestrator) -> tuple[Plain, Any, Any]:
     """Module, data and callback of an algorithm: BatchNorm, shuffling, two local epochs, one thread; clients of these sizes."""
     chosen = ALGORITHMS[name]()
     torch.manual_seed(11)
@@ -502,13 +400,13 @@ def prepare(name: str, sizes: Sequence[int] = SIZES) -> tuple[Plain, FederatedDa
     data = (
         source.divided()
         if isinstance(source, Streams)
-        else FederatedDataModule(source, Consecutive(sizes), **chosen.pop("data", {}))
+        else fl.FederatedDataModule(source, Consecutive(sizes), **chosen.pop("data", {}))
     )
-    local = LocalTraining(**{"max_epochs": 2, "threads": 1, **chosen.pop("local", {})})
-    return module, data, FederatedOrchestrator(local=local, **chosen)
+    local = fl.LocalTraining(**{"max_epochs": 2, "threads": 1, **chosen.pop("local", {})})
+    return module, data, kind(local=local, **chosen)
 
 
-def outcome(module: Plain, federation: FederatedOrchestrator) -> dict[str, torch.Tensor]:
+def outcome(module: Plain, federation: fl.FederatedOrchestrator) -> dict[str, torch.Tensor]:
     """The final weights, what was measured at the clients, and what they keep."""
     memory = federation._run.memory
     kept = {

@@ -44,10 +44,7 @@ def noisy(**settings: Any) -> dict[str, Any]:
 
 
 NOISY = {"transforms": [noisy()]}
-NOISY_STEPS: dict[str, Any] = {
-    "threads": 1,
-    "privacy": {"noise_multiplier": 50.0, "max_grad_norm": 1.0, "delta": 1e-5},
-}
+NOISY_STEPS: dict[str, Any] = {"threads": 1, "privacy": {"noise_multiplier": 50.0, "max_grad_norm": 1.0, "delta": 1e-5}}
 
 
 def named(name: str, **arguments: Any) -> dict[str, Any]:

@@ -15,12 +15,7 @@ from fl_lightning.functional.words import add_words, from_words, to_words
 from fl_lightning.options.secure_aggregation.client import MaskingClient
 from fl_lightning.options.secure_aggregation.description import RoundDescription, RoundTerms
 from fl_lightning.options.secure_aggregation.keys import KeyRing, openssh
-from fl_lightning.options.secure_aggregation.messages import (
-    announcement_in,
-    packed,
-    packed_announcement,
-    unpacked,
-)
+from fl_lightning.options.secure_aggregation.messages import announcement_in, packed, packed_announcement, unpacked
 from fl_lightning.options.secure_aggregation.server import MaskedRound
 
 GRIDS = {"state": Grid(((40, 1.0), (3, None)), 10.0), "weight": Grid(((1, None),), 10.0)}

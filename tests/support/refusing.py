@@ -9,7 +9,7 @@ from typing import Any
 from command_line import ADAFED, SMALL
 from federations import Plain, federate
 
-from fl_lightning import ConfigurationError
+from fl_lightning import ConfigurationError, DataError
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,21 @@ class Refusal:
     call: Callable[[], Any]
     words: str
     error: type[BaseException] = ConfigurationError
+
+
+def told(call: Callable[[], Any], words: str) -> Refusal:
+    """Return a row on data that cannot be used."""
+    return Refusal(call, words, DataError)
+
+
+def fits(words: str, **settings: Any) -> Refusal:
+    """Return a row on a fit with these settings."""
+    return Refusal(fitting(**settings), words)
+
+
+def made(name: str, base: type, **parts: Any) -> Any:
+    """Return a subclass with these methods and attributes."""
+    return type(name, (base,), parts)
 
 
 def fitting(**settings: Any) -> Callable[[], Any]:

@@ -13,12 +13,7 @@ from federations import Blobs, Consecutive, Plain, every_round
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from fl_lightning import (
-    FedAvg,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    LocalTraining,
-)
+from fl_lightning import FedAvg, FederatedDataModule, FederatedOrchestrator, LocalTraining
 
 SAVED = {"enable_checkpointing": True}
 Run = dict[str, Any]

@@ -13,18 +13,10 @@ import torch
 from federations import CLASSES, Blobs, Consecutive, Plain, every_round, network
 from torchmetrics import MeanMetric
 
-from fl_lightning import (
-    AdaFed,
-    ClassificationTask,
-    F1WeightedCrossEntropy,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    FederationCallback,
-    LocalTraining,
-)
+import fl_lightning as fl
 
 
-class Kill(FederationCallback):
+class Kill(fl.FederationCallback):
     """SIGKILL in round 2, or while its checkpoint is half written; or SIGTERM, or what SLURM sends before the end of a job.
 
     With several ranks, one of them alone is killed.
@@ -90,7 +82,7 @@ class Unseeded(Consecutive):
         return [order[part] for part in super().partition(num_examples, labels)]
 
 
-class OfThisRank(AdaFed):
+class OfThisRank(fl.AdaFed):
     """Remembers the weights of the clients that this rank has trained, and scales the average by them."""
 
     def start_round(self, start):
@@ -120,13 +112,13 @@ def main() -> None:
     L.seed_everything(11, verbose=False)
     if args.module == "task":  # adaptive loss, dropout, weights by accuracy
         net = torch.nn.Sequential(*network(batchnorm=True)[:3], torch.nn.Dropout(0.2), torch.nn.Linear(8, CLASSES))
-        module = ClassificationTask(net, CLASSES, F1WeightedCrossEntropy(CLASSES), lambda p: torch.optim.Adam(p, lr=0.02))
+        module = fl.ClassificationTask(net, CLASSES, fl.F1WeightedCrossEntropy(CLASSES), lambda p: torch.optim.Adam(p, lr=0.02))
         metric = "val_accuracy"
     else:
         module, metric = (Broken if args.module == "broken" else Uneven)(momentum=0.9), "val_acc"
-    federation = FederatedOrchestrator(
-        (OfThisRank if args.mistake == "state" else AdaFed)(metric),
-        LocalTraining(max_epochs=2, threads=1),
+    federation = fl.FederatedOrchestrator(
+        (OfThisRank if args.mistake == "state" else fl.AdaFed)(metric),
+        fl.LocalTraining(max_epochs=2, threads=1),
         server_optimizer=lambda p: torch.optim.SGD(p, lr=0.9, momentum=0.5),
         clients_per_round=0.7 if args.module == "task" else 1.0,
     )
@@ -141,7 +133,7 @@ def main() -> None:
         enable_model_summary=False,
     )
     partitioner = Unseeded if args.mistake == "partition" else Consecutive
-    data = FederatedDataModule(Blobs(n=61), partitioner((7, 20, 13, 9, 12)))
+    data = fl.FederatedDataModule(Blobs(n=61), partitioner((7, 20, 13, 9, 12)))
     trainer.fit(module, data, ckpt_path=str(args.folder / "last.ckpt") if args.resume else None)
     if trainer.is_global_zero:
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if "seconds" not in name}

@@ -10,34 +10,26 @@ from pathlib import Path
 import torch
 from federations import Blobs, Consecutive, Plain, every_round, trainer, weights
 
-from fl_lightning import (
-    ClientPrivacy,
-    ExamplePrivacy,
-    FedAvg,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    FederationCallback,
-    LocalTraining,
-)
+import fl_lightning as fl
 from fl_lightning.errors import FederationError
 
 MODES = {
-    "central": lambda: {"transforms": [ClientPrivacy(0.5, 8.0, delta=1e-3)]},
-    "local": lambda: {"transforms": [ClientPrivacy(0.5, 8.0, "local", 1e-3)]},
-    "examples": lambda: {"local": LocalTraining(max_epochs=2, threads=1, privacy=ExamplePrivacy(1.0, 2.0, 1e-3))},
+    "central": lambda: {"transforms": [fl.ClientPrivacy(0.5, 8.0, delta=1e-3)]},
+    "local": lambda: {"transforms": [fl.ClientPrivacy(0.5, 8.0, "local", 1e-3)]},
+    "examples": lambda: {"local": fl.LocalTraining(max_epochs=2, threads=1, privacy=fl.ExamplePrivacy(1.0, 2.0, 1e-3))},
 }
 ALSO = {
     "targets": lambda: {
-        "transforms": [ClientPrivacy(0.5, delta=1e-3, target_epsilon=4.0)],
-        "local": LocalTraining(max_epochs=2, threads=1, privacy=ExamplePrivacy(1.0, delta=1e-3, target_epsilon=3.0)),
+        "transforms": [fl.ClientPrivacy(0.5, delta=1e-3, target_epsilon=4.0)],
+        "local": fl.LocalTraining(max_epochs=2, threads=1, privacy=fl.ExamplePrivacy(1.0, delta=1e-3, target_epsilon=3.0)),
     },
-    "adaptive": lambda: {"transforms": [ClientPrivacy(0.5, 2.0, delta=1e-3, target_quantile=0.5, noise_seed=7)]},
+    "adaptive": lambda: {"transforms": [fl.ClientPrivacy(0.5, 2.0, delta=1e-3, target_quantile=0.5, noise_seed=7)]},
 }
 MOMENTS = ("start", "training", "aggregated", "checkpoint", "training")
 """Of five kills in round 2."""
 
 
-class Kill(FederationCallback):
+class Kill(fl.FederationCallback):
     """SIGKILL in round 2: before the first client trains, before the second one, after the last, in the checkpoint."""
 
     def __init__(self, moment: str) -> None:
@@ -59,12 +51,12 @@ def fit(folder: Path, mode: str, moment: str = "", ranks: int = 1, rounds: int =
     last = folder / "checkpoints" / "last.ckpt"
     torch.manual_seed(0)
     module = Plain()
-    settings = {"local": LocalTraining(max_epochs=2, threads=1), "strategy": FedAvg("uniform"), **(MODES | ALSO)[mode]()}
-    federation = FederatedOrchestrator(**settings, clients_per_round=2)
+    settings = {"local": fl.LocalTraining(max_epochs=2, threads=1), "strategy": fl.FedAvg("uniform"), **(MODES | ALSO)[mode]()}
+    federation = fl.FederatedOrchestrator(**settings, clients_per_round=2)
     flags = {"default_root_dir": str(folder), "enable_checkpointing": True}
     flags |= {"devices": ranks, "strategy": "ddp"} if ranks > 1 else {}
     run = trainer(rounds, federation, Kill(moment), every_round(last.parent), **flags)
-    data = FederatedDataModule(Blobs(), Consecutive())
+    data = fl.FederatedDataModule(Blobs(), Consecutive())
     run.fit(module, data, ckpt_path=str(last) if last.exists() else None)
     logged = {name: float(value) for name, value in run.logged_metrics.items()}
     torch.save({"weights": weights(module), "logged": logged}, folder / f"rank{run.global_rank}.pt")

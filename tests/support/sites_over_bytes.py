@@ -31,11 +31,7 @@ from fl_lightning.flower.wire.transport import Answer, Parts, Transport
 from fl_lightning.messages import ClientInfo
 
 TELLS = [fact for fact in FACTS if fact not in ("examples/rounded", "label_counts", "statistics")]
-POLICY: dict[str, Any] = {
-    "federations": "any",
-    "tells": TELLS,
-    "min_rows": 1,
-}
+POLICY: dict[str, Any] = {"federations": "any", "tells": TELLS, "min_rows": 1}
 """What the sites of the tests allow, unless a test is about it."""
 LINES: list[str] = []
 """What the sites have told their staff."""

@@ -32,7 +32,7 @@ from lightning.pytorch import Callback
 from plain_training import InOrder, TurnsSeed
 from torch import Tensor
 
-from fl_lightning import Storage
+from fl_lightning import FederatedOrchestrator, Storage
 from fl_lightning.clients.client_files import ClientFiles
 
 ROUNDS, BEFORE = 3, 2
@@ -93,7 +93,8 @@ def fit(name: str, folder: Path, engine: str | None = None, **how: Any) -> Run:
     recorder = Recorder()
     recorder.rounds |= copy.deepcopy(how.pop("before", {}))
     L.seed_everything(11, verbose=False)
-    module, data, federation = algorithms.prepare(name)
+    kind = bytes_pool.RemoteOrchestrator if workers else FederatedOrchestrator
+    module, data, federation = algorithms.prepare(name, kind=kind)
     if engine:
         federation.local = replace(federation.local, engine=engine)
     if workers:
@@ -172,7 +173,7 @@ def over_bytes(name: str, folder: Path) -> Run:
     with patch.object(bytes_pool.SecretKey, "draw", lambda: key):
         workers = bytes_pool.workers_of(make, algorithms.prepare(name)[1], algorithms.SIZES)
     try:
-        with patch.object(algorithms, "FederatedOrchestrator", bytes_pool.RemoteOrchestrator), messages.watching():
+        with messages.watching():
             run = fit(name, folder, workers=workers)
     finally:
         workers.close()

@@ -294,9 +294,7 @@ class GLUETransformer(L.LightningModule):
         ]
         optimizer = torch.optim.AdamW(groups, lr=self.hparams.learning_rate, eps=1e-8)
         scheduler = get_linear_schedule_with_warmup(
-            optimizer,
-            num_warmup_steps=self.hparams.warmup_steps,
-            num_training_steps=self.trainer.estimated_stepping_batches,
+            optimizer, num_warmup_steps=self.hparams.warmup_steps, num_training_steps=self.trainer.estimated_stepping_batches
         )
         return [optimizer], [{"scheduler": scheduler, "interval": "step", "frequency": 1}]
 

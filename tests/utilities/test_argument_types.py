@@ -14,34 +14,24 @@ import torch
 from federations import Blobs
 from lightning.pytorch import LightningDataModule
 
-from fl_lightning import (
-    Attackers,
-    ClientEvaluation,
-    ClipUpdate,
-    DirichletPartitioner,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    IIDPartitioner,
-    LocalTraining,
-    Partitioner,
-    PersonalPart,
-    SignFlip,
-)
+import fl_lightning as fl
 from fl_lightning.utilities.argument_types import fits, in_words
 
 
 def test_what_fits_is_taken():
     """Numbers of NumPy, paths, tuples for lists, and None where it is allowed."""
-    assert IIDPartitioner(np.int64(3)).num_clients == 3
-    assert DirichletPartitioner(num_clients=2, beta=np.float32(0.5)).beta == 0.5
-    assert FederatedOrchestrator(transforms=(ClipUpdate(1.0),), personal=[PersonalPart(names="a")], clients_per_round=1).enabled
-    assert FederatedOrchestrator(None, server_optimizer=torch.optim.Adam, client_evaluation=ClientEvaluation()).seed == 0
-    assert Attackers(model=SignFlip(), clients=[0]).clients == [0]
-    assert copy.deepcopy(LocalTraining(max_epochs=2)) == pickle.loads(pickle.dumps(LocalTraining(max_epochs=2)))
+    assert fl.IIDPartitioner(np.int64(3)).num_clients == 3
+    assert fl.DirichletPartitioner(num_clients=2, beta=np.float32(0.5)).beta == 0.5
+    assert fl.FederatedOrchestrator(
+        transforms=(fl.ClipUpdate(1.0),), personal=[fl.PersonalPart(names="a")], clients_per_round=1
+    ).enabled
+    assert fl.FederatedOrchestrator(None, server_optimizer=torch.optim.Adam, client_evaluation=fl.ClientEvaluation()).seed == 0
+    assert fl.Attackers(model=fl.SignFlip(), clients=[0]).clients == [0]
+    assert copy.deepcopy(fl.LocalTraining(max_epochs=2)) == pickle.loads(pickle.dumps(fl.LocalTraining(max_epochs=2)))
 
 
 def test_other_peoples_classes_may_annotate_as_they_like():
-    class Loose(IIDPartitioner):
+    class Loose(fl.IIDPartitioner):
         def __init__(self, num_clients: int = 1.5, seed: str = 0) -> None:
             super().__init__(2, seed=seed)
 
@@ -80,7 +70,7 @@ def test_types_in_words():
     assert in_words(Annotated[dict[str, int], "doc"]) == "a dictionary"
 
 
-class Parts(Partitioner):
+class Parts(fl.Partitioner):
     needs_labels = False
 
     def __init__(self, parts: Any) -> None:
@@ -92,6 +82,6 @@ class Parts(Partitioner):
 
 def test_a_partitioner_may_return_lists_and_arrays():
     parts = [[0, 1, 2], np.arange(3, 8), range(8, 10), torch.tensor([11], dtype=torch.int32)]
-    data = FederatedDataModule(Blobs(12), Parts(parts))
+    data = fl.FederatedDataModule(Blobs(12), Parts(parts))
     data.setup("fit")
     assert data.indices.sizes.tolist() == [3, 5, 2, 1]
