@@ -60,7 +60,7 @@ def test_the_page_has_few_panels(adafed_run):
     expected = {str(client): [0, 1] for client in range(6)}
     assert all(expected == {line: [x for x, _ in points] for line, points in own.items()} for own in drawn.values())
     assert set(shown) == {"Charts", "by_megabytes", "by_seconds", "class_weight", "federation", "val_f1"}
-    assert sum(map(len, shown.values())) + len(drawn) == 58  # docs/metrics.md has the number
+    assert sum(map(len, shown.values())) + len(drawn) == 58
     measured = {name for name in shown["Charts"] if name.startswith("val_")}
     assert shown["Charts"] == {*measured, "train_loss", "train_accuracy", "round"}
     assert axes["*"] == "round"
