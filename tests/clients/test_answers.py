@@ -387,3 +387,14 @@ def test_the_precision_of_few_predicted_patients_is_not_told():
         report = ask(metric, scores, labels, least=10, resamples=20)
         assert report.reason == "fewer than 10 examples are predicted as one class"
         assert not report.sums
+
+
+def test_the_same_question_has_the_same_answer_and_other_predictions_other_draws():
+    scores, labels = two_classes(80)
+    one, again = (ask(classification.BinaryAUROC(), scores, labels, resamples=200) for _ in range(2))
+    assert one == again
+    state = torch.get_rng_state()
+    torch.manual_seed(99)
+    assert ask(classification.BinaryAUROC(), scores, labels, resamples=200) == one
+    torch.set_rng_state(state)
+    assert ask(classification.BinaryAUROC(), scores.flip(0), labels.flip(0), resamples=200).interval != one.interval

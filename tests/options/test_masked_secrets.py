@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from masked_cohort import PRIVATE, PUBLIC, Cohort, described, random_bytes, random_values
@@ -12,8 +13,8 @@ from scipy import stats
 
 from fl_lightning.errors import ClientError, ProtocolError
 from fl_lightning.functional.secret_sharing import PRIME, join_shares
-from fl_lightning.functional.sums import Grid
-from fl_lightning.functional.words import add_words
+from fl_lightning.functional.sums import Grid, Sums
+from fl_lightning.functional.words import add_words, to_words
 from fl_lightning.messages import ModelLayout, ServerModel
 from fl_lightning.options.secure_aggregation.client import MaskingClient, common_mask, list_content, own_mask
 from fl_lightning.options.secure_aggregation.description import RoundDescription, digest_of_model
@@ -204,3 +205,23 @@ def test_in_a_large_cohort_each_shares_masks_with_few():
 
 def test_the_list_is_signed_whatever_its_order():
     assert list_content([3, 1, 2], b"d") == list_content((1, 2, 3), b"d") != list_content([1, 2], b"d")
+
+
+def test_a_message_looks_like_any():
+    """Masked words are uniform modulo 2**64, and so is the difference of two attempts with equal updates."""
+    sizes = {"state": 5000}
+    description = described(range(3), sizes=sizes, grids={"state": Grid(((4000, 1.0), (1000, None)), 10.0)})
+    values = torch.ones(5000, dtype=torch.float64)
+    seen = []
+    for _ in range(2):
+        cohort = Cohort(description)
+        cohort.round.begin()
+        cohort.round.notes()
+        client = cohort.clients[0]
+        client.receive(description, unpacked(cohort.round.notes()[0]["sealed"]))
+        own = Sums(grids=description.grids, for_masks=True)
+        own.add("state", values, 1.0)
+        seen.append(client.mask(to_words(own, description.layout, 3)))
+    for words in (*seen, seen[0] - seen[1]):
+        assert stats.kstest((words.double() / 2.0**63).numpy(), "uniform", (-1, 2)).pvalue > 1e-3
+    assert abs(np.corrcoef(seen[0].double(), seen[1].double())[0, 1]) < 0.05
