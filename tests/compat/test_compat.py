@@ -3,8 +3,6 @@
 A failure names the library, its version, and the name.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import os
@@ -12,7 +10,6 @@ import re
 import signal
 import warnings
 from importlib.metadata import version
-from inspect import getsource
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, patch
@@ -45,7 +42,6 @@ from fl_lightning.compat import signals
 from fl_lightning.compat import torch as of_torch
 from fl_lightning.compat import torchmetrics as of_torchmetrics
 from fl_lightning.compat import wandb as of_wandb
-from fl_lightning.compat.lightning_cli import OpenCLI
 
 REMAINING: set[str] = set()
 """Private names that are still used outside of ``compat``: take out what is gone, add nothing."""
@@ -149,15 +145,6 @@ def test_factories_of_a_parser():
     assert of_jsonargparse.is_parsed_factory(factory)
     assert not of_jsonargparse.is_parsed_factory(SGD)
     assert isinstance(factory(nn.Linear(1, 1).parameters()), SGD)
-
-
-@relies_on("argcomplete", "_action_conflicts and active_actions")
-def test_completion():
-    finders = pytest.importorskip("argcomplete.finders")
-    source = getsource(finders)
-    names = [name for name in vars(of_jsonargparse.Completable) if name.endswith(("actions", "conflicts"))]
-    assert len(names) == 2
-    assert all(f"parser.{name}" in source for name in names)
 
 
 @relies_on("torch", "Optimizer._opt_called")
@@ -378,39 +365,6 @@ def test_runs_of_wandb(monkeypatch, tmp_path):
     del settings["anonymous"]
     assert logger.experiment is run
     assert (passed[0]["project"], "anonymous" in passed[0]) == ("mine", False)
-
-
-@relies_on("lightning", "the private steps of LightningCLI, or its _subcommand_method_arguments")
-def test_steps_of_the_command_line(tmp_path):
-    steps: list[str] = []
-
-    class Noted(OpenCLI):
-        def prepare_subcommand(self, klass: type, subcommand: str, **kwargs: Any) -> Any:
-            steps.append(f"prepare {subcommand}")
-            if subcommand != "fit":
-                return self.bare_subcommand(subcommand, **kwargs)
-            return super().prepare_subcommand(klass, subcommand, **kwargs)
-
-        def read_checkpoint_settings(self) -> None:
-            steps.append("read")
-            super().read_checkpoint_settings()
-
-        def set_seed(self) -> None:
-            steps.append("seed")
-            super().set_seed()
-
-        def run_command(self, subcommand: str) -> None:
-            steps.append(f"run {subcommand}")
-            super().run_command(subcommand)
-
-    off = ["logger", "enable_progress_bar", "enable_model_summary"]
-    args = ["fit", "--trainer.fast_dev_run=1", "--trainer.accelerator=cpu", *(f"--trainer.{name}=false" for name in off)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        cli = Noted(BoringModel, save_config_callback=None, seed_everything_default=5, args=args)
-    assert steps == [*(f"prepare {name}" for name in OpenCLI.subcommands()), "read", "seed", "run fit"]
-    assert cli.trainer.global_step == 1
-    assert torch.initial_seed() == 5
 
 
 @relies_on("lightning", "_ResultMetric.to")

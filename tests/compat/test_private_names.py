@@ -3,8 +3,6 @@
 That a name is missing is simulated for our look-up only, because the packages use most of the names themselves.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import pkgutil

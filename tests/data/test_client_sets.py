@@ -1,7 +1,5 @@
 """One dataset for each client, by name."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

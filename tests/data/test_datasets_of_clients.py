@@ -1,7 +1,5 @@
 """The user's dataset as a module sees it, and what is no DataLoader."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning as L

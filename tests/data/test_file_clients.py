@@ -1,7 +1,5 @@
 """Clients in HDF5, and in the examples' arrays and Parquet files: the bits of the same clients given at once."""
 
-from __future__ import annotations
-
 import os
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Clients whose examples are read when they are drawn: the same bits as the same clients given at once, and few opened."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The order of a client's examples is the seed's alone, whoever reads them: the oracle is one permutation an epoch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning as L

@@ -1,7 +1,5 @@
 """Several rows of one person: parts hold all of them, and differential privacy covers the person."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

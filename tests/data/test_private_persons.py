@@ -1,7 +1,5 @@
 """Differential privacy covers a person with several rows, also at several clients."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

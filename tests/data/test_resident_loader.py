@@ -1,7 +1,5 @@
 """Workers that stay for all clients and rounds: the same batches, from the same processes, random or not."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random

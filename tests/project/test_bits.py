@@ -1,11 +1,8 @@
 """The fingerprint of results: what it must see, what it must not see, and that it repeats itself."""
 
-from __future__ import annotations
-
 import json
 
 import bits
-import bits_pairs
 import pytest
 import torch
 from bits_record import digest
@@ -46,24 +43,3 @@ def test_a_run_repeats_itself_and_a_changed_weight_is_seen(monkeypatch):
     for way in ("trainer", "bytes"):
         assert f"fedavg / {way} / round 0 / fields at the server / 0 / weight" in changed
         assert f"fedavg / {way} / round 0 / strategy reads" not in changed
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (["Krum"], "accepted"),
-        (["Krum", "secure aggregation"], "refused: ConfigurationError: federation.secure_aggregation"),
-        (["private examples", "batchnorm"], "refused: ConfigurationError: federation.local.privacy"),
-    ],
-)
-def test_a_pair_is_set_up_and_names_what_refuses_it(names, expected):
-    first, *more = map(bits_pairs.single, names)
-    settings = first if not more else bits_pairs.merged(first, more[0])
-    assert bits_pairs.outcome(settings).startswith(expected)
-
-
-def test_settings_are_merged_where_they_do_not_disagree():
-    merged = bits_pairs.merged({"local": {"a": 1}, "transforms": [1]}, {"local": {"b": 2}, "transforms": [2], "seed": 3})
-    assert merged == {"local": {"a": 1, "b": 2}, "transforms": [1, 2], "seed": 3}
-    assert bits_pairs.merged({"local": {"a": 1}}, {"local": {"a": 2}}) is None
-    assert bits_pairs.merged({"route": 1}, {"route": 1}) is None

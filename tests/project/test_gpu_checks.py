@@ -1,11 +1,9 @@
 """The checks for a GPU, tried out on a CPU: what they find, what they write, and that nothing stops them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
-from gpu import conductor, report, stages
+from gpu import conductor, stages
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,30 +62,3 @@ def test_checks_are_left_when_time_is_up(tmp_path, monkeypatch):
     assert [record["ok"] for record in records] == [True, None, None]
     assert "time was up after" in records[1]["error"]
     assert "no time was left" in records[2]["error"]
-
-
-# ---------------------------------------------------------------- the report
-
-RECORDS = [
-    {"name": "proximal", "ok": False, "figures": {"compared": 45}, "error": "SGD: 0.3 from the loop | by hand"},
-    {"name": "lora", "ok": None, "figures": {}, "error": "peft is not installed"},
-]
-EXPECTED = """\
-| stage | check | result | seconds | found |
-|---|---|---|---|---|
-| correctness | proximal | FAILED | 2 | compared: 45 |
-| correctness | lora | not run | 2 | peft is not installed |
-
-What failed:
-
-- proximal: SGD: 0.3 from the loop / by hand"""
-
-
-def test_report(tmp_path):
-    """A file that ends in half a line, in which a check that failed was not run again."""
-    whole = [{"seconds": 2.0, "error": None, **record} for record in RECORDS]
-    after = {**whole[0], "ok": None, "error": "no time was left"}
-    path = tmp_path / "gpu.jsonl"
-    path.write_text("\n".join(json.dumps(record) for record in [*whole, after]) + '\n{"name": "suite", "ok": tr')
-    ordered = sorted(report.read([path]), key=lambda record: [own["name"] for own in RECORDS].index(record["name"]))
-    assert report.markdown(ordered).endswith(EXPECTED)

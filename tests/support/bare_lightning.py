@@ -1,7 +1,5 @@
 """Lightning's own small module under a quiet Trainer, without the package."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lightning.pytorch import Trainer

@@ -1,7 +1,5 @@
 """The smallest use of each private name of other packages; each returns its result. See ``test_private_names.py``."""
 
-from __future__ import annotations
-
 import argparse
 import copy
 import gc

@@ -1,7 +1,5 @@
 """A valid object of every public class with settings, and how it takes part in a round of training."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
