@@ -21,26 +21,6 @@ class Hook(Callback):
         setattr(self, name, lambda trainer, module, *_: function(trainer, module))
 
 
-class Manual(BoringModel):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        self.optimizers().step()
-
-
-class Measured(BoringModel):
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean = MeanMetric()
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.mean(batch.mean())
-        self.log("mean", self.mean)
-        return super().training_step(batch, batch_idx)
-
-
 class Logs(BoringModel):
     """Logs a number in each step, a metric object, and the largest of an epoch."""
 
