@@ -3,7 +3,6 @@
 A failure names the library, its version, and the name.
 """
 
-import argparse
 import copy
 import os
 import re
@@ -21,7 +20,6 @@ from bare_lightning import Hook, trainer
 from compat_names import foreign_names, overridden, relies_on
 from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -99,13 +97,6 @@ def test_the_entry_of_a_dictionary_that_cannot_be_built():
     with pytest.raises(ValueError, match="here") as told:
         made.instantiate_classes(made.parse_object({"parts": entries}))
     assert of_jsonargparse.entry_of(told.value.__cause__) == "b"
-
-
-@relies_on("jsonargparse", "argparse._HelpAction")
-def test_the_option_help():
-    first, second = ArgumentParser(), argparse.ArgumentParser()
-    for made in (first, second):
-        assert any(isinstance(option, of_jsonargparse.HelpAction) for option in of_jsonargparse.actions_of(made))
 
 
 @relies_on("jsonargparse", "_typehints.deepcopy")
@@ -216,47 +207,6 @@ def test_outside_of_autocast():
         assert layer(x).dtype == torch.bfloat16
         assert torch.autocast_increment_nesting() == 3
         torch.autocast_decrement_nesting()
-
-
-@relies_on("lightning", "LightningOptimizer._strategy")
-def test_stepping_through():
-    seen: list[Any] = []
-    strategy = SimpleNamespace(optimizer_step=lambda optimizer, closure, **kwargs: seen.append((optimizer, closure(), kwargs)))
-    optimizer = SGD(nn.Linear(1, 1).parameters(), lr=0.1)
-    wrapped = of_lightning.stepping_through(optimizer, strategy)
-    wrapped.step(closure=lambda: 7, extra=1)
-    assert isinstance(wrapped, LightningOptimizer)
-    assert seen == [(optimizer, 7, {"extra": 1})]
-
-
-@relies_on("lightning", "Strategy._lightning_optimizers")
-def test_a_module_finds_its_optimizers():
-    module = BoringModel()
-    wrapped = LightningOptimizer(SGD(module.parameters(), lr=0.1))
-
-    class Offers(of_lightning.OffersOptimizers):
-        def wrapped_optimizers(self) -> list[LightningOptimizer]:
-            return [wrapped]
-
-    class StandIn:
-        strategy = Offers()
-
-    stand_in: Any = StandIn()
-    module.trainer = stand_in
-    assert module.optimizers() is wrapped
-
-
-@relies_on("lightning", "_FitLoop and _TrainingEpochLoop")
-def test_fresh_loops():
-    """A Trainer that has them fits as a new one does."""
-    fitting = trainer(max_epochs=2, min_epochs=1, max_steps=3)
-    fitting.fit(BoringModel())
-    assert (fitting.global_step, fitting.current_epoch) == (3, 2)
-    of_lightning.fresh_loops(fitting)
-    assert (fitting.global_step, fitting.current_epoch) == (0, 0)
-    assert (fitting.max_epochs, fitting.min_epochs, fitting.max_steps) == (2, 1, 3)
-    fitting.fit(BoringModel())
-    assert fitting.global_step == 3
 
 
 @relies_on("lightning", "Trainer._signal_connector")
