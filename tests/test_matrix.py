@@ -4,8 +4,6 @@ The cases are one line each in support/algorithms.py, and the ways are in suppor
 and ``make test-all`` all of them. A case's plain run, which the others are compared with, is trained once.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 import re
@@ -50,18 +48,10 @@ QUICK = {
 """The cases of each way that are not slow."""
 
 VARIANTS = {
-    *(
-        "fedsgd",
-        "fedyogi",
-        "fedadagrad",
-        "last client",
-        "shapley by orders",
-        "kept scores",
-        "adaptive losses",
-        "kept in periods",
-    ),
-    *("moving targets in chains", "moving targets at krum", "broken in a chain", "fedprox dropping", "label averaging"),
-    *("alie", "inner product", "gaussian", "clipped lies", "adaptive norm", "asynchronous median", "standardized under masks"),
+    *("fedsgd", "fedyogi", "fedadagrad", "last client", "shapley by orders", "kept scores", "adaptive losses"),
+    *("kept in periods", "moving targets in chains", "moving targets at krum", "broken in a chain", "fedprox dropping"),
+    *("label averaging", "alie", "inner product", "gaussian", "clipped lies", "adaptive norm", "asynchronous median"),
+    "standardized under masks",
 }
 """The cases that are much like another one; their plain run is slow as well."""
 
@@ -75,12 +65,7 @@ IDENTITIES = (
 ONLY_SIMULATED = {
     *("streams", "weighted draws", "label averaging", "unseen clients", "clients' parts"),  # the pool hands out plain examples
     *("attackers", "alie", "inner product", "clipped lies", "own option", "fedasync"),  # attackers are told of the others
-    *(
-        "local privacy",
-        "private examples",
-        "asynchronous median",
-        "adaptive norm",
-    ),  # a site draws its noise by a secret of its own
+    *("local privacy", "private examples", "asynchronous median", "adaptive norm"),  # a site draws its noise by its own secret
     *("secure", "standardized under masks", "mocha", "fedrep"),  # need what this pool has not, or what stays at the sites
 }
 """The cases that do not go over bytes."""

@@ -1,7 +1,5 @@
 """The ends of each setting's range: allowed up to there, and refused beyond by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

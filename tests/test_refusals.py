@@ -1,7 +1,5 @@
 """Every mistake that a user can make ends in one message: what is wrong, the value, the fix."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 

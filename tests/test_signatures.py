@@ -3,8 +3,6 @@
 Recipes are in ``tests/support/signatures.py``. Tier 1 draws a few settings and values; the slow test takes all of them.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import re

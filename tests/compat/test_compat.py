@@ -3,16 +3,12 @@
 A failure names the library, its version, and the name.
 """
 
-from __future__ import annotations
-
-import argparse
 import copy
 import os
 import re
 import signal
 import warnings
 from importlib.metadata import version
-from inspect import getsource
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, patch
@@ -24,7 +20,6 @@ from bare_lightning import Hook, trainer
 from compat_names import foreign_names, overridden, relies_on
 from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -45,7 +40,6 @@ from fl_lightning.compat import signals
 from fl_lightning.compat import torch as of_torch
 from fl_lightning.compat import torchmetrics as of_torchmetrics
 from fl_lightning.compat import wandb as of_wandb
-from fl_lightning.compat.lightning_cli import OpenCLI
 
 REMAINING: set[str] = set()
 """Private names that are still used outside of ``compat``: take out what is gone, add nothing."""
@@ -105,13 +99,6 @@ def test_the_entry_of_a_dictionary_that_cannot_be_built():
     assert of_jsonargparse.entry_of(told.value.__cause__) == "b"
 
 
-@relies_on("jsonargparse", "argparse._HelpAction")
-def test_the_option_help():
-    first, second = ArgumentParser(), argparse.ArgumentParser()
-    for made in (first, second):
-        assert any(isinstance(option, of_jsonargparse.HelpAction) for option in of_jsonargparse.actions_of(made))
-
-
 @relies_on("jsonargparse", "_typehints.deepcopy")
 def test_a_list_is_not_copied_for_each_of_its_entries():
     """Tables of a thousand clients took minutes: the time grew with the square of their number."""
@@ -149,15 +136,6 @@ def test_factories_of_a_parser():
     assert of_jsonargparse.is_parsed_factory(factory)
     assert not of_jsonargparse.is_parsed_factory(SGD)
     assert isinstance(factory(nn.Linear(1, 1).parameters()), SGD)
-
-
-@relies_on("argcomplete", "_action_conflicts and active_actions")
-def test_completion():
-    finders = pytest.importorskip("argcomplete.finders")
-    source = getsource(finders)
-    names = [name for name in vars(of_jsonargparse.Completable) if name.endswith(("actions", "conflicts"))]
-    assert len(names) == 2
-    assert all(f"parser.{name}" in source for name in names)
 
 
 @relies_on("torch", "Optimizer._opt_called")
@@ -229,47 +207,6 @@ def test_outside_of_autocast():
         assert layer(x).dtype == torch.bfloat16
         assert torch.autocast_increment_nesting() == 3
         torch.autocast_decrement_nesting()
-
-
-@relies_on("lightning", "LightningOptimizer._strategy")
-def test_stepping_through():
-    seen: list[Any] = []
-    strategy = SimpleNamespace(optimizer_step=lambda optimizer, closure, **kwargs: seen.append((optimizer, closure(), kwargs)))
-    optimizer = SGD(nn.Linear(1, 1).parameters(), lr=0.1)
-    wrapped = of_lightning.stepping_through(optimizer, strategy)
-    wrapped.step(closure=lambda: 7, extra=1)
-    assert isinstance(wrapped, LightningOptimizer)
-    assert seen == [(optimizer, 7, {"extra": 1})]
-
-
-@relies_on("lightning", "Strategy._lightning_optimizers")
-def test_a_module_finds_its_optimizers():
-    module = BoringModel()
-    wrapped = LightningOptimizer(SGD(module.parameters(), lr=0.1))
-
-    class Offers(of_lightning.OffersOptimizers):
-        def wrapped_optimizers(self) -> list[LightningOptimizer]:
-            return [wrapped]
-
-    class StandIn:
-        strategy = Offers()
-
-    stand_in: Any = StandIn()
-    module.trainer = stand_in
-    assert module.optimizers() is wrapped
-
-
-@relies_on("lightning", "_FitLoop and _TrainingEpochLoop")
-def test_fresh_loops():
-    """A Trainer that has them fits as a new one does."""
-    fitting = trainer(max_epochs=2, min_epochs=1, max_steps=3)
-    fitting.fit(BoringModel())
-    assert (fitting.global_step, fitting.current_epoch) == (3, 2)
-    of_lightning.fresh_loops(fitting)
-    assert (fitting.global_step, fitting.current_epoch) == (0, 0)
-    assert (fitting.max_epochs, fitting.min_epochs, fitting.max_steps) == (2, 1, 3)
-    fitting.fit(BoringModel())
-    assert fitting.global_step == 3
 
 
 @relies_on("lightning", "Trainer._signal_connector")
@@ -378,39 +315,6 @@ def test_runs_of_wandb(monkeypatch, tmp_path):
     del settings["anonymous"]
     assert logger.experiment is run
     assert (passed[0]["project"], "anonymous" in passed[0]) == ("mine", False)
-
-
-@relies_on("lightning", "the private steps of LightningCLI, or its _subcommand_method_arguments")
-def test_steps_of_the_command_line(tmp_path):
-    steps: list[str] = []
-
-    class Noted(OpenCLI):
-        def prepare_subcommand(self, klass: type, subcommand: str, **kwargs: Any) -> Any:
-            steps.append(f"prepare {subcommand}")
-            if subcommand != "fit":
-                return self.bare_subcommand(subcommand, **kwargs)
-            return super().prepare_subcommand(klass, subcommand, **kwargs)
-
-        def read_checkpoint_settings(self) -> None:
-            steps.append("read")
-            super().read_checkpoint_settings()
-
-        def set_seed(self) -> None:
-            steps.append("seed")
-            super().set_seed()
-
-        def run_command(self, subcommand: str) -> None:
-            steps.append(f"run {subcommand}")
-            super().run_command(subcommand)
-
-    off = ["logger", "enable_progress_bar", "enable_model_summary"]
-    args = ["fit", "--trainer.fast_dev_run=1", "--trainer.accelerator=cpu", *(f"--trainer.{name}=false" for name in off)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        cli = Noted(BoringModel, save_config_callback=None, seed_everything_default=5, args=args)
-    assert steps == [*(f"prepare {name}" for name in OpenCLI.subcommands()), "read", "seed", "run fit"]
-    assert cli.trainer.global_step == 1
-    assert torch.initial_seed() == 5
 
 
 @relies_on("lightning", "_ResultMetric.to")

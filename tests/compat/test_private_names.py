@@ -3,8 +3,6 @@
 That a name is missing is simulated for our look-up only, because the packages use most of the names themselves.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import pkgutil
@@ -99,25 +97,17 @@ def test_a_use_has_its_result(use, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
-def test_a_public_way_gives_the_same_result_with_one_warning_or_the_use_is_refused(use, usual, tmp_path):
-    looked_up, result = usual[use]
-    for name in map(named, sorted(looked_up)):
-        (tmp_path / name.path).mkdir()
+@pytest.mark.parametrize("name", [name for name in NAMES if name.path != OFFERED], ids=lambda name: name.path)
+def test_a_public_way_gives_the_same_result_with_one_warning_or_the_use_is_refused(name, usual, tmp_path):
+    use, result = next((use, result) for use, (looked_up, result) in usual.items() if name.path in looked_up)
+    with without(name) as (_, told):
         if name.instead:
-            with without(name) as (_, told):
-                assert use(tmp_path / name.path) == result, name.path
-            assert told == [warning_of(name)]
+            assert use(tmp_path) == result
         else:
             said = rf"needs '{name.path}', which {name.package} \S+ does not have\. Install .*{name.package}.*, or a newer fl_"
-            with without(name) as (_, told), pytest.raises(VersionError, match=said):
-                use(tmp_path / name.path)
-            assert told == []
-
-
-@pytest.mark.slow
-def test_every_private_name_has_a_use(usual):
-    assert {OFFERED}.union(*(looked_up for looked_up, _ in usual.values())) == {name.path for name in NAMES}
+            with pytest.raises(VersionError, match=said):
+                use(tmp_path)
+    assert told == ([warning_of(name)] if name.instead else [])
 
 
 @pytest.mark.slow

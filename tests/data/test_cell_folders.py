@@ -1,7 +1,5 @@
 """A user's own images of cells with their dots: the layouts, what is read, and what a user is told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

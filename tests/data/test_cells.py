@@ -1,7 +1,5 @@
 """Simulated cells, their density, annotators, and the network that draws it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Loaders, shards and the datamodule, against torch's own DataLoader and by counting."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Each datamodule of the package as one client's: the bits of the same rows given as datasets, on every engine."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable

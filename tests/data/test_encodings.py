@@ -1,7 +1,5 @@
 """Files of a run are UTF-8, whatever encoding the system's locale has."""
 
-from __future__ import annotations
-
 import csv
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Images in folders and in torchvision's formats: what is read, how it is scaled, and what a user is told."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 

@@ -1,7 +1,5 @@
 """Which examples each part has, and how they are read: what the part's own loader says."""
 
-from __future__ import annotations
-
 import warnings
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Missing cells of a table become the mean over all clients, which the model fills in."""
 
-from __future__ import annotations
-
 import math
 
 import lightning as L

@@ -1,7 +1,5 @@
 """Clients that read with loaders of their own: streams, batch samplers, subclasses of DataLoader."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Where the training set's tensors lie."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

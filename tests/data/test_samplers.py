@@ -1,7 +1,5 @@
 """Samplers of a training loader are carried over to the clients, or refused by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning as L

@@ -1,7 +1,5 @@
 """The file of a schema: what it says, and what a hostile one is refused for."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import string

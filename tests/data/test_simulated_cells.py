@@ -1,7 +1,5 @@
 """Clients with simulated images of cells, and the network that counts them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parts that are held out of clients' examples: sizes, proportions, chance."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tables that a schema describes: unlike exports give equal tensors, and each mistake its message."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

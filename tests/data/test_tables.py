@@ -1,7 +1,5 @@
 """Numbers in CSV files: what is read, how it is divided and standardised, and what a user is told."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import re

@@ -1,7 +1,5 @@
 """Datasets that consist of others: what they say themselves counts, as for a plain dataset, and batches are read at once."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from pathlib import Path

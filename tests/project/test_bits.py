@@ -1,7 +1,5 @@
 """The fingerprint of results: what it must see, what it must not see, and that it repeats itself."""
 
-from __future__ import annotations
-
 import json
 
 import bits

@@ -1,7 +1,5 @@
 """The driver of docs/conformance.md, on what this environment has: the papers' listings and byzfl."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 
@@ -28,9 +26,3 @@ def test_a_small_departure_is_seen(runs):
     case, mine = runs["median"]
     first, last = conformance.compare(case, mine, replace(mine, weights=[weights + 1e-5 for weights in mine.weights]))
     assert conformance.Row("median", "other", first, last).verdict == "differs"
-
-
-def test_a_peer_that_fails_is_a_row_with_its_reason(runs, tmp_path):
-    (tmp_path / "result_median.txt").write_text("Traceback ...\nAttributeError: no 'lr'\n", encoding="utf-8")
-    (row,) = conformance.rows_of("fedlab", tmp_path, {"median": runs["median"]})
-    assert conformance.table([row]).endswith("| median | fedlab |  |  |  | does not run: `AttributeError: no 'lr'` |")

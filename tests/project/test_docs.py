@@ -1,7 +1,5 @@
 """What the documents say exists, and what exists is documented."""
 
-from __future__ import annotations
-
 import doctest
 import re
 import sys
@@ -61,20 +59,6 @@ def test_the_tests_that_a_page_names_exist(page):
             named += 1
             assert f"def {name}(" in next((ROOT / "tests").rglob(file)).read_text(), name
     assert named > 5
-
-
-def test_the_front_picture_shows_the_runs_of_the_report(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    front = import_module("draw_front")
-    assert front.picture() == (ROOT / "docs" / "diagrams" / "adafed_under_attack.svg").read_text()
-    tables = (ROOT / "docs" / "studies" / "adafed_simulation_3" / "report.md").read_text().split("## attackers: ")[1:]
-    for (attackers, algorithm), curve in front.curves().items():
-        table = next(text for text in tables if text.startswith(attackers))
-        row = re.findall(r"[\d.]+", re.search(rf"\| {algorithm} \|.*", table)[0])
-        assert [float(number) for number in row[:8]] == pytest.approx([x for i in (4, 9, 14, 19) for x in curve[i]], abs=0.006)
-    for page in ("README.md", "docs/index.md"):
-        assert "4 seeds" in (ROOT / page).read_text()
-        assert "over 4 seeds" in tables[0]
 
 
 def test_the_example_with_sums_bounds_every_update(monkeypatch):

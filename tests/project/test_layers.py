@@ -1,7 +1,5 @@
 """The layout is the architecture: a module imports from layers below its own, never from beside or above."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 from functools import cache

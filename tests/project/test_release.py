@@ -1,7 +1,5 @@
 """What a release promises beside its code: versions, licences, deployment files, public names."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a step, a client and a round ask of torch and Python: counts, never times, which an added operation or read changes."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import lightning

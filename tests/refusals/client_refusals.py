@@ -1,7 +1,5 @@
 """What clients cannot do: models, phases and further passes of their own, kept state, and modules that cannot be copied."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import lightning as L

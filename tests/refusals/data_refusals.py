@@ -1,7 +1,5 @@
 """Clients' data, parts and partitions that make no sense."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the engines 'fabric' and 'stacked' cannot honour."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import secrets
@@ -20,22 +18,9 @@ from torch.nn import functional as F
 from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
-from fl_lightning import (
-    APFL,
-    MOON,
-    ClassificationTask,
-    ClientRule,
-    CrossEntropy,
-    Ditto,
-    FedAvg,
-    FedBABU,
-    LocalTraining,
-    PersonalPart,
-    PFedMe,
-    ProximalLoss,
-)
+import fl_lightning as fl
 
-# ------ Modules that one call of the step for all stacked clients wo
+# ------ Stacked clients: state that they would share, and the rest
 
 
 LOSS = F.cross_entropy
@@ -236,14 +221,14 @@ MODULES: dict[str, Any] = {
     "changes its batch in place": stepping(lambda self, x, y, _: LOSS(self(x.mul_(2)), y)),
     "changes 'net.0.weight' in place": stepping(shrinking),
     "'stacked_hooks' of Variant names 'on_after_backward', which": hooked(lambda self: None, "on_after_backward"),
-    "contains a ProximalLoss ... 'federation.local.proximal_mu'": lambda: ClassificationTask(
-        network(), CLASSES, ProximalLoss(CrossEntropy(), 0.1)
+    "contains a ProximalLoss ... 'federation.local.proximal_mu'": lambda: fl.ClassificationTask(
+        network(), CLASSES, fl.ProximalLoss(fl.CrossEntropy(), 0.1)
     ),
 }
 
 
 def stacked(module: Any, words: str) -> Refusal:
-    return fits(words, module=module, local=LocalTraining(engine="stacked", max_epochs=2))
+    return fits(words, module=module, local=fl.LocalTraining(engine="stacked", max_epochs=2))
 
 
 AGAIN = "returns another loss when it runs again ( ... , then ... stacked clients would share ... 'trainer'"
@@ -259,11 +244,11 @@ STACKED = [
 ]
 
 
-# ------ What the engine ``fabric`` cannot honour, and which settings
+# ------ Fabric, and settings, rules and strategies of stacked clients
 
 
 def on(engine: Any, words: str, module: Any = Plain, parts: Any = None, **local: Any) -> Refusal:
-    return fits(words, module=module, local=LocalTraining(engine=engine, **local), **(parts or {}))
+    return fits(words, module=module, local=fl.LocalTraining(engine=engine, **local), **(parts or {}))
 
 
 def starting(change: Any) -> Any:
@@ -302,7 +287,7 @@ COMPILED: dict[str, Any] = {
 COMPILED_LOSS = torch.compile(LOSS, backend="eager")
 
 
-class Unchanged(ClientRule):
+class Unchanged(fl.ClientRule):
     def begin(self, start):
         return [torch.zeros_like(parameter) for parameter in start.parameters]
 
@@ -317,7 +302,7 @@ class EverySecond(Unchanged):
         return super().begin(start) if self.calls % 2 else []
 
 
-class Own(FedAvg):
+class Own(fl.FedAvg):
     def __init__(self, rule):
         super().__init__()
         self.rule = rule
@@ -332,14 +317,14 @@ def ignored(method: str) -> Refusal:
     return on("stacked", words, parts={"strategy": Own(rule)})
 
 
-HEAD = PersonalPart(names="net.2.*")
+HEAD = fl.PersonalPart(names="net.2.*")
 PARTS = {
     "EverySecond.begin ... some clients ... 'fabric'": {"strategy": Own(EverySecond()), "partitioner": Consecutive((20, 20))},
-    "do not support OwnModel": {"strategy": Ditto()},
-    "do not support MoreauEnvelope": {"strategy": PFedMe()},
-    "do not support ModelContrast": {"strategy": MOON("net.2")},
-    "do not support Mixture": {"strategy": APFL()},
-    "do not support Phases": {"strategy": FedBABU(), "personal": [HEAD]},
+    "do not support OwnModel": {"strategy": fl.Ditto()},
+    "do not support MoreauEnvelope": {"strategy": fl.PFedMe()},
+    "do not support ModelContrast": {"strategy": fl.MOON("net.2")},
+    "do not support Mixture": {"strategy": fl.APFL()},
+    "do not support Phases": {"strategy": fl.FedBABU(), "personal": [HEAD]},
 }
 RULES = ("loss_term", "join_optimizers", "sends", "keeps_model", "figures", "resting", "own_model")
 COMPILED_TWICE = stepping(lambda self, x, y, _: COMPILED_LOSS(self(x), y))

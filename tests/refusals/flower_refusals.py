@@ -1,13 +1,11 @@
 """What the server of a real federation refuses: settings, and what its sites tell."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from masked_sites import SECURE, masked
-from refusing import Refusal
+from refusing import Refusal, later
 from sites_over_bytes import (
     ABSENT,
     CHOOSE,
@@ -59,19 +57,16 @@ def setting(section: str, *names: str, value: Any = None, **federation: Any) -> 
     return at_sites(change=change, **federation)
 
 
-def simulating(*names: str) -> Callable[[], Any]:
+@later
+def simulating(*names: str) -> None:
     """Return a simulation whose data lack a setting."""
-
-    def call() -> None:
-        prepare(start=False)
-        config = configuration()
-        own = config["data"]
-        for name in names[:-1]:
-            own = own[name]
-        del own[names[-1]]
-        raise ConfigurationError(refused(config, fit=simulate))
-
-    return call
+    prepare(start=False)
+    config = configuration()
+    own = config["data"]
+    for name in names[:-1]:
+        own = own[name]
+    del own[names[-1]]
+    raise ConfigurationError(refused(config, fit=simulate))
 
 
 def holding_out(names: Any, **sites: Any) -> Callable[[], Any]:
@@ -85,15 +80,12 @@ def holding_out(names: Any, **sites: Any) -> Callable[[], Any]:
     return at_sites(change=change, client_evaluation={"every_n_rounds": 1, "metric": "val_accuracy"})
 
 
-def under_masks(**federation: Any) -> Callable[[], Any]:
+@later
+def under_masks(**federation: Any) -> None:
     """Return a fit under masks with sites that have a validation part."""
-
-    def call() -> None:
-        masked()
-        restart(client_validation=0.3)
-        raise ConfigurationError(refused(configuration(**federation, **SECURE)))
-
-    return call
+    masked()
+    restart(client_validation=0.3)
+    raise ConfigurationError(refused(configuration(**federation, **SECURE)))
 
 
 def unasked(*more: str, **federation: Any) -> Callable[[], Any]:

@@ -1,14 +1,12 @@
 """Folders of images and of cells."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from federations import trainer
-from refusing import Refusal, told
+from refusing import Refusal, later, told
 from small_images import by_class, by_domain, cells_beside_tables, cells_of_two_clients, halved, paint, picture
 
 import fl_lightning as fl
@@ -21,15 +19,12 @@ from fl_lightning.cells import CellSite
 Change = Callable[[Path], Any]
 
 
-def cells(change: Change, write: Callable[[Path], Path] = cells_beside_tables, **settings: Any) -> Callable[[], Any]:
+@later
+def cells(change: Change, write: Callable[[Path], Path] = cells_beside_tables, **settings: Any) -> None:
     """Return a call that reads a folder of cells after a change of it."""
-
-    def call() -> None:
-        root = write(Path("own"))
-        change(root)
-        CellFolderDataModule(**{"root": str(root), "test_share": 0.0, **settings}).setup("fit")
-
-    return call
+    root = write(Path("own"))
+    change(root)
+    CellFolderDataModule(**{"root": str(root), "test_share": 0.0, **settings}).setup("fit")
 
 
 def client_cells(change: Change) -> Callable[[], Any]:
@@ -113,16 +108,13 @@ CELL = [*CELL_FOLDERS, *SIMULATED_CELLS]
 # ------ Images
 
 
-def folder(change: Change, write: Callable[[Path], Path] = by_class, **settings: Any) -> Callable[[], Any]:
+@later
+def folder(change: Change, write: Callable[[Path], Path] = by_class, **settings: Any) -> None:
     """Return a call that reads all training images of a folder after a change of it."""
-
-    def call() -> None:
-        change(write(Path("own")))
-        data = fl.ImageFolderDataModule(**{"root": "own", **settings})
-        data.setup("fit")
-        list(data.train_dataloader())
-
-    return call
+    change(write(Path("own")))
+    data = fl.ImageFolderDataModule(**{"root": "own", **settings})
+    data.setup("fit")
+    list(data.train_dataloader())
 
 
 def painted(*names: str, count: int = 2, **settings: Any) -> Callable[[], Any]:
@@ -140,13 +132,11 @@ def broken(root: Path, *names: str) -> None:
         (root / name).write_text("")
 
 
-def fitted(network: fl.LeNet, num_classes: int) -> Callable[[], Any]:
-    def call() -> None:
-        own = fl.ImageFolderDataModule(by_class(Path("own")), test_share=0.2, batch_size=5)
-        task = fl.ClassificationTask(network, num_classes)
-        trainer(1, fl.FederatedOrchestrator()).fit(task, fl.FederatedDataModule(own, fl.IIDPartitioner(2)))
-
-    return call
+@later
+def fitted(network: fl.LeNet, num_classes: int) -> None:
+    own = fl.ImageFolderDataModule(by_class(Path("own")), test_share=0.2, batch_size=5)
+    task = fl.ClassificationTask(network, num_classes)
+    trainer(1, fl.FederatedOrchestrator()).fit(task, fl.FederatedDataModule(own, fl.IIDPartitioner(2)))
 
 
 IMAGE = [

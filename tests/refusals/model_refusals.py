@@ -1,7 +1,5 @@
 """Networks, tasks, losses and metrics."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +13,7 @@ from algorithms import Scaled
 from client_sites import fitted
 from engine_runs import variant
 from federations import SIZES, Blobs, Consecutive, NoValidation, Plain, changed, federate, network
-from refusing import Refusal, fits, fitting, made, told
+from refusing import Refusal, fits, fitting, later, made, told
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import (
@@ -122,12 +120,10 @@ def freezing(parts: Any = ("net.0", "net.1"), rounds: int = 1, settings: Any = N
     return lambda: federate(Plain(batchnorm=True), rounds, fl.TransferLearning(list(parts), **times), **(settings or {}))
 
 
-def resnet(content: Any = None) -> Callable[[], Any]:
-    def call() -> None:
-        Path("own.pt").write_text("nothing") if content is None else torch.save(content, "own.pt")
-        fl.ResNet18(weights="own.pt")
-
-    return call
+@later
+def resnet(content: Any = None) -> None:
+    Path("own.pt").write_text("nothing") if content is None else torch.save(content, "own.pt")
+    fl.ResNet18(weights="own.pt")
 
 
 def alone() -> None:

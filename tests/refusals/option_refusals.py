@@ -1,7 +1,5 @@
 """Options: asynchronous rounds, masks, attackers, personal parts, evaluation at the clients, clients held out, own ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,7 +12,7 @@ from lazy_stores import Opened
 from lightning.pytorch.callbacks import EarlyStopping
 from own_option import CountBatches, DropNumbers, PlansRounds, Sums
 from poisoning import mislabel
-from refusing import Refusal, fits, fitting, made
+from refusing import Refusal, fits, fitting, later, made
 from torch.utils.data import TensorDataset
 
 import fl_lightning as fl
@@ -211,16 +209,13 @@ def attacked(**settings: Any) -> Callable[[], Any]:
 MEAN = [fl.PersonalPart(names=HEAD.names, start="mean")]
 
 
-def personal(*callbacks: Any, parts: Any = (HEAD,), **settings: Any) -> Callable[[], Any]:
+@later
+def personal(*callbacks: Any, parts: Any = (HEAD,), **settings: Any) -> None:
     """Fit a module with BatchNorm and personal parts; its clients have test parts if they are evaluated."""
-
-    def call() -> None:
-        data = fl.FederatedDataModule(Blobs(), Consecutive(), client_test=0.3 if "client_evaluation" in settings else 0.0)
-        module = settings.pop("module", None) or Plain(batchnorm=True)
-        federation = fl.FederatedOrchestrator(personal=list(parts), **settings)
-        trainer(1, federation, *callbacks, enable_checkpointing=True).fit(module, data)
-
-    return call
+    data = fl.FederatedDataModule(Blobs(), Consecutive(), client_test=0.3 if "client_evaluation" in settings else 0.0)
+    module = settings.pop("module", None) or Plain(batchnorm=True)
+    federation = fl.FederatedOrchestrator(personal=list(parts), **settings)
+    trainer(1, federation, *callbacks, enable_checkpointing=True).fit(module, data)
 
 
 def evaluated(evaluation: fl.ClientEvaluation) -> Callable[[], Any]:
@@ -230,17 +225,14 @@ def evaluated(evaluation: fl.ClientEvaluation) -> Callable[[], Any]:
     )
 
 
-def lied_to(attack: fl.LabelAttack) -> Callable[[], Any]:
+@later
+def lied_to(attack: fl.LabelAttack) -> None:
     """Read the labels of a client, of 7 examples in 3 classes, that an attack has changed."""
-
-    def call() -> None:
-        data = fl.FederatedDataModule(Blobs(shuffle=False), Consecutive())
-        data.setup("fit")
-        mislabel(data, {0: attack}, 0)
-        data.label_counts()
-        data.client(0, 0)
-
-    return call
+    data = fl.FederatedDataModule(Blobs(shuffle=False), Consecutive())
+    data.setup("fit")
+    mislabel(data, {0: attack}, 0)
+    data.label_counts()
+    data.client(0, 0)
 
 
 def held_out(clients: Any, **settings: Any) -> fl.FederatedDataModule:

@@ -1,7 +1,5 @@
 """Differential privacy, and pure functions that it rests on."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,14 +8,14 @@ from typing import Any
 import torch
 from engine_runs import variant
 from federations import Blobs, Consecutive, Plain, trainer
-from refusing import Refusal, fits, fitting, made
+from refusing import Refusal, fits, fitting, later, made
 from torch import nn
 
 import fl_lightning as fl
 from fl_lightning.functional import ExactSum, ModelState, Sums, cohort_size
 from fl_lightning.functional.keyed_noise import SecretKey
 
-# ------ Differential privacy of clients and of examples, and targets
+# ------ Differential privacy
 
 
 UNIFORM = fl.FedAvg("uniform")
@@ -38,18 +36,13 @@ def examples(data: Any = None, local: Any = None, **settings: Any) -> Callable[[
     return divided(data, local=lambda: fl.LocalTraining(privacy=fl.ExamplePrivacy(1.0, 1.0), **(local or {})), **settings)
 
 
-def divided(
-    data: Any, module: Any = Plain, local: Any = fl.LocalTraining, folder: str = ".", **settings: Any
-) -> Callable[[], Any]:
+@later
+def divided(data: Any, module: Any = Plain, local: Any = fl.LocalTraining, folder: str = ".", **settings: Any) -> None:
     """Fit with settings of the data."""
-
-    def call() -> None:
-        federation = fl.FederatedOrchestrator(local=local() if callable(local) else local, **settings)
-        trainer(1, federation, default_root_dir=folder).fit(
-            module(), fl.FederatedDataModule(Blobs(), Consecutive(), **(data or {}))
-        )
-
-    return call
+    federation = fl.FederatedOrchestrator(local=local() if callable(local) else local, **settings)
+    trainer(1, federation, default_root_dir=folder).fit(
+        module(), fl.FederatedDataModule(Blobs(), Consecutive(), **(data or {}))
+    )
 
 
 def solved(rounds: int = 4, **settings: Any) -> Callable[[], Any]:
@@ -60,13 +53,11 @@ def solved(rounds: int = 4, **settings: Any) -> Callable[[], Any]:
     return fitting(strategy=UNIFORM, transforms=[privacy], rounds=rounds, flags=flags, **settings)
 
 
-def checked(loss: nn.Module) -> Callable[[], Any]:
-    def call() -> None:
-        module = Plain()
-        module.loss = loss
-        fl.ExamplePrivacy(1.0, 1.0).check_module("32-true", module)
-
-    return call
+@later
+def checked(loss: nn.Module) -> None:
+    module = Plain()
+    module.loss = loss
+    fl.ExamplePrivacy(1.0, 1.0).check_module("32-true", module)
 
 
 class With(Plain):
@@ -216,17 +207,14 @@ def private(**settings: Any) -> Any:
     return fitting(**{"strategy": fl.FedAvg("uniform"), **settings})
 
 
-def on_scaled_table(settings: dict[str, Any]) -> Any:
+@later
+def on_scaled_table(settings: dict[str, Any]) -> None:
     """The same on a table whose columns all clients' rows have scaled."""
-
-    def run() -> None:
-        rows = "a,b,y\n" + "".join(f"{k},{k * k},{k % 2}\n" for k in range(40))
-        with open("rows.csv", "w", encoding="utf-8") as file:
-            file.write(rows)
-        data = fl.TableDataModule("rows.csv", "y", kind="classification", test_share=0.0)
-        private(data=data, **settings)()
-
-    return run
+    rows = "a,b,y\n" + "".join(f"{k},{k * k},{k % 2}\n" for k in range(40))
+    with open("rows.csv", "w", encoding="utf-8") as file:
+        file.write(rows)
+    data = fl.TableDataModule("rows.csv", "y", kind="classification", test_share=0.0)
+    private(data=data, **settings)()
 
 
 FUNCTIONAL = [

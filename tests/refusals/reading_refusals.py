@@ -1,7 +1,5 @@
 """Clients that are read when they are drawn, their files, and loaders of their own."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +13,7 @@ from client_files import set_up, write_hdf5
 from client_sites import Stream, fitted, shares
 from federations import blobs
 from lazy_stores import Store, fit, lazily
-from refusing import Refusal, made, told
+from refusing import Refusal, later, made, told
 from torch.utils.data import DataLoader, TensorDataset
 
 import fl_lightning as fl
@@ -39,13 +37,11 @@ def opening(found: Any) -> Callable[[], Any]:
     return lambda: fit(lazily(lambda client: found))
 
 
-def asking(question: Callable[[Any], Any]) -> Callable[[], Any]:
-    def call() -> None:
-        data = lazily(Store())
-        data.setup("fit")
-        question(data)
-
-    return call
+@later
+def asking(question: Callable[[Any], Any]) -> None:
+    data = lazily(Store())
+    data.setup("fit")
+    question(data)
 
 
 LAZY = [
@@ -70,23 +66,19 @@ LAZY = [
 ]
 
 
-def file(content: bytes | None) -> Callable[[], Any]:
-    def call() -> None:
-        if content is not None:
-            Path("a.file").write_bytes(content)
-        set_up("a.file")
-
-    return call
+@later
+def file(content: bytes | None) -> None:
+    if content is not None:
+        Path("a.file").write_bytes(content)
+    set_up("a.file")
 
 
-def in_hdf5(content: dict[str, Any], fields: Any = ("x", "y"), client: int = 0, **settings: Any) -> Callable[[], Any]:
-    def call() -> None:
-        with h5py.File("a.h5", "w") as written:
-            for name, values in content.items():
-                written.create_group(name) if values is None else written.create_dataset(name, data=values)
-        set_up("a.h5", list(fields), **settings).open(client)
-
-    return call
+@later
+def in_hdf5(content: dict[str, Any], fields: Any = ("x", "y"), client: int = 0, **settings: Any) -> None:
+    with h5py.File("a.h5", "w") as written:
+        for name, values in content.items():
+            written.create_group(name) if values is None else written.create_dataset(name, data=values)
+    set_up("a.h5", list(fields), **settings).open(client)
 
 
 def without_h5py() -> None:

@@ -1,7 +1,5 @@
 """The server, the Trainer around it, and the types of arguments."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +30,7 @@ import fl_lightning as fl
 from fl_lightning.data.loaders import reduced, sharded
 from fl_lightning.errors import EngineError
 
-# ------ Faults, availability, evaluation at the server, checkpoints,
+# ------ Faults, evaluation at the server, checkpoints
 
 
 STACKED = fl.LocalTraining(engine="stacked")
@@ -197,7 +195,7 @@ SERVER = [
 ]
 
 
-# ------ Types of arguments, data that cannot be federated, flags of
+# ------ Types of arguments, data that cannot be federated, rounds
 
 
 TENSORS = TensorDataset(torch.zeros(6, 4), torch.zeros(6, dtype=torch.long))

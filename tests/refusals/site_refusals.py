@@ -1,7 +1,5 @@
 """What a site and its server refuse of their own settings and files."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -15,10 +13,10 @@ import torch
 from asked_site import north
 from masked_sites import masked
 from own_certificates import put_certificate
-from refusing import Refusal
+from refusing import Refusal, later, told
 from sites_over_bytes import configuration, prepare, refused, restart, simulate
 
-from fl_lightning import ConfigurationError, DataError
+from fl_lightning import ConfigurationError
 from fl_lightning.compat.flower import FLOWER
 from fl_lightning.flower.site.budget import SiteBudget
 from fl_lightning.flower.site.data import SiteData
@@ -33,7 +31,7 @@ from fl_lightning.flower.wire.server_folder import ServerFolder
 from fl_lightning.options.asynchronous.arrivals import ArrivalFile, Recording
 from fl_lightning.settings.server import Faults
 
-# ------ What a site refuses of its own settings, and a replay of a r
+# ------ Settings of a site, and replays
 
 
 def policy(**settings: Any) -> Callable[[], Any]:
@@ -65,31 +63,25 @@ def row(round_idx: int, order: int, client: int, version: int, lost: bool = Fals
     return json.dumps(arrival) + "\n"
 
 
-def reading(text: str | None) -> Callable[[], Any]:
+@later
+def reading(text: str | None) -> None:
     """Return a call that reads the arrivals of two clients, seed 0 and a buffer of one; None for no file."""
-
-    def call() -> None:
-        path = Path("none.jsonl" if text is None else "arrivals.jsonl")
-        if text is not None:
-            path.write_text(text)
-        Recording.read(path, 2, 0, 1)
-
-    return call
+    path = Path("none.jsonl" if text is None else "arrivals.jsonl")
+    if text is not None:
+        path.write_text(text)
+    Recording.read(path, 2, 0, 1)
 
 
-def replaying(rounds: int = 2, **federation: Any) -> Callable[[], Any]:
+@later
+def replaying(rounds: int = 2, **federation: Any) -> None:
     """Return a replay of two rounds of three sites."""
-
-    def call() -> None:
-        prepare(start=False)
-        ArrivalFile(Path(), ("north", "south", "west"), 0).begin(0)
-        path = Path("arrivals.jsonl")
-        path.write_text(path.read_text() + row(0, 0, 0, 0) + row(1, 1, 1, 0))
-        asynchronous = {"concurrency": 3, "buffer": 1, "replay": str(path)}
-        config = configuration(rounds, strategy="FedAsync", asynchronous=asynchronous, **federation)
-        raise ConfigurationError(refused(config, fit=simulate))
-
-    return call
+    prepare(start=False)
+    ArrivalFile(Path(), ("north", "south", "west"), 0).begin(0)
+    path = Path("arrivals.jsonl")
+    path.write_text(path.read_text() + row(0, 0, 0, 0) + row(1, 1, 1, 0))
+    asynchronous = {"concurrency": 3, "buffer": 1, "replay": str(path)}
+    config = configuration(rounds, strategy="FedAsync", asynchronous=asynchronous, **federation)
+    raise ConfigurationError(refused(config, fit=simulate))
 
 
 OWN_NOISE = {"class_path": "ClientPrivacy", "init_args": {"max_norm": 1, "noise_multiplier": 1, "noise": "local"}}
@@ -171,25 +163,12 @@ def data(text: str, words: str) -> Refusal:
     return Refusal(lambda: data_file(text), f"data.yaml ... {words}")
 
 
-def table(content: str | None, words: str) -> Refusal:
-    """Return a row for a table that cannot be read; None for no file."""
-
-    def call() -> None:
-        if content is not None:
-            Path("own.csv").write_text(content)
-        SiteData(data_file(TABLE.format(", standardize: false")))
-
-    return Refusal(call, words, DataError)
-
-
-def scaling(more: str) -> Refusal:
-    """Return a row for a site that would scale by its own rows, and the others by theirs."""
-
-    def call() -> None:
-        Path("own.csv").write_text("a,b,target\n1,2,0\n2,1,1\n")
-        data_file(TABLE.format(more) + "device: cpu\n")
-
-    return Refusal(call, "'datamodule' has 'standardize: true', ... let the model scale: Standardized")
+@later
+def table(content: str | None, more: str = ", standardize: false") -> None:
+    """Read a site's table; None for no file."""
+    if content is not None:
+        Path("own.csv").write_text(content)
+    SiteData(data_file(TABLE.format(more) + "device: cpu\n"))
 
 
 def missing_device() -> None:
@@ -197,15 +176,12 @@ def missing_device() -> None:
         data_file(EMBEDDED + "device: cuda:1\n").torch_device()
 
 
-def serving(make: Callable[[ServerFolder], Any], words: str, host: str = "h") -> Refusal:
-    """Return a row for a server's folder that was changed."""
-
-    def call() -> None:
-        folder = ServerFolder(Path("fed"))
-        make(folder)
-        folder.prepare(host, 1, 2)
-
-    return Refusal(call, words)
+@later
+def serving(make: Callable[[ServerFolder], Any], host: str = "h") -> None:
+    """Start with a server's folder that was changed."""
+    folder = ServerFolder(Path("fed"))
+    make(folder)
+    folder.prepare(host, 1, 2)
 
 
 def of_another_ca(folder: ServerFolder) -> None:
@@ -256,21 +232,19 @@ def folder_is_a_file() -> None:
     ServerFolder(Path("taken")).prepare("h", 1, 2)
 
 
-def requiring(version: Any = FLOWER, **environment: str) -> Callable[[], Any]:
+@later
+def requiring(version: Any = FLOWER, **environment: str) -> None:
     """Return a look at Flower's version and the proxies of the environment."""
-
-    def call() -> None:
-        kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-        with (
-            mock.patch.dict(os.environ, {**kept, **environment}, clear=True),
-            mock.patch.object(requirements, "installed_version", return_value=version),
-            mock.patch.object(requirements, "prepare_environment"),
-        ):
-            requirements.require_flower()
-
-    return call
+    kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    with (
+        mock.patch.dict(os.environ, {**kept, **environment}, clear=True),
+        mock.patch.object(requirements, "installed_version", return_value=version),
+        mock.patch.object(requirements, "prepare_environment"),
+    ):
+        requirements.require_flower()
 
 
+SCALES = "'datamodule' has 'standardize: true', ... let the model scale: Standardized"
 ONE_VERSION = "needs Flower 1.42 at the server and at all sites, but 'flwr' {} here. ... pip install 'flwr==1.42.*'"
 NO_PROXY = "which is not an HTTP proxy. Correct or unset"
 UNUSABLE = "server.crt', its key ... cannot be used ... Put PEM files there that belong"
@@ -289,23 +263,23 @@ SITE_FILE = [
     data(EMBEDDED + "device: gpu\n", "'device' must be auto, cpu, cuda or cuda:NUMBER, but is 'gpu'."),
     Refusal(missing_device, "'device' is 'cuda:1', but torch finds 1 GPUs here. Set 'device: auto'."),
     # a site's table
-    table(None, "'own.csv' does not exist. Set 'data.datamodule.path' to"),
-    table("a,b,target\n", "own.csv' has a header but no rows."),
-    table("a,b,other\n1,2,0\n", "target"),
-    table("a;b;target\n1;2;0\n", "target"),
-    table("a,b,target\n1,NA,0\n2,3,1\n", "holds 'NA', which is not a number"),
-    table("a,b,target\n1,,0\n2,3,1\n", "is empty"),
-    *map(scaling, ("", ", standardize: true")),
+    told(table(None), "'own.csv' does not exist. Set 'data.datamodule.path' to"),
+    told(table("a,b,target\n"), "own.csv' has a header but no rows."),
+    told(table("a,b,other\n1,2,0\n"), "target"),
+    told(table("a;b;target\n1;2;0\n"), "target"),
+    told(table("a,b,target\n1,NA,0\n2,3,1\n"), "holds 'NA', which is not a number"),
+    told(table("a,b,target\n1,,0\n2,3,1\n"), "is empty"),
+    *(Refusal(table("a,b,target\n1,2,0\n", more), SCALES) for more in ("", ", standardize: true")),
     # keys and certificates
     Refusal(public_as_private, "'a.pub', which is not a private key that this program created"),
-    serving(of_another_ca, "needs the key of the CA"),
-    serving(lambda folder: put_certificate(folder, "h", days=1), "server.crt' expired on 20 ... Put a new one there."),
-    serving(with_another_key, UNUSABLE),
-    *(serving(spoilt(name), UNUSABLE) for name in ("ca", "certificate", "key")),
-    serving(spoilt("key", None), UNUSABLE),
-    serving(put_certificate, "server.crt' is for no host, but not for h ('--host')."),
-    serving(
-        lambda folder: put_certificate(folder, "h"),
+    Refusal(serving(of_another_ca), "needs the key of the CA"),
+    Refusal(serving(lambda folder: put_certificate(folder, "h", days=1)), "server.crt' expired on 20 ... Put a new one there."),
+    Refusal(serving(with_another_key), UNUSABLE),
+    *(Refusal(serving(spoilt(name)), UNUSABLE) for name in ("ca", "certificate", "key")),
+    Refusal(serving(spoilt("key", None)), UNUSABLE),
+    Refusal(serving(put_certificate), "server.crt' is for no host, but not for h ('--host')."),
+    Refusal(
+        serving(lambda folder: put_certificate(folder, "h")),
         "server.crt' is for h, but not for 127.0.0.1 (where ... see docs/deployment.md.",
     ),
     # folders, ports and addresses

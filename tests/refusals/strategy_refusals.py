@@ -1,7 +1,5 @@
 """Strategies, routes, partial work and K-means: wrong settings, and what they do not go with."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import patch
 
@@ -190,7 +188,7 @@ ROUTE = [
 ]
 
 
-# ------ Values of settings, and what algorithms, routes and partitio
+# ------ Data, routes and clients
 
 
 def data(words: str, partitioner: Any = None, error: Any = fl.DataError, **settings: Any) -> Refusal:

@@ -1,7 +1,5 @@
 """Tables and their schemas."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +9,7 @@ import pandas as pd
 import pytest
 from client_sites import fitted
 from lightning.pytorch.demos.boring_classes import BoringDataModule
-from refusing import Refusal, told
+from refusing import Refusal, later, told
 from small_tables import AGE, OUTCOME, SEX, set_up, small, write
 
 import fl_lightning as fl
@@ -23,16 +21,13 @@ from fl_lightning.flower.wire.pool import FlowerPool
 # ------ Tables
 
 
-def reading(files: str | dict[str, str], path: Any = "x.csv", **settings: Any) -> Callable[[], Any]:
+@later
+def reading(files: str | dict[str, str], path: Any = "x.csv", **settings: Any) -> None:
     """Return a call that writes files, or the text of x.csv, and reads them."""
-
-    def call() -> None:
-        for name, text in ({"x.csv": files} if isinstance(files, str) else files).items():
-            write(name)
-            Path(name).write_bytes(text.encode("latin-1"))
-        set_up(path, **settings)
-
-    return call
+    for name, text in ({"x.csv": files} if isinstance(files, str) else files).items():
+        write(name)
+        Path(name).write_bytes(text.encode("latin-1"))
+    set_up(path, **settings)
 
 
 def by_schema(fields: tuple[str, ...], text: str, target: str = "", **settings: Any) -> Callable[[], Any]:
@@ -46,12 +41,10 @@ def patient(text: str, **settings: Any) -> Callable[[], Any]:
     return by_schema((AGE, SEX, OUTCOME), text, "outcome", **settings)
 
 
-def parquet(**columns: Any) -> Callable[[], Any]:
-    def call() -> None:
-        pd.DataFrame({"a": [1, 2], "b": [0.1, 2.5], "y": [1.0, 2.0], **columns}).to_parquet("x.parquet")
-        set_up("x.parquet", target="y")
-
-    return call
+@later
+def parquet(**columns: Any) -> None:
+    pd.DataFrame({"a": [1, 2], "b": [0.1, 2.5], "y": [1.0, 2.0], **columns}).to_parquet("x.parquet")
+    set_up("x.parquet", target="y")
 
 
 def without_pyarrow() -> None:

@@ -1,7 +1,5 @@
 """Epsilon by closed forms and by other libraries' accountants: what the package's own is compared with."""
 
-from __future__ import annotations
-
 import math
 
 import dp_accounting

@@ -1,7 +1,5 @@
 """Modules with losses that adapt to what the server's validation finds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

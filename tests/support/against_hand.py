@@ -1,7 +1,5 @@
 """Federations beside the same algorithm by hand: what the tests of strategies, routes and transforms share."""
 
-from __future__ import annotations
-
 import copy
 
 import lightning as L

@@ -1,7 +1,5 @@
 """Every algorithm in one line each, small: what the tests of resume and of several ranks run through."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

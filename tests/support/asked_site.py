@@ -1,7 +1,5 @@
 """One site, and a server that asks it whatever it likes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Federations of five clients that may train at speeds of their own."""
 
-from __future__ import annotations
-
 import torch
 from federations import Blobs, Consecutive, Plain, federate, weights
 

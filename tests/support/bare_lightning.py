@@ -1,7 +1,5 @@
 """Lightning's own small module under a quiet Trainer, without the package."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -21,26 +19,6 @@ class Hook(Callback):
 
     def __init__(self, name: str, function: Any) -> None:
         setattr(self, name, lambda trainer, module, *_: function(trainer, module))
-
-
-class Manual(BoringModel):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        self.optimizers().step()
-
-
-class Measured(BoringModel):
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean = MeanMetric()
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.mean(batch.mean())
-        self.log("mean", self.mean)
-        return super().training_step(batch, batch_idx)
 
 
 class Logs(BoringModel):

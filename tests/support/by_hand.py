@@ -4,8 +4,6 @@ Nothing here knows the package. A model is its network; its tensors are taken ap
 (numpy, float64) and integer buffers.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field

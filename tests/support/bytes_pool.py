@@ -1,7 +1,5 @@
 """A pool whose clients live in processes of their own, and get everything as bytes."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import Connection

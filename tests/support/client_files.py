@@ -1,7 +1,5 @@
 """Four clients in HDF5, and in arrays and Parquet for the examples of the pages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

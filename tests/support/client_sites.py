@@ -1,7 +1,5 @@
 """Clients with data of their own: datasets, datamodules, and what a user names in YAML."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

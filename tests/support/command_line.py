@@ -1,7 +1,5 @@
 """What the tests of the command line type."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

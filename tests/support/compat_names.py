@@ -1,7 +1,5 @@
 """Private names of other libraries: where the package uses them, and what a test of one says when it fails."""
 
-from __future__ import annotations
-
 import ast
 import pkgutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The same small federation trained by two engines, and where they differ."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Small federations that the tests share: real Lightning objects, synthetic data, seconds to run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 
 # ruff: noqa: F401 (tests use the names that are imported here)
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The federation of real processes that the tests of Flower share: one server and three sites over TLS, with keys."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

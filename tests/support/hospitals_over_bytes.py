@@ -1,7 +1,5 @@
 """Three hospitals with unlike exports as sites in this process, and a server with their schema."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

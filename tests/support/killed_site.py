@@ -1,7 +1,5 @@
 """A site in processes of its own that are killed at named places, with a budget that two of its starts share."""
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import hashlib

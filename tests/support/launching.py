@@ -1,7 +1,5 @@
 """Processes of their own, for what only they can show: copies of one that has imported everything already."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import signal

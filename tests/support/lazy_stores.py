@@ -1,7 +1,5 @@
 """Four clients whose examples are read when they are drawn, and a federation of them."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Datasets that are not tensors in memory, and their division among clients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning as L

@@ -1,7 +1,5 @@
 """Count the memory that is in use at a time: torch's tensors, and what Python allocates, such as messages."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager

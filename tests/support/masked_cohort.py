@@ -1,7 +1,5 @@
 """A round under masks in one process: clients with keys of their own, and the server's half."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any

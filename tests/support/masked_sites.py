@@ -1,7 +1,5 @@
 """Sites that require masks, in this process, and servers that lose or cheat one of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Certificates of a server's own authority, and a connection that verifies one."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import ssl

@@ -1,7 +1,5 @@
 """Options from outside the package; of the first, clients drop a share of their numbers, and the log says how many."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import Any

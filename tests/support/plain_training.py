@@ -1,7 +1,5 @@
 """The oracle of local training: one client with all data, in file order, is plain Lightning training."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

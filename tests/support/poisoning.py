@@ -1,7 +1,5 @@
 """Attackers' examples without a federation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from fl_lightning import Backdoor, FederatedDataModule, LabelAttack, RandomLabels

@@ -1,7 +1,5 @@
 """Small federations under differential privacy, and what they write down."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

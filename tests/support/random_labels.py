@@ -1,7 +1,5 @@
 """Labels to split, and what a partition must hold whatever they are."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,9 +1,8 @@
 """What the tables of refusals are made of: a call that must fail, and the words of its message."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from command_line import ADAFED, SMALL
@@ -35,6 +34,11 @@ def told(call: Callable[[], Any], words: str) -> Refusal:
 def fits(words: str, **settings: Any) -> Refusal:
     """Return a row on a fit with these settings."""
     return Refusal(fitting(**settings), words)
+
+
+def later(act: Callable[..., Any]) -> Callable[..., Callable[[], Any]]:
+    """Let a function return the call of it with its arguments, for a row."""
+    return lambda *args, **settings: partial(act, *args, **settings)
 
 
 def made(name: str, base: type, **parts: Any) -> Any:

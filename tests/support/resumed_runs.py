@@ -1,7 +1,5 @@
 """Runs that are resumed with other settings."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A federation in a process of its own: killed, resumed, on one rank or two. Writes the final weights."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

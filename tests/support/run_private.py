@@ -1,7 +1,5 @@
 """A federation with a secret key in processes of its own: killed again and again, or on two ranks."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -1,7 +1,5 @@
 """Random numbers from a key, once more in plain Python: what functional/keyed_noise.py is compared with."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import struct

@@ -1,7 +1,5 @@
 """Runs that tests only look at: each is fitted once in a session; a test reads it, or works on a copy of its folder."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """A valid object of every public class with settings, and how it takes part in a round of training."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -110,18 +108,8 @@ def loss(thing: Any) -> Any:
     return fit(task(loss=thing))
 
 
-def regression(thing: Any) -> Any:
-    """The object is the loss of a regression."""
-    return fit(fl.RegressionTask(fl.MLP(10, [8], 1), loss=thing), simulated())
-
-
 def simulated() -> Any:
     return fl.FederatedDataModule(fl.SimulatedTasksDataModule(num_clients=2, test_examples=20), fl.DomainPartitioner())
-
-
-def points(thing: Any) -> Any:
-    """The object holds the clients of ``files``."""
-    return fit(data=fl.FederatedDataModule(thing))
 
 
 def tables(thing: Any) -> Any:
@@ -180,11 +168,6 @@ def trained(federation: Any) -> Any:
 def divided(kind: Any = Blobs, **settings: Any) -> Any:
     """Three clients, of points by default."""
     return fl.FederatedDataModule(kind(), fl.IIDPartitioner(3), **settings)
-
-
-def backdoor(thing: Any) -> Any:
-    """The object marks the images of client 0."""
-    return fit(task(fl.LeNet(num_classes=3)), in_two(Pictures()), attackers=fl.Attackers(clients=[0], backdoor=thing))
 
 
 class Named(Blobs):
@@ -314,7 +297,13 @@ def parts_of_a_federation() -> Iterator[Recipe]:
     for kind in (fl.PermutedLabels, fl.RandomLabels):
         yield Recipe(kind, dict, attack("labels"))
     yield Recipe(fl.RelabelClass, lambda: {"source": 0, "target": 1}, attack("labels"))
-    yield Recipe(fl.Backdoor, dict, backdoor)
+    yield Recipe(
+        fl.Backdoor,
+        dict,
+        lambda thing: fit(
+            task(fl.LeNet(num_classes=3)), in_two(Pictures()), attackers=fl.Attackers(clients=[0], backdoor=thing)
+        ),
+    )
     yield Recipe(fl.ClipUpdate, lambda: {"max_norm": 1.0}, setting("transforms", many=True))
     for kind in (fl.HalfPrecision, fl.Quantize, fl.TopK):
         yield Recipe(kind, dict, setting("transforms", many=True))
@@ -370,8 +359,8 @@ def data() -> Iterator[Recipe]:
     yield Recipe(fl.CellFolderDataModule, lambda: {"root": str(files() / "cells")}, cells)
     yield Recipe(fl.ImageFolderDataModule, lambda: {"root": str(files() / "images"), "test_share": 0.25}, photographs)
     yield Recipe(fl.TableDataModule, lambda: {"path": str(files() / "table.csv")}, tables)
-    yield Recipe(fl.HDF5Clients, of_files("clients.h5"), points)
-    yield Recipe(Points, dict, points)
+    yield Recipe(fl.HDF5Clients, of_files("clients.h5"), lambda thing: fit(data=fl.FederatedDataModule(thing)))
+    yield Recipe(Points, dict, lambda thing: fit(data=fl.FederatedDataModule(thing)))
     yield Recipe(Pictures, dict, lambda made: fit(task(fl.LeNet(num_classes=3)), in_two(made)))
     yield Recipe(
         fl.MNISTDataModule, lambda: {"source": "embedded"}, lambda made: fit(task(fl.MLP(), num_classes=10), in_two(made))
@@ -402,7 +391,7 @@ def models() -> Iterator[Recipe]:
     recall = lambda: {"metric": MulticlassAccuracy(3, average="none"), "num_classes": 3}  # noqa: E731
     yield Recipe(fl.MetricWeightedCrossEntropy, recall, loss)
     yield Recipe(fl.ProximalLoss, lambda: {"loss": nn.CrossEntropyLoss()}, loss)
-    yield Recipe(fl.RobustLoss, dict, regression)
+    yield Recipe(fl.RobustLoss, dict, lambda thing: fit(fl.RegressionTask(fl.MLP(10, [8], 1), loss=thing), simulated()))
     yield Recipe(fl.DiagnosticOddsRatio, lambda: {"num_classes": 3}, lambda made: fit(strategy=fl.AdaFed(made)))
     yield Recipe(fl.CalibrationCurve, dict, lambda made: made(torch.rand(6), torch.arange(6) % 2))
     yield Recipe(fl.PercentageError, dict, lambda made: made(torch.ones(3), torch.ones(3)))

@@ -1,7 +1,5 @@
 """Sites whose servers live in this process and get everything as bytes: the real site's code without Flower."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Images of noise, in folders and in the files of torchvision's sets."""
 
-from __future__ import annotations
-
 import bz2
 import pickle
 import struct

@@ -1,7 +1,5 @@
 """Small tables and their schemas, and what a user brings to the configurations of tables and cells."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

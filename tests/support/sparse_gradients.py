@@ -1,7 +1,5 @@
 """Embeddings whose gradients are sparse."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A small run table whose every mean can be worked by hand."""
 
-from __future__ import annotations
-
 from fl_lightning.studies import Row, RunTable
 from fl_lightning.studies.layout import Bold, Table
 

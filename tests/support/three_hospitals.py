@@ -1,7 +1,5 @@
 """Three hospitals whose exports differ in everything that exports differ in, and the clean table of the same rows."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Reads a W&B run's offline file: a LevelDB-style log of protobuf records."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Processes of their own run it as a script: one of two ranks, and one that trains cases until it is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

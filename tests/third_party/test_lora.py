@@ -1,7 +1,5 @@
 """The example of docs/speed.md: only LoRA's adapters and the head travel."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Modules of other packages, unchanged: what README promises for any module. Needs the extra ``third-party``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

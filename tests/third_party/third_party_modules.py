@@ -1,7 +1,5 @@
 """Modules of other packages, unchanged, with tiny random data and weights; nothing is downloaded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Federations of other packages' modules; as a script, all of them on one rank of several."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """In Python, an argument of a wrong type is refused where it is given; the messages are in the table of refusals."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Files that a kill or a full disk leaves whole."""
 
-from __future__ import annotations
-
 import csv
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What ranks exchange, on two threads in place of two processes."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace

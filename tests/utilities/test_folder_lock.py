@@ -1,7 +1,5 @@
 """A folder is used by one run at a time."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

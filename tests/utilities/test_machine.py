@@ -1,7 +1,5 @@
 """What a machine offers, from files that look like Linux's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
