@@ -22,7 +22,7 @@ from fl_lightning.studies.layout import Table
 from fl_lightning.studies.names import SETTINGS, as_number, class_name, partition_in_words, readable, setting_in_words
 
 if TYPE_CHECKING:
-    from fl_lightning.studies.run_table import RunTable, Setting
+    from fl_lightning.studies.run_table import RunTable
 
 METRIC = "val_accuracy"
 """The metric by which runs are compared if neither their study nor their best checkpoint names one."""
@@ -33,23 +33,9 @@ _CODE = "# fl_lightning=="
 _OPEN = ("model", "data.datamodule")
 """Classes whose arguments are settings of their own."""
 _LEFT_OUT = (
-    "config",
-    "config_version",
-    "seed_everything",
-    "federation.seed",
-    "ckpt_path",
-    "weights_only",
-    "trainer.default_root_dir",
-    "trainer.logger",
-    "trainer.callbacks",
-    "trainer.enable_",
-    "partition_report.",
-    "client_table.",
-    "failure_log.",
-    "keep_freed_memory",
-    "data.datamodule.seed",
-    "data.datamodule.root",
-    "data.datamodule.num_workers",
+    "config seed_everything federation.seed ckpt_path weights_only trainer.default_root_dir trainer.logger trainer.callbacks "
+    "trainer.enable_ partition_report. client_table. failure_log. keep_freed_memory data.datamodule.seed data.datamodule.root "
+    "data.datamodule.num_workers"
 )
 """Beginnings of settings that change no result, or are named elsewhere."""
 _ONLY_WHERE_SET = {"federation.route", "federation.local.proximal_mu", "model.lr_scheduler"}
@@ -137,12 +123,12 @@ def named_settings(configs: Iterable[Mapping[str, Any]], defaults: Mapping[str, 
         configs: the runs' whole configurations.
         defaults: the configuration of a run that sets nothing.
     """
-    usual = dict(_leaves(defaults))
+    usual, left_out = dict(_leaves(defaults)), tuple(_LEFT_OUT.split())
     return {
         name
         for config in configs
         for name, text in _leaves(config)
-        if not name.startswith(_LEFT_OUT) and (usual.get(name) != text or name in SETTINGS.keys() - _ONLY_WHERE_SET)
+        if not name.startswith(left_out) and (usual.get(name) != text or name in set(SETTINGS) - _ONLY_WHERE_SET)
     }
 
 
@@ -235,38 +221,33 @@ def common_table(settings: Mapping[str, str], seeds: str, code: Mapping[str, int
 def in_order(names: Iterable[str]) -> list[str]:
     """Return settings in the order in which reports name them."""
     given = dict.fromkeys(names)
-    return [*(name for name in SETTINGS if name in given), *sorted(given.keys() - SETTINGS.keys())]
+    return [*(name for name in SETTINGS if name in given), *sorted(given.keys() - set(SETTINGS))]
 
 
 def set_up_tables(table: RunTable) -> Iterator[Table]:
     """Yield the settings that all runs share, and for each axis those that differ along it; nothing for tables without them."""
-    known = {setting: table.facts_of(setting).get("settings", {}) for setting in table.settings}
-    names = in_order(name for own in known.values() for name in own)
-    if not names:
+    import pandas as pd  # the page of a single run does without
+
+    values = pd.DataFrame([table.facts_of(setting).get("settings", {}) for setting in table.settings])
+    values = values[in_order(values.columns)].fillna("-")
+    if values.empty:
         return
-    values = {name: {setting: own.get(name, "-") for setting, own in known.items()} for name in names}
-    common = {name: next(iter(own.values())) for name, own in values.items() if len(set(own.values())) == 1}
+    left = [name for name in values if values[name].nunique() > 1]
     seeds = sorted({tuple(table.seeds(setting)) for setting in table.settings})
+    common = {name: values[name][0] for name in values if name not in left}
     yield common_table(common, "; ".join(", ".join(map(str, own)) for own in seeds), codes(table))
-    left = [name for name in names if name not in common]
-    for place, axis in enumerate(table.axes):
-        along = [name for name in left if _follows(values[name], place)]
+    for choices, axis in zip(zip(*table.settings, strict=True), map(setting_in_words, table.axes), strict=True):
+        by_choice = values[left].groupby(list(choices), sort=False)
+        along = [name for name in left if by_choice[name].nunique().max() == 1]
         left = [name for name in left if name not in along]
-        named = len(along) == 1 and all(_same(setting[place], text) for setting, text in values[along[0]].items())
+        first = by_choice[along].first()
+        named = len(along) == 1 and all(_same(choice, text) for choice, text in first[along[0]].items())
         if along and not named:  # choices that are the very values of a setting need no table
-            first = {setting[place]: setting for setting in reversed(table.settings)}
-            choices = dict.fromkeys(setting[place] for setting in table.settings)
-            rows = [(readable(c), *(values[name][first[c]] for name in along)) for c in choices]
-            words = setting_in_words(axis)
-            yield Table(f"What differs by {words}", (words, *map(setting_in_words, along)), rows)
+            rows = [(readable(choice), *own) for choice, *own in first.itertuples()]
+            yield Table(f"What differs by {axis}", (axis, *map(setting_in_words, along)), rows)
     if left:
-        rows = [(*map(readable, setting), *(values[name][setting] for name in left)) for setting in table.settings]
+        rows = [(*map(readable, setting), *own) for setting, own in zip(table.settings, values[left].to_numpy(), strict=True)]
         yield Table("What else differs", tuple(map(setting_in_words, (*table.axes, *left))), rows)
-
-
-def _follows(values: Mapping[Setting, str], place: int) -> bool:
-    """Return whether a setting depends on the choice on one axis alone."""
-    return len({(setting[place], text) for setting, text in values.items()}) == len({setting[place] for setting in values})
 
 
 def _same(choice: str, text: str) -> bool:
