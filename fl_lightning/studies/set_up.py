@@ -46,11 +46,11 @@ _UNKNOWN = object()
 # ---------------------------------------------------------------- what is known of a run
 
 
-def facts(config: Any, measured: tuple[str, str] | None = None) -> dict[str, str]:
+def facts(config: Mapping[str, Any], measured: tuple[str, str] | None = None) -> dict[str, str]:
     """Return by kind what a run's configuration says of its figures.
 
     Args:
-        config: its whole configuration, as the parser returns it.
+        config: its whole configuration.
         measured: the metric by which runs are compared and its mode, if not those of the best checkpoint.
 
     Returns:
@@ -58,25 +58,24 @@ def facts(config: Any, measured: tuple[str, str] | None = None) -> dict[str, str
         which metrics are measured; ``reference``, which baseline the run is; and another ``metric`` than accuracy, with its
         ``mode``.
     """
-    data, federation = config.data, config.federation
-    partition = partition_in_words(_mapping(data.partitioner))
-    held = data.client_validation + data.client_test + data.public_share
-    parts = f"the clients' own test parts ({100 * data.client_test:g} % each; {partition})"
-    monitor, mode = measured or (config.best_checkpoint.monitor, config.best_checkpoint.mode)
-    if federation.enabled and federation.personal:
+    data, federation, best = config["data"], config["federation"], config["best_checkpoint"]
+    partition, limit = partition_in_words(data["partitioner"]), config["trainer"]["limit_val_batches"]
+    held = data["client_validation"] + data["client_test"] + data["public_share"]
+    parts = f"the clients' own test parts ({100 * data['client_test']:g} % each; {partition})"
+    server_set = f"{parts}, together" if data["server_set"] == "clients" else f"the validation set of {_datamodule(data)}"
+    server_set += f", limited to {limit} batches" if limit not in (None, 1.0) and limit > 0 else ""
+    if federation["enabled"] and federation["personal"]:
         server_set = f"{parts}, each with its client's complete model"
-    elif data.server_set == "clients":
-        server_set = f"{parts}, together{_batches(config)}"
-    else:
-        server_set = f"the validation set of {_datamodule(data.datamodule)}{_batches(config)}"
+    kinds = {"LocalOnly": LOCAL_ONLY, "LastClient": LAST_CLIENT}
+    used = [kinds.get(class_name(federation[part])) for part in ("route", "strategy") if federation[part]]
+    metric, mode = measured or (best["monitor"], best["mode"])
     found = {
         "partition": partition,
         "training": f"{100 * (1 - held):g} %",
-        "client_set": parts if data.client_test else None,
-        "metric": monitor if monitor != METRIC else None,
-        "mode": mode if monitor != METRIC else None,
+        "client_set": parts if data["client_test"] else None,
+        **({"metric": metric, "mode": mode} if metric != METRIC else {}),
         "server_set": server_set,
-        "reference": _reference(federation),
+        "reference": next(filter(None, used), None) if federation["enabled"] else CENTRALIZED,
     }
     return {kind: text for kind, text in found.items() if text}
 
@@ -88,32 +87,14 @@ def code_of(folder: Path) -> dict[str, str]:
     return {"code": first.removeprefix(_CODE)} if first.startswith(_CODE) else {}
 
 
-def _mapping(part: Any) -> dict[str, Any] | None:
-    return None if part is None else dict(part.as_dict() if hasattr(part, "as_dict") else part)
-
-
-def _batches(config: Any) -> str:
-    limit = config.trainer.limit_val_batches
-    return "" if limit in (None, 1.0) or (isinstance(limit, int) and limit <= 0) else f", limited to {limit} batches"
-
-
-def _datamodule(part: Any) -> str:
-    own = _mapping(part) or {}
-    name = class_name(own) if own else "the clients' datamodules"
-    given = (own.get("init_args") or {}).items()
-    content = {key: x for key, x in given if key not in _NOT_CONTENT and x not in (None, False)}
-    text = ", ".join(f"{key} {x}" for key, x in content.items())
+def _datamodule(data: Mapping[str, Any]) -> str:
+    if not data["datamodule"]:
+        return "the clients' datamodules"
+    given = (data["datamodule"].get("init_args") or {}).items()
+    text = ", ".join(f"{key} {x}" for key, x in given if key not in _NOT_CONTENT and x not in (None, False))
     if len(text) > _LONGEST_NAME:
         text = f"settings {digest(text)[:8]}"
-    return f"{name} ({text})" if text else name
-
-
-def _reference(federation: Any) -> str | None:
-    if not federation.enabled:
-        return CENTRALIZED
-    kinds = {"LocalOnly": LOCAL_ONLY, "LastClient": LAST_CLIENT}
-    used = [class_name(own) for part in (federation.route, federation.strategy) if (own := _mapping(part))]
-    return next((kinds[name] for name in used if name in kinds), None)
+    return class_name(data["datamodule"]) + (f" ({text})" if text else "")
 
 
 def named_settings(configs: Iterable[Mapping[str, Any]], defaults: Mapping[str, Any]) -> set[str]:

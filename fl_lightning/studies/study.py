@@ -227,12 +227,12 @@ class Study(ChecksTypes):
         order = {setting: k for k, setting in enumerate(dict.fromkeys(run.setting for run in self.runs))}
         elsewhere = {(run.setting, run.seed) for run in self.runs if run.name not in done}
         rows, known = [row for row in self.known.rows() if (row.setting, row.seed) in elsewhere], dict(self.known.facts)
-        configs = {name: config for name, (config, _) in self.configurations.items()}
-        named = named_settings([config.as_dict() for config in configs.values()], self._reader.defaults().as_dict())
+        configs = {name: config.as_dict() for name, (config, _) in self.configurations.items()}
+        named = named_settings(configs.values(), self._reader.defaults().as_dict())
         for run in (run for run in self.runs if run.name in done):
             folder, config = done[run.name], configs[run.name]
             rows += [Row(run.name, run.setting, run.seed, *logged) for logged in read_run(folder, self.keep)]
-            known[run.name] = facts(config, self._measured) | code_of(folder) | set_up(config.as_dict(), named, folder)
+            known[run.name] = facts(config, self._measured) | code_of(folder) | set_up(config, named, folder)
         if rows:
             rows.sort(key=lambda row: (order[row.setting], row.seed))
             table = RunTable([axis.name for axis in self.axes], rows, known)

@@ -67,7 +67,7 @@ def test_the_facts_of_a_run_come_from_its_configuration():
         **files,
     }
     study = Study(ADAFED, {"only": choices}, seeds=1)
-    found = {run.setting[0]: facts(study.configurations[run.name][0]) for run in study.runs}
+    found = {run.setting[0]: facts(study.configurations[run.name][0].as_dict()) for run in study.runs}
     made = {name: [f"{kind}/{text}" for kind, text in own.items()] for name, own in found.items()}
     partition, server = "given counts of each class, 6 clients", "server_set/the validation set of MNISTDataModule"
     assert made["base"] == [f"partition/{partition}", "training/100 %", f"{server} (source auto)"]
