@@ -120,8 +120,12 @@ ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
         ),
         Algorithm("Private examples", "DP-SGD at the clients", "private_examples_mnist", page="../privacy.md#examples"),
         Algorithm("Secure sums", "masks that hide single updates", "secure_aggregation_mnist", page="../masks.md"),
-        Algorithm("Compression", "the largest changes, quantized", "compressed_mnist", page="../options.md#transforms-of-updates"),
-        Algorithm("Clipped updates", "bounds the norm of each change", "clipped_mnist", page="../options.md#transforms-of-updates"),
+        Algorithm(
+            "Compression", "the largest changes, quantized", "compressed_mnist", page="../options.md#transforms-of-updates"
+        ),
+        Algorithm(
+            "Clipped updates", "bounds the norm of each change", "clipped_mnist", page="../options.md#transforms-of-updates"
+        ),
     ),
 }
 """The algorithms by group. Everything is set in YAML, so most of them can be combined."""

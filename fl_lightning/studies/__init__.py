@@ -15,15 +15,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ReportOptions", "Row", "RunTable", "Study", "write_report"]
 
-_HOME = {"ReportOptions": "options", "Row": "run_table", "RunTable": "run_table", "Study": "study", "write_report": "report"}
-
 
 def __getattr__(name: str) -> Any:
     """Import a name on first use: the page of a single run needs none of the packages of the extra ``compare``."""
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module 'fl_lightning.studies' has no attribute '{name}'")
     require_packages()
-    return getattr(import_module(f"fl_lightning.studies.{_HOME[name]}"), name)
+    module = {"ReportOptions": "options", "write_report": "report", "Study": "study"}.get(name, "run_table")
+    return getattr(import_module(f"fl_lightning.studies.{module}"), name)
 
 
 def require_packages() -> None:
@@ -32,10 +31,10 @@ def require_packages() -> None:
     Raises:
         ConfigurationError: if pandas, scipy or matplotlib is missing.
     """
-    for package in ("matplotlib", "pandas", "scipy.stats"):
-        try:
+    try:
+        for package in ("matplotlib", "pandas", "scipy.stats"):
             import_module(package)
-        except ImportError as error:
-            raise ConfigurationError(
-                f"A study needs pandas, scipy and matplotlib ({error}). Install them with pip install 'fl_lightning[compare]'."
-            ) from error
+    except ImportError as error:
+        raise ConfigurationError(
+            f"A study needs pandas, scipy and matplotlib ({error}). Install them with pip install 'fl_lightning[compare]'."
+        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -24,7 +25,8 @@ def read_run(folder: Path, keep: Sequence[str]) -> list[Logged]:
     Returns:
         The numbers; of two for the same round and metric, which a resumed run logs again, the later one counts.
     """
-    numbers = [*_metrics(folder), *_confusion(folder), *_partition(folder), *_comparison(folder)]
+    clients = (*_of_clients(folder, "partition", 0), *_of_clients(folder, "client_comparison", -1))
+    numbers = [*_metrics(folder), *_confusion(folder), *clients]
     last = max((round_idx for round_idx, _, _ in numbers), default=0)
     kept = {metric for metric in {metric for _, metric, _ in numbers} if any(fnmatchcase(metric, p) for p in keep)}
     return [(last if round_idx < 0 else round_idx, metric, value) for round_idx, metric, value in numbers if metric in kept]
@@ -61,46 +63,31 @@ def _metrics(folder: Path) -> Iterator[Logged]:
         for row in rows:
             line = {}
             for metric, text in zip(header, row, strict=True):
-                try:
+                with contextlib.suppress(ValueError):  # an empty cell
                     line[metric] = float(text)
-                except ValueError:  # an empty cell
-                    continue
             where = line.get("round", line.get("epoch"))
             if where is not None:
-                for metric, value in line.items():
-                    if metric not in ("round", "epoch", "step"):
-                        yield -1 if metric.startswith("test") else int(where), metric, value
+                kept = ((metric, value) for metric, value in line.items() if metric not in ("round", "epoch", "step"))
+                yield from ((-1 if metric.startswith("test") else int(where), metric, value) for metric, value in kept)
 
 
 def _confusion(folder: Path) -> Iterator[Logged]:
     """Yield the last confusion matrix, as ``val_confusion/<true>/<predicted>`` of the last round."""
-    for path in reversed([version / "val_confusion.csv" for version in _versions(folder)]):
-        if path.exists():
-            _, *lines = read_lines(path)
-            for true, *counts in lines:
-                yield from ((-1, f"val_confusion/{true}/{k}", float(count)) for k, count in enumerate(counts))
-            return
+    found = [path for version in _versions(folder) if (path := version / "val_confusion.csv").exists()]
+    for true, *counts in read_lines(found[-1])[1:] if found else ():
+        yield from ((-1, f"val_confusion/{true}/{k}", float(count)) for k, count in enumerate(counts))
 
 
-def _partition(folder: Path) -> Iterator[Logged]:
-    """Yield training examples as ``partition/<client>/<class>`` of round 0, if classes are known."""
-    header, *lines = read_lines(folder / "partition.csv")
-    if "EMD" in header:
-        yield from _of_clients("partition", 0, header, lines, header.index("EMD") + 1)
+def _of_clients(folder: Path, name: str, round_idx: int) -> Iterator[Logged]:
+    """Yield a table of clients as ``<name>/<client>/<column>``.
 
-
-def _comparison(folder: Path) -> Iterator[Logged]:
-    """Yield local only, global and personalised scores as ``client_comparison/<client>/<model>`` of the last round."""
-    header, *lines = read_lines(folder / "client_comparison.csv")
-    yield from _of_clients("client_comparison", -1, header, lines, 2)
-
-
-def _of_clients(prefix: str, round_idx: int, header: list[str], lines: list[list[str]], first: int) -> Iterator[Logged]:
-    for line in lines:
-        name = line[0].replace("/", "_")
-        yield from (
-            (round_idx, f"{prefix}/{name}/{column}", float(x)) for column, x in zip(header[first:], line[first:], strict=True)
-        )
+    That is ``partition``, the training examples of each class, if classes are known; or ``client_comparison``, the scores of
+    local, global and personalised models.
+    """
+    header, *lines = read_lines(folder / f"{name}.csv")
+    first = header.index("EMD") + 1 if "EMD" in header else len(header) if name == "partition" else 2
+    for client, *values in ((line[0].replace("/", "_"), *line[first:]) for line in lines):
+        yield from ((round_idx, f"{name}/{client}/{c}", float(x)) for c, x in zip(header[first:], values, strict=True))
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:

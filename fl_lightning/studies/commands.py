@@ -87,7 +87,7 @@ def main(arguments: Sequence[str]) -> None:
         config.name = Path(str(files[-1])).stem
     try:
         refuse_null(config, parser)
-        settings = _plain(config)
+        settings = {**config.as_dict(), "report": ReportOptions(**config.report.as_dict())}
         if command == "report":
             _report(settings)
             sys.exit(0)
@@ -114,14 +114,12 @@ def _own_options(options: Sequence[str]) -> tuple[list[str], list[tuple[str, str
     for option in given:
         key, equals, value = option.partition("=")
         section, _, name = key.removeprefix("--").partition(".")
-        if not (key.startswith("--") and section in _MAPPINGS and name):
+        named = key.startswith("--") and section in _MAPPINGS and bool(name)
+        text = value if equals else next(given, None) if named else None
+        if named and text is not None:  # otherwise, the parser reports what is missing
+            own.append((section, name, _structure(text)))
+        else:
             rest.append(option)
-            continue
-        text = value if equals else next(given, None)
-        if text is None:
-            rest.append(option)  # the parser reports what is missing
-            continue
-        own.append((section, name, _structure(text)))
     return rest, own
 
 
@@ -132,12 +130,6 @@ def _structure(text: str) -> Any:
     except yaml.YAMLError:
         return text
     return found if isinstance(found, list | dict) else text
-
-
-def _plain(config: Any) -> dict[str, Any]:
-    settings = dict(config.as_dict())
-    settings["report"] = ReportOptions(**settings["report"])
-    return settings
 
 
 def _compare(study: Any) -> int:
@@ -164,7 +156,6 @@ def _report(settings: dict[str, Any]) -> None:
     folder = Path(settings["folder"] or f"runs/studies/{name}")
     path = Path(settings["table"] or folder / "table.csv")
     known = settings["known"] or []
-    more = [Path(other) for other in ([known] if isinstance(known, str) else known)]
-    table = RunTable.join(RunTable.read(path).axes, [path, *more])
+    table = RunTable.join(RunTable.read(path).axes, [path, *map(Path, [known] if isinstance(known, str) else known)])
     out = Path(settings["out"] or folder)
     print_files(write_report(table, settings["report"], out, name, page_only=settings["html"]), out)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -17,12 +20,11 @@ from typing import Any
 
 from fl_lightning.studies.collection import lines_logged, rounds_logged
 from fl_lightning.studies.settings import fingerprint
-from fl_lightning.studies.worker import context, kill, work
 from fl_lightning.utilities.atomic_file import write_whole
-from fl_lightning.utilities.folder_lock import lock_folder
 
 _RECORD, _SETTINGS = "study_run.json", "settings.yaml"
-_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # which Windows lacks
+_CLEAR = "\r\033[K"
 _PATIENCE = 3.0
 """Seconds that a run has to end when asked to stop; it resumes from its last checkpoint in any case."""
 
@@ -53,17 +55,16 @@ class Job:
     @property
     def is_finished(self) -> bool:
         """Whether it finished with these settings, and its log still exists."""
-        record = self.record()
-        same = record.get("settings") == fingerprint(self.settings)
-        return bool(same and record.get("finished")) and record.get("lines") == lines_logged(self.folder)
+        record = self._record()
+        return bool(record.get("finished")) and record.get("lines") == lines_logged(self.folder)
 
-    def record(self) -> dict[str, Any]:
-        """Return the record of earlier attempts."""
+    def _record(self) -> dict[str, Any]:
+        """Return the record of an earlier attempt with the same settings; empty if there is none."""
         try:
             known: Any = json.loads((self.folder / _RECORD).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return known if isinstance(known, dict) else {}
+        return known if isinstance(known, dict) and known.get("settings") == fingerprint(self.settings) else {}
 
     def note(self, **what: Any) -> None:
         """Record the result of an attempt, atomically."""
@@ -72,8 +73,7 @@ class Job:
 
     def prepare(self) -> list[str]:
         """Return the arguments of the process: from the start, or from the last checkpoint of an interrupted attempt."""
-        same = self.record().get("settings") == fingerprint(self.settings)
-        resumes = same and self._can_resume()
+        resumes = self._can_resume()
         if not resumes:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -83,8 +83,8 @@ class Job:
 
     def _can_resume(self) -> bool:
         """Return whether the log has every round up to the checkpoint; otherwise a curve would have a gap."""
-        kept = sorted((self.folder / "checkpoints").glob("last*.ckpt"))
-        if not kept or self.record().get("finished"):
+        kept, record = sorted((self.folder / "checkpoints").glob("last*.ckpt")), self._record()
+        if not kept or not record or record.get("finished"):
             return False
         # not needed for a run that was never interrupted
         import yaml
@@ -100,30 +100,16 @@ class Job:
 
     def progress(self) -> str:
         """Return the run's progress: the last round in its log."""
-        rounds = [line for line in self._said() or () if line.startswith("Round ")]
-        return rounds[-1] if rounds else "starting"
+        return next((line for line in reversed(self._said()) if line.startswith("Round ")), "starting")
 
     def last_words(self) -> str:
         """Return the last line of its log."""
-        said = self._said()
-        return "no log" if said is None else said[-1].strip() if said else "an empty log"
+        return [*(["an empty log"] if self.log.exists() else ["no log"]), *self._said()][-1].strip()
 
-    def _said(self) -> list[str] | None:
-        """Return the lines of the log that are not empty; None without a log."""
-        try:
-            text = self.log.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return None
+    def _said(self) -> list[str]:
+        """Return the lines of the log that are not empty."""
+        text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
         return [line for line in text.splitlines() if line.strip()]
-
-
-def only_one(folder: Path) -> AbstractContextManager[bool]:
-    """Keep a second ``compare`` out of a study's folder.
-
-    Raises:
-        ConfigurationError: if another is running there.
-    """
-    return lock_folder(folder, "'compare'", "folder")
 
 
 def run_all(
@@ -162,15 +148,94 @@ def run_all(
                     job.note(finished=status == 0, status=status, seconds=round(seconds, 1), lines=lines_logged(job.folder))
                     yield job, status, seconds
     finally:
-        _end([process for _, process, _ in running.values()])
+        limit = time.monotonic() + _PATIENCE
+        for number in (signal.SIGTERM, _KILL):
+            alive = [process for _, process, _ in running.values() if process.exitcode is None]
+            for process in alive:
+                assert process.pid is not None
+                kill(process.pid, number)
+            for process in alive:
+                process.join(None if number == _KILL else max(0.1, limit - time.monotonic()))
 
 
-def _end(processes: Sequence[BaseProcess]) -> None:
-    limit = time.monotonic() + _PATIENCE
-    for number, patience in ((signal.SIGTERM, _PATIENCE), (_KILL, None)):
-        alive = [process for process in processes if process.exitcode is None]
-        for process in alive:
-            assert process.pid is not None
-            kill(process.pid, number)
-        for process in alive:
-            process.join(None if patience is None else max(0.1, limit - time.monotonic()))
+class LiveStatus:
+    """Show the progress of a study's runs in one line that is overwritten on a terminal; elsewhere show nothing."""
+
+    def __init__(self) -> None:
+        self.enabled = sys.stdout.isatty()
+
+    def show(self, jobs: Sequence[Job]) -> None:
+        """Write the line again."""
+        if self.enabled:
+            text = "   ".join(f"{job.name}: {job.progress()}" for job in jobs)
+            print(f"{_CLEAR}{text[: shutil.get_terminal_size().columns - 1]}", end="", flush=True)
+
+    def clear(self) -> None:
+        """Clear the line, so that permanent output can follow."""
+        if self.enabled:
+            print(_CLEAR, end="", flush=True)
+
+
+# ---------------------------------------------------------------- the process of a run
+
+
+def context() -> Any:
+    """Return how to create processes: by copying one that has imported everything, if the system can (Windows cannot)."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    made = multiprocessing.get_context("forkserver")
+    made.set_forkserver_preload(["fl_lightning.studies.execution"])
+    return made
+
+
+def work(arguments: Sequence[str], environment: Mapping[str, str], log: Path, ranks: int) -> None:
+    """Run ``fl-lightning`` with some arguments, and exit with its status.
+
+    Args:
+        arguments: arguments of the command.
+        environment: the whole environment; that of the process which this one copies may be older.
+        log: file to which output is appended.
+        ranks: number of processes of the run; several are started anew, as Lightning starts them.
+    """
+    if hasattr(os, "setsid"):
+        os.setsid()  # the study passes Ctrl+C on, once; and ranks belong to this process
+    threading.Thread(target=_end_with_the_study, daemon=True).start()
+    os.environ.clear()
+    os.environ.update(environment)
+    sink = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(sink, stream.fileno())
+    if ranks > 1:
+        sys.exit(subprocess.run([sys.executable, "-m", "fl_lightning", *arguments], check=False).returncode)
+    import torch
+
+    from fl_lightning.cli.federation_cli import main
+    from fl_lightning.compat.python import run_exit_functions
+
+    if "OMP_NUM_THREADS" in os.environ:  # torch read it long ago
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    sys.argv = ["fl-lightning", *arguments]
+    try:
+        main()
+    finally:
+        run_exit_functions()  # multiprocessing skips them, and W&B ends its run there
+
+
+def _end_with_the_study() -> None:
+    """End this run if its study is killed."""
+    study = multiprocessing.parent_process()
+    assert study is not None
+    wait([study.sentinel])
+    kill(os.getpid(), _KILL)
+
+
+def kill(process: int, number: int) -> None:
+    """Send a signal to a run's process and its ranks."""
+    try:
+        if hasattr(os, "killpg") and os.getpgid(process) == process:
+            os.killpg(process, number)
+        else:
+            os.kill(process, number)
+    except ProcessLookupError:
+        pass

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,6 @@ SHORT = {
     "local_epochs": "federation.local.max_epochs",
 }
 """Short names of settings that studies often vary; any other setting has its full name."""
-
-_SECTIONS = ("federation", "model", "data", "trainer")
-"""Sections of a configuration: the first parts of full names."""
 
 _HOW = (
     "An axis is a list of values of one setting (strategy: [FedAvg, AdaFed]), of configuration files, or names with their "
@@ -100,7 +97,7 @@ def read_axes(over: Mapping[str, Any]) -> list[Axis]:
     Raises:
         ConfigurationError: if an axis has no choices, a reserved name or another form.
     """
-    axes = [_axis(name, values) for name, values in _flat(over)]
+    axes = [_axis(name, values) for name, values in over.items()]
     for axis in axes:
         if axis.name in FIXED:
             raise ConfigurationError(
@@ -116,66 +113,41 @@ def read_axes(over: Mapping[str, Any]) -> list[Axis]:
     return axes
 
 
-def _flat(over: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Flatten axes that are written in sections, {trainer: {max_epochs: [1, 2]}}, as in a configuration."""
-    for name, values in over.items():
-        leaves = full_names({name: values}) if name in _SECTIONS and isinstance(values, Mapping) else []
-        if leaves and "." not in _keys(values) and all(isinstance(value, list) for _, value in leaves):
-            yield from leaves
-        else:
-            yield name, values
-
-
-def _keys(settings: Mapping[str, Any]) -> str:
-    """Return all keys of all levels in one text."""
-    own = "".join(map(str, settings))
-    return own + "".join(_keys(value) for value in settings.values() if isinstance(value, Mapping))
-
-
-def _is_choice(value: Any) -> bool:
-    """Return whether a value is a list of files and settings."""
-    return isinstance(value, list) and bool(value) and all(_is_file(v) or isinstance(v, Mapping) for v in value)
-
-
 def _is_file(value: Any) -> bool:
     return isinstance(value, str) and value.endswith((".yaml", ".yml"))
 
 
 def _axis(name: str, values: Any) -> Axis:
-    if isinstance(values, Mapping) and "class_path" in values:
-        values = [values]
+    setting = SHORT.get(name, name)
+    if isinstance(values, Mapping) and "class_path" not in values:
+        return Axis(name, tuple(_named(name, setting, str(key), value) for key, value in values.items()))
     if isinstance(values, str):
         values = [_number(part.strip()) for part in values.split(",") if part.strip()]
-    if isinstance(values, Mapping):
-        setting = SHORT.get(name, name)
-        return Axis(name, tuple(_named(name, setting, str(key), value) for key, value in values.items()))
+    values = [values] if isinstance(values, Mapping) else values
     if not isinstance(values, list):
         raise ConfigurationError(f"'over.{name}' must be a list or names with settings, but is {values!r}. {_HOW}")
-    if any(_is_file(value) for value in values):
-        others = [value for value in values if not _is_file(value)]
-        if others:
-            raise ConfigurationError(f"'over.{name}' mixes configuration files with {others[0]!r}. {_HOW}")
-        return Axis(name, tuple(Choice(Path(value).stem, (value,)) for value in values))
-    setting = SHORT.get(name, name)
-    return Axis(name, tuple(Choice(text_of(value), (), ((setting, value),)) for value in values), setting)
+    others = [value for value in values if not _is_file(value)]
+    if others and len(others) < len(values):
+        raise ConfigurationError(f"'over.{name}' mixes configuration files with {others[0]!r}. {_HOW}")
+    if others:
+        return Axis(name, tuple(Choice(text_of(value), (), ((setting, value),)) for value in values), setting)
+    return Axis(name, tuple(Choice(Path(value).stem, (value,)) for value in values))
 
 
 def _named(axis: str, setting: str, name: str, value: Any) -> Choice:
     """Return a choice with its own name: a file, settings, several of both, or nothing (the base unchanged)."""
-    parts = value if _is_choice(value) else [value]
+    several = isinstance(value, list) and value and all(_is_file(own) or isinstance(own, Mapping) for own in value)
     files: list[str] = []
     settings: list[tuple[str, Any]] = []
-    for part in parts:
-        if part is None:
-            continue
+    for part in value if several else [] if value is None else [value]:
         if _is_file(part):
             files.append(part)
-        elif isinstance(part, Mapping) and "class_path" not in part:
-            if not all(isinstance(key, str) for key in part):
-                raise ConfigurationError(f"'over.{axis}.{name}' must name settings, but contains {part!r}. {_HOW}")
+        elif not isinstance(part, Mapping) or "class_path" in part:
+            settings.append((setting, part))
+        elif all(isinstance(key, str) for key in part):
             settings += full_names(part)
         else:
-            settings.append((setting, part))
+            raise ConfigurationError(f"'over.{axis}.{name}' must name settings, but contains {part!r}. {_HOW}")
     return Choice(name, tuple(files), tuple(settings))
 
 
@@ -229,14 +201,10 @@ def span(axes: Sequence[Axis], seeds: Sequence[int], base: Sequence[str], common
         files = tuple(paths[name] for name in (*base, *(file for choice in choices for file in choice.files)))
         settings = (*common.items(), *(pair for choice in choices for pair in choice.settings))
         runs.append(Run(setting, seed, folder_name(parts), files, settings))
-    names = [run.name for run in runs]
-    return [_unlike(run, names.index(run.name) != k, k) for k, run in enumerate(runs)]
+    names = [run.name for run in runs]  # two names may be the same folder
+    return [replace(run, name=f"{run.name}-{k}") if names.index(run.name) != k else run for k, run in enumerate(runs)]
 
 
 def folder_name(parts: Sequence[str]) -> str:
     """Return a name that is a valid folder name on every system."""
     return re.sub(r"[^\w.=,+()-]+", "_", ",".join(parts))[:180]
-
-
-def _unlike(run: Run, taken: bool, number: int) -> Run:
-    return Run(run.setting, run.seed, f"{run.name}-{number}", run.files, run.settings) if taken else run

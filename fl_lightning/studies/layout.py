@@ -31,11 +31,9 @@ class Table:
 
     def markdown(self) -> str:
         """Return the table in Markdown, with the best values in bold."""
-        lines = [f"| {' | '.join(map(_cell, self.columns))} |", "|" + "---|" * len(self.columns)]
-        for row in self.rows:
-            cells = [f"**{_cell(cell)}**" if isinstance(cell, Bold) else _cell(cell) for cell in row]
-            lines.append(f"| {' | '.join(cells)} |")
-        return "\n".join([f"**{self.title}.** {self.note}".rstrip(), "", *lines, ""])
+        body = [[f"**{_cell(cell)}**" if isinstance(cell, Bold) else _cell(cell) for cell in row] for row in self.rows]
+        head, *rows = (f"| {' | '.join(row)} |" for row in [list(map(_cell, self.columns)), *body])
+        return "\n".join([f"**{self.title}.** {self.note}".rstrip(), "", head, "|" + "---|" * len(self.columns), *rows, ""])
 
     def latex(self, what: str = "") -> str:
         """Return the table as a LaTeX ``table`` environment, which needs the package booktabs.
@@ -43,32 +41,18 @@ class Table:
         Args:
             what: subject of the table, for the caption.
         """
+        import pandas as pd  # the page of a single run does without
+
         title = f"{self.title} ({what})" if what else self.title
-        lines = [r"\begin{table}", r"\centering", rf"\caption{{{_tex(f'{title}. {self.note}'.strip())}}}"]
-        lines.append(rf"\label{{tab:{_key(title)}}}")
-        lines += [rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", r"\toprule"]
-        lines += [" & ".join(map(_tex, self.columns)) + r" \\", r"\midrule"]
-        for row in self.rows:
-            cells = [rf"\textbf{{{_tex(cell)}}}" if isinstance(cell, Bold) else _tex(cell) for cell in row]
-            lines.append(" & ".join(cells) + r" \\")
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
-
-
-def latex_figure(file: str, what: str) -> str:
-    """Return a picture as a LaTeX ``figure`` environment, which needs the package graphicx.
-
-    Args:
-        file: name of the PDF file, without suffix.
-        what: what the picture shows.
-    """
-    lines = [r"\begin{figure}", r"\centering", rf"\includegraphics[width=\linewidth]{{{file}.pdf}}"]
-    lines += [rf"\caption{{{_tex(what)}.}}", rf"\label{{fig:{_key(file)}}}", r"\end{figure}", ""]
-    return "\n".join(lines)
-
-
-def _key(title: str) -> str:
-    """Return a title as a key of a label."""
-    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+        body = [[rf"\textbf{{{_tex(cell)}}}" if isinstance(cell, Bold) else _tex(cell) for cell in row] for row in self.rows]
+        text: str = pd.DataFrame(body, columns=range(len(self.columns))).to_latex(
+            index=False,
+            header=list(map(_tex, self.columns)),
+            column_format="l" + "r" * (len(self.columns) - 1),
+            caption=_tex(f"{title}. {self.note}".strip()),
+            label=f"tab:{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}",
+        )
+        return text.replace("\\begin{table}\n", "\\begin{table}\n\\centering\n")
 
 
 def _cell(text: str) -> str:
@@ -76,21 +60,16 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-_TEX = {
-    "\\": r"\textbackslash ",
-    **{sign: f"\\{sign}" for sign in "&%_#${}"},
-    "±": r"$\pm$",
-    "²": r"$^2$",
-    "†": r"\dag{}",
-    "‡": r"\ddag{}",
-    "≥": r"$\geq$",
-    "≤": r"$\leq$",
-    **{sign: f"${sign}$" for sign in "<>|"},
-    "^": r"\^{}",
-    "~": r"\~{}",
-}
+_TEX = str.maketrans(
+    {
+        **{sign: f"\\{sign}" for sign in "&%_#${}"},
+        **{sign: f"${sign}$" for sign in "<>|"},
+        **{"\\": r"\textbackslash ", "^": r"\^{}", "~": r"\~{}", "†": r"\dag{}", "‡": r"\ddag{}"},
+        **{"±": r"$\pm$", "²": r"$^2$", "≥": r"$\geq$", "≤": r"$\leq$"},
+    }
+)
 
 
 def _tex(text: str) -> str:
     """Escape text for LaTeX, character by character, so that nothing is escaped twice."""
-    return "".join(_TEX.get(sign, sign) for sign in text)
+    return text.translate(_TEX)

@@ -15,7 +15,7 @@ from fl_lightning.studies.grid import Axis, Choice
 from fl_lightning.studies.layout import Table
 from fl_lightning.studies.panels import Measure, Panel
 from fl_lightning.studies.run_table import RunTable
-from fl_lightning.studies.tables import Column, finals, paired_over, table_of
+from fl_lightning.studies.tables import Column, finals, paired_table, table_of
 
 LEFT_OUT = "left_out"
 """The name of the axis of sites."""
@@ -92,61 +92,49 @@ def measured(config: Namespace) -> tuple[str, str]:
 # ---------------------------------------------------------------- tables
 
 
-def leave_one_out_tables(
-    table: RunTable, grouped: Sequence[Panel], compared: str | None, measure: Measure
-) -> Iterator[tuple[str, list[Table]]]:
+def leave_one_out_tables(table: RunTable, grouped: Sequence[Panel], measure: Measure) -> Iterator[tuple[str, list[Table]]]:
     """Yield the tables over sites for each combination of the other axes, after its title.
 
     Args:
         table: run table of a study.
-        grouped: its settings, grouped by their choices on all axes but the compared one.
-        compared: the compared axis; by default the first.
+        grouped: its settings, grouped by their choices on all axes but the first.
         measure: the metric at the site that was left out.
     """
     if LEFT_OUT not in table.axes:
         return
-    place, first_axis = table.axes.index(LEFT_OUT), table.axes.index(compared) if compared else 0
-    together: dict[tuple[str, ...], list[Panel]] = {}
+    place = table.axes.index(LEFT_OUT)
+    together: dict[str, list[Panel]] = {}
     for panel in grouped:
         setting = next(iter(panel.settings.values()))
-        others = tuple(own for k, own in enumerate(setting) if k not in (place, first_axis))
+        others = ", ".join(own for k, own in enumerate(setting) if k not in (place, 0))
         together.setdefault(others, []).append(panel)
-    for others, panels in together.items():
+    for title, panels in together.items():
         sites: dict[str, dict[str, pd.Series]] = {}
         for panel in panels:
-            for (choice, setting), values in zip(panel.settings.items(), finals(table, panel, measure), strict=True):
-                sites.setdefault("all" if place == first_axis else choice, {})[setting[place]] = values
-        tables = [_sites_table(sites, panels[0], measure)]
-        if len(sites) > 1:
-            note = "Runs share most of their training sites, so their results are not independent and the true p is larger."
-            means = {name: _means(own) for name, own in sites.items()}
-            tables.append(paired_over(means, panels[0], measure, {}, "site", note))
-        yield ", ".join(others), tables
+            for choice, values in finals(table, panel, measure).items():
+                name = choice if place else "all"
+                sites.setdefault(name, {})[panel.settings[choice][place]] = values
+        over = {name: pd.Series({site: own.mean() for site, own in found.items()}).dropna() for name, found in sites.items()}
+        tables = [_sites_table(sites, over, panels[0], measure)]
+        note = "Runs share most of their training sites, so their results are not independent and the true p is larger."
+        tested = paired_table(over, panels[0], measure, "site", note) if len(sites) > 1 else None
+        yield title, [*tables, *([tested] if tested else [])]
 
 
-def _sites_table(sites: Mapping[str, Mapping[str, pd.Series]], panel: Panel, measure: Measure) -> Table:
+def _sites_table(
+    sites: Mapping[str, Mapping[str, pd.Series]], over: Mapping[str, pd.Series], panel: Panel, measure: Measure
+) -> Table:
     """Tabulate the score at each site that was left out, and over sites the mean, the worst and the standard deviation."""
     none = pd.Series(dtype=float)
     names = dict.fromkeys(site for own in sites.values() for site in own)
     columns = [Column.of(measure, site, [own.get(site, none) for own in sites.values()]) for site in names]
-    over = pd.DataFrame({name: _means(own) for name, own in sites.items()}).T
-    for head, values in (
-        ("mean", over.mean(axis=1)),
-        ("worst site", over.min(axis=1) if measure.higher else over.max(axis=1)),
-        ("std over sites", over.std(axis=1)),
-    ):
-        columns.append(Column.of(measure, head, [pd.Series([value]).dropna() for value in values]))
+    for head, what in (("mean", "mean"), ("worst site", "min" if measure.higher else "max"), ("std over sites", "std")):
+        columns.append(Column.of(measure, head, [pd.Series([own.agg(what)]).dropna() for own in over.values()]))
     columns[-1] = columns[-1]._replace(higher=None)
     note = (
         "Each column is a site on which the model was tested and which never trained. Mean, worst and standard deviation are "
         "those over sites, each counted once."
     )
+    title = f"{measure.title}, one site left out at a time"
     compete = [name not in panel.references for name in sites]
-    return table_of(
-        f"{measure.title}, one site left out at a time", panel.axis, list(map(panel.label, sites)), columns, compete, note
-    )
-
-
-def _means(own: Mapping[str, pd.Series]) -> pd.Series:
-    """Return the mean over seeds at each site that has values."""
-    return pd.Series({site: values.mean() for site, values in own.items() if len(values)}, dtype=float)
+    return table_of(title, panel.axis, list(map(panel.label, sites)), columns, compete, note)

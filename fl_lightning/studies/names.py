@@ -43,30 +43,22 @@ _PARTITIONERS = {
     "DomainPartitioner": "one client for each domain",
     "AdaFedSimulation1": "AdaFed's Simulation 1",
 }
-SETTINGS = {
-    "data": "data",
-    "examples": "examples",
-    "validated on": "validated on",
+_ALWAYS = (
+    "data/examples/validated on/data.datamodule/data.datamodule.batch_size/data.partitioner/model/model.network/parameters/"
+    "model.loss/model.optimizer/model.lr_scheduler/trainer.max_epochs/federation.local.max_epochs/"
+    "federation.clients_per_round/federation.strategy/federation.route/federation.local.proximal_mu/precision/device/versions"
+)
+SETTINGS = tuple(_ALWAYS.split("/"))
+"""Settings that a report names also where they have their defaults, in this order."""
+_SETTINGS = {
     "data.datamodule": "data module",
-    "data.datamodule.batch_size": "batch size",
     "data.partitioner": "partition",
     "model": "module",
-    "model.network": "network",
-    "parameters": "parameters",
-    "model.loss": "loss",
-    "model.optimizer": "optimizer",
     "model.lr_scheduler": "schedule",
     "trainer.max_epochs": "rounds",
     "federation.local.max_epochs": "local epochs",
-    "federation.clients_per_round": "clients per round",
-    "federation.strategy": "strategy",
-    "federation.route": "route",
-    "federation.local.proximal_mu": "proximal mu",
-    "precision": "precision",
-    "device": "device",
-    "versions": "versions",
 }
-"""Settings that a report names also where they have their defaults, in this order, with their names for readers."""
+"""Names of settings for readers; others are called by their last part."""
 MODELS = ("local only", "global", "own", "personalised", "gain")
 """Columns of the table of clients: the models that are compared on a client's own test part."""
 OF_CLIENTS = "On each client's own test part. The gain is the difference between the last model and the first."
@@ -120,7 +112,7 @@ def setting_in_words(name: str) -> str:
     >>> setting_in_words("federation.local.max_epochs"), setting_in_words("model.lr"), setting_in_words("clients differ in")
     ('local epochs', 'lr', 'clients differ in')
     """
-    return SETTINGS.get(name, (name.rsplit(".", 1)[-1] if " " not in name else name).replace("_", " "))
+    return _SETTINGS.get(name, (name.rsplit(".", 1)[-1] if " " not in name else name).replace("_", " "))
 
 
 def label_of(axis: str, choice: str, choices: Iterable[str]) -> str:

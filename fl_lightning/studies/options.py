@@ -27,8 +27,7 @@ class ReportOptions:
         percent: show the metric, and those of ``also``, times 100.
         also: further metrics in the table of final values.
         beside: further metrics in that table, shown as they are and without a best value, such as what privacy has cost.
-        compare: axis whose choices are compared; by default the first of the study.
-        baseline: choice of that axis against which the others are tested; by default its first.
+        baseline: choice of the first axis against which the others are tested; by default its first.
         every: number of rounds between the columns of the table over rounds, >= 1.
         after: round, counted from 1, after which maximum, mean and variance are computed, >= 0.
         last: number of last rounds whose mean is the final value of a run, >= 1.
@@ -37,10 +36,6 @@ class ReportOptions:
         title: title of the report; by default the study's name.
         names: names for readers by choice, such as ``adafed_f1: AdaFed by F1``. By default, a file of a known algorithm has
             the algorithm's name.
-        references: choices that are baselines to look at, not competitors: never in bold, and drawn in grey. By default,
-            centralized training, local only and last client.
-        families: choices to draw in one panel, by the panel's title, when there are too many lines for one. By default, the
-            groups of ``fl-lightning algorithms``.
 
     Raises:
         ConfigurationError: for numbers outside their ranges, or if neither ``mode`` nor the metric's name says which is better.
@@ -51,7 +46,6 @@ class ReportOptions:
     percent: bool = True
     also: list[str] = field(default_factory=lambda: ["val_f1_macro", "val_f1_weighted"])
     beside: list[str] = field(default_factory=list)
-    compare: str | None = None
     baseline: str | None = None
     every: int = 10
     after: int = 15
@@ -60,13 +54,10 @@ class ReportOptions:
     draw: list[str] = field(default_factory=list)
     title: str | None = None
     names: dict[str, str] = field(default_factory=dict)
-    references: list[str] | None = None
-    families: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require(self.every >= 1, "report.every", "at least 1", self.every)
-        require(self.after >= 0, "report.after", "at least 0", self.after)
-        require(self.last >= 1, "report.last", "at least 1", self.last)
+        for name, least in (("every", 1), ("after", 0), ("last", 1)):
+            require(getattr(self, name) >= least, f"report.{name}", f"at least {least}", getattr(self, name))
         if self.metric is not None:
             higher_is_better(self.metric, self.mode, "report.mode")
 
@@ -80,72 +71,51 @@ class ReportOptions:
         metric = self.metric or METRIC
         return Measure(metric, higher_is_better(metric, self.mode, "report.mode"), self.percent, self.last)
 
-    @property
-    def measures(self) -> list[Measure]:
-        """All metrics of the table of final values, each also on the test set, if the best checkpoints were tested.
+    def measures(self, on_test: bool = False) -> list[Measure]:
+        """Return all metrics of the table of final values, each also on the test set, if the best checkpoints were tested.
 
         None has a best value if its name does not imply a direction.
-        """
-        first = [self.measure, *(self._other(name) for name in self.also if name != self.measure.name)]
-        return [*first, *filter(None, map(self.tested, first)), *self.plain]
 
-    @staticmethod
-    def tested(measure: Measure) -> Measure | None:
-        """Return the metric of the best checkpoint on the test set that belongs to one of validation."""
-        name = measure.name
-        return replace(measure, name=name.replace("val", "test", 1), last=1) if name.startswith(("val_", "val/")) else None
+        Args:
+            on_test: whether the server has validated on the test set, so that its figures are called so.
+        """
+        first = self._with(self.also)
+        validated = [own for own in first if own.name.startswith(("val_", "val/"))]
+        tested = [replace(own, name=own.name.replace("val", "test", 1), last=1) for own in validated]
+        return [replace(own, on_test=on_test) for own in (*first, *tested, *self._plain)]
+
+    def crossed(self, on_test: bool = False) -> list[Measure]:
+        """Return the metrics that are shown for each pair if a study has two axes."""
+        return [replace(own, on_test=on_test) for own in (self.measure, *self._plain)]
+
+    def drawn(self, on_test: bool = False) -> list[Measure]:
+        """Return the metrics whose curves are drawn."""
+        return [replace(own, on_test=on_test) for own in self._with(self.draw)]
 
     @property
-    def plain(self) -> list[Measure]:
-        """Metrics that are shown as they are."""
+    def _plain(self) -> list[Measure]:
         return [Measure(name, percent=False, last=self.last, ranked=False) for name in self.beside]
 
-    @property
-    def crossed(self) -> list[Measure]:
-        """Metrics that are shown for each pair if a study has two axes."""
-        return [self.measure, *self.plain]
-
-    @property
-    def drawn(self) -> list[Measure]:
-        """Metrics whose curves are drawn."""
-        return [self.measure, *(self._other(name) for name in self.draw if name != self.measure.name)]
-
-    def _other(self, name: str) -> Measure:
-        direction = known_direction(name)
-        return Measure(name, direction is not False, self.percent, self.last, ranked=direction is not None)
+    def _with(self, names: Sequence[str]) -> list[Measure]:
+        """Return the metric by which runs are compared, and others, shown alike."""
+        known = {name: known_direction(name) for name in names if name != self.measure.name}
+        more = [Measure(name, up is not False, self.percent, self.last, ranked=up is not None) for name, up in known.items()]
+        return [self.measure, *more]
 
     def panels(self, table: RunTable) -> list[Panel]:
         """Return the settings of a table that are compared, with their names for readers."""
-        return panels(table, self.compare, self.names, self.references, self.baseline)
+        return panels(table, self.names, self.baseline)
 
-    def check(self, axes: Sequence[str], choices: Sequence[Sequence[str]] | None = None) -> None:
-        """Reject names that the study does not have.
-
-        Args:
-            axes: axes of the study.
-            choices: choices on each axis, if they are known.
+    def check(self, axis: str, choices: Sequence[str]) -> None:
+        """Reject names that the compared axis does not have.
 
         Raises:
             ConfigurationError: if a name is wrong; the message lists the valid ones.
         """
-        if self.compare is not None and self.compare not in axes:
-            known = ", ".join(axes) or "none"
-            raise ConfigurationError(
-                f"'report.compare' is '{self.compare}', but the study's axes are: {known}. Set it to one of them."
-            )
-        if choices is None or not axes:
-            return
-        of_axis = choices[axes.index(self.compare) if self.compare else 0]
-        named = {
-            "baseline": [self.baseline] if self.baseline is not None else [],
-            "references": self.references or [],
-            "names": list(self.names),
-            "families": [choice for family in self.families.values() for choice in family],
-        }
-        for setting, given in named.items():
-            for choice in given:
-                if choice not in of_axis:
-                    raise ConfigurationError(
-                        f"'report.{setting}' has '{choice}', but the choices of the axis '{self.compare or axes[0]}' are: "
-                        f"{', '.join(of_axis)}. Use one of them."
-                    )
+        named = {"baseline": [self.baseline] if self.baseline is not None else [], "names": list(self.names)}
+        for setting, choice in ((setting, choice) for setting, given in named.items() for choice in given):
+            if choice not in choices:
+                raise ConfigurationError(
+                    f"'report.{setting}' has '{choice}', but the choices of the axis '{axis}' are: {', '.join(choices)}. Use "
+                    "one of them."
+                )

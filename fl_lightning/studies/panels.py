@@ -45,11 +45,6 @@ class Measure:
         return 100.0 if self.percent else 1.0
 
     @property
-    def direction(self) -> bool | None:
-        """Whether higher is better; None if neither direction is."""
-        return self.higher if self.ranked else None
-
-    @property
     def digits(self) -> int:
         """Number of digits after the decimal point."""
         return 2 if self.percent else 4
@@ -87,6 +82,7 @@ class Panel:
         references: choices that are no competitors, each with the baseline that it is.
         facts: what is known of each choice, see :func:`~fl_lightning.studies.set_up.facts`.
         baseline: choice against which the others are tested.
+        parts: the panels whose choices it has; a choice that is not comparable in one of them is marked.
     """
 
     title: str
@@ -98,6 +94,7 @@ class Panel:
     references: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     baseline: str | None = None
+    parts: Sequence[Panel] = ()
 
     @property
     def names(self) -> list[str]:
@@ -124,10 +121,7 @@ class Panel:
     @property
     def partition(self) -> str | None:
         """The partition in words, if the table says which it is and all settings have the same."""
-        return self._same("partition")
-
-    def _same(self, kind: str) -> str | None:
-        found = {self.facts.get(name, {}).get(kind) for name in self.names}
+        found = {self.facts.get(name, {}).get("partition") for name in self.names}
         return found.pop() if len(found) == 1 else None
 
     def measured_on(self, choice: str, metric: str) -> str | None:
@@ -137,8 +131,9 @@ class Panel:
 
     def apart(self, metric: str) -> dict[str, str]:
         """Return the choices whose metric is measured on another set than the baseline's, with what that set is."""
-        first = self.against if self.against in self.settings else self.names[0]
-        own = self.measured_on(first, metric)
+        if self.parts:
+            return {name: text for part in reversed(self.parts) for name, text in part.apart(metric).items()}
+        own = self.measured_on(self.against if self.against in self.settings else self.names[0], metric)
         sets = {choice: self.measured_on(choice, metric) for choice in self.names}
         return {choice: text for choice, text in sets.items() if own is not None and text is not None and text != own}
 
@@ -150,8 +145,8 @@ class Panel:
 
     def compete(self, metric: str) -> list[bool]:
         """Return which choices may have the best value: neither baselines, nor choices measured on another set."""
-        apart = self.apart(metric)
-        return [name not in self.references and name not in apart for name in self.names]
+        aside = {*self.references, *self.apart(metric)}
+        return [name not in aside for name in self.names]
 
     def note(self, metric: str) -> str:
         """Return what a table must say below its title: what its marks mean, and what is not comparable."""
@@ -165,72 +160,39 @@ class Panel:
         return " ".join(said)
 
 
-def panels(
-    table: RunTable,
-    axis: str | None = None,
-    labels: Mapping[str, str] | None = None,
-    references: Collection[str] | None = None,
-    baseline: str | None = None,
-) -> list[Panel]:
-    """Group the settings of a table by their choices on the other axes.
+def panels(table: RunTable, labels: Mapping[str, str] | None = None, baseline: str | None = None) -> list[Panel]:
+    """Group the settings of a table by their choices on all axes but the first, whose choices are compared.
 
     Args:
         table: run table of a study.
-        axis: axis whose choices are compared; by default the first.
         labels: names for readers; by default :func:`~fl_lightning.studies.names.readable` finds them.
-        references: choices that are no competitors; by default centralized, local and last-client training.
         baseline: choice against which the others are tested; by default the first.
     """
-    place = table.axes.index(axis) if axis else 0
-    compared = table.axes[place] if table.axes else "setting"
-    others = [k for k in range(len(table.axes)) if k != place]
-    columns = {k: {setting[k] for setting in table.settings} for k in range(len(table.axes))}
+    compared, others = table.axes[0] if table.axes else "setting", table.axes[1:]
+    choices = [{setting[k] for setting in table.settings} for k in range(len(table.axes))] or [{"all"}]
     found: dict[tuple[str, ...], dict[str, Setting]] = {}
     for setting in table.settings:
-        found.setdefault(tuple(setting[k] for k in others), {})[setting[place] if setting else "all"] = setting
+        found.setdefault(setting[1:], {})[setting[0] if setting else "all"] = setting
+    axes = list(map(setting_in_words, others))
     made = []
     for chosen, settings in found.items():
-        axes = [setting_in_words(table.axes[k]) for k in others]
-        own = [label_of(table.axes[k], choice, columns[k]) for k, choice in zip(others, chosen, strict=True)]
+        own = [label_of(*named) for named in zip(others, chosen, choices[1:], strict=True)]
         title = ", ".join(label if " = " in label else f"{words}: {label}" for words, label in zip(axes, own, strict=True))
         facts = {name: table.facts_of(setting) for name, setting in settings.items()}
-        shown = {name: (labels or {}).get(name, label_of(compared, name, columns.get(place, {"all"}))) for name in settings}
-        kinds = {name: _reference(name, facts[name], references) for name in settings}
-        aside = {name: kind for name, kind in kinds.items() if kind is not None}
+        shown = {name: (labels or {}).get(name, label_of(compared, name, choices[0])) for name in settings}
+        kinds = {name: own.get("reference") if own else _BY_NAME.get(readable(name)) for name, own in facts.items()}
+        aside = {name: kind for name, kind in kinds.items() if kind}
         more = ", ".join(axes), ", ".join(own)
         made.append(Panel(title, setting_in_words(compared), settings, *more, shown, aside, facts, baseline))
     return made
 
 
-@dataclass(frozen=True)
-class _Crossed(Panel):
-    """Hold the choices of several panels; a choice that is not comparable in one of them is marked."""
-
-    parts: Sequence[Panel] = ()
-
-    def apart(self, metric: str) -> dict[str, str]:
-        return {name: text for part in reversed(self.parts) for name, text in part.apart(metric).items()}
-
-
 def together(panels: Sequence[Panel]) -> Panel:
-    """Return the choices of several panels as one panel."""
+    """Return the choices of several panels as one panel; each choice is that of the first which has it."""
+    parts = ("settings", "labels", "references", "facts")
+    merged: dict[str, Any] = {
+        part: {name: own for panel in reversed(panels) for name, own in getattr(panel, part).items()} for part in parts
+    }
     names = dict.fromkeys(name for panel in panels for name in panel.names)
-    first = {name: next(panel for panel in panels if name in panel.settings) for name in names}
-    return _Crossed(
-        "",
-        panels[0].axis,
-        {name: panel.settings[name] for name, panel in first.items()},
-        labels={name: panel.label(name) for name, panel in first.items()},
-        references={name: panel.references[name] for name, panel in first.items() if name in panel.references},
-        facts={name: panel.facts.get(name, {}) for name, panel in first.items()},
-        baseline=panels[0].baseline,
-        parts=panels,
-    )
-
-
-def _reference(choice: str, facts: Mapping[str, Any], chosen: Collection[str] | None) -> str | None:
-    """Return which baseline a choice is: as chosen, else by what the table says, else by its name; None for a competitor."""
-    kind = facts.get("reference") if facts else _BY_NAME.get(readable(choice))
-    if chosen is None:
-        return kind
-    return (kind or "baseline") if choice in chosen else None
+    merged["settings"] = {name: merged["settings"][name] for name in names}
+    return replace(panels[0], title="", parts=panels, **merged)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.metric_names import is_validation_figure
 from fl_lightning.studies.figures import FORMATS, draw_all
-from fl_lightning.studies.layout import Table, latex_figure
+from fl_lightning.studies.layout import Table
 from fl_lightning.studies.leave_one_out import leave_one_out_tables
 from fl_lightning.studies.options import ReportOptions
 from fl_lightning.studies.page import MATRICES, Shown, write_page
-from fl_lightning.studies.panels import REFERENCE, Measure, Panel
+from fl_lightning.studies.panels import REFERENCE, Panel
 from fl_lightning.studies.run_table import RunTable
 from fl_lightning.studies.set_up import (
     CENTRALIZED,
@@ -31,6 +30,7 @@ from fl_lightning.studies.tables import (
     cross_tables,
     deviation,
     final_table,
+    finals,
     late_table,
     paired_table,
     progress_table,
@@ -53,12 +53,10 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
         The files.
 
     Raises:
-        ConfigurationError: if the metric was never logged, an option names an axis that the study does not have, or ``folder``
-            is a file.
+        ConfigurationError: if the metric was never logged, or ``folder`` is a file.
     """
     facts = table.facts_of(table.settings[0]) if len(table) else {}
     options = options.by_default(facts.get("metric", METRIC), facts.get("mode"))
-    options.check(table.axes)
     if folder.exists() and not folder.is_dir():
         raise ConfigurationError(f"Cannot write the report to '{folder}', which is a file. Name a folder.")
     metric, on_test = options.measure.name, on_test_set(table.facts.values())
@@ -69,22 +67,22 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
         )
     folder.mkdir(parents=True, exist_ok=True)
     grouped = options.panels(table)
+    results: Sections = list(leave_one_out_tables(table, grouped, options.measure))
+    by_panel = [] if results else grouped
+    results = results or [("", list(cross_tables(table, grouped, options.crossed(on_test))))]
+    details: Sections = [("", []) for _ in results]
+    for panel in by_panel:
+        final, more = _tables(table, panel, options, on_test)
+        results.append((panel.title, final))
+        details.append((panel.title, more))
     set_up = list(set_up_tables(table))
     words = guide(grouped, options, table, known=bool(set_up))
-    sections = results = list(leave_one_out_tables(table, grouped, options.compare, options.measure))
-    details: Sections = []
-    if not sections:
-        made = [(panel.title, list(_tables(table, panel, options, on_test))) for panel in grouped]
-        crossed = ("", list(cross_tables(table, grouped, _named(options.crossed, on_test))))
-        sections = [crossed, *((title, [one for _, one in own]) for title, own in made)]
-        results, more = ([(t, [one for first, one in own if first is kind]) for t, own in made] for kind in (True, False))
-        results, details = [crossed, *results], more
     title = options.title or name
     write_page(folder / "report.html", title, shown_of(table, grouped), results, details, set_up, words, metric)
     if page_only:
         return [folder / "report.html"]
-    pictures = draw_all(table, grouped, _named(options.drawn, on_test), folder, options.families)
-    _write_texts(folder, title, set_up, words, sections, pictures)
+    pictures = draw_all(table, grouped, options.drawn(on_test), folder)
+    _write_texts(folder, title, set_up, words, results, details, pictures)
     files = ["report.html", "report.md", "report.tex", *(f"{file}.{kind}" for file in pictures for kind in FORMATS)]
     return [folder / file for file in files]
 
@@ -107,20 +105,21 @@ def _write_texts(
     title: str,
     first: Sequence[Table],
     words: Sequence[str],
-    sections: Sequence[tuple[str, Sequence[Table]]],
+    results: Sections,
+    details: Sections,
     pictures: Mapping[str, str],
 ) -> None:
-    """Write ``report.md`` and ``report.tex``."""
+    """Write ``report.md`` and ``report.tex``: of each group of settings, its result and then further tables."""
     markdown = [f"# {title}", "", *(one.markdown() for one in first), *(f"- {one}" for one in words), ""]
     latex = [one.latex() for one in first]
-    for heading, own in sections:
+    for (heading, own), (_, others) in zip(results, details, strict=True):
         if heading:
             markdown += [f"## {heading}", ""]
-        markdown += [one.markdown() for one in own]
-        latex += [one.latex(heading) for one in own]
-    captions = {file: what[0].upper() + what[1:] for file, what in pictures.items()}
-    markdown += [f"![{what}]({file}.png)\n\n*{what}.*\n" for file, what in captions.items()]
-    latex += [latex_figure(file, what) for file, what in captions.items()]
+        markdown += [one.markdown() for one in (*own, *others)]
+        latex += [one.latex(heading) for one in (*own, *others)]
+    for file, what in pictures.items():
+        caption = what[0].upper() + what[1:]
+        markdown.append(f"![{caption}]({file}.png)\n\n*{caption}.*\n")
     (folder / "report.md").write_text("\n".join(markdown).rstrip() + "\n", encoding="utf-8")
     (folder / "report.tex").write_text("\n".join(latex), encoding="utf-8")
 
@@ -142,8 +141,8 @@ def guide(grouped: Sequence[Panel], options: ReportOptions, table: RunTable, kno
 
     The partition and the code are among them unless the set-up is known, which names them.
     """
-    code, on_test = codes(table), on_test_set(table.facts.values())
-    logged = {m.name: m for m in _named([*options.measures, *options.drawn], on_test) if m.name in table.metrics}
+    on_test = on_test_set(table.facts.values())
+    logged = {m.name: m for m in (*options.measures(on_test), *options.drawn(on_test)) if m.name in table.metrics}
     words = [f"{one.words} is `{one.name}`" for one in logged.values() if one.words != one.name]
     said = [f"Names: {', '.join(words)}."] if words else []
     if on_test:
@@ -153,7 +152,7 @@ def guide(grouped: Sequence[Panel], options: ReportOptions, table: RunTable, kno
         said.append(f"Partition: {'; '.join(map(str, partitions))}.")
     said.append("In figures, lines are means over seeds, and bands are ± one standard deviation.")
     kinds = {panel.label(name): kind for panel in grouped for name, kind in panel.references.items()}
-    said += [f"{name} {REFERENCE} {_BASELINES.get(kind, 'is a baseline')}." for name, kind in kinds.items()]
+    said += [f"{name} {REFERENCE} {_BASELINES[kind]}." for name, kind in kinds.items()]
     shares: dict[str, dict[str, None]] = {}
     for panel in grouped:
         for name, facts in panel.facts.items():
@@ -163,14 +162,9 @@ def guide(grouped: Sequence[Panel], options: ReportOptions, table: RunTable, kno
         *few, (most, _) = sorted(shares.items(), key=lambda own: (len(own[1]), "100 %" in own))
         listed = [*(f"{share} ({'; '.join(names)})" for share, names in few), f"{most} (the others)"]
         said.append(f"Share of its examples that a client trains on: {', '.join(listed)}.")
-    if code and not known:
+    if (code := codes(table)) and not known:
         said.append(f"Code: {code_in_words(code)}.")
     return said
-
-
-def _named(measures: Sequence[Measure], on_test: bool) -> list[Measure]:
-    """Return metrics that are called those of the test set if the server has validated on it."""
-    return [replace(measure, on_test=on_test) for measure in measures]
 
 
 def print_files(files: Sequence[Path], folder: Path) -> None:
@@ -183,17 +177,20 @@ def print_files(files: Sequence[Path], folder: Path) -> None:
     print(f"Report: {texts}, {len(pictures)} figures as PNG, SVG and PDF")
 
 
-def _tables(table: RunTable, panel: Panel, options: ReportOptions, on_test: bool) -> Iterator[tuple[bool, Table]]:
-    """Yield the tables of a panel, each with whether it is a part of the result."""
-    (measure,) = _named([options.measure], on_test)
-    tested = options.tested(measure)
-    tests = [measure, *([tested] if tested is not None and tested.name in table.metrics else [])]
-    made = (
-        (False, progress_table(table, panel, measure, options.every)),
-        (False, late_table(table, panel, measure, options.after)),
-        (True, final_table(table, panel, _named(options.measures, on_test))),
-        *((True, paired_table(table, panel, own)) for own in tests),
-        (False, cost_table(table, panel, measure, options.targets)),
-        (False, clients_table(table, panel, measure)),
+def _tables(table: RunTable, panel: Panel, options: ReportOptions, on_test: bool) -> tuple[list[Table], list[Table]]:
+    """Return the tables of a panel: those of the result, and further ones."""
+    measure, *_ = measures = options.measures(on_test)
+    named = (measure.name, measure.name.replace("val", "test", 1))
+    tests = [own for own in measures if own.name in named and own.name in table.metrics]
+    results = (
+        final_table(table, panel, measures),
+        *(paired_table(finals(table, panel, own), panel, own) for own in tests),
     )
-    yield from ((result, one) for result, one in made if one is not None)
+    details = (
+        progress_table(table, panel, measure, options.every),
+        late_table(table, panel, measure, options.after),
+        cost_table(table, panel, measure, options.targets),
+        clients_table(table, panel, measure),
+    )
+    first, more = ([one for one in own if one is not None] for own in (results, details))
+    return first, more

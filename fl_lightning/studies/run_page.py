@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from fl_lightning.studies.panels import Measure
 from fl_lightning.studies.set_up import METRIC, code_of, common_table, in_order, on_test_set, set_up
 
 PAGE = "report.html"
+_SPENT = re.compile("/(epsilon|noise)_of_")
 _KEEP = ("val*", "test*", "train*", "federation/*", "client_share/*", "client_comparison/*", "partition/*")
 
 
@@ -63,10 +65,7 @@ def write_run_page(folder: Path) -> Path:
 
 
 def _final(last: Mapping[str, float], on_test: bool) -> Iterator[Table]:
-    spent = ("/epsilon_of_", "/noise_of_")
-    shown = [
-        name for name in last if (name.startswith(("val", "test")) and "/" not in name) or any(own in name for own in spent)
-    ]
+    shown = [name for name in last if (name.startswith(("val", "test")) and "/" not in name) or _SPENT.search(name)]
     heads = [Measure(name, percent=False, on_test=on_test).label for name in shown]
     if shown:
         yield Table("At the end", ("run", *heads), [("run", *(f"{last[name]:.4f}" for name in shown))], "After the last round.")
@@ -75,21 +74,15 @@ def _final(last: Mapping[str, float], on_test: bool) -> Iterator[Table]:
 def _cost(curves: Mapping[str, Mapping[int, float]]) -> Iterator[Table]:
     up, down, seconds, ticks = (curves.get(f"federation/{name}", {}) for name in ("bytes_up", "bytes_down", "seconds", "ticks"))
     if up:
-        totals = {
-            "MB": sum(up[r] + down.get(r, 0.0) for r in up) / 1e6,
-            "s": sum(seconds.get(r, 0.0) for r in up),
-            **({"ticks": [*ticks.values()][-1]} if ticks else {}),
-        }
-        row = ("run", *(f"{total:.1f}" for total in totals.values()))
-        yield Table("Cost", ("run", *(f"total {unit}" for unit in totals)), [row], " ".join(COSTS[unit] for unit in totals))
+        costs = {"MB": sum(up[r] + down.get(r, 0.0) for r in up) / 1e6, "s": sum(seconds.get(r, 0.0) for r in up)}
+        costs |= {"ticks": [*ticks.values()][-1]} if ticks else {}
+        row = ("run", *(f"{total:.1f}" for total in costs.values()))
+        yield Table("Cost", ("run", *(f"total {unit}" for unit in costs)), [row], " ".join(COSTS[unit] for unit in costs))
 
 
 def _clients(last: Mapping[str, float]) -> Iterator[Table]:
     clients, given, values = matrix(last, "client_comparison")
     models = [model for model in MODELS if model in given]
+    rows = [(name, *(f"{own[given.index(m)]:.4f}" for m in models)) for name, own in zip(clients, values, strict=True)]
     if models:
-        rows = [
-            (client, *(f"{own[given.index(model)]:.4f}" for model in models))
-            for client, own in zip(clients, values, strict=True)
-        ]
         yield Table("Local, global, personalised", ("client", *models), rows, OF_CLIENTS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import io
 import json
@@ -103,13 +102,10 @@ class RunTable:
         return self.facts.get(self.runs[setting, self.seeds(setting)[0]], {})
 
     @cached_property
-    def _places(self) -> dict[tuple[str, ...], list[int]]:
+    def _places(self) -> dict[Any, Any]:
         """The places of a setting's metric in the frame."""
-        found: dict[tuple[str, ...], list[int]] = {}
-        keys = zip(*(self.frame[name] for name in (*self.axes, "metric")), strict=True)
-        for place, key in enumerate(keys):
-            found.setdefault(key, []).append(place)
-        return found
+        found = self.frame.groupby([*self.axes, "metric"], sort=False).indices
+        return found if self.axes else {(name,): places for name, places in found.items()}
 
     def curves(self, setting: Setting, metric: str) -> pd.DataFrame:
         """Return a metric with a row for each round and a column for each seed; empty if it was not logged.
@@ -197,22 +193,18 @@ class RunTable:
             DataError: if the file is not such a table.
         """
         try:
-            data = path.read_bytes()
-            text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
-            header, *rows = list(csv.reader(io.StringIO(text))) or [[]]
+            frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
             known = json.loads((path.parent / FACTS).read_bytes()) if (path.parent / FACTS).exists() else {}
-        except (OSError, ValueError, EOFError, zlib.error, csv.Error) as error:
+        except (OSError, ValueError, EOFError, zlib.error) as error:
             raise DataError(f"Cannot read the run table '{path}' ({error}). Use one that 'compare' wrote.") from error
-        axes = tuple(header[1 : len(header) - len(FIXED) + 1])
-        if (*header[:1], *header[len(axes) + 1 :]) != FIXED:
+        head, axes = list(frame.columns), list(frame.columns)[1 : 1 - len(FIXED)]
+        if head != [FIXED[0], *axes, *FIXED[1:]]:
             raise DataError(
-                f"'{path}' is not a run table: its columns are {', '.join(header) or 'none'}, but it needs {FIXED[0]}, one for "
-                f"each axis, and {', '.join(FIXED[1:])}. Use one that 'compare' wrote."
+                f"'{path}' is not a run table: its columns are {', '.join(head)}, but it needs {FIXED[0]}, one for each axis, "
+                f"and {', '.join(FIXED[1:])}. Use one that 'compare' wrote."
             )
         try:
-            if uneven := next((len(row) for row in rows if row and len(row) != len(header)), None):
-                raise ValueError(f"a row has {uneven} cells, but the header has {len(header)}")
-            frame = pd.DataFrame(filter(None, rows), columns=header).astype({"seed": int, "round": int, "value": float})
+            frame = frame.astype({"seed": int, "round": int, "value": float})
         except ValueError as error:
             raise DataError(f"The run table '{path}' is damaged: {error}. Write it again with 'compare'.") from error
         if frame["metric"].str.startswith("study/").any():

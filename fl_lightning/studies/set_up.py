@@ -22,7 +22,7 @@ from fl_lightning.studies.layout import Table
 from fl_lightning.studies.names import SETTINGS, as_number, class_name, partition_in_words, readable, setting_in_words
 
 if TYPE_CHECKING:
-    from fl_lightning.studies.run_table import RunTable, Setting
+    from fl_lightning.studies.run_table import RunTable
 
 METRIC = "val_accuracy"
 """The metric by which runs are compared if neither their study nor their best checkpoint names one."""
@@ -33,21 +33,9 @@ _CODE = "# fl_lightning=="
 _OPEN = ("model", "data.datamodule")
 """Classes whose arguments are settings of their own."""
 _LEFT_OUT = (
-    "config",
-    "config_version",
-    "seed_everything",
-    "federation.seed",
-    "ckpt_path",
-    "weights_only",
-    "trainer.default_root_dir",
-    "trainer.logger",
-    "trainer.callbacks",
-    "trainer.enable_",
-    "federation_report.",
-    "keep_freed_memory",
-    "data.datamodule.seed",
-    "data.datamodule.root",
-    "data.datamodule.num_workers",
+    "config seed_everything federation.seed ckpt_path weights_only trainer.default_root_dir trainer.logger trainer.callbacks "
+    "trainer.enable_ config_version federation_report. keep_freed_memory data.datamodule.seed data.datamodule.root "
+    "data.datamodule.num_workers"
 )
 """Beginnings of settings that change no result, or are named elsewhere."""
 _ONLY_WHERE_SET = {"federation.route", "federation.local.proximal_mu", "model.lr_scheduler"}
@@ -58,11 +46,11 @@ _UNKNOWN = object()
 # ---------------------------------------------------------------- what is known of a run
 
 
-def facts(config: Any, measured: tuple[str, str] | None = None) -> dict[str, str]:
+def facts(config: Mapping[str, Any], measured: tuple[str, str] | None = None) -> dict[str, str]:
     """Return by kind what a run's configuration says of its figures.
 
     Args:
-        config: its whole configuration, as the parser returns it.
+        config: its whole configuration.
         measured: the metric by which runs are compared and its mode, if not those of the best checkpoint.
 
     Returns:
@@ -70,25 +58,24 @@ def facts(config: Any, measured: tuple[str, str] | None = None) -> dict[str, str
         which metrics are measured; ``reference``, which baseline the run is; and another ``metric`` than accuracy, with its
         ``mode``.
     """
-    data, federation = config.data, config.federation
-    partition = partition_in_words(_mapping(data.partitioner))
-    held = data.client_validation + data.client_test + data.public_share
-    parts = f"the clients' own test parts ({100 * data.client_test:g} % each; {partition})"
-    monitor, mode = measured or (config.best_checkpoint.monitor, config.best_checkpoint.mode)
-    if federation.enabled and federation.personal:
+    data, federation, best = config["data"], config["federation"], config["best_checkpoint"]
+    partition, limit = partition_in_words(data["partitioner"]), config["trainer"]["limit_val_batches"]
+    held = data["client_validation"] + data["client_test"] + data["public_share"]
+    parts = f"the clients' own test parts ({100 * data['client_test']:g} % each; {partition})"
+    server_set = f"{parts}, together" if data["server_set"] == "clients" else f"the validation set of {_datamodule(data)}"
+    server_set += f", limited to {limit} batches" if limit not in (None, 1.0) and limit > 0 else ""
+    if federation["enabled"] and federation["personal"]:
         server_set = f"{parts}, each with its client's complete model"
-    elif data.server_set == "clients":
-        server_set = f"{parts}, together{_batches(config)}"
-    else:
-        server_set = f"the validation set of {_datamodule(data.datamodule)}{_batches(config)}"
+    kinds = {"LocalOnly": LOCAL_ONLY, "LastClient": LAST_CLIENT}
+    used = [kinds.get(class_name(federation[part])) for part in ("route", "strategy") if federation[part]]
+    metric, mode = measured or (best["monitor"], best["mode"])
     found = {
         "partition": partition,
         "training": f"{100 * (1 - held):g} %",
-        "client_set": parts if data.client_test else None,
-        "metric": monitor if monitor != METRIC else None,
-        "mode": mode if monitor != METRIC else None,
+        "client_set": parts if data["client_test"] else None,
+        **({"metric": metric, "mode": mode} if metric != METRIC else {}),
         "server_set": server_set,
-        "reference": _reference(federation),
+        "reference": next(filter(None, used), None) if federation["enabled"] else CENTRALIZED,
     }
     return {kind: text for kind, text in found.items() if text}
 
@@ -100,32 +87,14 @@ def code_of(folder: Path) -> dict[str, str]:
     return {"code": first.removeprefix(_CODE)} if first.startswith(_CODE) else {}
 
 
-def _mapping(part: Any) -> dict[str, Any] | None:
-    return None if part is None else dict(part.as_dict() if hasattr(part, "as_dict") else part)
-
-
-def _batches(config: Any) -> str:
-    limit = config.trainer.limit_val_batches
-    return "" if limit in (None, 1.0) or (isinstance(limit, int) and limit <= 0) else f", limited to {limit} batches"
-
-
-def _datamodule(part: Any) -> str:
-    own = _mapping(part) or {}
-    name = class_name(own) if own else "the clients' datamodules"
-    given = (own.get("init_args") or {}).items()
-    content = {key: x for key, x in given if key not in _NOT_CONTENT and x not in (None, False)}
-    text = ", ".join(f"{key} {x}" for key, x in content.items())
+def _datamodule(data: Mapping[str, Any]) -> str:
+    if not data["datamodule"]:
+        return "the clients' datamodules"
+    given = (data["datamodule"].get("init_args") or {}).items()
+    text = ", ".join(f"{key} {x}" for key, x in given if key not in _NOT_CONTENT and x not in (None, False))
     if len(text) > _LONGEST_NAME:
         text = f"settings {digest(text)[:8]}"
-    return f"{name} ({text})" if text else name
-
-
-def _reference(federation: Any) -> str | None:
-    if not federation.enabled:
-        return CENTRALIZED
-    kinds = {"LocalOnly": LOCAL_ONLY, "LastClient": LAST_CLIENT}
-    used = [class_name(own) for part in (federation.route, federation.strategy) if (own := _mapping(part))]
-    return next((kinds[name] for name in used if name in kinds), None)
+    return class_name(data["datamodule"]) + (f" ({text})" if text else "")
 
 
 def named_settings(configs: Iterable[Mapping[str, Any]], defaults: Mapping[str, Any]) -> set[str]:
@@ -135,12 +104,12 @@ def named_settings(configs: Iterable[Mapping[str, Any]], defaults: Mapping[str, 
         configs: the runs' whole configurations.
         defaults: the configuration of a run that sets nothing.
     """
-    usual = dict(_leaves(defaults))
+    usual, left_out = dict(_leaves(defaults)), tuple(_LEFT_OUT.split())
     return {
         name
         for config in configs
         for name, text in _leaves(config)
-        if not name.startswith(_LEFT_OUT) and (usual.get(name) != text or name in SETTINGS.keys() - _ONLY_WHERE_SET)
+        if not name.startswith(left_out) and (usual.get(name) != text or name in set(SETTINGS) - _ONLY_WHERE_SET)
     }
 
 
@@ -233,38 +202,33 @@ def common_table(settings: Mapping[str, str], seeds: str, code: Mapping[str, int
 def in_order(names: Iterable[str]) -> list[str]:
     """Return settings in the order in which reports name them."""
     given = dict.fromkeys(names)
-    return [*(name for name in SETTINGS if name in given), *sorted(given.keys() - SETTINGS.keys())]
+    return [*(name for name in SETTINGS if name in given), *sorted(given.keys() - set(SETTINGS))]
 
 
 def set_up_tables(table: RunTable) -> Iterator[Table]:
     """Yield the settings that all runs share, and for each axis those that differ along it; nothing for tables without them."""
-    known = {setting: table.facts_of(setting).get("settings", {}) for setting in table.settings}
-    names = in_order(name for own in known.values() for name in own)
-    if not names:
+    import pandas as pd  # the page of a single run does without
+
+    values = pd.DataFrame([table.facts_of(setting).get("settings", {}) for setting in table.settings])
+    values = values[in_order(values.columns)].fillna("-")
+    if values.empty:
         return
-    values = {name: {setting: own.get(name, "-") for setting, own in known.items()} for name in names}
-    common = {name: next(iter(own.values())) for name, own in values.items() if len(set(own.values())) == 1}
+    left = [name for name in values if values[name].nunique() > 1]
     seeds = sorted({tuple(table.seeds(setting)) for setting in table.settings})
+    common = {name: values[name][0] for name in values if name not in left}
     yield common_table(common, "; ".join(", ".join(map(str, own)) for own in seeds), codes(table))
-    left = [name for name in names if name not in common]
-    for place, axis in enumerate(table.axes):
-        along = [name for name in left if _follows(values[name], place)]
+    for choices, axis in zip(zip(*table.settings, strict=True), map(setting_in_words, table.axes), strict=True):
+        by_choice = values[left].groupby(list(choices), sort=False)
+        along = [name for name in left if by_choice[name].nunique().max() == 1]
         left = [name for name in left if name not in along]
-        named = len(along) == 1 and all(_same(setting[place], text) for setting, text in values[along[0]].items())
+        first = by_choice[along].first()
+        named = len(along) == 1 and all(_same(choice, text) for choice, text in first[along[0]].items())
         if along and not named:  # choices that are the very values of a setting need no table
-            first = {setting[place]: setting for setting in reversed(table.settings)}
-            choices = dict.fromkeys(setting[place] for setting in table.settings)
-            rows = [(readable(c), *(values[name][first[c]] for name in along)) for c in choices]
-            words = setting_in_words(axis)
-            yield Table(f"What differs by {words}", (words, *map(setting_in_words, along)), rows)
+            rows = [(readable(choice), *own) for choice, *own in first.itertuples()]
+            yield Table(f"What differs by {axis}", (axis, *map(setting_in_words, along)), rows)
     if left:
-        rows = [(*map(readable, setting), *(values[name][setting] for name in left)) for setting in table.settings]
+        rows = [(*map(readable, setting), *own) for setting, own in zip(table.settings, values[left].to_numpy(), strict=True)]
         yield Table("What else differs", tuple(map(setting_in_words, (*table.axes, *left))), rows)
-
-
-def _follows(values: Mapping[Setting, str], place: int) -> bool:
-    """Return whether a setting depends on the choice on one axis alone."""
-    return len({(setting[place], text) for setting, text in values.items()}) == len({setting[place] for setting in values})
 
 
 def _same(choice: str, text: str) -> bool:

@@ -12,44 +12,34 @@ from typing import Any
 from jsonargparse import Namespace
 
 from fl_lightning.cli.federation_cli import FederationCLI
-from fl_lightning.cli.parser import FederationParser
 from fl_lightning.compat.jsonargparse import subcommand_parsers
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.studies.grid import SHORT, Run
 
 
+class _Complete(Exception):  # noqa: N818
+    """The parser has all its settings."""
+
+
 class _Parser(FederationCLI):
-    """Parse with the command line's parser, and do nothing else."""
-
-    def __init__(self) -> None:
-        super().__init__()
-
     def parse_arguments(self, parser: Any, args: Any) -> None:
-        """Parse later, in :meth:`SettingsReader.read`."""
-        self.config = Namespace(subcommand="fit")  # type: ignore[no-untyped-call]
+        raise _Complete
 
-    def read_checkpoint_settings(self) -> None:
-        """Read no checkpoint."""
 
-    def set_seed(self) -> None:
-        """Set no seed."""
-
-    def before_instantiate_classes(self) -> None:
-        """Prepare nothing."""
-
-    def instantiate_classes(self) -> None:
-        """Build nothing."""
-
-    def run_command(self, subcommand: str) -> None:
-        """Run nothing."""
+def fit_parser() -> Any:
+    """Return the command line's parser, with the settings of ``fit``."""
+    made: Any = _Parser.__new__(_Parser)
+    with contextlib.suppress(_Complete):
+        made.__init__(["fit"])
+    return made.parser
 
 
 class SettingsReader:
     """Read the settings of runs: build the parser once, and parse runs that differ only in their seed once."""
 
     def __init__(self) -> None:
-        parser: Any = _Parser().parser
-        self._parser: FederationParser = parser
+        self._parser = fit_parser()
+        self._fit: Any = (subcommand_parsers(self._parser) or {})["fit"]
         self._parsed: dict[tuple[tuple[str, ...], str], Namespace] = {}
 
     def read(self, run: Run) -> Namespace:
@@ -72,7 +62,7 @@ class SettingsReader:
 
     def _parse(self, run: Run) -> Namespace:
         arguments = ["fit", *(f"--config={file}" for file in run.files)]
-        arguments += [f"--{name}={_argument(value)}" for name, value in run.settings]
+        arguments += [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in run.settings]
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said):
@@ -85,22 +75,14 @@ class SettingsReader:
 
     def defaults(self) -> Namespace:
         """Return the configuration of a run that sets nothing."""
-        subcommands = subcommand_parsers(self._parser)
-        assert subcommands is not None
-        found: Namespace = subcommands["fit"].get_defaults()
+        found: Namespace = self._fit.get_defaults()
         return found
 
     def text(self, config: Namespace) -> str:
         """Return a configuration as YAML, for ``fl-lightning fit --config``."""
-        subcommands = subcommand_parsers(self._parser)
-        assert subcommands is not None
-        return str(subcommands["fit"].dump(config, skip_unset=False, skip_validation=True))  # the parser has checked it
+        return str(self._fit.dump(config, skip_unset=False, skip_validation=True))  # the parser has checked it
 
 
 def fingerprint(text: str) -> str:
     """Return a digest that stays the same if and only if the settings do."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _argument(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from jsonargparse import Namespace
 
@@ -18,18 +18,18 @@ from fl_lightning.errors import ConfigurationError, FederationError, require
 from fl_lightning.functional.metric_names import VALIDATION, is_validation_figure
 from fl_lightning.reporting.wandb import LONGEST_TAG
 from fl_lightning.studies.collection import LOGS, read_run
-from fl_lightning.studies.execution import Job, only_one, run_all
+from fl_lightning.studies.execution import Job, LiveStatus, run_all
 from fl_lightning.studies.grid import Axis, Run, folder_name, full_names, read_axes, span
 from fl_lightning.studies.leave_one_out import EVERY, measured, require_federation, site_axis
-from fl_lightning.studies.machine import gpus, ranks_of
 from fl_lightning.studies.options import ReportOptions
 from fl_lightning.studies.report import ON_TEST_SET, print_files, write_report
 from fl_lightning.studies.run_table import Row, RunTable
 from fl_lightning.studies.set_up import code_of, facts, named_settings, on_test_set, set_up
-from fl_lightning.studies.settings import SettingsReader, fingerprint
-from fl_lightning.studies.sweep import Method, refuse_test_set, write_sweep
-from fl_lightning.studies.terminal import LiveStatus, print_curves
+from fl_lightning.studies.settings import SettingsReader
+from fl_lightning.studies.sweep import write_sweep
+from fl_lightning.studies.tables import final_table, finals, paired_table
 from fl_lightning.utilities.argument_types import ChecksTypes
+from fl_lightning.utilities.folder_lock import lock_folder
 from fl_lightning.utilities.machine import cores
 
 KEPT = (*VALIDATION, "test_*", "client_share/*", "client_comparison/*", "federation/*", "partition/*")
@@ -56,8 +56,6 @@ class Study(ChecksTypes):
         keep: patterns of the metrics that go into the table.
         known: run tables of this study from elsewhere, such as another machine; their runs are not repeated.
         report: what the report shows.
-        sweep: method of the W&B sweep that ``sweep.yaml`` describes. ``grid`` is the study itself; ``random`` and ``bayes``
-            search between the smallest and largest choice of each axis of numbers, with the first seed, and run nothing here.
         note: sentence to print at the end, such as what to compare the result with.
         leave_one_out: whether to repeat each run for each client, training on all others and testing at the one; or the names
             of the clients to leave out. The report then compares by the score at the client that was left out.
@@ -78,7 +76,6 @@ class Study(ChecksTypes):
         keep: list[str] = list(KEPT),  # noqa: B006  a default for the parser, which copies it
         known: str | list[str] | None = None,
         report: ReportOptions = ReportOptions(),  # noqa: B008
-        sweep: Method = "grid",
         note: str | None = None,
         leave_one_out: bool | list[str] = False,
     ) -> None:
@@ -87,7 +84,6 @@ class Study(ChecksTypes):
         require(bool(self.seeds) and min(self.seeds) >= 0, "seeds", "at least 1, or numbers of at least 0", seeds)
         require(len(set(self.seeds)) == len(self.seeds), "seeds", "numbers that differ", seeds)
         require(jobs == "auto" or (isinstance(jobs, int) and jobs >= 1), "jobs", "at least 1, or auto", jobs)
-        require(sweep in get_args(Method), "sweep", f"one of {', '.join(get_args(Method))}", sweep)
         self.settings = dict(full_names(settings or {}))
         self.axes: list[Axis] = read_axes(over or {})
         require(bool(self.base), "base", "a configuration of 'fl-lightning fit'", base)
@@ -96,11 +92,11 @@ class Study(ChecksTypes):
             self._leave_one_out(leave_one_out)
         self.name = name or folder_name(["-".join([Path(self.base[-1]).stem, *(axis.name for axis in self.axes)])])
         self.folder = Path(folder or f"runs/studies/{self.name}")
-        self.jobs, self.sweep, self.note = jobs, sweep, note
+        self.jobs, self.note = jobs, note
         self._keep, self._report = keep, report
-        names = [axis.name for axis in self.axes]
-        report.check(names, [[c.name for c in axis.choices] for axis in self.axes])
-        self.known = RunTable.join(names, list(map(Path, _paths(known or []))))
+        if self.axes:
+            report.check(self.axes[0].name, [choice.name for choice in self.axes[0].choices])
+        self.known = RunTable.join([axis.name for axis in self.axes], list(map(Path, _paths(known or []))))
 
     def _leave_one_out(self, given: bool | list[str]) -> None:
         """Add the axis of the clients that are left out, and have each run evaluate them."""
@@ -139,16 +135,14 @@ class Study(ChecksTypes):
         Raises:
             ConfigurationError: if one is wrong, or two are the same.
         """
-        reader = self._reader
-        self._defaults = reader.defaults()
         found: dict[str, tuple[Namespace, str]] = {}
         same: dict[str, str] = {}
         for run in self.runs:
-            config = reader.read(run)
+            config = self._reader.read(run)
             if self._measured:
                 require_federation(run.name, config)
-            found[run.name] = config, reader.text(config)
-            twin = same.setdefault(fingerprint(found[run.name][1]), run.name)
+            found[run.name] = config, self._reader.text(config)
+            twin = same.setdefault(found[run.name][1], run.name)
             if twin != run.name:
                 raise ConfigurationError(
                     f"The runs '{twin}' and '{run.name}' have the same settings. Let each choice of an axis change a setting "
@@ -167,12 +161,10 @@ class Study(ChecksTypes):
         Returns:
             The runs that failed.
         """
-        if self.sweep != "grid":
-            self._write_search()
-            return []
         jobs = [self._job(run) for run in self.runs]
-        with only_one(self.folder):
-            sweep = self._write_sweep()
+        with lock_folder(self.folder, "'compare'", "folder"):
+            texts = {name: text for name, (_, text) in self.configurations.items()}
+            sweep = write_sweep(self.folder, self.name, texts, self.report.measure)
             failed: list[Job] = []
             try:
                 self._run_missing(jobs, failed)
@@ -180,28 +172,23 @@ class Study(ChecksTypes):
                 with contextlib.suppress(FederationError):
                     self._collect(jobs)
                 raise
-            self._tell(failed, len(jobs))
+            if failed:
+                print(f"Failed: {len(failed)} of {len(jobs)} runs. They are not in the table; the next call repeats them.")
+            for job in failed:
+                print(f"  {job.name}: {job.last_words()} (log: {job.log})")
             self._collect(jobs)
         print(f"The same study as a W&B sweep: {sweep}")
         self._show()
         return failed
 
-    def _write_sweep(self) -> Path:
-        texts = {name: text for name, (_, text) in self.configurations.items()}
-        measure = self.report.measure
-        return write_sweep(self.folder, self.name, self.axes, self.runs, lambda run: texts[run.name], measure, self.sweep)
-
-    def _write_search(self) -> None:
-        refuse_test_set(config for config, _ in self.configurations.values())
-        with only_one(self.folder):
-            path = self._write_sweep()
-        print(f"W&B sweep: {path}. Nothing was run: 'wandb sweep {path}', then 'wandb agent' as often as you like.")
-
     def _show(self) -> None:
-        """Print the curves and the note at the end of a study."""
+        """Print the result of a study that compares on one axis, and the note; larger studies have their page."""
         if self.table_path.exists():
-            table = RunTable.read(self.table_path)
-            print_curves(table, self.report.panels(table), self.report.measure)
+            table, measure = RunTable.read(self.table_path), self.report.measure
+            panel, *others = self.report.panels(table)
+            if not others:
+                tables = final_table(table, panel, [measure]), paired_table(finals(table, panel, measure), panel, measure)
+                print("", *(one.markdown() for one in tables if one is not None), sep="\n")
             if on_test_set(table.facts.values()) and any(axis.is_numeric for axis in self.axes):
                 print(f"Warning: {ON_TEST_SET}")
         if self.note:
@@ -234,28 +221,20 @@ class Study(ChecksTypes):
             )
         return f"{metric} {last[metric]:.4f}"
 
-    def _tell(self, failed: Sequence[Job], runs: int) -> None:
-        if failed:
-            print(f"Failed: {len(failed)} of {runs} runs. They are not in the table; the next call repeats them.")
-            for job in failed:
-                print(f"  {job.name}: {job.last_words()} (log: {job.log})")
-
     def _collect(self, jobs: Sequence[Job]) -> None:
         """Write the table and the report of the finished runs, in the order of the axes."""
-        done = {job.name for job in jobs if job.is_finished}
+        done = {job.name: job.folder for job in jobs if job.is_finished}
         order = {setting: k for k, setting in enumerate(dict.fromkeys(run.setting for run in self.runs))}
         elsewhere = {(run.setting, run.seed) for run in self.runs if run.name not in done}
         rows, known = [row for row in self.known.rows() if (row.setting, row.seed) in elsewhere], dict(self.known.facts)
-        configs = [config.as_dict() for config, _ in self.configurations.values()]
-        named = named_settings(configs, self._defaults.as_dict())
-        for run in self.runs:
-            if run.name in done:
-                folder, (config, _) = self._run_folder(run), self.configurations[run.name]
-                rows += [Row(run.name, run.setting, run.seed, *logged) for logged in read_run(folder, self.keep)]
-                own = facts(config, self._measured) | code_of(folder)
-                known[run.name] = own | set_up(config.as_dict(), named, folder)
-        rows.sort(key=lambda row: (order[row.setting], row.seed))
+        configs = {name: config.as_dict() for name, (config, _) in self.configurations.items()}
+        named = named_settings(configs.values(), self._reader.defaults().as_dict())
+        for run in (run for run in self.runs if run.name in done):
+            folder, config = done[run.name], configs[run.name]
+            rows += [Row(run.name, run.setting, run.seed, *logged) for logged in read_run(folder, self.keep)]
+            known[run.name] = facts(config, self._measured) | code_of(folder) | set_up(config, named, folder)
         if rows:
+            rows.sort(key=lambda row: (order[row.setting], row.seed))
             table = RunTable([axis.name for axis in self.axes], rows, known)
             table.write(self.table_path)
             print(f"Table: {self.table_path} ({len(table)} of {len(jobs)} runs)")
@@ -263,33 +242,28 @@ class Study(ChecksTypes):
 
     def write_report(self, table: RunTable, folder: Path) -> None:
         """Write the tables and figures of a table of this study, and print where they are."""
-        axes = {axis.name: axis for axis in self.axes}
-        compared = axes.get(self.report.compare or next(iter(axes), ""))
-        baseline = self.report.baseline or (compared.choices[0].name if compared else None)
+        baseline = self.report.baseline or (self.axes[0].choices[0].name if self.axes else None)
         files = write_report(table, replace(self.report, baseline=baseline), folder, self.name)
         print_files(files, folder)
 
     # ---------------------------------------------------------------- how a run is started
 
-    def _run_folder(self, run: Run) -> Path:
-        return self.folder / "runs" / run.name
-
     def _job(self, run: Run) -> Job:
         config, text = self.configurations[run.name]
-        folder = self._run_folder(run)
+        folder = self.folder / "runs" / run.name
         loggers = _loggers(config, run, self.name, [axis.name for axis in self.axes], folder)
         arguments = [f"--trainer.default_root_dir={folder}", f"--trainer.logger={json.dumps(loggers)}", "--test_best=true"]
         if config.trainer.enable_progress_bar is None and not config.federation.enabled:  # a federation prints a line per round
             arguments.append("--trainer.enable_progress_bar=false")
         if config.trainer.devices in (None, "auto") and on_cpu(config.trainer.accelerator):
             arguments.append("--trainer.devices=1")  # the cores are for other runs
-        return Job(run.name, folder, text, tuple(arguments), ranks_of(config))
+        return Job(run.name, folder, text, tuple(arguments), _ranks(config))
 
     def _places(self) -> list[dict[str, str]]:
         """Return the environments of the runs that may run at the same time."""
-        configs = [config.trainer for config, _ in self.configurations.values()]
-        graphics = gpus() if all(config.accelerator in ("auto", "gpu", "cuda") for config in configs) else []
-        ranks = max(ranks_of(config) for config, _ in self.configurations.values())
+        configs = [config for config, _ in self.configurations.values()]
+        graphics = _gpus() if all(config.trainer.accelerator in ("auto", "gpu", "cuda") for config in configs) else []
+        ranks = max(map(_ranks, configs))
         if graphics:
             ranks = min(ranks, len(graphics))
             groups = [graphics[k : k + ranks] for k in range(0, len(graphics) - ranks + 1, ranks)]
@@ -298,6 +272,20 @@ class Study(ChecksTypes):
         count = max(1, cores() // ranks) if self.jobs == "auto" else self.jobs
         # One thread each: their number changes the last bits, so it must not depend on how many runs there are at a time.
         return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} for _ in range(count)]
+
+
+def _ranks(config: Namespace) -> int:
+    """Return the number of processes of a run."""
+    devices = config.trainer.devices
+    return len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdigit() else 1
+
+
+def _gpus() -> list[str]:
+    """Return the GPUs that this process may see, as CUDA_VISIBLE_DEVICES names them."""
+    import torch
+
+    allowed, count = os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count()
+    return (allowed.split(",") if allowed else list(map(str, range(count))))[:count]
 
 
 def _paths(given: Any) -> list[str]:

@@ -125,25 +125,20 @@ class Column(NamedTuple):
     @classmethod
     def of(cls, measure: Measure, head: str, values: Sequence[pd.Series]) -> Column:
         """Return a column of a metric."""
-        return cls(head, values, measure.direction, measure.scale, measure.digits)
+        return cls(head, values, measure.higher if measure.ranked else None, measure.scale, measure.digits)
 
     def cells(self, compete: Sequence[bool]) -> list[str]:
         """Return mean and, over several seeds, standard deviation of each row, with the best mean in bold (all if tied)."""
         values = pd.DataFrame([dict(enumerate(own)) for own in self.values], dtype=float)
-        std, count = deviation(values), values.count(axis=1)
         # Exactly rounded, so that equal values have equal means and the last digit does not depend on the order of seeds.
         mean = values.apply(lambda own: statistics.fmean(own.dropna()) if own.count() else math.nan, axis=1)
         able = mean[np.isfinite(mean) & np.array(compete, dtype=bool)]
         top = math.nan if self.higher is None or len(able) < 2 else able.max() if self.higher else able.min()
-        best = (mean == top) & np.array(compete, dtype=bool)
         found = []
-        for row in range(len(values)):
-            shown = [self._number(x) for x in (mean[row], std[row])[: min(count[row], 2)]]
-            found.append((Bold if best[row] else str)(" ± ".join(shown) or "-"))
+        for own, std, count, competes in zip(mean, deviation(values), values.count(axis=1), compete, strict=True):
+            numbers = (f"{x * self.scale:.{self.digits}f}" if math.isfinite(x) else "nan" for x in (own, std)[: min(count, 2)])
+            found.append((Bold if competes and own == top else str)(" ± ".join(numbers) or "-"))
         return found
-
-    def _number(self, value: float) -> str:
-        return f"{value * self.scale:.{self.digits}f}" if math.isfinite(value) else "nan"
 
 
 def table_of(
@@ -159,9 +154,10 @@ def _of_panel(title: str, panel: Panel, metric: str, columns: Sequence[Column], 
     return table_of(title, panel.axis, panel.rows(metric), columns, panel.compete(metric), note)
 
 
-def finals(table: RunTable, panel: Panel, measure: Measure) -> list[pd.Series]:
+def finals(table: RunTable, panel: Panel, measure: Measure) -> dict[str, pd.Series]:
     """Return the final values of each choice, by seed."""
-    return [last_rounds(curves, measure.last) for curves in panel.curves(table, measure.name)]
+    curves = panel.curves(table, measure.name)
+    return {name: last_rounds(own, measure.last) for name, own in zip(panel.names, curves, strict=True)}
 
 
 # ---------------------------------------------------------------- tables
@@ -171,10 +167,10 @@ def progress_table(table: RunTable, panel: Panel, measure: Measure, every: int) 
     """Tabulate mean ± std after every ``every`` rounds, the best value and the round of the best value (FedLoss thesis)."""
     curves = panel.curves(table, measure.name)
     length = max((int(own.index.max()) + 1 for own in curves if len(own)), default=0)
-    columns = []
-    for number in sorted({*range(every, length + 1, every), length} - {0}):
-        head = f"after {number} round{'s' * (number != 1)}"
-        columns.append(Column.of(measure, head, [at_round(own, number - 1) for own in curves]))
+    columns = [
+        Column.of(measure, f"after {number} round{'s' * (number != 1)}", [at_round(own, number - 1) for own in curves])
+        for number in sorted({*range(every, length + 1, every), length} - {0})
+    ]
     tops, rounds = zip(*(best(own, measure.higher) for own in curves), strict=True)
     columns += [Column.of(measure, "best", tops), Column("after rounds", rounds)]
     numbers = sorted({len(table.seeds(setting)) for setting in panel.settings.values()})
@@ -208,7 +204,7 @@ def final_table(table: RunTable, panel: Panel, measures: Sequence[Measure]) -> T
     logged = [measure for measure in measures if any(map(len, panel.curves(table, measure.name)))]
     if not logged:
         return None
-    columns = [Column.of(measure, measure.label, finals(table, panel, measure)) for measure in logged]
+    columns = [Column.of(measure, measure.label, [*finals(table, panel, measure).values()]) for measure in logged]
     return _of_panel("At the end", panel, logged[0].name, columns, _at_the_end(logged[0].last))
 
 
@@ -222,25 +218,17 @@ def cross_tables(table: RunTable, panels: Sequence[Panel], measures: Sequence[Me
     """
     if len(table.axes) != 2 or len(panels) < 2:
         return
-    whole = together(panels)
+    whole, none = together(panels), pd.Series(dtype=float)
     for measure in measures:
-        found = [dict(zip(panel.names, finals(table, panel, measure), strict=True)) for panel in panels]
-        if not any(len(own) for by_name in found for own in by_name.values()):
+        found = {panel.choice: finals(table, panel, measure) for panel in panels}
+        if not any(len(own) for by_name in found.values() for own in by_name.values()):
             continue
-        columns = [
-            Column.of(measure, panel.choice, [by_name.get(name, pd.Series(dtype=float)) for name in whole.names])
-            for panel, by_name in zip(panels, found, strict=True)
-        ]
+        columns = [Column.of(measure, head, [own.get(name, none) for name in whole.names]) for head, own in found.items()]
         sets = {panel.measured_on(panel.against, measure.name) for panel in panels} - {None}
-        differ = "The columns are measured on different sets, so compare within a column." if len(sets) > 1 else ""
-        made = _of_panel(
-            f"{measure.title} at the end",
-            whole,
-            measure.name,
-            columns,
-            f"Columns: {panels[0].other}. {_at_the_end(measure.last)}",
-        )
-        yield replace(made, note=f"{made.note} {differ}".strip())
+        note = f"Columns: {panels[0].other}. {_at_the_end(measure.last)}"
+        made = _of_panel(f"{measure.title} at the end", whole, measure.name, columns, note)
+        differ = " The columns are measured on different sets, so compare within a column." if len(sets) > 1 else ""
+        yield replace(made, note=made.note + differ)
 
 
 def cost_table(table: RunTable, panel: Panel, measure: Measure, targets: Sequence[float]) -> Table | None:
@@ -249,14 +237,15 @@ def cost_table(table: RunTable, panel: Panel, measure: Measure, targets: Sequenc
     Returns:
         The table, or None without targets if no run logged megabytes, of which ``keep`` may have left out the columns.
     """
-    costs = {"MB": panel.curves(table, "federation/bytes_up"), "s": panel.curves(table, "federation/seconds")}
-    sent = costs["MB"]
+    sent, received, seconds, ticks = (
+        panel.curves(table, f"federation/{name}") for name in ("bytes_up", "bytes_down", "seconds", "ticks")
+    )
     if not targets and not any(map(len, sent)):
         return None
-    received = panel.curves(table, "federation/bytes_down")
-    costs["MB"] = [((up + down.reindex_like(up).fillna(0)) / 1e6).cumsum() for up, down in zip(sent, received, strict=True)]
-    costs["s"] = [own.reindex_like(up).fillna(0).cumsum().where(up.notna()) for up, own in zip(sent, costs["s"], strict=True)]
-    ticks = panel.curves(table, _TICKS)
+    costs = {
+        "MB": [((up + down.reindex_like(up).fillna(0)) / 1e6).cumsum() for up, down in zip(sent, received, strict=True)],
+        "s": [own.reindex_like(up).fillna(0).cumsum().where(up.notna()) for up, own in zip(sent, seconds, strict=True)],
+    }
     if any(map(len, ticks)):
         costs["ticks"] = [own.reindex_like(up) for up, own in zip(sent, ticks, strict=True)]
     curves = panel.curves(table, measure.name)
@@ -268,17 +257,15 @@ def cost_table(table: RunTable, panel: Panel, measure: Measure, targets: Sequenc
         partly[len(columns)] = [(len(there), own.shape[1]) for there, own in zip(needed, curves, strict=True)]
         columns.append(Column(f"rounds {end}", needed))
         for unit, totals in costs.items():
-            reached = [_at(own, there) for own, there in zip(totals, needed, strict=True)]
-            columns.append(Column(f"{unit} {end}", reached))
+            columns.append(Column(f"{unit} {end}", [_at(own, there) for own, there in zip(totals, needed, strict=True)]))
     columns += [Column(f"total {unit}", [last_rounds(own) for own in totals]) for unit, totals in costs.items()]
     note = " ".join(COSTS[unit] for unit in costs)
     made = table_of("Cost", panel.axis, panel.rows(measure.name), columns, panel.compete(measure.name), note)
     rows = [list(row) for row in made.rows]
     for place, counts in partly.items():
         for row, (some, seeds) in zip(rows, counts, strict=True):
-            row[place + 1] = (
-                "never" if not some else f"{row[place + 1]} ({some} of {seeds})" if some < seeds else row[place + 1]
-            )
+            if some < seeds or not seeds:
+                row[place + 1] = f"{row[place + 1]} ({some} of {seeds})" if some else "never"
     return replace(made, rows=rows)
 
 
@@ -288,37 +275,24 @@ def _at(totals: pd.DataFrame, rounds: pd.Series) -> pd.Series:
     return pd.Series(there, dtype=float).dropna()
 
 
-def paired_table(table: RunTable, panel: Panel, measure: Measure) -> Table | None:
-    """Test each setting against a baseline by a paired t-test over seeds with Holm's correction; None for one setting.
+def paired_table(
+    values: Mapping[str, pd.Series], panel: Panel, measure: Measure, over: str = "seed", more: str = ""
+) -> Table | None:
+    """Test each choice against a panel's baseline by a paired t-test with Holm's correction; None for one choice.
 
-    The verdict is 'better' or 'worse' only if the corrected p is below 0.05. A setting that is measured on another set than the
+    The verdict is 'better' or 'worse' only if the corrected p is below 0.05. A choice that is measured on another set than the
     baseline is not tested.
-    """
-    if panel.names == [panel.against]:
-        return None
-    values = dict(zip(panel.names, finals(table, panel, measure), strict=True))
-    return paired_over(values, panel, measure, panel.apart(measure.name))
-
-
-def paired_over(
-    values: Mapping[str, pd.Series],
-    panel: Panel,
-    measure: Measure,
-    apart: Mapping[str, str],
-    over: str = "seed",
-    more: str = "",
-) -> Table:
-    """Tabulate paired t-tests against a panel's baseline.
 
     Args:
         values: the paired values by choice, each by seed or site.
         panel: names the choices and the baseline.
         measure: the metric.
-        apart: the choices that are not tested, because they are measured on another set.
         over: the word for what the values are paired over.
         more: a further note.
     """
-    none = pd.Series(dtype=float)
+    if [*values] == [panel.against]:
+        return None
+    none, apart = pd.Series(dtype=float), panel.apart(measure.name) if over == "seed" else {}
     against = values.get(panel.against, none)
     tests = {
         name: paired_test(none if name in apart else own, against) for name, own in values.items() if name != panel.against
@@ -367,9 +341,10 @@ def clients_table(table: RunTable, panel: Panel, measure: Measure) -> Table | No
             curves = [table.of_clients(setting, f"client_comparison/{client}/{model}") for model in models]
             if any(map(len, curves)):  # otherwise a client of another panel's data
                 found[f"{client}, {panel.label(name)}"] = [last_rounds(own) for own in curves]
-    columns = [
-        Column(model, [own[k] for own in found.values()], None, measure.scale, measure.digits) for k, model in enumerate(models)
-    ]
+    if not found:
+        return None
+    by_model = dict(zip(models, zip(*found.values(), strict=True), strict=True))
+    columns = [Column(model, own, None, measure.scale, measure.digits) for model, own in by_model.items()]
     note = OF_CLIENTS
     if not all(map(table.has_same_clients, panel.settings.values())):
         note += f" Seed {min(map(min, map(table.seeds, panel.settings.values())))}: the others divide the data differently."

@@ -23,11 +23,10 @@ from fl_lightning.cli import command
 from fl_lightning.studies import Study
 from fl_lightning.studies.collection import read_run
 from fl_lightning.studies.commands import main
-from fl_lightning.studies.execution import Job, only_one, run_all
+from fl_lightning.studies.execution import Job, LiveStatus, context, run_all
 from fl_lightning.studies.grid import Run
 from fl_lightning.studies.run_table import RunTable
 from fl_lightning.studies.settings import SettingsReader
-from fl_lightning.studies.worker import context
 
 for package in ("mlxtend", "matplotlib", "scipy"):
     pytest.importorskip(package, reason="an extra: pip install 'fl_lightning[compare,digits]'")
@@ -330,21 +329,6 @@ def test_clients_with_data_of_their_own_are_compared_by_the_metric_of_their_best
     assert "is `val_loss`" in written
 
 
-@pytest.mark.slow
-def test_a_search_is_written_and_nothing_is_run(compare):
-    arguments = ("--base", ADAFED, "--settings.data.datamodule.validation_share", "0.1", "--over.mu", "0.1,1", "--name=s")
-    status, text = compare(*arguments, "--sweep", "bayes")
-    assert status == 0, text
-    assert "Nothing was run: 'wandb sweep runs/studies/s/sweep.yaml'" in text
-    assert not Path("runs/studies/s/runs").exists()
-    sweep = yaml.safe_load(Path("runs/studies/s/sweep.yaml").read_text())
-    assert sweep["parameters"]["federation.local.proximal_mu"] == {
-        "distribution": "log_uniform_values",
-        "min": 0.1,
-        "max": 1.0,
-    }
-
-
 def test_a_report_of_several_tables():
     header, row = "run,strategy,seed,round,metric,value\n", "r,FedAvg,{},{},val_accuracy,{}\n"
     for seed, value in ((0, 0.25), (1, 0.75)):
@@ -355,15 +339,34 @@ def test_a_report_of_several_tables():
     assert "50.00 ± 35.36" in Path("joined/report.md").read_text()
 
 
-def test_a_study_at_work_is_left_alone():
-    with (
-        only_one(Path("here")),
-        pytest.raises(ConfigurationError, match="Wait until it has finished, stop it"),
-        only_one(Path("here")),
-    ):
-        pass
-    with only_one(Path("here")):
-        pass
+@pytest.mark.slow
+def test_a_study_at_work_is_left_alone(monkeypatch):
+    study = Study(ADAFED, seeds=1)
+    second = Study(ADAFED, seeds=1)
+
+    def meanwhile(*_: object) -> None:
+        with pytest.raises(ConfigurationError, match="Wait until it has finished, stop it"):
+            second.compare()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study, "_run_missing", meanwhile)
+    with pytest.raises(KeyboardInterrupt):
+        study.compare()
+
+
+def test_the_live_line_on_a_terminal(tmp_path, capsys, monkeypatch):
+    jobs = [Job(name, tmp_path / name, "", ()) for name in ("one", "two")]
+    jobs[0].folder.mkdir()
+    jobs[0].log.write_text("Seed set to 0\nRound 0/3: val_accuracy 0.1\nRound 1/3: val_accuracy 0.2\nsomething\n")
+    assert [job.last_words() for job in jobs] == ["something", "no log"]
+    LiveStatus().show(jobs)
+    assert capsys.readouterr().out == ""  # a file or a pipe
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    status = LiveStatus()
+    status.show(jobs)
+    status.clear()
+    shown = "\r\033[Kone: Round 1/3: val_accuracy 0.2   two: starting"
+    assert capsys.readouterr().out == f"{shown[: 3 + 79 + 1]}\r\033[K"
 
 
 def test_help_names_the_settings(capsys, monkeypatch):

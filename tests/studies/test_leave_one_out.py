@@ -37,7 +37,7 @@ def table(axes: tuple[str, ...] = ("strategy", LEFT_OUT), drop: tuple[str, str] 
 def made(found: RunTable, **options: str) -> list[tuple[str, list[list[str]], list[list[str]]]]:
     """The title, and the texts of both tables."""
     chosen = ReportOptions(METRIC, mode="max", **options)
-    sections = leave_one_out_tables(found, chosen.panels(found), chosen.compare, chosen.measure)
+    sections = leave_one_out_tables(found, chosen.panels(found), chosen.measure)
     return [(title, *([list(row) for row in one.rows] for one in tables)) for title, tables in sections]
 
 

@@ -54,15 +54,6 @@ def test_classes_and_clients_side_by_side():
     assert drawing.families(table(), panel, "client_score", "score", "client") is None
 
 
-def test_no_two_lines_look_alike():
-    rows = [Row("r", ("A",), 0, r, f"val_f1/{label}", 0.5) for label in range(40) for r in range(2)]
-    many = RunTable(["strategy"], rows)
-    figure = drawing.families(many, panels(many)[0], "val_f1", "F1", "class")
-    assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in figure.axes[0].lines}) == 40
-    more = RunTable(["strategy"], [*rows, Row("r", ("A",), 0, 0, "val_f1/40", 0.5)])
-    assert drawing.families(more, panels(more)[0], "val_f1", "F1", "class") is None
-
-
 def test_confusion_matrices_are_shares_of_the_true_class():
     (panel,) = panels(table())
     figure = drawing.confusions(table(), panel)
@@ -81,16 +72,11 @@ def test_clients_by_classes():
 
 @pytest.mark.slow
 def test_a_report_names_its_files_and_is_the_same_again(tmp_path):
-    options = ReportOptions(every=2, after=2, targets=[0.8], compare="strategy", baseline="FedAvg")
+    options = ReportOptions(every=2, after=2, targets=[0.8], baseline="FedAvg")
     files = write_report(table(("paper", "even")), options, tmp_path / "one", "a study")
-    text = (tmp_path / "one" / "report.md").read_text()
-    assert text.startswith("# a study\n\n- Names: validation accuracy is `val_accuracy`, ")
-    assert "\n\n**Validation accuracy in percent at the end.** Columns: partition. After the last round.\n" in text
-    assert "\n## partition: paper\n" in text
     shown = [f"{name}.{kind}" for name in _names(2) for kind in ("png", "svg", "pdf")]
     assert sorted(path.name for path in files) == sorted(["report.html", "report.md", "report.tex", *shown])
     assert all(path.exists() for path in files)
-    assert all(f"]({name}.png)" in text for name in _names(2))
     write_report(table(("paper", "even")), options, tmp_path / "two", "a study")
     for path in files:
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
@@ -113,7 +99,6 @@ def test_a_table_without_classes_has_only_curves(tmp_path):
     ("options", "message"),
     [
         ({"metric": "test_accuracy"}, "which no run logged. The runs logged: val_accuracy, val_f1_macro."),
-        ({"compare": "loss"}, "the study's axes are: strategy, partition. Set it to one."),
     ],
 )
 def test_reports_of_what_is_not_there(options, message, tmp_path):

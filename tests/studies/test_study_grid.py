@@ -45,12 +45,6 @@ def test_numbers_of_a_setting_by_its_full_name():
     ]
 
 
-def test_what_the_parser_nests_is_one_name():
-    """'--over.federation.local.proximal_mu [0, 1]' arrives in three layers."""
-    (axis,) = read_axes({"federation": {"local": {"proximal_mu": [0, 1]}}})
-    assert axis.name == axis.setting == "federation.local.proximal_mu"
-
-
 @pytest.mark.parametrize("written", ["iid.yaml,skew.yaml", ["iid.yaml", "skew.yaml"]])
 def test_files_by_comma(written):
     (axis,) = read_axes({"partition": written})
@@ -160,38 +154,12 @@ def test_names_that_would_be_the_same_folder():
 
 
 def test_a_sweep_has_the_study_s_runs():
-    """Plain values are W&B's parameters; the rest is in whole configurations: 2 rates x (2 partitions x 3 seeds)."""
-    axes = read_axes({"learning_rate": [0.1, 0.01], "partition": ["iid.yaml", "skew.yaml"]})
-    runs = span(axes, [0, 1, 2], ["base.yaml"], {})
-    path = write_sweep(Path(), "mine", axes, runs, lambda run: f"name: {run.name}\n", Measure("val_loss", higher=False))
+    """Each run is a whole configuration; those of an earlier version of the study are gone."""
+    Path("sweep").mkdir()
+    Path("sweep/earlier.yaml").write_text("")
+    path = write_sweep(Path(), "mine", {"a,seed=0": "name: a\n", "b,seed=0": "name: b\n"}, Measure("val_loss", higher=False))
     sweep = yaml.safe_load(path.read_text())
-    configs = sweep["parameters"]["config"]["values"]
-    assert len(configs) == 6
-    assert list(sweep["parameters"]) == ["config", "model.init_args.optimizer.init_args.lr"]  # files come first
-    assert sweep["parameters"]["model.init_args.optimizer.init_args.lr"]["values"] == [0.1, 0.01]
-    assert (sweep["name"], sweep["metric"]) == ("mine", {"name": "val_loss", "goal": "minimize"})
+    assert [yaml.safe_load(Path(file).read_text())["name"] for file in sweep["parameters"]["config"]["values"]] == ["a", "b"]
+    assert (sweep["name"], sweep["method"], sweep["metric"]) == ("mine", "grid", {"name": "val_loss", "goal": "minimize"})
     assert sweep["command"] == ["fl-lightning", "fit", "${args}"]
-    assert [yaml.safe_load(Path(config).read_text())["name"] for config in configs] == [
-        f"learning_rate=0.1,partition={name},seed={seed}" for seed in range(3) for name in ("iid", "skew")
-    ]
-
-
-def test_a_search_draws_numbers_from_ranges_and_keeps_to_one_seed():
-    """A seed must not be chosen as if it were a setting."""
-    over = {"learning_rate": [0.01, 1, 0.1], "mu": [0, 0.1], "local_epochs": [1, 10], "strategy": ["FedAvg", "AdaFed"]}
-    axes = read_axes(over | {"federation.clients_per_round": [0.5], "partition": ["iid.yaml", "skew.yaml"]})
-    runs = span(axes, [4, 5], ["base.yaml"], {})
-    path = write_sweep(
-        Path(), "mine", axes, runs, lambda run: f"seed: {run.seed}\n", Measure("val_loss", higher=False), "bayes"
-    )
-    sweep = yaml.safe_load(path.read_text())
-    assert sweep["method"] == "bayes"
-    configs = sweep["parameters"].pop("config")["values"]
-    assert [yaml.safe_load(Path(config).read_text())["seed"] for config in configs] == [4, 4]
-    assert list(sweep["parameters"].values()) == [
-        {"distribution": "log_uniform_values", "min": 0.01, "max": 1.0},
-        {"distribution": "uniform", "min": 0.0, "max": 0.1},
-        {"distribution": "int_uniform", "min": 1, "max": 10},
-        {"values": ["FedAvg", "AdaFed"]},
-        {"values": [0.5]},
-    ]
+    assert len(list(Path("sweep").iterdir())) == 2

@@ -7,34 +7,21 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-import yaml
 from command_line import ADAFED, ROOT
 from study_tables import runs_of as table
 
 from fl_lightning import ConfigurationError
 from fl_lightning.strategies import ALGORITHMS
-from fl_lightning.studies import ReportOptions, RunTable, Study, write_report
+from fl_lightning.studies import ReportOptions, Study
 from fl_lightning.studies import figures as drawing
-from fl_lightning.studies.layout import Bold
-from fl_lightning.studies.names import family, in_words, partition_in_words, readable
+from fl_lightning.studies.figures import MOST_STYLES, style, styles
+from fl_lightning.studies.names import family, partition_in_words, readable
 from fl_lightning.studies.panels import Measure, panels
-from fl_lightning.studies.set_up import code_of, codes, facts
-from fl_lightning.studies.styles import MOST_STYLES, style, styles
-from fl_lightning.studies.tables import cross_tables, final_table, paired_table, progress_table
+from fl_lightning.studies.set_up import code_of, facts
 from fl_lightning.utilities.source_version import source_version
 
 pytest.importorskip("matplotlib", reason="figures are an extra: pip install 'fl_lightning[compare]'")
 pytest.importorskip("scipy", reason="paired tests are an extra: pip install 'fl_lightning[compare]'")
-
-SERVER, PARTS = (
-    "server_set/the validation set of D",
-    "server_set/the clients' own test parts (20 % each; IID), together",
-)
-
-
-def bold(made) -> list[str]:
-    return [row[0] for row in made.rows if any(isinstance(cell, Bold) for cell in row)]
-
 
 # ------------------------------------------------------------------ names
 
@@ -56,97 +43,15 @@ def test_partitions_in_words():
     assert partition_in_words(None) == "one dataset for each client"
 
 
-def test_tables_and_figures_have_the_names_that_the_study_gives(tmp_path):
-    made = table({"fedavg_mnist": (0.5, []), "adafed_f1": (0.7, [])})
-    write_report(made, ReportOptions(names={"adafed_f1": "AdaFed by F1"}, every=2, after=9, also=[]), tmp_path, "x")
-    text = (tmp_path / "report.md").read_text()
-    assert "| FedAvg | 50.50 ± 0.71 | 50.50 ± 0.71 |" in text
-    assert "| AdaFed by F1 | **70.50 ± 0.71** | **70.50 ± 0.71** |" in text
-    assert "against FedAvg, paired over seeds" in text
-    assert "fedavg_mnist" not in text
-    figure = drawing.curves(made, panels(made), Measure())
-    assert [text.get_text() for text in figure.legends[0].texts] == ["FedAvg", "adafed f1"]
-
-
-def test_metrics_are_explained(tmp_path):
-    made = table({"a": (0.5, []), "b": (0.6, [])})
-    write_report(made, ReportOptions(also=["my_metric"], title="My title"), tmp_path, "x")
-    title, _, *said = (tmp_path / "report.md").read_text().splitlines()[:5]
-    assert title == "# My title"
-    names = "Names: validation accuracy is `val_accuracy`."
-    figures = "lines are means over seeds, and bands are ± one standard deviation"
-    assert said == [f"- {names}", f"- In figures, {figures}.", ""]
-    assert in_words("val_weird_thing") == "validation weird thing"
-
-
 # ------------------------------------------------------------------ baselines
 
 
-def test_the_best_is_never_a_baseline():
-    """Centralized training has the most, but FedAvg is the best of those that compete."""
-    known = {"Centralized": "centralized", "alone": "local only", "FedAvg": None, "FedSGD": None}
-    made = table(
-        {
-            name: (0.9 - k / 10, ["partition/IID", *([f"reference/{kind}"] if kind else [])])
-            for k, (name, kind) in enumerate(known.items())
-        }
-    )
-    (panel,) = panels(made, baseline="FedAvg")
-    for one in (progress_table(made, panel, Measure(), 2), final_table(made, panel, [Measure()])):
-        assert bold(one) == ["FedAvg"]
-        assert [row[0] for row in one.rows] == ["Centralized ‡", "alone ‡", "FedAvg", "FedSGD"]
-        assert one.note.endswith("‡ Baseline: never in bold.")
-    assert [row[0] for row in paired_table(made, panel, Measure()).rows] == ["Centralized ‡", "alone ‡", "FedSGD"]
-    figure = drawing.curves(made, [panel], Measure())
-    greys = [len({*line.get_color()}) == 4 and line.get_color().startswith("0.") for line in figure.axes[0].lines]
-    assert greys == [True, True, False, False]
-
-
-def test_a_table_without_facts_knows_baselines_by_their_names_and_a_study_may_name_them():
+def test_a_table_without_facts_knows_baselines_by_their_names():
     made = table({"fedavg": (0.5, []), "local_only": (0.6, []), "mine": (0.4, [])})
     assert panels(made)[0].references == {"local_only": "local only"}
-    assert panels(made, references=["mine"])[0].references == {"mine": "baseline"}
-    assert panels(made, references=[])[0].references == {}
 
 
 # ------------------------------------------------------------------ what is not comparable
-
-
-def test_another_server_set_is_said_and_not_compared():
-    made = table({"FedAvg": (0.5, [SERVER]), "FedBN": (0.9, [PARTS]), "AdaFed": (0.6, [SERVER])})
-    (panel,) = panels(made)
-    final = final_table(made, panel, [Measure()])
-    assert bold(final) == ["AdaFed"]
-    assert [row[0] for row in final.rows] == ["FedAvg", "FedBN †", "AdaFed"]
-    assert final.note == (
-        "After the last round. † Not comparable with the other rows, never in bold: FedBN is measured on the clients' own test "
-        "parts (20 % each; IID), together. The others are measured on the validation set of D."
-    )
-    tests = [list(row) for row in paired_table(made, panel, Measure()).rows]
-    assert tests[0] == ["FedBN †", "0", "-", "-", "not comparable"]
-    assert tests[1][1:3] == ["2", "+10.00 ± 0.00"]
-    assert r"FedBN \dag{}" in final.latex()
-
-
-def test_columns_on_different_sets_are_said():
-    """Two partitions whose test parts differ: rows are comparable, columns are not."""
-    runs = {f"{name}|{split}": (0.5, [f"server_set/parts of {split}"]) for split in ("even", "skew") for name in ("A", "B")}
-    made = table(runs, ("algorithm", "split"))
-    (crossed,) = cross_tables(made, panels(made), [Measure()])
-    assert crossed.note.endswith("The columns are measured on different sets, so compare within a column.")
-    assert [row[0] for row in crossed.rows] == ["A", "B"]
-    runs["B|skew"] = (0.9, ["server_set/something else"])
-    made = table(runs, ("algorithm", "split"))
-    (crossed,) = cross_tables(made, panels(made), [Measure()])
-    assert [row[0] for row in crossed.rows] == ["A", "B †"]
-    assert bold(crossed) == []
-
-
-def test_clients_that_train_on_less_are_said(tmp_path):
-    made = table({"FedAvg": (0.5, ["training/100 %"]), "FedLoss": (0.6, ["training/90 %"])})
-    write_report(made, ReportOptions(also=[]), tmp_path, "x")
-    said = "Share of its examples that a client trains on: 90 % (FedLoss), 100 % (the others)."
-    assert said in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.slow
@@ -162,7 +67,7 @@ def test_the_facts_of_a_run_come_from_its_configuration():
         **files,
     }
     study = Study(ADAFED, {"only": choices}, seeds=1)
-    found = {run.setting[0]: facts(study.configurations[run.name][0]) for run in study.runs}
+    found = {run.setting[0]: facts(study.configurations[run.name][0].as_dict()) for run in study.runs}
     made = {name: [f"{kind}/{text}" for kind, text in own.items()] for name, own in found.items()}
     partition, server = "given counts of each class, 6 clients", "server_set/the validation set of MNISTDataModule"
     assert made["base"] == [f"partition/{partition}", "training/100 %", f"{server} (source auto)"]
@@ -176,20 +81,12 @@ def test_the_facts_of_a_run_come_from_its_configuration():
         assert made[name][-1] == f"reference/{kind}"
 
 
-def test_a_report_names_the_code_of_its_runs(tmp_path):
-    """As each run wrote it into its config.yaml when it began, also if runs of two releases share a setting."""
+def test_the_code_of_a_run_is_what_it_wrote_into_its_configuration(tmp_path):
     for seed, first in enumerate(["# fl_lightning==0.2.0 (commit 60b2303)", "# fl_lightning==0.1.0", "seed_everything: 1"]):
         (tmp_path / str(seed)).mkdir()
         (tmp_path / str(seed) / "config.yaml").write_text(f"{first}\ntrainer: {{}}\n")
     known = [code_of(tmp_path / name) for name in ("0", "1", "2", "none")]
     assert known == [{"code": "0.2.0 (commit 60b2303)"}, {"code": "0.1.0"}, {}, {}]
-    made = table({"A": (0.8, []), "B": (0.7, [])})
-    both = RunTable(made.axes, made.rows(), {"A-0": known[0], "A-1": known[1], "B-0": known[0], "B-1": known[0]})
-    assert codes(both) == {"0.1.0": 1, "0.2.0 (commit 60b2303)": 3}
-    write_report(both, ReportOptions(also=[]), tmp_path, "x")
-    said = "- Code: fl_lightning 0.1.0, 1 run; 0.2.0 (commit 60b2303), 3 runs."
-    assert said in (tmp_path / "report.md").read_text().splitlines()
-    assert codes(made) == {}
 
 
 def test_the_commit_of_a_checkout(tmp_path):
@@ -264,10 +161,6 @@ def test_more_lines_are_drawn_by_family_with_the_baseline_in_each():
         "Others": ["FedAvg", *(f"s{k}" for k in range(6))],
         "Baselines": ["FedAvg", "Centralized"],
     }
-    own = drawing.curves(made, panels(made), Measure(), {"mine": ["s1", "s3"], "theirs": ["Krum"]})
-    titles = [axis.get_title() for axis in own.axes]
-    assert titles == ["Others", "theirs", "mine"]
-    assert [line.get_label() for line in own.axes[2].lines] == ["FedAvg", "s1", "s3"]
 
 
 def test_the_partition_is_in_the_title():
@@ -283,19 +176,12 @@ def test_the_partition_is_in_the_title():
     ]
 
 
-def test_one_seed_has_no_bands():
-    made = table({"A": (0.5, []), "B": (0.6, [])}, seeds=1)
-    figure = drawing.curves(made, panels(made), Measure())
-    assert figure.legends[0].get_title().get_text() == "One seed"
-    assert not figure.axes[0].collections
-
-
 # ------------------------------------------------------------------ settings
 
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("names", {"FedOpt": "x"}), ("references", ["FedOpt"]), ("families", {"x": ["FedOpt"]}), ("baseline", "FedOpt")],
+    [("names", {"FedOpt": "x"}), ("baseline", "FedOpt")],
 )
 def test_choices_that_the_study_does_not_have(setting, value):
     said = f"'report.{setting}' has 'FedOpt', but the choices of the axis 'strategy' are: FedAvg, AdaFed. Use one of them."
@@ -316,12 +202,3 @@ def test_seeds_as_typed(typed, seeds, monkeypatch):
             commands.main(["compare", *arguments])
         assert end.value.code == 0
     assert ran == [seeds, seeds]
-
-
-def test_the_options_of_a_report_are_settings_of_a_file():
-    from fl_lightning.studies.commands import _parser
-
-    report = {"names": {"a": "A, for readers"}, "references": ["b"], "families": {"mine": ["a", "b"]}}
-    Path("mine.yaml").write_text(yaml.safe_dump({"base": ADAFED, "report": report}))
-    read = _parser("compare").parse_args(["--config", "mine.yaml"]).report
-    assert {key: getattr(read, key) for key in report} == report

@@ -3,53 +3,58 @@
 from __future__ import annotations
 
 import statistics
+from pathlib import Path
 
 import pytest
-from study_tables import ACCURACY, cells, table
+from study_tables import ACCURACY, cells, everything, table
 
-from fl_lightning.studies import ReportOptions, Row, RunTable
+from fl_lightning.studies import Row, RunTable, write_report
 from fl_lightning.studies.layout import Bold, Table
-from fl_lightning.studies.panels import Measure, panels
+from fl_lightning.studies.panels import Measure, Panel, panels
 from fl_lightning.studies.tables import (
     clients_table,
     cost_table,
     cross_tables,
-    final_table,
+    finals,
     late_table,
     paired_table,
-    progress_table,
 )
 
 stats = pytest.importorskip("scipy.stats", reason="paired tests are an extra: pip install 'fl_lightning[compare]'")
 
 
+def test_the_report_is_the_golden_one(tmp_path, monkeypatch):
+    """Every kind of table, mark and note; the numbers of FedAvg and AdaFed are worked by hand below."""
+    monkeypatch.setattr("fl_lightning.studies.report.draw_all", lambda *_: {"curves": "accuracy over rounds"})
+    made, options = everything()
+    write_report(made, options, tmp_path, "a study")
+    picture = "\n![Accuracy over rounds](curves.png)\n\n*Accuracy over rounds.*\n"
+    assert (tmp_path / "report.md").read_text() == Path(__file__).with_name("golden.md").read_text() + picture
+    latex = (tmp_path / "report.tex").read_text()
+    assert latex.count(r"\begin{table}") == latex.count(r"\label{tab:") == 20
+    assert r"FedAvg & 62.00 $\pm$ 2.00 & 57.00 $\pm$ 2.00 \\" in latex
+    assert r"FedBN, own layers \dag{} & 85.00" in latex
+
+
+def test_cells_are_escaped():
+    assert Table("t", ("a|b",), (("x\ny",),)).markdown().splitlines()[2:] == ["| a\\|b |", "|---|", "| x y |"]
+    made = Table("A_title", ("x", "y"), (("a & b|c", Bold("1 ± 2")),), "≥ 3.").latex("a {b}")
+    assert r"\caption{A\_title (a \{b\}). $\geq$ 3.}" in made
+    assert r"a \& b$|$c & \textbf{1 $\pm$ 2} \\" in made
+
+
+def paired(panel: Panel, measure: Measure) -> Table:
+    made = paired_table(finals(table(), panel, measure), panel, measure)
+    assert made is not None
+    return made
+
+
 # ------------------------------------------------------------------ tables of a report
-
-
-def test_panels_differ_on_one_axis():
-    made = panels(table(("paper", "even")), "partition")
-    assert [(panel.title, panel.names) for panel in made] == [
-        ("strategy: FedAvg", ["paper", "even"]),
-        ("strategy: AdaFed", ["paper", "even"]),
-    ]
-    assert [panel.title for panel in panels(table(("paper", "even")))] == ["partition: paper", "partition: even"]
-
-
-def test_the_table_over_rounds():
-    """FedAvg after round 2: 0.5, 0.4, 0.6 have mean 0.5 and deviation 0.1. Best of the seeds: 0.70, 0.64, 0.62."""
-    (panel,) = panels(table())
-    made = progress_table(table(), panel, Measure(), every=2)
-    assert made.columns == ("strategy", "after 2 rounds", "after 4 rounds", "best", "after rounds")
-    assert cells(made) == [
-        ["FedAvg", "*50.00 ± 10.00*", "62.00 ± 2.00", "65.33 ± 4.16", "3.7 ± 0.6"],
-        ["AdaFed", "*50.00 ± 10.00*", "*83.00 ± 2.65*", "*84.33 ± 4.93*", "3.7 ± 0.6"],
-    ]
-    assert "over 3 seeds" in made.note
 
 
 def test_a_baseline_without_runs_is_said():
     (panel,) = panels(table(), baseline="FedProx")
-    made = paired_table(table(), panel, Measure())
+    made = paired(panel, Measure())
     assert made.note == "There are no runs of FedProx here."
     assert [row[-1] for row in cells(made)] == ["too few seeds"] * 2
 
@@ -64,12 +69,6 @@ def test_costs_are_those_of_the_seed_that_got_there():
     assert cells(cost_table(made_of, panel, Measure(), [0.5]))[0][1:3] == ["1.0", "1.0"]
 
 
-def test_the_last_round_is_always_shown():
-    (panel,) = panels(table())
-    assert progress_table(table(), panel, Measure(), every=3).columns[1:3] == ("after 3 rounds", "after 4 rounds")
-    assert progress_table(table(), panel, Measure(), every=50).columns[1:2] == ("after 4 rounds",)
-
-
 def test_the_table_of_late_rounds():
     (panel,) = panels(table())
     late = [ACCURACY["AdaFed", seed][2:] for seed in range(3)]
@@ -82,47 +81,12 @@ def test_the_table_of_late_rounds():
     assert late_table(table(), panel, Measure(), after=4) is None
 
 
-def test_the_table_of_final_values():
-    (panel,) = panels(table())
-    measures = [Measure(), Measure("val_f1_macro"), Measure("val_f1_weighted")]
-    made = final_table(table(), panel, measures)
-    assert made.columns == (
-        "strategy",
-        "validation accuracy in percent",
-        "validation macro F1 in percent",
-    )  # the third was not logged
-    assert cells(made)[1] == ["AdaFed", "*83.00 ± 2.65*", "*41.50 ± 1.32*"]
-    assert final_table(table(), panel, [Measure("nothing")]) is None
-
-
-def test_two_axes_against_each_other():
-    """Strategies down, partitions across; the share of client 0 as it is, and no value of it better than another."""
-    wide = table(("paper", "even"))
-    accuracy, share = cross_tables(wide, panels(wide), ReportOptions(beside=["client_share/0", "nothing"]).crossed)
-    assert (accuracy.title, accuracy.columns) == ("Validation accuracy in percent at the end", ("strategy", "paper", "even"))
-    assert cells(accuracy) == [["FedAvg", *["62.00 ± 2.00"] * 2], ["AdaFed", *["*83.00 ± 2.65*"] * 2]]
-    assert share.title == "client_share/0 at the end"
-    assert cells(share) == [[name, *["0.2500 ± 0.0000"] * 2] for name in ("FedAvg", "AdaFed")]
-    assert list(cross_tables(table(), panels(table()), [Measure()])) == []  # one partition: the other tables say it
-
-
 def test_a_pair_that_was_not_run_is_left_empty():
     wide = table(("paper", "even"))
     rows = [row for row in wide.rows() if row.setting != ("AdaFed", "even")]
     some = RunTable(["strategy", "partition"], rows)
     (made,) = cross_tables(some, panels(some), [Measure()])
     assert cells(made)[1] == ["AdaFed", "*83.00 ± 2.65*", "-"]
-
-
-def test_the_table_of_costs():
-    """3 MB and 3 s a round. FedAvg reaches 0.65 in seed 0 alone, after 3 rounds; AdaFed 0.8 after 3, 3 and 4 rounds."""
-    (panel,) = panels(table())
-    made = cost_table(table(), panel, Measure(), targets=[0.65, 0.8])
-    assert made.columns[1:4] == ("rounds to ≥ 65", "MB to ≥ 65", "s to ≥ 65")
-    assert cells(made) == [
-        ["FedAvg", "3.0 (1 of 3)", "9.0", "9.0", "never", "-", "-", "12.0 ± 0.0", "12.0 ± 0.0"],
-        ["AdaFed", *["3.0 ± 0.0", "9.0 ± 0.0", "9.0 ± 0.0"], *["3.3 ± 0.6", "10.0 ± 1.7", "10.0 ± 1.7"], *["12.0 ± 0.0"] * 2],
-    ]
 
 
 def test_costs_that_no_run_logged_have_no_table():
@@ -137,41 +101,19 @@ def test_costs_that_no_run_logged_have_no_table():
     assert cost_table(table(), panel, Measure(), targets=[]) is not None
 
 
-def test_simulated_time_is_a_cost_if_there_is_a_clock():
-    """Round r of seed s ends at tick 10 (r + 1) + s."""
-    ticks = [
-        row._replace(metric="federation/ticks", value=10.0 * (row.round_idx + 1) + row.seed)
-        for row in table().rows()
-        if row.metric == "val_accuracy"
-    ]
-    timed = RunTable(["strategy", "partition"], [*table().rows(), *ticks])
-    (panel,) = panels(timed)
-    made = cost_table(timed, panel, Measure(), targets=[0.65])
-    assert made.columns[1:] == (
-        "rounds to ≥ 65",
-        "MB to ≥ 65",
-        "s to ≥ 65",
-        "ticks to ≥ 65",
-        *("total MB", "total s", "total ticks"),
-    )
-    assert cells(made)[0][4] == "30.0"  # FedAvg, round 3 of seed 0
-    assert cells(made)[1][-1] == "41.0 ± 1.0"
-    assert "ticks: simulated time" in made.note
-
-
 def test_better_is_said_only_where_it_holds():
     (panel,) = panels(table())
     finals = {name: [ACCURACY[name, seed][-1] for seed in range(3)] for name in panel.names}
     p = stats.ttest_rel(finals["AdaFed"], finals["FedAvg"]).pvalue
-    made = cells(paired_table(table(), panel, Measure()))
+    made = cells(paired(panel, Measure()))
     assert made == [["AdaFed", "3", "+21.00 ± 2.48", f"{p:.3f}" if p >= 0.001 else "< 0.001", "better"]]
     (against_adafed,) = panels(table(), baseline="AdaFed")
-    (other,) = cells(paired_table(table(), against_adafed, Measure()))
+    (other,) = cells(paired(against_adafed, Measure()))
     assert other[0] == "FedAvg"
     assert other[-1] == "worse"
-    noisy = cells(paired_table(table(), panel, Measure("val_accuracy", last=4)))
+    noisy = cells(paired(panel, Measure("val_accuracy", last=4)))
     assert noisy[0][-1] == "no significant difference"
-    lower_is_better = cells(paired_table(table(), panel, Measure(higher=False)))
+    lower_is_better = cells(paired(panel, Measure(higher=False)))
     assert lower_is_better[0][-1] == "worse"
 
 
@@ -208,28 +150,6 @@ def test_the_table_of_clients_of_different_data():
         made = clients_table(made_of, panel, Measure())
         assert made.columns == ("client, algorithm", "global", "own")
         assert cells(made) == [[f"{client}, FedAvg", "50.00", "-"], [f"{client}, Ditto", "-", "50.00"]]
-
-
-def test_markdown_and_latex():
-    assert Table("t", ("a|b",), (("x\ny",),)).markdown().splitlines()[2:] == ["| a\\|b |", "|---|", "| x y |"]
-    assert r"\caption{t (a \{b\}).}" in Table("t", ("x",), ()).latex("a {b}")
-    made = Table("A_title", ("x", "y"), (("a & b|c", Bold("1 ± 2")), ("50 %", "-")), "≥ 3.")
-    assert made.markdown() == "**A_title.** ≥ 3.\n\n| x | y |\n|---|---|\n| a & b\\|c | **1 ± 2** |\n| 50 % | - |\n"
-    assert made.latex().splitlines() == [
-        r"\begin{table}",
-        r"\centering",
-        r"\caption{A\_title. $\geq$ 3.}",
-        r"\label{tab:a-title}",
-        r"\begin{tabular}{lr}",
-        r"\toprule",
-        r"x & y \\",
-        r"\midrule",
-        r"a \& b$|$c & \textbf{1 $\pm$ 2} \\",
-        r"50 \% & - \\",
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table}",
-    ]
 
 
 def test_later_rounds_of_a_metric_that_is_not_a_share():

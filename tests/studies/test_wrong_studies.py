@@ -14,8 +14,6 @@ from fl_lightning.studies.commands import main
 for package in ("mlxtend", "matplotlib", "scipy"):
     pytest.importorskip(package, reason="an extra: pip install 'fl_lightning[compare,digits]'")
 
-ON_CLIENTS = ("--settings.data.server_set", "clients", "--settings.data.client_test", "0.2")
-
 
 def refused(capsys, *arguments: str) -> str:
     with pytest.raises(SystemExit) as end:
@@ -46,24 +44,26 @@ def refused(capsys, *arguments: str) -> str:
         (["--base", ADAFED, "--over.strategy", "FedAvgg"], "Cannot configure the run 'strategy=FedAvgg,seed=0'"),
         (["--base", ADAFED, "--over.federation.stratgy", "[1]"], "federation.strategy"),
         (["--base", ADAFED, "--over.mu", "0,high"], "Cannot configure the run 'mu=high,seed=0'"),
-        (["--base", ADAFED, "--report.compare", "x"], "the study's axes are: none"),
+        (["--base", ADAFED, "--report.compare", "x"], "--report.compare"),
         (
             ["--base", ADAFED, "--over.strategy", "FedAvg", "--report.baseline", "x"],
             "the choices of the axis 'strategy' are: FedAvg",
         ),
         (["--base", "[]"], "'base' must be a configuration of 'fl-lightning fit'"),
         (["--base", ADAFED, "--over.strategi", "FedAvg"], "Short names: strategy, route"),
-        (["--base", ADAFED, "--over.mu", "0,1", "--sweep", "bayes"], "'data.datamodule.validation_share' is 0: set it to 0.1"),
-        (["--base", ADAFED, "--sweep", "bayes", *ON_CLIENTS], "'data.server_set' is 'clients': set it to 'datamodule'"),
-        (["--base", ADAFED, "--sweep", "best"], "'sweep'"),
+        (["--base", ADAFED, "--sweep", "bayes"], "unrecognized arguments: --sweep bayes"),
         (["--base", ADAFED, "--jobs", "many"], "All settings: fl-lightning compare --help; examples: docs/studies.md."),
         (["--base", ADAFED, "--settings.trainer.max_epochs"], "expected"),
         (["--config", "null.yaml"], "'seeds' is null, but needs a whole number or a list or text. Set it, or"),
+        (["--config", "gone.yaml"], "Group 'report' does not accept option 'families.a'"),
+        (["--config", "nested.yaml"], "Cannot configure the run 'trainer=max_epochs,seed=0': 'trainer' must contain settings"),
         (["--config", "every.yaml"], "'report.every' is null, but needs a whole number."),
     ],
 )
 def test_wrong_studies_are_refused_before_anything_runs(arguments, message, capsys):
-    for name, text in (("mine", "sedes: 3"), ("null", "seeds: null"), ("every", "report: {every: null}")):
+    texts = {"mine": "sedes: 3", "null": "seeds: null", "every": "report: {every: null}"}
+    texts |= {"gone": "report: {families: {a: [FedAvg]}}", "nested": "over: {trainer: {max_epochs: [1, 2]}}"}
+    for name, text in texts.items():
         Path(f"{name}.yaml").write_text(f"base: adafed_mnist\n{text}\n")
     assert message in refused(capsys, *arguments)
     assert not Path("runs").exists()

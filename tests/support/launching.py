@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 from fl_lightning.compat.python import run_exit_functions
-from fl_lightning.studies.worker import context, kill
+from fl_lightning.studies.execution import context, kill
 
 SCRIPT = Path(__file__).with_name("run_federation.py")
 

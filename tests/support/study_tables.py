@@ -1,6 +1,10 @@
 """A small run table whose every mean can be worked by hand."""
 
-from fl_lightning.studies import Row, RunTable
+from __future__ import annotations
+
+from itertools import product
+
+from fl_lightning.studies import ReportOptions, Row, RunTable
 from fl_lightning.studies.layout import Bold, Table
 
 ACCURACY = {  # by strategy and seed: after rounds 0 to 3
@@ -62,3 +66,35 @@ def runs_of(runs: dict[str, tuple[float, list[str]]], axes: tuple[str, ...] = ("
 def cells(made: Table) -> list[list[str]]:
     """The texts of a table, those in bold between asterisks."""
     return [[f"*{cell}*" if isinstance(cell, Bold) else cell for cell in row] for row in made.rows]
+
+
+def everything() -> tuple[RunTable, ReportOptions]:
+    """A study whose report has every kind of table, mark and note: a baseline, another set, two splits, a set-up, a clock."""
+    known = {  # what is known of an algorithm
+        "fedavg_mnist": {"server_set": "the validation set of D", "training": "100 %"},
+        "AdaFed": {"server_set": "the validation set of D", "training": "90 %"},
+        "FedBN": {"server_set": "the clients' own test parts", "training": "100 %"},
+        "Centralized": {"server_set": "the validation set of D", "training": "100 %", "reference": "centralized"},
+    }
+    rows, facts = [], {}
+    for (name, own), split, seed in product(known.items(), ("even", "skew"), range(3)):
+        run, base = f"{name}-{split}-{seed}", "FedAvg" if name == "fedavg_mnist" else "AdaFed"
+        for r, x in enumerate(ACCURACY[base, seed]):
+            x = x - 0.05 * (split == "skew") + 0.01 * (name == "Centralized") + 0.02 * (name == "FedBN")
+            logged = {
+                "val_accuracy": x,
+                "val_f1_macro": x / 2,
+                "test_accuracy": x - 0.1,
+                "federation/epsilon_of_clients": 1 + r,
+            }
+            logged |= {f"federation/{kind}": 1e6 * (r + 1) for kind in ("bytes_up", "bytes_down")}
+            logged |= {"federation/seconds": 3.0, "federation/ticks": 10.0 * r + seed}
+            logged |= {f"client_comparison/{client}/global": x for client in ("a", "b") if name == "FedBN"}
+            rows += [Row(run, (name, split), seed, r, metric, value) for metric, value in logged.items()]
+        settings = {"trainer.max_epochs": "4", "federation.strategy": name, "data.partitioner": f"{split}, 5 clients"}
+        settings["federation.local.proximal_mu"] = "0.1" if name == "AdaFed" else "0.0"
+        settings |= {"model.lr": "0.5"} if (name, split) == ("AdaFed", "skew") else {}
+        server_set = f"{own['server_set']}, of {split}"
+        facts[run] = own | {"partition": split, "code": f"0.{seed + 1}.0", "settings": settings, "server_set": server_set}
+    options = {"every": 2, "after": 2, "targets": [0.65, 0.8], "beside": ["federation/epsilon_of_clients"], "title": "All"}
+    return RunTable(["algorithm", "split"], rows, facts), ReportOptions(names={"FedBN": "FedBN, own layers"}, **options)
