@@ -16,6 +16,7 @@ from fl_lightning.types import ClientFailure, ClientUpdate
 
 _SIZES = "examples"
 """The fact that is told exact or rounded."""
+_NO_SUMS = "exact sums do not leave this site ('policy.digits', 'policy.tells')"
 _ALWAYS = ""
 """The fact of what leaves with every message of its kind."""
 
@@ -50,25 +51,9 @@ def _sampling(sampling: tuple[int, float] | None, policy: Policy) -> tuple[int, 
     return sampling if exact else (sampling[0], 2.0 ** -math.floor(-math.log2(sampling[1])))  # type: ignore[index]
 
 
-def _sums(sums: Mapping[str, Any], policy: Policy) -> Mapping[str, Any]:
-    return sums if _exact(policy) else {}
-
-
-def _pooled(why: str, policy: Policy) -> str:
-    return why or ("" if _exact(policy) else "exact sums do not leave this site ('policy.digits', 'policy.tells')")
-
-
 def _exact(policy: Policy) -> bool:
     """Return whether the sums of a metric's states may leave, which tell exact numbers."""
     return policy.digits is None and _SIZES in policy.told
-
-
-def _counts(counts: tuple[int, ...] | None, policy: Policy) -> tuple[int, ...] | None:
-    return None if counts is None else tuple(counted(count, policy) for count in counts)
-
-
-def _as_it_is(value: Any, policy: Policy) -> Any:
-    return value
 
 
 @dataclass(frozen=True)
@@ -83,7 +68,7 @@ class Field:
     """
 
     fact: str = _ALWAYS
-    changed: Callable[[Any, Policy], Any] = _as_it_is
+    changed: Callable[[Any, Policy], Any] = lambda value, policy: value
     untold: Callable[[Any], Any] | None = None
     is_model: bool = False
 
@@ -93,14 +78,6 @@ class Field:
         return self.fact == _ALWAYS or self.fact in told or (self.fact == _SIZES and "examples/rounded" in told)
 
 
-def _one(value: Any) -> int:
-    return 1
-
-
-def _whether_any(number: int) -> int:
-    return min(1, number)
-
-
 _WEIGHS = ("num_examples", "num_steps", "normalizer")
 """The numbers by which strategies weigh or check an update, which are in a masked sum whatever the site tells."""
 _HERE, _MODEL = Field(), Field(is_model=True)
@@ -108,7 +85,7 @@ FIELDS: dict[type, dict[str, Field]] = {
     ClientUpdate: {
         **dict.fromkeys(("client", "round_idx"), _HERE),
         **dict.fromkeys(("model", "extras", "compressed"), _MODEL),
-        "num_examples": Field(_SIZES, counted, _one),
+        "num_examples": Field(_SIZES, counted, lambda number: 1),
         "num_steps": Field("steps", untold=lambda steps: 0),
         "train_loss": Field("loss", rounded),
         "metrics": Field(changed=_metrics),
@@ -122,17 +99,17 @@ FIELDS: dict[type, dict[str, Field]] = {
         **dict.fromkeys(("client", "reason"), _HERE),
         **dict.fromkeys(("value", "interval", "points"), Field(changed=rounded)),
         "n": Field(changed=counted),
-        "sums": Field(changed=_sums),
-        "pooled": Field(changed=_pooled),
+        "sums": Field(changed=lambda sums, policy: sums if _exact(policy) else {}),
+        "pooled": Field(changed=lambda why, policy: why or ("" if _exact(policy) else _NO_SUMS)),
     },
     ClientInfo: {
         **dict.fromkeys(("name", "digests", "schema"), _HERE),
-        "num_examples": Field(_SIZES, counted, _one),
-        "num_validation": Field(_SIZES, counted, _whether_any),
-        "num_test": Field(_SIZES, counted, _whether_any),
+        "num_examples": Field(_SIZES, counted, lambda number: 1),
+        "num_validation": Field(_SIZES, counted, lambda number: min(1, number)),
+        "num_test": Field(_SIZES, counted, lambda number: min(1, number)),
         "streams": Field(_SIZES, untold=lambda streams: True),  # as a site that learns its number in training
         "sampling": Field(_SIZES, _sampling),
-        "label_counts": Field("label_counts", _counts),
+        "label_counts": Field("label_counts", lambda counts, policy: counts and tuple(counted(one, policy) for one in counts)),
         "moments": Field("statistics"),
     },
     ClientFailure: dict.fromkeys(("client", "round_idx", "cause", "attempts"), _HERE),

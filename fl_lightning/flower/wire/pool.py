@@ -124,19 +124,13 @@ class FlowerPool(RemoteSites):
 
     def _require_enough(self, names: Sequence[str], revoked: Sequence[str], missing: Sequence[str]) -> None:
         online = len(names) - len(revoked) - len(missing)
-        if online >= (len(names) if self.min_sites is None else self.min_sites):
-            return
-        if revoked and self.min_sites is None:
+        if online < (len(names) if self.min_sites is None else self.min_sites):
+            gone = [*missing, *(f"{name} (revoked)" for name in revoked)]
             raise ConfigurationError(
-                f"These sites were revoked: {', '.join(revoked)}. Their numbers belong to this federation. Continue without "
-                "them: set 'federation.pool.min_sites', and 'federation.faults.policy' to 'skip'. Or start a new one: "
-                "'fl-lightning serve' with another folder."
+                f"These sites are not online after {self.wait:g} s: {', '.join(gone)}. Start 'fl-lightning site' there, or "
+                f"raise 'federation.pool.wait'. To continue with the {online} others, set 'federation.pool.min_sites', and "
+                "'federation.faults.policy' to 'skip'."
             )
-        least = "" if self.min_sites is None else f" Only {online} are online, but 'min_sites' is {self.min_sites}."
-        raise ConfigurationError(
-            f"These sites are not online after {self.wait:g} s: {', '.join([*missing, *revoked])}.{least} Start 'fl-lightning "
-            "site' there, or raise 'federation.pool.wait'."
-        )
 
 
 @dataclass(frozen=True, eq=False)
