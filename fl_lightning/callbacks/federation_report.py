@@ -204,7 +204,7 @@ class FederationReport(FederationCallback):
             log_table(trainer, "client_rounds", header, rows[-_MOST_ROWS:], last)
 
     def _writes(self, trainer: Trainer) -> bool:
-        return trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined, no-any-return]
+        return trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
 
     # ---------------------------------------------------------------- the end
 

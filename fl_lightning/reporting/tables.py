@@ -107,7 +107,7 @@ def _send(logger: WandbLogger, values: dict[str, Any], round_: int) -> None:
     from PIL import Image
 
     sent = {name: wandb.Image(Image.open(io.BytesIO(x))) if isinstance(x, bytes) else x for name, x in values.items()}
-    logger.log_metrics({**sent, "round": float(round_)})
+    logger.log_metrics({**sent, "round": float(round_)})  # type: ignore[dict-item]
 
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -125,12 +125,12 @@ class FederationWandbLogger(WandbLogger):
         try:
             yield
         finally:
-            self._trainer = None
+            self._trainer, self.charts = None, False
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log metrics with their round, or put those of a test into the summary."""
         if self._trainer is None:
-            super().log_metrics(metrics, step)  # type: ignore[arg-type]
+            super().log_metrics(metrics, step)
         elif self._trainer.testing:
             tested = {name: x for name, x in metrics.items() if name.startswith("test_") and _is_number(x)}
             self.experiment.summary.update(tested)

@@ -103,7 +103,7 @@ def test_a_federation_ends_in_a_picture_of_the_servers_model(drawn, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("readout", [None, torch.nn.Flatten(), torch.nn.Linear(3, 1), "a name"])
+@pytest.mark.parametrize("readout", [None, torch.nn.Flatten(), "a name"])
 def test_a_central_run_without_loggers_and_without_a_readout_of_numbers(readout, drawn):
     trainer(1, PredictionImages(), default_root_dir="here").fit(Draws(readout), cells())
     ((images, _, _, counts),) = drawn
@@ -129,18 +129,6 @@ def silent(self, batch, batch_idx):
     pass
 
 
-SILENT = variant(
-    forward=LightningModule.forward,
-    training_step=lambda self, batch, batch_idx: F.cross_entropy(self.net(batch[0]), batch[1]),
-    validation_step=silent,
-)
-WHOLE = variant(
-    Draws,
-    forward=lambda self, x: self.network(x).mean(dim=(1, 2, 3)),
-    training_step=lambda self, batch, batch_idx: F.mse_loss(self(batch[0]), batch[1].mean(dim=(1, 2, 3))),
-    validation_step=silent,
-    test_step=silent,
-)
 LARGE = variant(
     Draws,
     forward=lambda self, x: self.network(x).repeat(1, 1, 2, 2),
@@ -150,19 +138,10 @@ LARGE = variant(
 )
 
 
-class Boring(Blobs):
-    """Batches that are no pairs of tensors."""
-
-    def val_dataloader(self):
-        return [{"x": torch.zeros(2)}]
-
-
 @pytest.mark.parametrize(
     ("module", "data", "why"),
     [
         (Plain, Blobs, r"Plain does not: a batch of inputs and targets must have the shape .* but got \(4, 4\) and"),
-        (SILENT, Boring, r"Variant does not: a batch .* but got no tensor and no tensor"),
-        (WHOLE, cells, r"Variant does not: predictions must have the shape \(N, C, H, W\), but got \(4,\)"),
         (LARGE, cells, r"Variant does not: predictions have the shape \(4, 1, 32, 32\), targets \(4, 1, 16, 16\)"),
     ],
 )
@@ -200,13 +179,11 @@ def pixels(*parts) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rows", "channels"), [(1, 2), (3, 1), (3, 3)])
-def test_pictures_of_any_number(rows, channels):
-    images = torch.rand(rows, channels, 8, 10)
-    target, counts = torch.rand(rows, 1, 8, 10), torch.ones(rows)
+def test_pictures_of_any_number():
+    images, target, counts = torch.rand(1, 2, 8, 10), torch.rand(1, 1, 8, 10), torch.ones(1)
     one = pixels(images, target, target.bfloat16(), (counts, counts))
-    two = pixels(images.repeat(2, 1, 1, 1), *[torch.rand(2 * rows, 1, 8, 10)] * 2)
-    assert two.shape[0] > 1.5 * one.shape[0]
+    three = pixels(torch.rand(3, 3, 8, 10), *[torch.rand(3, 1, 8, 10)] * 2)
+    assert three.shape[0] > 2 * one.shape[0]
 
 
 @pytest.mark.slow

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +16,6 @@ from command_line import QUIET, ROOT, fit
 from shared_runs import WARNING
 from wandb_file import charts, configuration, declared_axes, history, panels
 
-from fl_lightning.reporting.matrices import draw_confusion
 from fl_lightning.reporting.wandb import sweep_folder
 
 LEFT_OUT = ("examples", "steps", "weight", "bytes_down", "bytes_up")
@@ -103,30 +99,6 @@ def test_a_run_is_readable_as_it_stands(adafed_run):
     assert not [name for name in summary if name.startswith("by_")]
     assert [row["round"] for row in adafed_run.history if "val_confusion_picture" in row] == [1]  # the last
     assert all(len(curves[name]) == 1 for name in (*PICTURES, *TABLES) if name != "client_charts")
-    check_picture(path, curves)
-
-
-def check_picture(path: Path, curves: dict[str, list]) -> None:
-    """The picture of docs/metrics.md has the points of the file, over the axes that the run declares."""
-    from draw_wandb import SECTIONS, draw
-    from draw_wandb import curves as points
-
-    found = points([path])
-    assert found["Charts"]["val_accuracy"] == [("", list(enumerate(curves["val_accuracy"])))]
-    ((_, costs),) = found["by_megabytes"]["by_megabytes/val_accuracy"]
-    assert costs == list(zip(sorted(set(curves["federation/megabytes_total"])), curves["val_accuracy"], strict=True))
-    assert set(SECTIONS) <= set(found)
-    assert [line for line, _ in found["by_client"]["by_client/loss"]] == [str(client) for client in range(6)]
-    draw([path], Path("page.png"))
-    assert Path("page.png").stat().st_size > 10_000
-
-
-@pytest.mark.slow
-def test_the_tool_that_draws_a_run_starts_as_it_is():
-    tool = ROOT / "tools" / "draw_wandb.py"
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    ended = subprocess.run([sys.executable, tool], env=environment, capture_output=True, text=True, check=False)
-    assert ended.stderr == f"usage: python {tool} PICTURE.png RUN.wandb ...\n"
 
 
 def test_the_csv_log_holds_the_servers_and_the_clients_figures(adafed_run):
@@ -184,11 +156,6 @@ def test_a_run_says_how_to_upload_it_and_a_test_joins_its_summary(adafed_run, co
     assert not panels(files[1])  # and no curve of a single point
     (line,) = [line for line in text.splitlines() if "wandb sync" in line]
     assert line.split()[2:] == [str(path.parent) for path in files]
-
-
-def test_a_picture_of_a_confusion_matrix():
-    pytest.importorskip("matplotlib")
-    assert draw_confusion(torch.tensor([[3, 1], [0, 0]])).startswith(b"\x89PNG")
 
 
 def test_a_sweep_s_runs_have_folders_of_their_own_and_the_table_of_clients_can_be_left_out(fl, monkeypatch):

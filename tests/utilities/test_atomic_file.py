@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 
 import pytest
-from fl_lightning.callbacks.round_file import append_rows, forget_rounds, read_rows
 
+from fl_lightning.callbacks.federation_report import append_rows, forget_rounds, read_rows
 from fl_lightning.utilities.atomic_file import write_whole
 
 

@@ -51,8 +51,6 @@ def two_ranks(monkeypatch):
     ("objects", "exchanges"),
     [
         (({"a": 1}, None), 1),
-        ((b"x" * 4000, "short"), 1),
-        (("short", b"y" * 10_000), 2),
         ((b"x" * 5_000, b"y" * 100_000), 2),
         *(((b"x" * size, 7), 1 if size < 4_070 else 2) for size in (4_060, 4_100)),
     ],
@@ -60,12 +58,6 @@ def two_ranks(monkeypatch):
 def test_every_rank_gets_all_objects_in_as_few_exchanges_as_possible(objects, exchanges, two_ranks):
     assert two_ranks.run(lambda comm, rank: comm.gather(objects[rank])) == [list(objects)] * 2
     assert two_ranks.exchanges == [exchanges] * 2
-
-
-def test_tensors_arrive_as_they_are(two_ranks):
-    sent = (torch.randn(3), torch.arange(5_000))
-    for received in two_ranks.run(lambda comm, rank: comm.gather({"t": sent[rank]})):
-        assert all(torch.equal(theirs["t"], tensor) for theirs, tensor in zip(received, sent, strict=True))
 
 
 @pytest.mark.parametrize("numbers", [([1.5, -2.0], [1.5, -2.0]), ([-0.0], [-0.0]), ([float("nan")], [float("nan")])])
