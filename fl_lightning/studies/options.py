@@ -74,7 +74,7 @@ class ReportOptions:
     def measures(self, on_test: bool = False) -> list[Measure]:
         """Return all metrics of the table of final values, each also on the test set, if the best checkpoints were tested.
 
-        None has a best value if its name does not imply a direction.
+        A metric has no best value if its name does not imply a direction.
 
         Args:
             on_test: whether the server has validated on the test set, so that its figures are called so.

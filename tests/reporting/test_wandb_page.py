@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import re
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +12,6 @@ import lightning as L
 import numpy as np
 import pytest
 import wandb
-from command_line import ROOT
 from engine_runs import variant
 from federations import Blobs, Consecutive, Plain, blobs, every_round, federate, trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
@@ -286,15 +283,3 @@ def test_a_resumed_run_writes_a_round_once(tmp_path):
     assert all(float(line["loss"]) > 0 and float(line["update_norm"]) > 0 and line["train_acc"] for line in lines)
     federate(Plain(), 1, FederationReport(), flags=flags)
     assert path.read_text().count("\n") == 1 + 3  # a new run
-
-
-def test_the_snippet_of_the_readme(capsys, monkeypatch):
-    """As it stands there, with a module and data of one's own."""
-    text = (ROOT / "README.md").read_text()
-    (snippet,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "FederationReport" in block)
-    made = {"your_module": Plain(), "your_datamodule": Blobs()}
-    small = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
-    monkeypatch.setattr("lightning.Trainer", partial(L.Trainer, **small, limit_val_batches=1))
-    exec(snippet.replace("max_epochs=20", "max_epochs=1"), made)
-    assert "10 clients, 40 training examples" in capsys.readouterr().out
-    assert Path("clients.csv").exists()
