@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
 from fl_lightning.compat.lightning import checkpoint_of
+from fl_lightning.compat.torch import tree_map
 from fl_lightning.errors import CheckpointError, ConfigurationError
 from fl_lightning.utilities.checkpoints import TRUSTED, can_run_code, read_checkpoint, refusal, trusting, untrusted
 
@@ -43,7 +43,7 @@ def try_checkpoint(trainer: Trainer, trusted: Sequence[str]) -> None:
         warnings.warn(f"A checkpoint of {owner} could not be tried before the first round: {error!r}.", stacklevel=2)
         return
     try:
-        torch.save(_without_numbers(checkpoint), buffer)
+        torch.save(tree_map(_without_numbers, checkpoint), buffer)
     except Exception as error:
         raise _not_saved(owner, str(error)) from error
     missing = _missing(owner, buffer, trusted)
@@ -82,12 +82,6 @@ def _not_saved(owner: str, why: str) -> ConfigurationError:
     )
 
 
-def _without_numbers(value: Any) -> Any:
-    """Return the value with its tensors replaced by empty ones."""
-    if type(value) in (Tensor, nn.Parameter):
-        return torch.empty(0, dtype=value.dtype)
-    if type(value) in (dict, OrderedDict):
-        return type(value)((key, _without_numbers(held)) for key, held in value.items())
-    if type(value) in (list, tuple):
-        return type(value)(_without_numbers(held) for held in value)
-    return value
+def _without_numbers(leaf: Any) -> Any:
+    """Return an empty tensor in place of a tensor, and any other leaf as it is."""
+    return torch.empty(0, dtype=leaf.dtype) if type(leaf) in (Tensor, nn.Parameter) else leaf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class FeatureCache(ChecksTypes, Callback):
         require(memory_limit >= 0, "feature_cache.memory_limit", "0 or above, in GiB", memory_limit)
         self.enabled = enabled
         self.memory_limit = memory_limit
-        self._data: Any = None
+        self._cleanup = ExitStack()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Replace images with their features."""
@@ -53,7 +54,8 @@ class FeatureCache(ChecksTypes, Callback):
         if obstacle:
             rank_zero_info(f"Features of the frozen backbone are not cached, but recomputed in every epoch: {obstacle}.")
             return
-        self._data = data
+        self._cleanup.callback(_reload, data)
+        self._cleanup.callback(images.use_images)
         rank_zero_info("Computing the features of the frozen backbone, once for all rounds.")
         images.use_features(_computer(network, trainer.strategy.root_device))
         _reload(data)
@@ -67,18 +69,11 @@ class FeatureCache(ChecksTypes, Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Restore the images."""
-        self._release()
+        self._cleanup.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Restore the images: Lightning calls no ``teardown`` after an error."""
-        self._release()
-
-    def _release(self) -> None:
-        data, self._data = self._data, None
-        if data is not None:
-            images: Any = data.datamodule if isinstance(data, FederatedDataModule) else data
-            images.use_images()
-            _reload(data)
+        self._cleanup.close()
 
 
 def _reload(data: Any) -> None:

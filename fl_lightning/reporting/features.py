@@ -86,7 +86,7 @@ class FeatureSummary:
 
     def text(self, max_features: int) -> str:
         """Return the terminal's table, the features that differ most first, and a sentence about the first."""
-        rows = [self.rows[k] for k in self.order]
+        rows = sorted(self.rows, key=lambda row: -abs(row[5] or 0.0))
         shown = [[*row[:3], "" if row[3] is None else f"{100 * row[3]:.1f} %", row[4], row[5]] for row in rows[:max_features]]
         lines = [text_table(COLUMNS, [["" if cell is None else cell for cell in row] for row in shown])]
         if len(rows) > max_features:

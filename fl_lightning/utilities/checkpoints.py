@@ -25,6 +25,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from fl_lightning.compat.lightning import class_only, innermost_checkpoint_io
 from fl_lightning.compat.python import modules_today
+from fl_lightning.compat.torch import tree_map
 from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from fl_lightning.utilities.argument_types import ChecksTypes
 from fl_lightning.utilities.atomic_file import PARTIAL, fill_whole
@@ -386,12 +387,8 @@ def make_plain(checkpoint: dict[str, Any]) -> None:
     """
     key = LightningModule.CHECKPOINT_HYPER_PARAMS_KEY
     if key in checkpoint:
-        checkpoint[key] = _plain(checkpoint[key])
+        checkpoint[key] = tree_map(_plain, checkpoint[key])
 
 
-def _plain(value: Any) -> Any:
-    if type(value) in (dict, AttributeDict):
-        return {name: _plain(held) for name, held in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_plain(held) for held in value)
-    return value
+def _plain(leaf: Any) -> Any:
+    return tree_map(_plain, dict(leaf)) if type(leaf) is AttributeDict else leaf

@@ -281,5 +281,13 @@ def test_a_resumed_run_writes_a_round_once(tmp_path):
         lines = list(csv.DictReader(file))
     assert [(line["round"], line["client"]) for line in lines] == [(str(r), str(k)) for r in range(3) for k in range(3)]
     assert all(float(line["loss"]) > 0 and float(line["update_norm"]) > 0 and line["train_acc"] for line in lines)
+    with path.with_name("clients.csv").open() as file:
+        (first, *_) = csv.DictReader(file)
+    own = [line for line in lines if line["client"] == "0"]
+    assert (first["rounds"], first["last loss"], first["steps"]) == (
+        "3",
+        own[-1]["loss"],
+        str(int(sum(float(one["steps"]) for one in own))),
+    )
     federate(Plain(), 1, FederationReport(), flags=flags)
     assert path.read_text().count("\n") == 1 + 3  # a new run

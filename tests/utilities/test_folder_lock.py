@@ -12,6 +12,7 @@ from filelock import FileLock
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.utilities.folder_lock import lock_folder
+from fl_lightning.utilities.ledger import Ledger
 
 
 def forked(act) -> int:
@@ -90,3 +91,15 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="without locks \\(No locks available\\)") as said, lock_folder(tmp_path) as locked:
         assert not locked
     assert [one.filename for one in said] == [__file__]
+
+
+def test_a_ledger_needs_locks_where_it_checks_what_was_spent(tmp_path, monkeypatch):
+    def refuse(self):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    ledger = Ledger(tmp_path / "ledger.jsonl", dict, ConfigurationError, "Restore it.", creates=True)
+    monkeypatch.setattr(FileLock, "_acquire", refuse)
+    ledger.append({"a": 1})
+    assert ledger.read() == [{"a": 1}]
+    with pytest.raises(ConfigurationError, match=r"cannot be used \(No locks available\), and nothing is released"):
+        ledger.append({"a": 2}, check=lambda entries: None)
