@@ -53,6 +53,7 @@ def test_several_validation_loaders(kind):
         def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
             scores.append(update.score)
 
+    torch.manual_seed(3)
     strategy = AdaFed("acc/dataloader_idx_1")
     run = federate(Both(), 2, Scores(), data=Several(kind), strategy=strategy)
     assert {"acc/dataloader_idx_0", "acc/dataloader_idx_1"} <= run.callback_metrics.keys()
