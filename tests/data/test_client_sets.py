@@ -8,12 +8,12 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from client_sites import NAMES, TASK, VAL, Own, Read, fitted, numbers, shares
+from client_sites import NAMES, TASK, VAL, Counts, Own, Read, fitted, numbers, shares
 from federations import SIZES, Blobs, Consecutive, Plain, blobs, every_round, ready, same_bits, trainer, weights
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import fl_lightning as fl
-from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator, FederationCallback, LocalTraining
+from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator, LocalTraining
 from fl_lightning.clients.evaluate import ModelEvaluation
 
 # ------ One dataset for each client, by name
@@ -263,14 +263,6 @@ def test_a_part_has_the_columns_of_its_examples():
 
 
 # ---------------------------------------------------------------- what is no DataLoader
-
-
-class Counts(FederationCallback):
-    def __init__(self) -> None:
-        self.examples: list[tuple[int, int, int]] = []
-
-    def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
-        self.examples.append((update.client, update.num_examples, update.num_steps))
 
 
 class Overstates(IterableDataset[Any]):

@@ -58,12 +58,7 @@ def test_a_shuffled_tensor_loader_gives_every_example_once(n, batch_size, drop_l
     assert len(loader) == len(list(loader))
 
 
-class Squares(Dataset):
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        return torch.tensor([float(index)]), index
+SQUARES = [(torch.tensor([float(k)]), k) for k in range(12)]
 
 
 def test_a_dataset_with_its_own_getitem_is_asked():
@@ -78,13 +73,13 @@ def test_a_dataset_with_its_own_getitem_is_asked():
 
 def test_a_sampler_of_the_users_own_keeps_its_choice_on_several_ranks():
     chosen = torch.utils.data.SubsetRandomSampler([1, 4, 7, 8, 9])
-    loader = DataLoader(Squares(), batch_size=2, sampler=chosen)
+    loader = DataLoader(SQUARES, batch_size=2, sampler=chosen)
     seen = [label for rank in range(2) for _, labels in sharded(loader, rank, 2) for label in labels.tolist()]
     assert len(seen) == 5
     assert set(seen) <= {1, 4, 7, 8, 9}
 
 
-@pytest.mark.parametrize("dataset", [Squares(), TensorDataset(torch.arange(12.0)[:, None], torch.arange(12))])
+@pytest.mark.parametrize("dataset", [SQUARES, TensorDataset(torch.arange(12.0)[:, None], torch.arange(12))])
 def test_drop_last_does_not_leave_a_small_client_with_nothing(dataset):
     source = DataLoader(dataset, batch_size=4, drop_last=True)
     assert [len(y) for _, y in client_loader(source, dataset, torch.arange(3), None)] == [3]

@@ -9,15 +9,7 @@ import pytest
 import torch
 from client_sites import Own, numbers
 from federations import ready
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    RandomSampler,
-    Sampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-    default_collate,
-)
+from torch.utils import data as sets
 
 import fl_lightning as fl
 from fl_lightning.data.client_datasets import reads_alike
@@ -29,7 +21,7 @@ def read(loader: Any) -> list[int]:
     return sorted(int(number) for batch in loader for number in batch[0][:, 0])
 
 
-class Halves(Sampler[int]):
+class Halves(sets.Sampler[int]):
     """Reads another half of the examples in each epoch."""
 
     def __init__(self) -> None:
@@ -48,8 +40,8 @@ class Halves(Sampler[int]):
 def test_a_clients_validation_part_is_what_its_loader_reads():
     """Over one dataset, as people divide it: 36 rows to train on, 4 to validate on."""
     parts = Own(
-        DataLoader(numbers(), 5, sampler=SubsetRandomSampler(range(36))),
-        DataLoader(numbers(), 5, sampler=SubsetRandomSampler(range(36, 40))),
+        sets.DataLoader(numbers(), 5, sampler=sets.SubsetRandomSampler(range(36))),
+        sets.DataLoader(numbers(), 5, sampler=sets.SubsetRandomSampler(range(36, 40))),
     )
     data = ready(fl.FederatedDataModule.from_clients({"a": parts}))
     assert read(data.client_evaluation_view(0, "validation").val_dataloader()) == [36, 37, 38, 39]
@@ -61,14 +53,14 @@ def test_a_clients_validation_part_is_what_its_loader_reads():
 @pytest.mark.parametrize(
     ("how", "count"),
     [
-        ({"sampler": SubsetRandomSampler([1, 5, 7, 30])}, 4),
-        ({"sampler": WeightedRandomSampler([0.0] * 30 + [1.0] * 10, 200)}, 10),
-        ({"sampler": RandomSampler(range(SIZE), replacement=True, num_samples=8)}, SIZE),
-        ({"batch_sampler": BatchSampler(SubsetRandomSampler([1, 2, 3, 30]), 2, False)}, 4),
+        ({"sampler": sets.SubsetRandomSampler([1, 5, 7, 30])}, 4),
+        ({"sampler": sets.WeightedRandomSampler([0.0] * 30 + [1.0] * 10, 200)}, 10),
+        ({"sampler": sets.RandomSampler(range(SIZE), replacement=True, num_samples=8)}, SIZE),
+        ({"batch_sampler": sets.BatchSampler(sets.SubsetRandomSampler([1, 2, 3, 30]), 2, False)}, 4),
     ],
 )
 def test_a_client_counts_with_the_examples_that_its_sampler_can_read(how, count):
-    data = fl.FederatedDataModule.from_clients({"a": DataLoader(numbers(), **how)})
+    data = fl.FederatedDataModule.from_clients({"a": sets.DataLoader(numbers(), **how)})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         data.setup("fit")
@@ -76,14 +68,14 @@ def test_a_client_counts_with_the_examples_that_its_sampler_can_read(how, count)
 
 
 def test_an_unknown_sampler_counts_with_all_examples_and_says_so():
-    data = fl.FederatedDataModule.from_clients({"a": DataLoader(numbers(), 5, sampler=Halves())})
+    data = fl.FederatedDataModule.from_clients({"a": sets.DataLoader(numbers(), 5, sampler=Halves())})
     with pytest.warns(UserWarning, match=r"the sampler of client 'a' reads \(Halves\), so the client counts with all 40 of"):
         data.setup("fit")
     assert data.num_examples(0) == SIZE
 
 
 def test_a_validation_sampler_that_varies_is_refused():
-    own = Own(DataLoader(numbers(), 5), DataLoader(numbers(), 5, sampler=Halves()))
+    own = Own(sets.DataLoader(numbers(), 5), sets.DataLoader(numbers(), 5, sampler=Halves()))
     with pytest.raises(
         fl.DataError, match=r"The validation loader of client 'a' uses Halves, which cannot be divided among clients. Use"
     ):
@@ -94,8 +86,8 @@ def test_a_validation_sampler_that_varies_is_refused():
 def test_nothing_but_what_the_training_loader_reads_is_divided(validation, test, public):
     """The server validates on the other rows of the same dataset, so no client may train or test on them."""
     one = Own(
-        DataLoader(numbers(), 5, sampler=SubsetRandomSampler(range(0, 30))),
-        DataLoader(numbers(), 5, sampler=SubsetRandomSampler(range(30, 40))),
+        sets.DataLoader(numbers(), 5, sampler=sets.SubsetRandomSampler(range(0, 30))),
+        sets.DataLoader(numbers(), 5, sampler=sets.SubsetRandomSampler(range(30, 40))),
     )
     shares = {"client_validation": validation, "client_test": test, "public_share": public}
     data = ready(fl.FederatedDataModule(one, fl.DirichletPartitioner(3, 5.0, min_examples=2), **shares))
@@ -117,7 +109,7 @@ class Shifts:
         self.shift = shift
 
     def collate(self, examples: list[Any]) -> Any:
-        x, y = default_collate(examples)
+        x, y = sets.default_collate(examples)
         return x + self.shift, y
 
 
@@ -136,10 +128,10 @@ class WithCollation(L.LightningDataModule):
     def train_dataloader(self) -> Any:
         shift = 100.0
         functions = {"bound": self.collate, "lambda": lambda one: shifted(one, shift), "partial": partial(shifted, shift=shift)}
-        return DataLoader(self.dataset, 5, collate_fn=functions[self.how])
+        return sets.DataLoader(self.dataset, 5, collate_fn=functions[self.how])
 
     def val_dataloader(self) -> Any:
-        return DataLoader(self.dataset, 5)
+        return sets.DataLoader(self.dataset, 5)
 
 
 @pytest.mark.parametrize("how", ["bound", "lambda", "partial"])
@@ -157,14 +149,14 @@ class OneSet(WithCollation):
     """A training set to be divided, and a validation set of its own."""
 
     def val_dataloader(self) -> Any:
-        return DataLoader(numbers(5, 1000), 5)
+        return sets.DataLoader(numbers(5, 1000), 5)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_held_out_parts_are_read_like_the_validation_set(workers):
     class Working(OneSet):
         def train_dataloader(self) -> Any:
-            return DataLoader(self.dataset, 5, collate_fn=self.collate, num_workers=workers)
+            return sets.DataLoader(self.dataset, 5, collate_fn=self.collate, num_workers=workers)
 
     data = ready(fl.FederatedDataModule(Working(), fl.IIDPartitioner(2), client_validation=0.2, client_test=0.2))
     for client in range(2):
@@ -175,20 +167,20 @@ def test_held_out_parts_are_read_like_the_validation_set(workers):
 
 
 def test_a_set_without_a_loader_needs_a_collation_if_the_clients_have_one():
-    clients = {"a": DataLoader(numbers(), 5, collate_fn=Shifts(100.0).collate)}
+    clients = {"a": sets.DataLoader(numbers(), 5, collate_fn=Shifts(100.0).collate)}
     data = ready(fl.FederatedDataModule.from_clients(clients, val=numbers(5, 1000)))
     with pytest.raises(
         fl.ConfigurationError, match="'validation' must be a DataLoader, or 'collate_fn' be passed, since the cl"
     ):
         data.val_dataloader()
-    for more in ({"val": DataLoader(numbers(5, 1000))}, {"val": numbers(5, 1000), "collate_fn": default_collate}):
+    for more in ({"val": sets.DataLoader(numbers(5, 1000))}, {"val": numbers(5, 1000), "collate_fn": sets.default_collate}):
         data = ready(fl.FederatedDataModule.from_clients(clients, **more))
         assert read(data.val_dataloader()) == [1000, 1001, 1002, 1003, 1004]
 
 
 def test_when_two_loaders_read_alike():
     def alike(first: Any, second: Any) -> bool:
-        return reads_alike(*(DataLoader(numbers(4), collate_fn=collate) for collate in (first, second)))
+        return reads_alike(*(sets.DataLoader(numbers(4), collate_fn=collate) for collate in (first, second)))
 
     one = WithCollation()
     assert alike(one.collate, one.collate)
@@ -197,4 +189,4 @@ def test_when_two_loaders_read_alike():
     assert not alike(lambda examples: examples, lambda examples: examples)
     assert alike(None, None)
     assert not alike(None, shifted)
-    assert not reads_alike(DataLoader(numbers(4)), DataLoader(numbers(4), num_workers=1))
+    assert not reads_alike(sets.DataLoader(numbers(4)), sets.DataLoader(numbers(4), num_workers=1))

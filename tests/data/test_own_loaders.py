@@ -6,14 +6,14 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from client_sites import TASK, VAL, Stream, fitted, shares
+from client_sites import TASK, VAL, Counts, Stream, fitted, shares
 from federations import Plain, blobs, same_bits, trainer, weights
 from plain_training import TurnsSeed
 from torch.optim import SGD
 from torch.optim import lr_scheduler as schedules
 from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, TensorDataset
 
-from fl_lightning import FederatedDataModule, FederationCallback, FedLoss, LocalTraining
+from fl_lightning import FederatedDataModule, FedLoss, LocalTraining
 
 
 def two() -> dict[str, TensorDataset]:
@@ -29,17 +29,9 @@ def fit(clients: Any, *callbacks: Any, data: Any = None, **settings: Any) -> Any
     return weights(fitted(FederatedDataModule.from_clients(clients, **own), *callbacks, **settings)[0])
 
 
-class Sent(FederationCallback):
-    def __init__(self) -> None:
-        self.examples: list[Any] = []
-
-    def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
-        self.examples.append((update.client, update.num_examples, update.num_steps))
-
-
 def test_streams_are_weighed_by_the_examples_that_they_turn_out_to_have():
     """The same as datasets of the same examples, whose lengths are known."""
-    sent = Sent()
+    sent = Counts()
     expected, found = fit(two()), fit(streams(), sent)
     assert all(torch.allclose(expected[name], found[name], 0, 1e-6) for name in expected)
     assert sorted(sent.examples[:2]) == [(0, 7, 4), (1, 20, 8)]
@@ -66,10 +58,10 @@ def test_one_stream_is_plain_training():
 
 
 def test_an_endless_stream_ends_after_its_steps():
-    sent = Sent()
+    sent = Counts()
     fit(streams(endless=True), sent, local=LocalTraining(max_epochs=-1, max_steps=3))
     assert sorted(sent.examples) == [(0, 15, 3), (0, 15, 3), (1, 15, 3), (1, 15, 3)]
-    sent = Sent()
+    sent = Counts()
     fit(streams(endless=True), sent, rounds=1, local=LocalTraining(max_epochs=2, limit_train_batches=1))
     assert sorted(sent.examples) == [(0, 5, 2), (1, 5, 2)]
 

@@ -6,16 +6,7 @@ import lightning as L
 import pytest
 import torch
 from federations import Consecutive, blobs, ready
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    TensorDataset,
-    WeightedRandomSampler,
-)
+from torch.utils import data as sets
 
 from fl_lightning import ConfigurationError, DataError, FederatedDataModule, LabelAveraging
 
@@ -28,15 +19,15 @@ class Sampled(L.LightningDataModule):
     def __init__(self, sampler: Any, numbers: bool = False, **settings: Any) -> None:
         super().__init__()
         self.sampler, self.settings = sampler, {"batch_size": 5, "generator": torch.Generator(), **settings}
-        self.examples = TensorDataset(torch.arange(SIZE)) if numbers else TensorDataset(*blobs(SIZE, 1))
+        self.examples = sets.TensorDataset(torch.arange(SIZE)) if numbers else sets.TensorDataset(*blobs(SIZE, 1))
 
     def train_dataloader(self) -> Any:
-        if isinstance(self.sampler, BatchSampler):
-            return DataLoader(self.examples, batch_sampler=self.sampler)
-        return DataLoader(self.examples, sampler=self.sampler, **self.settings)
+        if isinstance(self.sampler, sets.BatchSampler):
+            return sets.DataLoader(self.examples, batch_sampler=self.sampler)
+        return sets.DataLoader(self.examples, sampler=self.sampler, **self.settings)
 
 
-class Backwards(Sampler[int]):
+class Backwards(sets.Sampler[int]):
     def __len__(self) -> int:
         return SIZE
 
@@ -55,24 +46,26 @@ def test_weights_are_those_of_the_clients_examples():
     """Client 0 has weights 3 and 1 in turn: 8,000 of 20,000 draws, within five standard deviations; weight 0 is nobody's."""
     chances = torch.tensor([3.0, 1.0] * 5 + [0.0, 2.0] * 15)
     sizes = (10, 15)
-    drawn, loader = read(WeightedRandomSampler(chances.tolist(), 20_000), sizes=sizes)
+    drawn, loader = read(sets.WeightedRandomSampler(chances.tolist(), 20_000), sizes=sizes)
     assert len(drawn) == 8_000 == len(loader) * 5
     assert set(drawn) == set(range(10))
     frequent = sum(number % 2 == 0 for number in drawn)
     assert abs(frequent - 6_000) < 5 * (8_000 * 0.75 * 0.25) ** 0.5
-    assert all(number % 2 for number in read(WeightedRandomSampler(chances.tolist(), SIZE), 1, sizes=sizes)[0])
-    once, _ = read(WeightedRandomSampler(chances.tolist(), SIZE, replacement=False), 1, sizes=sizes)
+    assert all(number % 2 for number in read(sets.WeightedRandomSampler(chances.tolist(), SIZE), 1, sizes=sizes)[0])
+    once, _ = read(sets.WeightedRandomSampler(chances.tolist(), SIZE, replacement=False), 1, sizes=sizes)
     assert sorted(once) == list(range(11, 40, 2))
 
 
 def test_a_subset_is_divided_and_shuffled():
-    subset, loader = read(SubsetRandomSampler([3, 38, 12, 7, 20, 5, 9, 1]), sizes=(5, 3))
+    subset, loader = read(sets.SubsetRandomSampler([3, 38, 12, 7, 20, 5, 9, 1]), sizes=(5, 3))
     assert sorted(subset) == [1, 3, 5, 7, 9]
     assert len(loader) == 1
-    assert len(read(RandomSampler(range(SIZE), replacement=True, num_samples=80))[0]) == 20
+    assert len(read(sets.RandomSampler(range(SIZE), replacement=True, num_samples=80))[0]) == 20
 
 
-@pytest.mark.parametrize("make", [lambda: SubsetRandomSampler(range(SIZE)), lambda: WeightedRandomSampler([1] * SIZE, SIZE)])
+@pytest.mark.parametrize(
+    "make", [lambda: sets.SubsetRandomSampler(range(SIZE)), lambda: sets.WeightedRandomSampler([1] * SIZE, SIZE)]
+)
 def test_draws_depend_on_the_turn_alone(make):
     """Not on earlier clients, nor on the global generator, which stays as it was."""
     sampler = make()
@@ -86,14 +79,17 @@ def test_draws_depend_on_the_turn_alone(make):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: BatchSampler(SequentialSampler(range(SIZE)), 2, False), "uses BatchSampler, which cannot be divided among"),
+        (
+            lambda: sets.BatchSampler(sets.SequentialSampler(range(SIZE)), 2, False),
+            "uses BatchSampler, which cannot be divided among",
+        ),
         (
             Backwards,
             "uses Backwards, which cannot be divided .* 'shuffle', WeightedRandomSampler or SubsetRandomSampler, or give",
         ),
-        (lambda: SubsetRandomSampler([3, 3, 4]), "uses SubsetRandomSampler, which cannot be divided"),
-        (lambda: SubsetRandomSampler([3, SIZE]), "uses SubsetRandomSampler, which cannot be divided"),
-        (lambda: SubsetRandomSampler(range(20, 30)), "from 0 to 39, but there are 10 .* never reads\). Return indices"),
+        (lambda: sets.SubsetRandomSampler([3, 3, 4]), "uses SubsetRandomSampler, which cannot be divided"),
+        (lambda: sets.SubsetRandomSampler([3, SIZE]), "uses SubsetRandomSampler, which cannot be divided"),
+        (lambda: sets.SubsetRandomSampler(range(20, 30)), "from 0 to 39, but there are 10 .* never reads\). Return indices"),
     ],
 )
 def test_what_cannot_be_carried_over(make, message):
@@ -103,7 +99,7 @@ def test_what_cannot_be_carried_over(make, message):
 
 def test_samplers_beside_other_settings():
     data = ready(
-        FederatedDataModule(Sampled(SubsetRandomSampler(range(SIZE))), Consecutive((10, 30)), rebalancing=LabelAveraging())
+        FederatedDataModule(Sampled(sets.SubsetRandomSampler(range(SIZE))), Consecutive((10, 30)), rebalancing=LabelAveraging())
     )
     with pytest.raises(
         ConfigurationError,

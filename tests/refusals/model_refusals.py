@@ -16,14 +16,7 @@ from federations import SIZES, Blobs, Consecutive, NoValidation, Plain, changed,
 from refusing import Refusal, fits, fitting, later, made, told
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics.classification import (
-    BinaryF1Score,
-    BinaryRecall,
-    MulticlassAccuracy,
-    MulticlassConfusionMatrix,
-    MulticlassHammingDistance,
-    MulticlassRecall,
-)
+from torchmetrics import classification as metrics
 
 import fl_lightning as fl
 from fl_lightning.core.capabilities import Capability, Removal
@@ -200,7 +193,9 @@ TASKS = [
     Refusal(task(LINE, nn.CrossEntropyLoss()), "must be a loss of numbers, ... but is 'CrossEntropyLoss'"),
     Refusal(task(LINE, fl.F1WeightedCrossEntropy(3)), "'model.loss' must be a loss of numbers"),
     Refusal(classes(nn.Linear(4, 3), 3, nn.MSELoss()), "MSELoss cannot compare ... Set 'model.loss' to one for such"),
-    Refusal(task(LINE, strategy=fl.AdaFed(BinaryF1Score())), "BinaryF1Score cannot compare ... 'federation.strategy.metric'"),
+    Refusal(
+        task(LINE, strategy=fl.AdaFed(metrics.BinaryF1Score())), "BinaryF1Score cannot compare ... 'federation.strategy.metric'"
+    ),
     Refusal(task(LINE, data=Alone()), "RegressionTask learns from batches of (input, target), but the data return only inputs"),
     Refusal(classes(nn.Linear(4, 3), 3, fl.CrossEntropy(), data=Several()), "ClassificationTask learns ... shape (5, 3) for 5"),
     Refusal(lambda: fl.RegressionTask(LINE, l2=-1.0), "'model.l2' must be 0 or above, but is -1.0"),
@@ -289,24 +284,26 @@ NO_DIRECTION = "must be a metric that sets its class attribute 'higher_is_better
 METRIC = [
     Refusal(lambda: fl.AdaFed("val_acuracy"), "'val_acuracy' is not the name ... Did you mean val_accuracy? If it"),
     Refusal(lambda: fl.AdaFed("val/los"), "'val/los' is not the name ... Did you mean val/loss? If it is right, set"),
-    Refusal(lambda: fl.MetricWeightedCrossEntropy(MulticlassConfusionMatrix(3), 3), "'model.loss.metric' must be a metric"),
     Refusal(
-        lambda: fl.MetricWeightedCrossEntropy(MulticlassHammingDistance(3, average="none"), 3),
+        lambda: fl.MetricWeightedCrossEntropy(metrics.MulticlassConfusionMatrix(3), 3), "'model.loss.metric' must be a metric"
+    ),
+    Refusal(
+        lambda: fl.MetricWeightedCrossEntropy(metrics.MulticlassHammingDistance(3, average="none"), 3),
         f"'model.loss.metric' {NO_DIRECTION}",
     ),
     Refusal(
-        lambda: fl.MetricWeightedCrossEntropy(MulticlassRecall(2, average="none"), 2).adapt(torch.tensor([-0.5, 0.2])),
+        lambda: fl.MetricWeightedCrossEntropy(metrics.MulticlassRecall(2, average="none"), 2).adapt(torch.tensor([-0.5, 0.2])),
         "needs values in [0, 1], for which higher is better, but its metric returns [-0.5",
     ),
-    fits("each of 3 classes, but its metric returns shape ()", module=by(MulticlassRecall(3, average="macro"))),
-    fits("BinaryRecall cannot compare predictions of ... Set 'model.loss.metric' to a", module=by(BinaryRecall())),
-    fits("MulticlassRecall cannot compare ... with the same", module=by(MulticlassRecall(2, average="none"))),
+    fits("each of 3 classes, but its metric returns shape ()", module=by(metrics.MulticlassRecall(3, average="macro"))),
+    fits("BinaryRecall cannot compare predictions of ... Set 'model.loss.metric' to a", module=by(metrics.BinaryRecall())),
+    fits("MulticlassRecall cannot compare ... with the same", module=by(metrics.MulticlassRecall(2, average="none"))),
     fits("but Own did not call it. Compute the loss in", module=lambda: Own(fl.F1WeightedCrossEntropy(3))),
     fits("adapts to 'val_mae', which Own does not log in validation. It", module=lambda: Own(Tempered("val_mae"))),
     fits("'server_buffers' of Misspelt names ... Correct the name, or call", module=lambda: Own(Misspelt())),
     Refusal(lambda: fl.ClassificationTask(nn.Linear(4, 3), 3, Misspelt()), "'server_buffers' of Misspelt names 'faktor'"),
     fits("Silent has no signal to adapt to. Set self.signal in its __init__", module=lambda: Own(Silent())),
-    fits("adapts to the MulticlassRecall on", module=by(MulticlassRecall(3, average="none")), data=NoValidation()),
+    fits("adapts to the MulticlassRecall on", module=by(metrics.MulticlassRecall(3, average="none")), data=NoValidation()),
     fits(
         "'federation.strategy.metric' needs val_acc, but Variant has no 'validation_step' to log it in. Define",
         module=variant(validation_step=L.LightningModule.validation_step),
@@ -327,7 +324,7 @@ METRIC = [
     fits(
         "needs batches of (input, target), but it got a dict",
         module=variant(validation_step=lambda self, batch, batch_idx: None),
-        strategy=fl.AdaFed(MulticlassAccuracy(3)),
+        strategy=fl.AdaFed(metrics.MulticlassAccuracy(3)),
         data=changed("val", DataLoader([{"x": torch.zeros(2, 4)}], batch_size=None)),
     ),
 ]

@@ -8,17 +8,7 @@ import lightning as L
 import torch
 from engine_runs import stepping, variant
 from federations import Blobs, Consecutive, Plain, blobs, changed, federate, trainer
-from lightning.pytorch.callbacks import (
-    BackboneFinetuning,
-    BatchSizeFinder,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    ModelCheckpoint,
-    ModelPruning,
-    OnExceptionCheckpoint,
-    StochasticWeightAveraging,
-    TQDMProgressBar,
-)
+from lightning.pytorch import callbacks
 from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.callbacks.throughput_monitor import ThroughputMonitor
 from refusing import Refusal, fits, fitting, made
@@ -66,7 +56,7 @@ class Weightless(fl.JointStrategy):
         return updates[0].state.double(), [math.nan] * len(updates)
 
 
-Milestones = made("Milestones", LearningRateFinder)
+Milestones = made("Milestones", callbacks.LearningRateFinder)
 Own = made("Own", fl.FederatedOrchestrator)  # A user's subclass
 
 
@@ -153,11 +143,14 @@ SERVER = [
         Refusal(calling(callback), words)
         for callback, words in (
             (Milestones, "Milestones would tune rounds"),
-            (BatchSizeFinder, "BatchSizeFinder would tune rounds ... Tune without a federation"),
-            (lambda: GradientAccumulationScheduler({1: 2}), "GradientAccumulationScheduler would accumulate rounds"),
-            (lambda: ModelPruning("l1_unstructured", amount=0.5), "ModelPruning would prune the server's weights"),
-            (lambda: StochasticWeightAveraging(0.1), "StochasticWeightAveraging would set the rate of the server's optimizer"),
-            (BackboneFinetuning, "BackboneFinetuning would set the rate of the server's optimizer"),
+            (callbacks.BatchSizeFinder, "BatchSizeFinder would tune rounds ... Tune without a federation"),
+            (lambda: callbacks.GradientAccumulationScheduler({1: 2}), "GradientAccumulationScheduler would accumulate rounds"),
+            (lambda: callbacks.ModelPruning("l1_unstructured", amount=0.5), "ModelPruning would prune the server's weights"),
+            (
+                lambda: callbacks.StochasticWeightAveraging(0.1),
+                "StochasticWeightAveraging would set the rate of the server's optimizer",
+            ),
+            (callbacks.BackboneFinetuning, "BackboneFinetuning would set the rate of the server's optimizer"),
             (SpikeDetection, "SpikeDetection would look for the loss of a training step"),
             (lambda: ThroughputMonitor(batch_size_fn=len), "ThroughputMonitor would measure batches of examples"),
             *(
@@ -173,16 +166,16 @@ SERVER = [
     *(
         Refusal(at_clients(callback), f"'federation.local.callbacks' contains {words}")
         for callback, words in (
-            (ModelCheckpoint, "ModelCheckpoint, which writes checkpoints"),
-            (lambda: OnExceptionCheckpoint("."), "OnExceptionCheckpoint, which writes checkpoints"),
-            (TQDMProgressBar, "TQDMProgressBar, which shows progress"),
-            (LearningRateFinder, "LearningRateFinder, which would tune each client anew"),
-            (BatchSizeFinder, "BatchSizeFinder, which would tune each client anew"),
-            (BackboneFinetuning, "BackboneFinetuning, which keeps a state for the rest of a training"),
+            (callbacks.ModelCheckpoint, "ModelCheckpoint, which writes checkpoints"),
+            (lambda: callbacks.OnExceptionCheckpoint("."), "OnExceptionCheckpoint, which writes checkpoints"),
+            (callbacks.TQDMProgressBar, "TQDMProgressBar, which shows progress"),
+            (callbacks.LearningRateFinder, "LearningRateFinder, which would tune each client anew"),
+            (callbacks.BatchSizeFinder, "BatchSizeFinder, which would tune each client anew"),
+            (callbacks.BackboneFinetuning, "BackboneFinetuning, which keeps a state for the rest of a training"),
         )
     ),
     *(
-        Refusal(at_clients(TQDMProgressBar, engine=engine), "'federation.local.callbacks' contains TQDMProgressBar")
+        Refusal(at_clients(callbacks.TQDMProgressBar, engine=engine), "'federation.local.callbacks' contains TQDMProgressBar")
         for engine in ("fabric", "stacked")
     ),
     fits("'trainer.val_check_interval' is 3, but a federation validates between", flags={"val_check_interval": 3}),

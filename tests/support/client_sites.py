@@ -9,7 +9,7 @@ import torch
 from federations import SIZES, Blobs, Plain, blobs, trainer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from fl_lightning import FederatedOrchestrator, LocalTraining
+from fl_lightning import FederatedOrchestrator, FederationCallback, LocalTraining
 
 NAMES = ("a", "b", "c")
 VAL = TensorDataset(*blobs(61, 2))
@@ -30,6 +30,16 @@ def fitted(data: Any, *callbacks: Any, rounds: int = 2, module: Any = Plain, **p
     run = trainer(rounds, FederatedOrchestrator(local=local, **parts), *callbacks)
     run.fit(made, data)
     return made, run
+
+
+class Counts(FederationCallback):
+    """Keeps client, examples and steps of each turn."""
+
+    def __init__(self) -> None:
+        self.examples: list[tuple[int, int, int]] = []
+
+    def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        self.examples.append((update.client, update.num_examples, update.num_steps))
 
 
 def numbers(size: int = 40, begin: int = 0) -> TensorDataset:

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from engine_runs import Collect
 from federations import same_bits, trainer, weights
 from launching import launch
 from third_party_modules import CASES, Case, scene_byol, scenes
 from third_party_runs import ROUNDS, adafed, divided, plain_and_federated
 
-from fl_lightning import Checkpoints, FederatedOrchestrator, FederationCallback, LocalTraining
+from fl_lightning import Checkpoints, FederatedOrchestrator, LocalTraining
 from fl_lightning.functional.model_state import ModelState
 
 INSTALLED = [name for name, case in CASES.items() if case.is_installed]
@@ -36,14 +37,6 @@ def whole(tmp_path_factory) -> Any:
         return found[name]
 
     return run
-
-
-class Collect(FederationCallback):
-    def __init__(self) -> None:
-        self.updates: list[Any] = []
-
-    def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
-        self.updates.append(update)
 
 
 @pytest.mark.parametrize("case", EACH, indirect=True)
