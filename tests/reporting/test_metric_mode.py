@@ -113,7 +113,7 @@ def test_rules_of_one_direction_take_a_name_that_does_not_tell():
 
 def test_a_report_marks_no_best_where_nothing_tells_which_it_is():
     options = ReportOptions(also=["val_loss", "val_r2", "federation/client_mean"])
-    found = {measure.name: measure.direction for measure in options.measures}
+    found = {measure.name: measure.higher if measure.ranked else None for measure in options.measures()}
     expected = {"accuracy": True, "loss": False, "r2": True}
     both = {f"{part}_{name}": up for part in ("val", "test") for name, up in expected.items()}
     assert found == {**both, "federation/client_mean": None}
