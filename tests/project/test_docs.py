@@ -61,6 +61,20 @@ def test_the_tests_that_a_page_names_exist(page):
     assert named > 5
 
 
+def test_the_front_picture_shows_the_runs_of_the_report(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    front = import_module("draw_front")
+    assert front.picture() == (ROOT / "docs" / "diagrams" / "adafed_under_attack.svg").read_text()
+    tables = (ROOT / "docs" / "studies" / "adafed_simulation_3" / "report.md").read_text().split("## attackers: ")[1:]
+    for (attackers, algorithm), curve in front.curves().items():
+        table = next(text for text in tables if text.startswith(attackers))
+        row = re.findall(r"[\d.]+", re.search(rf"\| {algorithm} \|.*", table.split(" over rounds.**")[1])[0])
+        assert [float(number) for number in row[:8]] == pytest.approx([x for i in (4, 9, 14, 19) for x in curve[i]], abs=0.006)
+    for page in ("README.md", "docs/index.md"):
+        assert "4 seeds" in (ROOT / page).read_text()
+        assert "over 4 seeds" in tables[0]
+
+
 def test_the_example_with_sums_bounds_every_update(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))
     norm_bounded = import_module("norm_bounded")

@@ -39,7 +39,7 @@ def test_the_set_up_is_read_from_the_settings_of_the_runs(tmp_path):
     settings = {"learning_rate": 0.5, "trainer.max_epochs": 7, "data.datamodule.validation_share": 0.1}
     study = Study("adafed_mnist", over, seeds=1, settings=settings)
     configs = [config.as_dict() for config, _ in study.configurations.values()]
-    names = named_settings(configs, study._defaults.as_dict())
+    names = named_settings(configs, study._reader.defaults().as_dict())
     (tmp_path / "run.json").write_text(json.dumps({"parameters": "44,426", "selection": "validation set"}))
     found = [set_up(config, names, tmp_path) for config in configs]
     settings = found[0]["settings"]
