@@ -140,11 +140,13 @@ def test_a_fit_waits_for_all_sites_or_for_enough(monkeypatch):
 
 def test_a_folder_remembers_what_sites_told(tmp_path):
     folder = ServerFolder(tmp_path)
-    assert folder.description("a") is None
+    assert folder.descriptions() == {}
     told = [ClientInfo("a", 30, (10, 20), 1, 2, ("x", "y")), ClientInfo("b", 5)]
     folder.describe(told[:1])
     folder.describe(told[1:])
-    assert [ServerFolder(tmp_path).description(name) for name in ("a", "b", "c")] == [*told, None]
+    assert ServerFolder(tmp_path).descriptions() == dict(zip("ab", told, strict=True))
+    (tmp_path / "descriptions").write_bytes(b"damaged")
+    assert folder.descriptions() == {}
 
 
 def test_the_certificate_names_host_and_loopback_and_verifies(tmp_path):

@@ -80,7 +80,7 @@ class AuditLog:
         self._path = path
         self._settings: set[str] = set()
         known = path.read_bytes() if path.exists() else b""
-        self.last = _digests(known)[-1]
+        self.last = digests(known)[-1]
         self._end = b"\n" if known and not known.endswith(b"\n") else b""  # of a line that was cut off
 
     def record(
@@ -126,14 +126,9 @@ class AuditLog:
             self._settings.add(digest)
 
 
-def _digests(content: bytes) -> list[str]:
+def digests(content: bytes) -> list[str]:
     """Return the digest before the first line, and those of all lines."""
     return [_START, *(hashlib.sha256(raw).hexdigest() for raw in content.splitlines())]
-
-
-def digests_in(path: Path) -> set[str]:
-    """Return the digests of the lines of a log, and that before the first."""
-    return set(_digests(path.read_bytes()))
 
 
 def read_log(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
@@ -143,7 +138,7 @@ def read_log(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     """
     content = path.read_bytes()
     found = list(map(_entry, content.splitlines()))
-    chain = enumerate(zip(found, _digests(content), strict=False), 1)
+    chain = enumerate(zip(found, digests(content), strict=False), 1)
     broken = [number for number, (entry, before) in chain if entry is not None and entry.get("previous") != before]
     return [{"kind": CUT} if entry is None else entry for entry in found], broken
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.envelope import printable
-from fl_lightning.flower.site.audit import CUT, digests_in, read_log
+from fl_lightning.flower.site.audit import CUT, digests, read_log
 from fl_lightning.flower.site.budget import SiteBudget
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.policy import Policy
@@ -178,7 +178,7 @@ def _witnessed(log: Path, path: Path) -> str:
         told = path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"Cannot read '{path}' ({type(error).__name__}). Ask the server's staff for it.") from error
-    here = digests_in(log)
+    here = set(digests(log.read_bytes()))
     missing = [number for number, digest in enumerate(told, 1) if digest not in here]
     if not missing:
         return f"The log has all {len(told)} lines of which the server has kept the digest."

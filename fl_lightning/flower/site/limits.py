@@ -39,21 +39,6 @@ class SiteLimits:
 
     # ---------------------------------------------------------------- settings
 
-    def check_plan(self, rounds: int, periods: int = 1) -> None:
-        """Refuse a federation in which the site would train more often than it allows.
-
-        Args:
-            rounds: the number of rounds that the server plans.
-            periods: how many times a client trains in each.
-
-        Raises:
-            RefusedError: with both numbers.
-        """
-        most = self._policy.machine.trainings
-        if rounds * periods > most:
-            planned = f"{rounds} rounds" if periods == 1 else f"{rounds} rounds of {periods} periods"
-            raise RefusedError(f"The server plans {planned}, but this site allows {most} ('policy.machine.trainings').")
-
     def check_settings(self, owner: Any, units: Callable[[Part], int]) -> None:
         """Refuse settings with less noise than this site requires, and those that need more than it tells.
 
@@ -65,8 +50,11 @@ class SiteLimits:
             RefusedError: naming the settings.
         """
         if owner.trains and not any(option.own_pace for option in owner.active_options):
-            self.check_plan(owner.rounds, getattr(owner.route, "periods", 1))
-        most, least = _noise(owner.active_options), self._policy.least_noise
+            periods, most = getattr(owner.route, "periods", 1), self._policy.machine.trainings
+            if owner.rounds * periods > most:
+                planned = f"{owner.rounds} rounds" if periods == 1 else f"{owner.rounds} rounds of {periods} periods"
+                raise RefusedError(f"The server plans {planned}, but this site allows {most} ('policy.machine.trainings').")
+        noise, least = _noise(owner.active_options), self._policy.least_noise
         sealed = any(option.seals for option in owner.active_options)
         if self._policy.masks is not None and owner.trains and not sealed:
             raise RefusedError(
@@ -84,8 +72,8 @@ class SiteLimits:
                 f"{type(owner.strategy).__name__} weighs sites by the power {power:g} of a number of theirs, so that one site "
                 f"could be nearly all of the sum. Sites under masks take powers up to {LARGEST_POWER:g}."
             )
-        if most < least:
-            raise RefusedError(f"The noise multiplier at the client is {most}, but this site's policy requires {least}.")
+        if noise < least:
+            raise RefusedError(f"The noise multiplier at the client is {noise}, but this site's policy requires {least}.")
         with self._requiring_noise():
             for option in owner.active_options:
                 option.check_settings(owner)

@@ -95,7 +95,7 @@ class FlowerPool(RemoteSites):
             return FlowerTransport(link, [nodes.get(name) for name in names], held.pop_all(), patience), names
 
     def _recall(self, name: str) -> ClientInfo | None:
-        return ServerFolder(Path(self.folder)).description(name)
+        return ServerFolder(Path(self.folder)).descriptions().get(name)
 
     def _remember(self, infos: Sequence[ClientInfo]) -> None:
         ServerFolder(Path(self.folder)).describe(infos)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning.compat.flower_line import cause_at_server
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, WireError
 from fl_lightning.flower.wire.keys import create_certificates, require_host, write_private
 from fl_lightning.utilities.atomic_file import write_whole
 from fl_lightning.utilities.kept_file import read_kept
@@ -117,21 +116,20 @@ class ServerFolder:
 
     # ---------------------------------------------------------------- what sites told
 
-    def description(self, name: str) -> ClientInfo | None:
-        """Return what a site told about its data when it was online last, or None."""
-        told = self._descriptions().get(name)
-        if told is None:
-            return None
+    def descriptions(self) -> dict[str, ClientInfo]:
+        """Return what sites told about their data when they were online last, by name; sites that are online tell it again."""
         from fl_lightning.wire import from_bytes  # it imports torch, which the commands of a server do not need
 
-        return from_bytes(b64decode(told))  # type: ignore[no-any-return]
+        try:
+            return dict(from_bytes((self.path / "descriptions").read_bytes()))
+        except (OSError, ValueError, WireError):
+            return {}
 
     def describe(self, infos: Sequence[ClientInfo]) -> None:
         """Keep what sites told, for fits that start without them."""
         from fl_lightning.wire import to_bytes
 
-        told = self._descriptions() | {info.name: b64encode(to_bytes(info)).decode() for info in infos}
-        write_whole(self.path / "descriptions.json", json.dumps(told).encode())
+        write_whole(self.path / "descriptions", to_bytes(self.descriptions() | {info.name: info for info in infos}))
 
     def witness(self, name: str, digest: str) -> None:
         """Keep the digest of a site's log, from which a log that is written anew at the site differs."""
@@ -139,9 +137,6 @@ class ServerFolder:
         path.parent.mkdir(exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
             file.write(f"{digest}\n")
-
-    def _descriptions(self) -> dict[str, str]:
-        return read_kept(self.path / "descriptions.json", "Delete it: sites that are online tell again what is in it.")
 
 
 @contextmanager
