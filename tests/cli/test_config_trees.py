@@ -19,7 +19,7 @@ import yaml
 
 from fl_lightning import ConfigurationError
 from fl_lightning.config import files
-from fl_lightning.config.files import BASE, arrange, find, names, read
+from fl_lightning.config.files import BASE, find, in_order, names, read
 
 NAMES = names()
 DIGESTS = Path(__file__).parents[1] / "baseline" / "configs.json"
@@ -48,8 +48,10 @@ def content(path: Path) -> Any:
 def ordered(given: Sequence[str]) -> list[Path]:
     """Return the files that the command line loads, in their order."""
     with patch.multiple(files, read=once, names=lambda: NAMES):
-        below, placed = arrange([find(name) for name in given])
-    return [*below, *(path for own in placed for path in own)]
+        found: list[Path] = []
+        for name in given:
+            found += in_order(name, found)
+    return found
 
 
 def merged(below: Any, above: Any) -> Any:

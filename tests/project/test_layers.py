@@ -22,7 +22,7 @@ LAYER = {
     "utilities": 0.2,
     "__init__": 1,
     "wire": 1,
-    "config": 1,
+    "config": 1.1,
     "functional": 1,
     "rules": 1.5,
     "utilities/collectives": 2,

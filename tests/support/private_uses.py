@@ -51,11 +51,8 @@ USES: dict[Callable[..., Any], tuple[str, ...]] = {
     others.exit_functions: ("atexit._run_exitfuncs",),
     others.copies: ("copy._deepcopy_dispatch",),
     others.options: ("argparse.ArgumentParser._actions", "jsonargparse.ArgumentParser._subcommands_action"),
-    others.found_options: ("jsonargparse._subcommands.find_action_and_subcommand", "jsonargparse.Namespace._parse_key"),
     others.lists: ("jsonargparse._typehints.deepcopy",),
-    others.defaults_of_classes: ("jsonargparse._typehints.ActionTypeHint.add_sub_defaults",),
     others.types_of_settings: ("jsonargparse._typehints.ActionTypeHint._typehint",),
-    others.encodings: ("jsonargparse._paths.Path.read_text",),
     others.names_of_classes: ("jsonargparse._typehints.resolve_class_path_by_name",),
     of_lightning.optimizers: tuple(
         f"{_CORE}.{name}"
@@ -144,7 +141,6 @@ EXPECTED: dict[Callable[..., Any], Any] = {
     others.exit_functions: [True],
     others.copies: (5, True, True, 2, True, True, True),
     others.options: ([["help", "takes", "takes.size", "takes.name"], ["help", "x"]], True, None),
-    others.found_options: "go:\n  takes:\n    size: 3\n    name: me\n",
     others.types_of_settings: dict.fromkeys(("stop", "stop.help"), EarlyStopping | None)
     | {"help": None, "x": int, "y": list[str], "z": None},
     others.latest_value: 2.0,
