@@ -236,7 +236,7 @@ class Workload:
         chosen = Plain(copy.deepcopy(self.net), self.lr) if module is None else module
         data = FederatedDataModule(self.data, Sizes(self.sizes))
         if devices == "auto":
-            devices = choose_ranks(callback, chosen, data, callbacks).ranks
+            devices = choose_ranks(callback, data)[0]
         flags = ranks or {"devices": devices, "strategy": "auto" if devices == 1 else "ddp"}
         trainer = self._trainer(skipped, callback, clock, *callbacks, **flags)
         trainer.fit(chosen, data)

@@ -6,63 +6,18 @@ import os
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
-from fl_lightning.cli.help_pages import first_page, has_first_page
+from fl_lightning.cli.help import COMMANDS, class_help, first_page, has_first_page
 
-SUBCOMMANDS = {
-    "fit": "Train a federation: one epoch is one communication round.",
-    "validate": "Evaluate a checkpoint on the server's validation set.",
-    "test": "Evaluate a checkpoint on the server's test set.",
-    "predict": "Write a checkpoint's predictions to a file.",
-    "evaluate": "Evaluate every model at every client, without training.",
-    "partition": "Show what each client would hold, without training.",
-    "describe": "Show that, and how the features of the clients differ, without training.",
-    "privacy": "Show epsilon against rounds, cohort and noise, without training.",
-    "compare": "Run algorithms x data x seeds, and write the table, tests and figures.",
-    "report": "Write the report of a run or a study again, from its logs or its table.",
-    "init": "Write a small project that runs, as a starting point for your own.",
-    "dashboard": "Make a W&B workspace for the runs of a project.",
-    "serve": "Serve a federation over a network: sites connect here.",
-    "register": "Register a site with the server by its public key.",
-    "sites": "List the registered sites, or revoke one.",
-    "site": "Take part in a federation as a site, with data of your own.",
-    "algorithms": "List every algorithm with a line, its configuration and its page.",
-    "export": "Write one client's complete model: the shared part and its own.",
-    "schema": "Propose a schema for the tables of all clients from one of them.",
-    "configs": "List, show or copy the configurations that come with the package.",
-}
-
-_STUDIES = ("compare", "report")
-"""Commands of :mod:`fl_lightning.studies.commands`."""
-_FLOWER = {
-    **dict.fromkeys(("serve", "register", "sites"), "fl_lightning.flower.wire.serve"),
-    "site": "fl_lightning.flower.site.parent",
-}
-"""Modules whose ``main`` takes the command and its arguments; they need Flower."""
-
-_SMALL = {
-    "init": "fl_lightning.starter",
-    "configs": "fl_lightning.cli.commands.configs",
-    "algorithms": "fl_lightning.cli.commands.algorithms",
-    "dashboard": "fl_lightning.cli.commands.dashboard",
-}
-"""Modules whose ``main`` takes the arguments after the command, and which do not import torch."""
-
-HELP = """usage: fl-lightning [-h] [--version] [--config CONFIG] {subcommand} ...
+HELP = """usage: fl-lightning [-h] [--version] COMMAND ...
 
 Federated learning as an ordinary Lightning run.
 
-subcommands:
+commands:
 {lines}
 
-options:
-  -h, --help            Show this help message and exit.
-  -c, --config CONFIG   Path to a YAML file, or one of 'fl-lightning configs'.
-  --print_config[=flags]
-                        Print the configuration after applying all other arguments and exit.
-  --version             Print version and exit.
-
-For the settings of a subcommand: fl-lightning fit --help; of a class: fl-lightning fit --help AdaFed.
+For the settings of a command: fl-lightning fit --help; of a class: fl-lightning fit --help AdaFed.
 A first run: fl-lightning fit --config adafed_mnist
 """
 
@@ -83,39 +38,44 @@ def main() -> None:
 
 def _run(arguments: list[str]) -> None:
     """Run a command. Help, version and the small commands do not import torch, which takes seconds."""
-    if arguments in (["--help"], ["-h"]):
-        lines = "\n".join(f"  {name:<22}{text}" for name, text in SUBCOMMANDS.items())
-        print(HELP.format(subcommand="{" + ",".join(SUBCOMMANDS) + "}", lines=lines), end="")
+    from fl_lightning.errors import FederationError, did_you_mean
+
+    command, *rest = arguments or ["" if "_ARGCOMPLETE" in os.environ else "--help"]
+    if command in ("--help", "-h") and not rest:
+        lines = "\n".join(f"  {name:<22}{text}" for name, (_, text) in COMMANDS.items())
+        print(HELP.format(lines=lines), end="")
         return
     if arguments == ["--version"]:
         import fl_lightning
 
         print(f"fl-lightning {fl_lightning.__version__}")
         return
-    if arguments[1:] in (["--help"], ["-h"]) and has_first_page(arguments[0]):
-        print(first_page(arguments[0]), end="")
-        return
-    if arguments[:1] and arguments[0] in _SMALL:
-        import_module(_SMALL[arguments[0]]).main(arguments[1:])
-        return
-    _refuse_unknown(arguments)
-    _see_this_folder()
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large tensors in huge pages: torch reads it at its first tensor
-    if arguments[:1] in (["export"], ["schema"]):
-        import_module(f"fl_lightning.cli.commands.{arguments[0]}").main(arguments[1:])
-        return
-    if arguments[:1] and arguments[0] in _FLOWER:
-        import_module(_FLOWER[arguments[0]]).main(arguments)
-        return
-    if arguments[:1] and arguments[0] in _STUDIES:
+    if command and command not in COMMANDS and not command.startswith("-"):
+        _refuse(f"There is no command '{command}'.{did_you_mean(command, COMMANDS)} Commands: {', '.join(COMMANDS)}.")
+    if has_first_page(command) and rest[:1] in (["--help"], ["-h"]) and len(rest) < 3:
+        _see_this_folder()
         try:
-            from fl_lightning.studies.commands import main as study
-
-            study(arguments)
-        except KeyboardInterrupt:  # before a run has started
-            sys.exit(130)
+            print(class_help(rest[1]) if rest[1:] else first_page(command), end="")
+        except FederationError as error:
+            _refuse(str(error))
         return
-    _train()
+    module = COMMANDS[command][0] if command in COMMANDS else ""
+    if command != "init":  # which finds out whether another package has the name of the new one
+        _see_this_folder()
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large tensors in huge pages: torch reads it at its first tensor
+    if not module:
+        _train()
+        return
+    try:
+        takes_all = module.startswith(("fl_lightning.studies", "fl_lightning.flower"))
+        import_module(module).main(arguments if takes_all else rest)
+    except KeyboardInterrupt:  # before a run has started
+        sys.exit(130)
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"fl-lightning: error: {message}", file=sys.stderr)
+    sys.exit(2)
 
 
 def _train() -> None:
@@ -131,17 +91,6 @@ def _train() -> None:
             print(f"Report: {write_run_page(folder)}")
         except FederationError as error:  # the run is complete without it
             print(f"No report: {error}")
-
-
-def _refuse_unknown(arguments: list[str]) -> None:
-    """Reject a subcommand that does not exist, and suggest the nearest one."""
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in SUBCOMMANDS:
-        from fl_lightning.errors import did_you_mean
-
-        known = f"Subcommands: {', '.join(SUBCOMMANDS)}."
-        message = f"There is no subcommand '{arguments[0]}'.{did_you_mean(arguments[0], SUBCOMMANDS)} {known}"
-        print(f"fl-lightning: error: {message}", file=sys.stderr)
-        sys.exit(2)
 
 
 def _see_this_folder() -> None:

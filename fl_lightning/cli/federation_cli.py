@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import secrets
 import signal
 import sys
-import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
-import lightning
 from jsonargparse import Namespace
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, SaveConfigCallback
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
@@ -27,57 +24,32 @@ from fl_lightning.callbacks.federation_report import FederationReport
 from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
 from fl_lightning.callbacks.predictions import PredictionFile
 from fl_lightning.callbacks.stopping import interrupted
-from fl_lightning.cli.messages import refuse_second_callbacks, refuse_wrong_sections
-from fl_lightning.cli.output import describe_model, drop_deprecated, without_tips
-from fl_lightning.cli.own_types import own_types
-from fl_lightning.cli.parser import FederationParser
+from fl_lightning.cli.output import SaveRunConfig, describe_model, drop_deprecated, without_tips
+from fl_lightning.cli.parser import FederationParser, NamedConfig, own_types
 from fl_lightning.cli.ranks import IdleCores, choose_ranks, intra_op_threads, on_cpu
 from fl_lightning.cli.trainer import FederationTrainer
-from fl_lightning.compat import pyyaml
-from fl_lightning.compat.jsonargparse import entry_of, subcommand_parsers
+from fl_lightning.compat.jsonargparse import subcommand_parsers
 from fl_lightning.compat.lightning_cli import OpenCLI
-from fl_lightning.config.null_settings import refuse_null
+from fl_lightning.config.messages import refuse_null
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, FederationError, add_note, no_space, notes_of, require
 from fl_lightning.flower.wire.pool import FlowerPool  # noqa: F401 (so that 'federation.pool' knows its short name)
-from fl_lightning.reporting.run_facts import SELECTION, TEST_SET, read_run_facts, write_run_facts
-from fl_lightning.reporting.wandb import describe_run, prefer_offline, sweep_folder
+from fl_lightning.reporting.run_facts import SELECTION, TEST_SET, read_run_facts
+from fl_lightning.reporting.wandb import prefer_offline, sweep_folder
 from fl_lightning.utilities.allocator import keep_freed_memory
 from fl_lightning.utilities.checkpoints import checked, require_trusted, unreadable
 from fl_lightning.utilities.collectives import lost_rank
 from fl_lightning.utilities.folder_lock import lock_folder
-from fl_lightning.utilities.source_version import source_version
 
-_LIGHTNING = str(Path(inspect.getfile(lightning)).parent)
+_SECTIONS = {
+    "federation_report": FederationReport,
+    "feature_cache": FeatureCache,
+    "best_checkpoint": BestCheckpoint,
+    "last_checkpoint": LastCheckpoint,
+}
+"""The callbacks of every run besides the orchestrator, by their section."""
 CONFIG_VERSION = 1
 """Version of the configuration files that this release reads."""
-
-
-class SaveRunConfig(SaveConfigCallback):
-    """Write the whole configuration next to the checkpoints; a resumed run writes it again."""
-
-    describes_runs = True
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{**kwargs, "overwrite": True})
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write nothing yet: a run that is rejected must not leave its settings behind."""
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write ``config.yaml`` into the run's folder, once."""
-        if self.already_saved or not trainer.is_global_zero:
-            return
-        folder = Path(trainer.default_root_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        text = self.parser.dump(self.config, skip_unset=False, skip_validation=True)  # parsed, and so checked
-        origin = str(getattr(getattr(trainer, "datamodule", None), "origin", ""))
-        for logger in trainer.loggers:
-            describe_run(logger, pyyaml.load(text), origin)
-        code = source_version(fl_lightning.__version__)
-        (folder / self.config_filename).write_text(f"# fl_lightning=={code}\n{text}", encoding="utf-8")
-        write_run_facts(trainer, pl_module, folder)
-        self.already_saved = True
 
 
 class FederationCLI(OpenCLI):
@@ -106,25 +78,38 @@ class FederationCLI(OpenCLI):
                 args=args,
             )
 
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """Return a parser that finds configurations by name."""
+        parser = FederationParser(**kwargs)
+        parser.add_argument("-c", "--config", action=NamedConfig, help="A YAML file, or one of 'fl-lightning configs'.")
+        return parser
+
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """Return Lightning's subcommands, and those that do not train."""
-        more = ("partition", "describe", "privacy", "evaluate")
-        return {**OpenCLI.subcommands(), **{name: {"model", "datamodule"} for name in more}}
+        more = {name: {"model", "datamodule"} for name in ("partition", "describe", "privacy")}
+        return {**OpenCLI.subcommands(), **more, "evaluate": {"model", "datamodule", "checkpoints"}}
 
     def prepare_subcommand(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         """Add settings only to the subcommand that was typed: adding them to one takes 0.06 s."""
-        if self._typed in (None, subcommand):
-            return super().prepare_subcommand(klass, subcommand, **kwargs)
-        return self.bare_subcommand(subcommand, **kwargs)
+        if self._typed not in (None, subcommand):
+            return self.bare_subcommand(subcommand, **kwargs)
+        parser = super().prepare_subcommand(klass, subcommand, **kwargs)
+        if subcommand == "evaluate":  # several without brackets
+            parser.add_argument(
+                "--checkpoints", type=str, nargs="+", default=[], help="Checkpoints; by default the run's best."
+            )
+        return parser
+
+    def evaluate(self, **settings: Any) -> None:
+        """Evaluate with the checkpoints of the command line."""
+        self.trainer.evaluate(checkpoints=self._config.checkpoints, **settings)  # type: ignore[attr-defined]
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the sections."""
         parser.add_lightning_class_args(FederatedOrchestrator, "federation")
-        parser.add_lightning_class_args(FederationReport, "federation_report")
-        parser.add_lightning_class_args(FeatureCache, "feature_cache")
-        parser.add_lightning_class_args(BestCheckpoint, "best_checkpoint")
-        parser.add_lightning_class_args(LastCheckpoint, "last_checkpoint")
+        for section, kind in _SECTIONS.items():
+            parser.add_lightning_class_args(kind, section)
         parser.add_argument(
             "--keep_freed_memory",
             type=bool,
@@ -172,9 +157,10 @@ class FederationCLI(OpenCLI):
     def _settle_folders(self) -> None:
         """Check what can be checked now, and set the folders of the run and of its checkpoints."""
         config = self._config
-        refuse_wrong_sections(config)
-        refuse_second_callbacks(config)
+        _refuse_second_callbacks(config)
         refuse_null(config, (subcommand_parsers(self.parser) or {})[self.config.subcommand])
+        for name, value in config.items():
+            require(not isinstance(value, int) or abs(value) < 2**63, name, "a number of 64 bits", value)
         if config.config_version != CONFIG_VERSION:
             raise ConfigurationError(
                 f"'config_version' is {config.config_version}, but fl_lightning {fl_lightning.__version__} reads version "
@@ -243,22 +229,29 @@ class FederationCLI(OpenCLI):
 
     def instantiate_classes(self) -> None:
         """Build everything; report an error in a constructor as a wrong setting."""
+        data = self._config.data
+        given = data.get("clients")
         try:
+            if given:
+                self._dump_config()  # while it holds settings alone
+                data.clients = {name: self._build_client(name, one) for name, one in given.items()}
             super().instantiate_classes()
-        except (TypeError, ValueError) as error:
-            cause: BaseException = error
-            while cause.__cause__ is not None and _expected(cause) is None:
-                cause = cause.__cause__
-            client = entry_of(cause)
-            if client is not None and client in (self._config.data.get("clients") or {}):
-                add_note(cause, f"In the data of client '{client}'.")
-            if _expected(cause) is not None:
+        except ValueError as error:
+            if _expected(error) is not None:
                 raise
-            frame = traceback.extract_tb(cause.__traceback__)[-1]
-            if isinstance(cause, TypeError) and not frame.filename.startswith(_LIGHTNING):  # a mistake in code
-                raise
-            where = f"{Path(frame.filename).name}, line {frame.lineno}"
-            raise ConfigurationError(f"A setting is rejected by {where}: {str(cause).rstrip('.')}. Change it.") from error
+            raise ConfigurationError(f"A setting is rejected: {str(error).rstrip('.')}. Change it.") from error
+        finally:
+            data.clients = given  # config.yaml holds settings
+
+    def _build_client(self, name: str, settings: Any) -> Any:
+        """Build the datamodule of a client."""
+        parser = FederationParser()
+        parser.add_argument("--client", type=LightningDataModule)
+        try:
+            return parser.instantiate(Namespace(client=settings)).client  # type: ignore[no-untyped-call]
+        except Exception as error:
+            add_note(_expected(error) or error, f"In the data of client '{name}'.")
+            raise
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the Trainer; with ``trainer.devices auto``, a fit on a CPU gets the ranks that the machine can use."""
@@ -266,14 +259,14 @@ class FederationCLI(OpenCLI):
         if given.devices is None:
             kwargs["devices"] = "auto"  # Lightning's default: one process on a CPU
         elif self._chooses_ranks:
-            callbacks = built.trainer.callbacks or []
-            callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-            parts = (built.federation, self.model, self.datamodule, callbacks)
-            chosen = choose_ranks(*parts, nodes=given.num_nodes, typed=self._typed_here)
-            kwargs["devices"] = chosen.ranks
+            ranks, why = choose_ranks(built.federation, self.datamodule, given.num_nodes, self._typed_here)
+            kwargs["devices"] = ranks
             if _is_first_rank():
-                print(chosen)
-        trainer = super().instantiate_trainer(**kwargs)
+                print(f"Trains on {ranks} rank{'s' * (ranks != 1)}: {why}.")
+        try:
+            trainer = super().instantiate_trainer(**kwargs)
+        except TypeError as error:
+            raise ConfigurationError(f"A setting of 'trainer' is rejected: {str(error).rstrip('.')}. Change it.") from error
         if given.devices is None and self.subcommand == "fit" and self._typed_here and not given.fast_dev_run:
             trainer.callbacks.append(IdleCores(built.federation))  # type: ignore[attr-defined]
         return trainer
@@ -340,6 +333,19 @@ def _expected(error: BaseException | None) -> BaseException | None:
 def _is_clients_file(error: BaseException) -> bool:
     """Return whether an error says which file a client lacks; the message of a worker's error is a traceback."""
     return isinstance(error, FileNotFoundError | PermissionError) and bool(notes_of(error)) and "\n" not in str(error)
+
+
+def _refuse_second_callbacks(config: Namespace) -> None:
+    """Refuse callbacks in ``trainer.callbacks`` that a section of the configuration sets up."""
+    given = config.trainer.callbacks or []
+    for callback in given if isinstance(given, list) else [given]:
+        for section, kind in {"federation": FederatedOrchestrator, **_SECTIONS}.items():
+            monitor = (callback.get("init_args") or {}).get("monitor")
+            if callback.class_path == f"fl_lightning.{kind.__name__}" and monitor in (None, config[section].get("monitor")):
+                raise ConfigurationError(
+                    f"'trainer.callbacks' has a {kind.__name__}, but every run has one by its section '{section}'. Set "
+                    f"'{section}' instead, and remove it from 'trainer.callbacks'."
+                )
 
 
 def _default_loggers(root: Path) -> list[Namespace]:

@@ -1,4 +1,4 @@
-"""A line that describes a model, and filters for output of libraries that does not concern users."""
+"""What a run says about itself: its configuration, a line on its model, and no output of libraries that concerns no user."""
 
 from __future__ import annotations
 
@@ -6,13 +6,48 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning_utilities.core.rank_zero import log as _lightning
 from torch.nn.parameter import is_lazy
 
+import fl_lightning
+from fl_lightning.compat import pyyaml
 from fl_lightning.compat.lightning import wandb_settings
+from fl_lightning.reporting.run_facts import write_run_facts
+from fl_lightning.reporting.wandb import describe_run
+from fl_lightning.utilities.source_version import source_version
+
+
+class SaveRunConfig(SaveConfigCallback):
+    """Write the whole configuration next to the checkpoints; a resumed run writes it again."""
+
+    describes_runs = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "overwrite": True})
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write nothing yet: a run that is rejected must not leave its settings behind."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write ``config.yaml`` into the run's folder, once."""
+        if self.already_saved or not trainer.is_global_zero:
+            return
+        folder = Path(trainer.default_root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = self.parser.dump(self.config, skip_unset=False, skip_validation=True)  # parsed, and so checked
+        origin = str(getattr(getattr(trainer, "datamodule", None), "origin", ""))
+        for logger in trainer.loggers:
+            describe_run(logger, pyyaml.load(text), origin)
+        code = source_version(fl_lightning.__version__)
+        (folder / self.config_filename).write_text(f"# fl_lightning=={code}\n{text}", encoding="utf-8")
+        write_run_facts(trainer, pl_module, folder)
+        self.already_saved = True
 
 
 def describe_model(module: LightningModule) -> str:

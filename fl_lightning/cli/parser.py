@@ -2,98 +2,100 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
+from unittest.mock import patch
 
 from jsonargparse import Namespace
+from jsonargparse.typing import Path_fr
+from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
-from fl_lightning.cli.help import TopicHelp, nested_class_help
-from fl_lightning.cli.messages import explain
-from fl_lightning.cli.own_types import own_types
-from fl_lightning.compat.jsonargparse import Completable, actions_of, reading_utf8, remembering_options, subcommand_parsers
-from fl_lightning.config.arguments import behind_subcommand, config_files, expand, listed
-from fl_lightning.config.files import BASE, refuse_unclear, without
+import fl_lightning
+from fl_lightning.cli.help import first_page, has_first_page
+from fl_lightning.compat.jsonargparse import ActionConfigFile, Completable, actions_of, preferring, subcommand_parsers
+from fl_lightning.config.files import BASE, in_order, read, refuse_unclear, without
+from fl_lightning.config.messages import explain
+from fl_lightning.errors import ConfigurationError
 
 _OF_FITS = ("ckpt_path", "weights_only")
 """Settings in the ``config.yaml`` of a run that commands such as ``describe`` do not have."""
+_LIMITS = tuple(f"limit_{kind}_batches" for kind in ("train", "val", "test", "predict"))
+
+
+@contextmanager
+def own_types() -> Iterator[None]:
+    """Let a block read numbers of batches before shares, and bare names as classes of this package.
+
+    typing treats Union[int, float] and Union[float, int] as equal and keeps the one that was written first in the process. If
+    that is the latter, the parser would read '2' batches as the share 2.0.
+    """
+    annotations = inspect.unwrap(Trainer.__init__).__annotations__
+    limits = dict.fromkeys(_LIMITS, int | float | None)
+    with patch.dict(annotations, limits), preferring({name: f"fl_lightning.{name}" for name in fl_lightning.__all__}):
+        yield
+
+
+class NamedConfig(ActionConfigFile):
+    """Load a configuration by its name or path, after its bases; leave settings in braces, URLs and pipes to jsonargparse."""
+
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+        """Load the files that are not loaded yet."""
+        if _is_text(values):
+            super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]
+            return
+        files = in_order(values, [path for path in cfg.get(self.dest) or [] if isinstance(path, Path)])
+        commands = subcommand_parsers(parser)
+        if commands is not None and (len(files) > 1 or not read(files[0]).keys() <= commands.keys()):
+            raise ConfigurationError(f"Give '--config {values}' after the command: fl-lightning fit --config {values}.")
+        options = {option for action in actions_of(parser) for option in action.option_strings}
+        left_out = {BASE, *(name for name in _OF_FITS if f"--{name}" not in options)} - (commands or {}).keys()
+        for path in files:
+            text = without(path.read_text(encoding="utf-8"), left_out)
+            with Path_fr(str(path)).relative_path_context():
+                super().__call__(parser, cfg, text, option_string)  # type: ignore[no-untyped-call]
+            cfg[self.dest][-1] = path
+
+
+def _is_text(value: str) -> bool:
+    """Return whether a value is no name of a file."""
+    path = Path(value)
+    is_pipe = len(value) < 256 and path.exists() and not path.is_file() and not path.is_dir()
+    return is_pipe or value in ("", "-") or bool(re.search(r"[{\n]|://|: ", value))
 
 
 class FederationParser(Completable, LightningArgumentParser):
     """Answer a wrong setting with one message instead of the usage of every option."""
 
-    files: ClassVar[list[str]] = []
-    """The configurations of the command that is being parsed, for messages."""
-    _is_expanded = False
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Subcommands take 'allow_abbrev' from their parent only since jsonargparse 4.53.
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def parse_args(self, args: Any = None, namespace: Any = None, **settings: Any) -> Namespace:  # type: ignore[override]
-        """Parse as jsonargparse does; configurations may be given by name, and are loaded after their bases."""
-        given = sys.argv[1:] if args is None else list(args)
-        for text in given:
+        """Parse as jsonargparse does, after refusing settings in braces that set something twice."""
+        for text in sys.argv[1:] if args is None else args:
             value = text.partition("=")[2] if text.startswith("-") else text
             if value.startswith(("{", "[")):
                 refuse_unclear(value, f"'{value}', ")
-        nested = subcommand_parsers(self)
-        given = listed(given, "checkpoints") if nested is not None and "evaluate" in given else given
-        given = expand(given) if nested is None else behind_subcommand(given, nested)
-        FederationParser.files = config_files(given)
-        with reading_utf8(), own_types(), remembering_options():
-            parsed: Namespace = super().parse_args(given, namespace, **settings)
+        with own_types():
+            parsed: Namespace = super().parse_args(args, namespace, **settings)
         return parsed
-
-    def validate(self, namespace: Namespace, *others: Any, **settings: Any) -> None:
-        """Check the settings of a subcommand once; jsonargparse checks each of them twice."""
-        nested, chosen = subcommand_parsers(self) or {}, namespace.get("subcommand")
-        if chosen not in nested or not isinstance(namespace.get(chosen), Namespace) or others or settings.get("branch"):
-            super().validate(namespace, *others, **settings)
-            return
-        rest = namespace.clone()
-        inner = rest.pop(chosen)
-        try:
-            nested[chosen].validate(inner, **settings)
-            super().validate(rest, **{**settings, "skip_required": True})
-        except (TypeError, KeyError):  # the message of jsonargparse names the subcommand
-            super().validate(namespace, **settings)
-
-    def parse_path(self, path: Any, *others: Any, **settings: Any) -> Namespace:
-        """Parse as jsonargparse does, without what a file holds for others.
-
-        That is its ``base``, which :meth:`parse_args` has handled, and where a fit starts, if the command does not train.
-        """
-        self._is_expanded = Path(path).is_file()  # neither a URL nor a pipe
-        try:
-            parsed: Namespace = super().parse_path(path, *others, **settings)
-        finally:
-            self._is_expanded = False
-        return parsed
-
-    def parse_string(self, content: str, *others: Any, **settings: Any) -> Namespace:
-        """Parse as :meth:`parse_path` does."""
-        if self._is_expanded:
-            options = {option for action in actions_of(self) for option in action.option_strings}
-            content = without(content, {BASE, *(name for name in _OF_FITS if f"--{name}" not in options)})
-        parsed: Namespace = super().parse_string(content, *others, **settings)
-        return parsed
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # Subcommands take 'allow_abbrev' from their parent only since jsonargparse 4.53.
-        super().__init__(*args, add_help=False, **{"allow_abbrev": False, **kwargs})
-        self.add_argument("-h", "--help", action=TopicHelp)
 
     def format_help(self, *args: Any) -> str:
-        """Show the settings of a class in a few lines, for ``--<setting>.help CLASS``."""
-        asked = re.fullmatch(r"Help for --([\w.]+)\.help=([\w.]+)", self.description or "")
-        return nested_class_help(asked[2], asked[1], actions_of(self)) if asked else super().format_help(*args)
+        """Return the first page of a command."""
+        command = str(getattr(self, "subcommand", ""))
+        return first_page(command) if has_first_page(command) else super().format_help(*args)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print what was wrong and how to fix it; exit with status 2."""
         if not self.exit_on_error:
             super().error(message, ex)
-        options = [option for action in actions_of(self) for option in action.option_strings]
-        parser = getattr(ex, "subcommand_parser", None)
-        if parser is not None:
-            options += [option for action in actions_of(parser) for option in action.option_strings]
-        print(f"fl-lightning: error: {explain(message, options, FederationParser.files)}", file=sys.stderr)
+        parsers = [self, *(subcommand_parsers(self) or {}).values()]
+        options = {option for one in parsers for action in actions_of(one) for option in action.option_strings}
+        print(f"fl-lightning: error: {explain(message, sorted(options))}", file=sys.stderr)
         sys.exit(2)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,32 +14,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator, XLAAccelerator
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch.nn.parameter import is_lazy
 
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.loaders import fewest_examples
 from fl_lightning.server.checks.compatibility import round_size
-from fl_lightning.strategies.base import JointStrategy
-from fl_lightning.utilities.machine import available_memory, cores, own_memory
-
-_MODELS = 8
-"""Models that a rank needs beside its module: the global one, gradients, an optimizer's two states, an update, exact sums."""
-
-
-@dataclass(frozen=True)
-class Limit:
-    """State how many ranks something allows.
-
-    Attributes:
-        ranks: their number, >= 1.
-        why: the reason, as the end of a sentence.
-    """
-
-    ranks: int
-    why: str
-
-    def __str__(self) -> str:
-        return f"Trains on {_count(self.ranks, 'rank')}: {self.why}."
+from fl_lightning.utilities.machine import cores
 
 
 def on_cpu(accelerator: Any) -> bool:
@@ -66,40 +44,38 @@ def intra_op_threads(wanted: int | None) -> Iterator[None]:
         os.environ |= {} if given is None else {"OMP_NUM_THREADS": given}
 
 
-def choose_ranks(
-    settings: Any,
-    module: LightningModule,
-    data: FederatedDataModule,
-    callbacks: Sequence[Callback],
-    nodes: int = 1,
-    typed: bool = True,
-) -> Limit:
-    """Return the number of ranks of a fit, before its Trainer is built.
+def choose_ranks(settings: Any, data: FederatedDataModule, nodes: int = 1, typed: bool = True) -> tuple[int, str]:
+    """Return the number of ranks of a fit, before its Trainer is built, and why.
 
     A rank that Lightning has started takes the number of its starter instead of choosing again. The data are set up on a copy,
     with other random numbers than the fit's, so that the choice leaves no trace in the fit.
 
     Args:
         settings: the settings of the federation.
-        module: the module.
         data: the datamodule, not set up.
-        callbacks: the callbacks of the Trainer.
         nodes: the number of machines.
         typed: whether the command line was typed: Lightning starts other ranks by repeating it.
     """
-    called = None if typed else Limit(1, "the command was called from Python, which starts no others")
-    known = _started(nodes) or called or _one(settings, callbacks)
-    if known is not None:
-        return known
+    if "LOCAL_RANK" in os.environ and "WORLD_SIZE" in os.environ:  # Lightning or torchrun
+        count = os.environ.get("LOCAL_WORLD_SIZE") or int(os.environ["WORLD_SIZE"]) // nodes
+        return int(count), "as many as were started"
+    reasons = {
+        "SLURM starts the others": SLURMEnvironment.detect(),
+        f"on each of {nodes} machines": nodes > 1,
+        "the command was called from Python, which starts no others": not typed,
+    }
+    why = next((why for why, holds in reasons.items() if holds), None) or _why_one(settings)
+    if why is not None:
+        return 1, why
     try:
         with isolate_rng(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the fit warns as well
             trial = copy.deepcopy(data)
             trial.prepare_data()
             trial.setup("fit")
-            return min([*_limits(settings, module, trial), *_evaluated(trial)], key=lambda limit: limit.ranks)
+            return _most(settings, trial)
     except Exception as error:  # which the fit reports, if it has it, too
-        return Limit(1, f"the data could not be set up beforehand: {error}")
+        return 1, f"the data could not be set up beforehand: {error}"
 
 
 class IdleCores(Callback):
@@ -114,67 +90,32 @@ class IdleCores(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the line."""
-        callbacks, data = trainer.callbacks, trainer.datamodule  # type: ignore[attr-defined]
-        if trainer.world_size > 1 or not on_cpu(trainer.strategy.root_device.type) or _one(self._settings, callbacks):
+        if trainer.world_size > 1 or not on_cpu(trainer.strategy.root_device.type) or _why_one(self._settings):
             return
-        best = min(_limits(self._settings, pl_module, data), key=lambda limit: limit.ranks)
-        if best.ranks > 1:
-            print(f"Trains on 1 rank, but there are {cores()} cores: '--trainer.devices auto' uses {best.ranks} ranks.")
+        ranks, _ = _most(self._settings, trainer.datamodule)  # type: ignore[attr-defined]
+        if ranks > 1:
+            print(f"Trains on 1 rank, but there are {cores()} cores: '--trainer.devices auto' uses {ranks} ranks.")
 
 
-def _started(nodes: int) -> Limit | None:
-    """Return the number of ranks that something else has determined; None if nothing has."""
-    if "LOCAL_RANK" in os.environ and "WORLD_SIZE" in os.environ:  # Lightning or torchrun
-        count = os.environ.get("LOCAL_WORLD_SIZE") or int(os.environ["WORLD_SIZE"]) // nodes
-        return Limit(int(count), "as many as were started")
-    if SLURMEnvironment.detect():
-        return Limit(1, "SLURM starts the others")
-    return Limit(1, f"on each of {nodes} machines") if nodes > 1 else None
-
-
-def _one(settings: Any, callbacks: Sequence[Callback]) -> Limit | None:
+def _why_one(settings: Any) -> str | None:
     """Return why a fit must use one rank; None if more would help."""
-    engine = settings.local.engine
     reasons = {
         "'federation.enabled' is false, and more ranks would train on other batches": not settings.enabled,
         "'federation.pool' trains the clients elsewhere": settings.pool is not None,
-        f"with the engine '{engine}' last bits depend on the number of ranks, so set it in 'trainer.devices'": (
+        f"with the engine '{settings.local.engine}' last bits depend on the number of ranks, so set it in 'trainer.devices'": (
             settings.local.side_by_side
         ),
     }
-    return next((Limit(1, why) for why, holds in reasons.items() if holds), None)
+    return next((why for why, holds in reasons.items() if holds), None)
 
 
-def _limits(settings: Any, module: LightningModule, data: FederatedDataModule) -> Iterator[Limit]:
-    """Yield what limits the number of ranks: cores, the clients of a round, and memory."""
+def _most(settings: Any, data: FederatedDataModule) -> tuple[int, str]:
+    """Return the number of ranks that the cores, the clients of a round and the validation set allow, and why."""
     own, threads = cores(), settings.local.threads or 1
-    each = f"{_count(own, 'core')}, {_count(threads, 'thread')} each"
-    yield Limit(max(1, own // threads), each)
     clients = round_size(settings, data.num_clients)
     chains = settings.route.side_by_side(clients)
-    yield Limit(max(1, chains), f"{each}, and {chains} of {_count(clients, 'client')} of a round can train at a time")
-    free = available_memory()
-    if free is not None:
-        more = _models(settings, module, data.num_clients)
-        needed = own_memory() + more
-        why = f"{each}, but a rank needs {needed / 1e9:.1f} GB, and {(free + own_memory()) / 1e9:.1f} GB are available"
-        yield Limit(1 + max(0, free - more) // needed, why)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
-
-
-def _models(settings: Any, module: LightningModule, clients: int) -> int:
-    """Return the bytes that training adds to a rank: copies of the model, and what is kept of each client."""
-    size = sum(p.numel() * p.element_size() for p in module.parameters() if not is_lazy(p))
-    keeps = isinstance(settings.strategy, JointStrategy) or settings.route.keeps_models
-    keeps = keeps or settings.strategy.client_rule() is not None
-    return _MODELS * size + (min(int(settings.storage.memory * 2**30), clients * size) if keeps else 0)
-
-
-def _evaluated(data: FederatedDataModule) -> Iterator[Limit]:
-    """Yield the size of the smallest validation set, which every rank needs a part of."""
     fewest = fewest_examples(data.val_dataloader()) if data.has_validation_set else None
-    if fewest is not None:
-        yield Limit(max(1, fewest), f"a validation set has {_count(fewest, 'example')}")
+    why = f"cores {own}, threads of a rank {threads}, clients of a round that can train at a time {chains} of {clients}"
+    if fewest and fewest < min(own // threads, chains):  # every rank needs a part
+        return fewest, f"examples of the smallest validation set {fewest}"
+    return max(1, min(own // threads, chains)), why

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,7 @@ from fl_lightning.errors import ConfigurationError, did_you_mean
 BASE = "base"
 """The key of a configuration file that names the file or files on which it builds."""
 
-_SUFFIXES = (".yaml", ".yml", ".json")
+_TASK = {"model", "data"}
 _OLD_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+)")
 """Octal and sexagesimal numbers of YAML 1.1, which are names of clients, codes or times to those who write them."""
 
@@ -53,112 +50,30 @@ def find(name: str, beside: Path | None = None, group: str = "") -> Path:
     for path in (own, own.with_name(f"{own.name}.yaml") if own.name else own):
         if path.is_file():
             return path
-    short = name.removesuffix(".yaml")
-    known = names()
-    for packaged in (f"{group}/{short}", short):
-        if packaged in known:
-            return folder() / f"{packaged}.yaml"
-    where = f"no file '{own}'" if own.parent != Path() else f"no file '{name}' in '{Path.cwd()}'"
-    if own.is_dir():
-        where = f"'{own}' is a folder"
+    short, known = name.removesuffix(".yaml").removeprefix("configs/"), names()
+    for packaged in (f"{group}/{name}", name):
+        if packaged.removesuffix(".yaml") in known:
+            return folder() / f"{packaged.removesuffix('.yaml')}.yaml"
+    files = [str(path) for path in own.parent.glob("*.y*ml")]
+    same = [packaged for packaged in known if packaged.rpartition("/")[2] == short.rpartition("/")[2]]
+    where = f"'{own}' is a folder" if own.is_dir() else f"no file '{own}' in '{Path.cwd()}'"
+    near = did_you_mean(name, files) or did_you_mean(short, same or known, cutoff=0.5)
     raise ConfigurationError(
-        f"There is no configuration '{name}': {where}, and the package has no configuration of that name."
-        f"{_nearest(name, own.parent)} List those of the package: fl-lightning configs."
+        f"There is no configuration '{name}': {where}, and the package has none of that name.{near} List those of the "
+        "package: fl-lightning configs."
     )
 
 
-def _nearest(name: str, beside: Path) -> str:
-    """Suggest the nearest file in the folder, the nearest name of the package, or the same name in another folder of it."""
-    own = [str(path) for suffix in _SUFFIXES for path in beside.glob(f"*{suffix}")] if beside.is_dir() else []
-    short = name.removesuffix(".yaml").removeprefix("configs/")
-    stem = short.rpartition("/")[2]
-    elsewhere = [known for known in names() if known.rpartition("/")[2] == stem]
-    return did_you_mean(name, own) or did_you_mean(short, elsewhere or names(), cutoff=0.5)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Hold a setting as it is written in a file.
-
-    Attributes:
-        key: YAML node of its name.
-        node: YAML node of its value.
-    """
-
-    key: Any
-    node: Any
-
-    @property
-    def line(self) -> int:
-        """The line of its name, from 1."""
-        return int(self.key.start_mark.line) + 1
-
-    @property
-    def text(self) -> str | None:
-        """The value, if it is a word or a number."""
-        return str(self.node.value) if isinstance(self.node, yaml.ScalarNode) else None
-
-    @property
-    def is_word(self) -> bool:
-        """Whether the value is text, and not a number, truth value or null."""
-        return isinstance(self.node, yaml.ScalarNode) and self.node.tag.endswith(":str")
-
-
-@dataclass(frozen=True)
-class ConfigFile:
-    """Hold what must be known of a configuration file before it is parsed.
-
-    Attributes:
-        path: path of the file.
-        settings: all settings by their full names; items of lists by their numbers.
-    """
-
-    path: Path
-    settings: dict[str, Entry]
-
-    @cached_property
-    def parts(self) -> frozenset[str]:
-        """Return the parts of a task that the file defines: a ``model``, and the ``data`` for the model."""
-        found = {part for part, name in (("model", "model"), ("data", "data.datamodule")) if self._has_class(name)}
-        own = any(name.startswith("data.clients.") for name in self.settings)  # each client has a datamodule of its own
-        return frozenset(found | ({"data"} if own else set()))
-
-    def _has_class(self, name: str) -> bool:
-        return f"{name}.class_path" in self.settings or (name in self.settings and self.settings[name].is_word)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the file defines a whole task."""
-        return self.parts == {"model", "data"}
-
-    @property
-    def bases(self) -> list[str]:
-        """The files on which it builds, as it names them.
-
-        Raises:
-            ConfigurationError: if ``base`` is not a name or a list of names.
-        """
-        entry = self.settings.get(BASE)
-        if entry is None:
-            return []
-        is_list = isinstance(entry.node, yaml.SequenceNode)
-        entries = [Entry(entry.key, node) for node in entry.node.value] if is_list else [entry]
-        if not all(each.is_word for each in entries):
-            raise ConfigurationError(
-                f"'{self.path}', line {entry.line}: '{BASE}' must name a configuration file, or a list of them. Write "
-                f"'{BASE}: adafed_mnist', or a path relative to this file."
-            )
-        return [str(each.node.value) for each in entries]
-
-
-def read(path: Path) -> ConfigFile:
-    """Read a configuration file.
+def read(path: Path) -> dict[str, Any]:
+    """Return the settings of a configuration file.
 
     Raises:
         ConfigurationError: if it cannot be read, is not YAML, or sets a setting twice; the message gives the line.
     """
     try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), LOADER)
+        text = path.read_text(encoding="utf-8")
+        refuse_unclear(text, f"'{path}', ")
+        settings = yaml.load(text, LOADER)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -166,12 +81,12 @@ def read(path: Path) -> ConfigFile:
         raise ConfigurationError(f"'{path}'{where} is not valid YAML: {what}. Correct it there or just before.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"Cannot read the configuration '{path}': {error}. Check its path and permissions.") from None
-    if not isinstance(node, yaml.MappingNode):
+    if not isinstance(settings, dict):
         raise ConfigurationError(
-            f"The configuration '{path}' {'is empty' if node is None else 'has no settings with names'}. Write settings "
+            f"The configuration '{path}' {'is empty' if settings is None else 'has no settings with names'}. Write settings "
             "such as 'trainer: {max_epochs: 3}'. For a complete example: fl-lightning configs show adafed_mnist."
         )
-    return ConfigFile(path, _settings(node, f"'{path}', "))
+    return settings
 
 
 def refuse_unclear(text: str, where: str = "") -> None:
@@ -185,85 +100,84 @@ def refuse_unclear(text: str, where: str = "") -> None:
         ConfigurationError: giving the line.
     """
     with suppress(yaml.YAMLError):
-        _settings(yaml.compose(text, LOADER), where)
+        _refuse_unclear(yaml.compose(text, LOADER), where)
 
 
-def _settings(node: Any, where: str) -> dict[str, Entry]:
-    """Return all settings below a YAML node, after refusing unclear ones."""
-    settings: dict[str, Entry] = {}
-    for name, entry in _entries(node):
-        if name in settings:
+def _refuse_unclear(node: Any, where: str) -> None:
+    lines: dict[Any, int] = {}
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else []:
+        line, name = key.start_mark.line + 1, str(key.value)
+        if name in lines:
             raise ConfigurationError(
-                f"{where}line {entry.line}: '{name}' occurs twice, first in line {settings[name].line}. Merge both, because "
-                "YAML would drop the first."
+                f"{where}line {line}: '{name}' occurs twice, first in line {lines[name]}. Merge both, because YAML would drop "
+                "the first."
             )
-        for one in (entry.key, entry.node):
-            if isinstance(one, yaml.ScalarNode) and one.tag.endswith(":int") and _OLD_NUMBER.fullmatch(one.value):
-                number = yaml.load(one.value, LOADER)
-                plain = one is entry.node and ":" not in one.value
-                fix = f"Put quotes around it{f', or write {number}' if plain else ''}."
-                raise ConfigurationError(f"{where}line {entry.line}: YAML reads {one.value} as the number {number}. {fix}")
-        settings[name] = entry
-    return settings
+        lines[name] = line
+        _refuse_unclear(key, where)
+        _refuse_unclear(value, where)
+    for item in node.value if isinstance(node, yaml.SequenceNode) else []:
+        _refuse_unclear(item, where)
+    if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int") and _OLD_NUMBER.fullmatch(node.value):
+        raise ConfigurationError(
+            f"{where}line {node.start_mark.line + 1}: YAML reads {node.value} as the number {yaml.load(node.value, LOADER)}. "
+            "Put quotes around it, or write the number that you mean."
+        )
 
 
-def _entries(node: Any, prefix: str = "") -> Iterator[tuple[str, Entry]]:
-    """Yield all settings below a YAML node; skip a key that merges another mapping."""
-    if isinstance(node, yaml.MappingNode):
-        pairs = [(key.value, key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]
-        pairs = [(name, key, value) for name, key, value in pairs if not key.tag.endswith(":merge")]
-    elif isinstance(node, yaml.SequenceNode):
-        pairs = [(str(number), value, value) for number, value in enumerate(node.value)]
-    else:
-        return
-    for name, key, value in pairs:
-        yield f"{prefix}{name}", Entry(key, value)
-        yield from _entries(value, f"{prefix}{name}.")
+def in_order(name: str, loaded: Sequence[Path] = ()) -> list[Path]:
+    """Return the files to load for a configuration: its bases, unless they are loaded already, and then itself.
 
-
-def arrange(given: Sequence[Path], trail: tuple[Path, ...] = ()) -> tuple[list[Path], list[list[Path]]]:
-    """Return what to load below all of several files, and then, for each of them, its bases and the file itself.
-
-    A base that has been loaded is not loaded again, because that would undo the files in between. Bases up to a complete one
-    (a model and its data) lie below all files, and are left out if the given files define a task themselves: whoever puts
-    ``data/label_skew`` on top of ``fedloss_cifar10`` does not want settings of ``adafed_mnist`` in between.
+    A base that defines a whole task, a model and its data, is left out on top of another task: whoever puts ``data/label_skew``
+    on top of ``fedloss_cifar10`` does not want settings of ``adafed_mnist`` in between.
 
     Args:
-        given: files; later ones override earlier ones.
-        trail: files whose bases are being arranged.
+        name: a path, or the name of one of the package's configurations.
+        loaded: the files that are loaded already; later ones override earlier ones.
 
     Raises:
-        ConfigurationError: if a base is missing, or if bases form a circle.
+        ConfigurationError: if a file is missing or wrong, or would undo the settings of one that comes before it.
     """
-    files = [read(path) for path in given]
-    loaded: set[Path] = set()
-    below: list[Path] = []
-    placed: list[list[Path]] = []
-    for file in files:
-        bases = _bases(file, trail)
-        others = frozenset(chain.from_iterable(other.parts for other in files if other is not file))
-        tasks = [number for number, path in enumerate(bases) if read(path).is_complete]
-        if tasks and not any(path.resolve() in loaded for path in bases):
-            task, bases = bases[: tasks[-1] + 1], bases[tasks[-1] + 1 :]
-            below = below or ([] if len(others) == 2 else task)
-        placed.append([*(path for path in bases if path.resolve() not in loaded), file.path])
-        loaded.update(path.resolve() for path in (*below, *placed[-1]))
-    return below, placed
+    path = find(name)
+    settings = read(path)
+    if "over" in settings:
+        raise ConfigurationError(f"'{name}' is a study of many runs. Run it with: fl-lightning compare --config {name}")
+    if BASE not in settings and _parts(settings) == _TASK and any(BASE in read(file) for file in loaded):
+        raise ConfigurationError(f"'{name}' is a whole task, which would undo the settings before it. Give it first.")
+    return _with_bases(path, list(loaded), ())[len(loaded) :]
 
 
-def _bases(file: ConfigFile, trail: tuple[Path, ...]) -> list[Path]:
-    """Return the bases of a file in loading order."""
-    trail = (*trail, file.path)
-    found = [find(name, beside=file.path.parent) for name in file.bases]
-    for path in found:
-        known = [earlier.resolve() for earlier in trail]
-        if path.resolve() in known:
-            circle = [*trail[known.index(path.resolve()) :], path]
-            raise ConfigurationError(
-                f"The '{BASE}' entries of these configurations form a circle: {' -> '.join(map(str, circle))}. Remove one."
-            )
-    below, placed = arrange(found, trail)
-    return list(chain(below, *placed))
+def _with_bases(path: Path, loaded: list[Path], trail: tuple[Path, ...]) -> list[Path]:
+    """Return files with the bases of another one and itself behind them."""
+    known = [earlier.resolve() for earlier in trail]
+    if path.resolve() in known:
+        circle = " -> ".join(map(str, [*trail[known.index(path.resolve()) :], path]))
+        raise ConfigurationError(f"The '{BASE}' entries of these configurations form a circle: {circle}. Remove one.")
+    settings = read(path)
+    given = settings.get(BASE, [])
+    bases = given if isinstance(given, list) else [given]
+    if not all(isinstance(one, str) for one in bases):
+        raise ConfigurationError(
+            f"'{path}': '{BASE}' must name a configuration file, or a list of them, but is {given}. Write '{BASE}: "
+            "adafed_mnist', or a path relative to this file."
+        )
+    for name in bases:
+        loaded = _with_bases(find(name, beside=path.parent), loaded, (*trail, path))
+    if trail and path.resolve() in {file.resolve() for file in loaded}:
+        return loaded
+    if trail and loaded and not bases and _parts(settings) == _TASK:
+        if set().union(*(_parts(read(file)) for file in loaded)) == _TASK:
+            return loaded
+        raise ConfigurationError(f"'{path}', a {BASE} of '{trail[-1]}', would undo '{loaded[-1]}'. Give '{trail[0]}' first.")
+    return [*loaded, path]
+
+
+def _parts(settings: dict[str, Any]) -> set[str]:
+    """Return which parts of a task settings define: a ``model``, and the ``data`` for it."""
+    data = settings.get("data")
+    data = data if isinstance(data, dict) else {}
+    both = {"model": settings.get("model"), "data": data.get("datamodule")}
+    found = {part for part, value in both.items() if isinstance(value, str) or "class_path" in (value or {})}
+    return found | {"data"} if data.get("clients") else found
 
 
 def without(text: str, names: Collection[str]) -> str:

@@ -6,35 +6,46 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import ArgumentParser
-from lightning.pytorch.cli import ActionConfigFile
 
-from fl_lightning.compat.jsonargparse import actions_of
-from fl_lightning.config.arguments import config_files, name_files
-from fl_lightning.config.null_settings import refuse_null
-from fl_lightning.errors import FederationError
+from fl_lightning.compat.jsonargparse import ActionConfigFile, actions_of
+from fl_lightning.config.files import find, read
+from fl_lightning.config.messages import explain, refuse_null
+from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.studies import require_packages
 from fl_lightning.studies.options import ReportOptions
 from fl_lightning.studies.run_page import write_run_page
 
 COMMANDS = ("compare", "report")
+_OF_A_RUN = {"model", "data", "trainer", "federation"}
 _MAPPINGS = ("settings", "over")
+
+
+class _StudyFile(ActionConfigFile):
+    """Find a study by its name; refuse the configuration of a run."""
+
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+        """Read the file."""
+        path = find(values, group="studies")
+        settings = read(path)
+        if "over" not in settings and settings.keys() & _OF_A_RUN:
+            raise ConfigurationError(
+                f"'{values}' configures one run, not a study. Run it with: fl-lightning fit --config {values}; or compare "
+                f"settings of it: fl-lightning compare --base {values} --over.learning_rate '[0.01, 0.1]'"
+            )
+        super().__call__(parser, cfg, str(path), option_string)  # type: ignore[no-untyped-call]
 
 
 class _Parser(ArgumentParser):
     """Report a wrong setting in one message."""
 
-    files: ClassVar[list[str]] = []
-
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the message and exit with status 2."""
-        from fl_lightning.cli.messages import explain
-
         options = [option for action in actions_of(self) for option in action.option_strings]
-        said = explain(message, options, _Parser.files).partition(" All settings")[0]
+        said = explain(message, options).partition(" All settings")[0]
         print(f"{self.prog}: error: {said} All settings: {self.prog} --help; examples: docs/studies.md.", file=sys.stderr)
         sys.exit(2)
 
@@ -47,7 +58,7 @@ def _parser(command: str) -> _Parser:
         "report": "Write the report of a run or a study again, from its logs or its table: fl-lightning report FOLDER.",
     }
     parser = _Parser(prog=f"fl-lightning {command}", description=what[command])
-    parser.add_argument("-c", "--config", action=ActionConfigFile, help="A study as a YAML file.")
+    parser.add_argument("-c", "--config", action=_StudyFile, help="A study as a YAML file.")
     parser.add_class_arguments(Study, None, skip={"base"} if command == "report" else set())
     if command == "report":
         parser.add_argument("--base", type=str | list[str], default="", help="Not needed.")
@@ -72,12 +83,11 @@ def main(arguments: Sequence[str]) -> None:
                 sys.exit(0)
             options = [f"--folder={folder}", f"--name={folder.name}", *options]
         require_packages()
-        options, own = _own_options(name_files(options))
+        options, own = _own_options(options)
+        parser = _parser(command)
+        config = parser.parse_args(options)
     except FederationError as error:
         _refuse(command, error)
-    _Parser.files = config_files(options)
-    parser = _parser(command)
-    config = parser.parse_args(options)
     for section, name, value in own:
         held = config[section] if isinstance(config[section], dict) else {}
         held.pop(name, None)  # moves it to the end, because the last setting wins

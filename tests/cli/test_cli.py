@@ -81,7 +81,7 @@ def test_a_run_in_a_file(fl):
     [
         (
             "federation: {client_evaluation: null}",
-            "'federation.client_evaluation' must contain settings, but is None. Leave it out",
+            "'federation.client_evaluation' must contain settings, but is None. Leave it",
         ),
         ("federation: {faults: null}", "'federation.faults' must contain settings, but is None"),
         ("federation: 7", "'federation' must contain settings, but is 7"),

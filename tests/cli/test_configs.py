@@ -13,9 +13,9 @@ import pytest
 import yaml
 from command_line import ADAFED, OTHER_TASKS, ROOT, SMALL
 
+from fl_lightning import ConfigurationError
 from fl_lightning.cli.commands import configs
-from fl_lightning.config.arguments import behind_subcommand, expand, name_files
-from fl_lightning.config.files import arrange, find, folder, names, read, without
+from fl_lightning.config.files import find, folder, in_order, names, without
 from fl_lightning.studies.grid import Run
 from fl_lightning.studies.settings import SettingsReader
 
@@ -50,8 +50,16 @@ def reader():
 # ------------------------------------------------------------------ which files, in which order
 
 
+def loaded(*given: str) -> list[Path]:
+    """Return the files that the command line loads."""
+    found: list[Path] = []
+    for name in given:
+        found += in_order(name, found)
+    return found
+
+
 @pytest.mark.parametrize(
-    ("given", "loaded"),
+    ("given", "expected"),
     [
         ("a", "a"),
         ("on_a", "a on_a"),
@@ -65,22 +73,33 @@ def reader():
         ("b on_a", "b on_a"),
         ("on_b on_a", "b on_b on_a"),
         ("only_model only_data on_a", "only_model only_data on_a"),
-        # half a task is none, and a base lies below what was given before
-        ("small on_a", "a small on_a"),
-        ("only_model on_a", "a only_model on_a"),
+        ("b on_both", "b small on_a on_both"),
         # a complete file may have a base of its own
         ("full_on_a", "a full_on_a"),
         ("on_full", "a full_on_a on_full"),
         ("on_a full_on_a", "a on_a full_on_a"),
-        # bases that are no task, and several
+        # bases that are no task
         ("on_small", "small on_small"),
         ("a on_small", "a small on_small"),
-        ("on_both", "a small on_a on_both"),
     ],
 )
-def test_what_is_loaded(files, given, loaded):
-    below, placed = arrange([Path(f"{name}.yaml") for name in given.split()])
-    assert [path.stem for path in (*below, *(path for own in placed for path in own))] == loaded.split()
+def test_what_is_loaded(files, given, expected):
+    assert [path.stem for path in loaded(*given.split())] == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("small on_a", "'a.yaml', a base of 'on_a.yaml', would undo 'small.yaml'. Give 'on_a.yaml' first."),
+        ("only_model on_a", "would undo 'only_model.yaml'"),
+        ("on_both", "'a.yaml', a base of 'on_a.yaml', would undo 'small.yaml'. Give 'on_both.yaml' first."),
+        ("on_a b", "'b' is a whole task, which would undo the settings before it. Give it first."),
+    ],
+)
+def test_an_order_that_would_undo_settings_is_refused(files, given, message):
+    with pytest.raises(ConfigurationError) as told:
+        loaded(*given.split())
+    assert message in str(told.value)
 
 
 def test_a_base_is_relative_to_its_file_and_else_a_name_of_the_package(tmp_path):
@@ -88,10 +107,9 @@ def test_a_base_is_relative_to_its_file_and_else_a_name_of_the_package(tmp_path)
     Path("mine.yaml").write_text("trainer: {max_epochs: 1}")
     Path("deep/on_mine.yaml").write_text("base: ../mine.yaml")
     Path("deep/on_ours.yaml").write_text("base: data/label_skew.yaml")
-    (_, (own,)) = arrange([Path("deep/on_mine.yaml")])
-    assert [path.resolve() for path in own] == [tmp_path / "mine.yaml", tmp_path / "deep" / "on_mine.yaml"]
-    below, (own,) = arrange([Path("deep/on_ours.yaml")])
-    assert [*below, *own] == [Path(ADAFED), ROOT / "configs/data/label_skew.yaml", Path("deep/on_ours.yaml")]
+    own = [path.resolve() for path in loaded("deep/on_mine.yaml")]
+    assert own == [tmp_path / "mine.yaml", tmp_path / "deep" / "on_mine.yaml"]
+    assert loaded("deep/on_ours.yaml") == [Path(ADAFED), ROOT / "configs/data/label_skew.yaml", Path("deep/on_ours.yaml")]
 
 
 def test_a_path_wins_over_a_name():
@@ -106,20 +124,18 @@ def test_a_path_wins_over_a_name():
     assert find("data/iid.yaml") == ROOT / "configs/data/iid.yaml"
 
 
-def test_every_way_to_give_a_configuration(files):
-    expected = ["--seed=1", "--config=a.yaml", "--config=on_a.yaml", "--trainer.max_epochs", "3"]
-    for given in (["--config", "on_a"], ["--config=on_a"], ["-c", "on_a"], ["-con_a"], ["-c=on_a"]):
-        assert expand(["--seed=1", *given, *expected[-2:]]) == expected
-        assert behind_subcommand([*given, "fit", "--x", "1"], ["fit"]) == ["fit", "--config=on_a.yaml", "--x", "1"]
-    assert expand(["--x", "--config"]) == ["--x", "--config"]  # the parser says what is missing
-    untouched = ["--config", "{trainer: {max_epochs: 3}}", "--config=https://a.b/c.yaml", "--config", "/dev/null"]
-    assert expand(untouched) == untouched
-    assert expand(["--config", "{a: 1}", "--config", "on_a"]) == ["--config=a.yaml", "--config", "{a: 1}", "--config=on_a.yaml"]
-    assert name_files(["--config", "mocha"]) == [f"--config={ROOT}/configs/studies/mocha.yaml"]
+def test_every_way_to_give_a_configuration(reader, monkeypatch, capsys):
+    Path("on.yaml").write_text("base: fednova_mnist\ntrainer: {max_epochs: 7}\n")
+    for given in (["--config", "on"], ["--config=on"], ["-c", "on.yaml"], ["-con"]):
+        parsed = reader._parser.parse_args(["fit", "--config={trainer: {max_time: '1'}}", *given, "--trainer.min_epochs=2"]).fit
+        assert parsed.federation.strategy.class_path == "fl_lightning.FedNova"
+        assert (parsed.trainer.max_epochs, parsed.trainer.min_epochs, parsed.trainer.max_time) == (7, 2, "1")
+        assert parsed.config[1:] == [Path(ADAFED), ROOT / "configs/fednova_mnist.yaml", Path("on.yaml")]
     Path("sections.yaml").write_text("fit: {trainer: {max_epochs: 1}}")
-    nested = ["--config=sections.yaml", "fit", "--config=a.yaml"]
-    assert behind_subcommand(["-c", "sections.yaml", "-c", "a", "fit"], ["fit", "test"]) == nested
-    assert behind_subcommand(["--print_config", "fit", "-c", "a"], ["fit"]) == ["--print_config", "fit", "-c", "a"]
+    parsed = reader._parser.parse_args(["--config=sections.yaml", "fit", "-c", "fedavg_mnist"])
+    assert parsed.fit.federation.strategy.class_path == "fl_lightning.FedAvg"
+    with pytest.raises(ConfigurationError, match=r"Give '--config on' after the command: fl-lightning fit --config on"):
+        reader._parser.parse_args(["--config", "on", "fit"])
 
 
 @pytest.mark.parametrize(
@@ -150,26 +166,6 @@ def test_the_repository_is_read():
     assert {name for name in names() if name.startswith("studies/")} >= {"studies/mocha", "studies/fednova_mnist"}
 
 
-def below(name: str) -> str:
-    tables = {"data/cells": "cell_counting", "data/table": "network_mse_simulated", "cell_counting_robust": "cell_counting"}
-    return tables.get(name, "adafed_mnist")
-
-
-@pytest.mark.slow
-def test_every_config_is_complete_or_has_a_base_that_is():
-    for name in SINGLE:
-        path = folder() / f"{name}.yaml"
-        settings = yaml.safe_load(path.read_text())
-        is_complete = "class_path" in settings.get("model", {}) and "datamodule" in settings["data"]
-        assert is_complete is ("base" not in settings), name
-        bases = [] if is_complete else [folder() / f"{below(name)}.yaml"]
-        assert expand(["--config", name]) == [f"--config={file}" for file in (*bases, path)]
-        # on top of another task, and of its own base by hand, it is what it was without a base
-        for first in ("resnet18_cifar10", "kmeans_simulated", below(name)):
-            expected = [f"--config={folder() / first}.yaml", f"--config={path}"]
-            assert expand(["--config", first, "--config", name])[-2:] == expected
-
-
 @pytest.mark.slow
 def test_every_config_is_parsed(reader):
     """They are fitted in test_fitted_configs.py and test_other_tasks.py."""
@@ -178,12 +174,12 @@ def test_every_config_is_parsed(reader):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["data/label_skew", "cell_counting_robust"])
-def test_the_base_is_no_setting(name, reader):
+@pytest.mark.parametrize(("name", "below"), [("data/label_skew", "adafed_mnist"), ("cell_counting_robust", "cell_counting")])
+def test_the_base_is_no_setting(name, below, reader):
     """Oracle: the same text without its line 'base', on top of the base."""
     without = f"without_{Path(name).name}.yaml"  # the reader parses the same files once
-    Path(without).write_text((folder() / f"{name}.yaml").read_text().replace(f"base: {below(name)}\n", "", 1))
-    expected = reader.text(reader.read(Run((), 0, name, (below(name), without), ())))
+    Path(without).write_text((folder() / f"{name}.yaml").read_text().replace(f"base: {below}\n", "", 1))
+    expected = reader.text(reader.read(Run((), 0, name, (below, without), ())))
     assert reader.text(reader.read(Run((), 0, name, (name,), ()))) == expected
     assert "base" not in yaml.safe_load(expected)
 
@@ -191,7 +187,7 @@ def test_the_base_is_no_setting(name, reader):
 @pytest.mark.slow
 def test_a_run_s_settings_are_flat_and_are_read_back(fl):
     quick = [*SMALL, "--trainer.max_epochs=1", "--trainer.logger=false"]
-    status, text = fl("--config", "fedavg_mnist", "fit", "-c", "speed/fabric", *quick)
+    status, text = fl("fit", "--config", "fedavg_mnist", "-c", "speed/fabric", *quick)
     assert status == 0, text
     config = Path("runs/fedavg_mnist/config.yaml")
     written = yaml.safe_load(config.read_text())
@@ -214,7 +210,7 @@ def test_configs_are_listed_shown_and_copied(capsys):
     configs.main(["copy", "fednova_mnist"])
     assert capsys.readouterr().out.endswith("Use it: fl-lightning fit --config fednova_mnist.yaml\n")
     assert Path("fednova_mnist.yaml").read_text() == (ROOT / "configs/fednova_mnist.yaml").read_text()
-    assert expand(["--config", "fednova_mnist"]) == [f"--config={ADAFED}", "--config=fednova_mnist.yaml"]
+    assert loaded("fednova_mnist") == [Path(ADAFED), Path("fednova_mnist.yaml")]
     configs.main(["copy", "studies/mocha", "mine.yaml"])
     assert "Use it: fl-lightning compare --config mine.yaml" in capsys.readouterr().out
     configs.main(["--help"])
@@ -278,4 +274,3 @@ def test_a_wheel_from_the_sdist_has_the_configs(tmp_path):
 
 def test_the_other_tasks_are_of_the_package():
     assert {name for files, _ in OTHER_TASKS.values() for name in files} <= set(names())
-    assert read(find("adafed_mnist")).is_complete

@@ -18,7 +18,6 @@ from wandb_file import history
 from fl_lightning import MLP, ClassificationTask, DomainPartitioner, FederatedDataModule, TableDataModule
 from fl_lightning.cli.command import main as command
 from fl_lightning.cli.federation_cli import main
-from fl_lightning.config.arguments import listed
 from fl_lightning.evaluation.matrix import Cell
 from fl_lightning.evaluation.tables import draw, in_words, markdown, points_of_curves, rows_of
 from fl_lightning.messages import EvalReport
@@ -169,13 +168,6 @@ def test_the_help_is_one_page(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["fl-lightning", "evaluate", "--help"])
     command()
     assert "--checkpoints A.ckpt B.ckpt" in capsys.readouterr().out
-
-
-def test_checkpoints_are_a_list_of_words():
-    given = ["evaluate", "--checkpoint", "a.ckpt", "b.ckpt", "--part", "test"]
-    assert listed(given, "checkpoints") == ["evaluate", '--checkpoints=["a.ckpt", "b.ckpt"]', "--part", "test"]
-    assert listed(["--checkpoints", "[a, b]"], "checkpoints") == ["--checkpoints=[a, b]"]
-    assert listed(["--checkpoints=a"], "checkpoints") == ["--checkpoints=a"]
 
 
 # ---------------------------------------------------------------- tables

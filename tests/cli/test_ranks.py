@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import ADAFED, SMALL, small
-from federations import Blobs, Consecutive, Plain, same_bits
+from federations import Blobs, Consecutive, same_bits
 from launching import launch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -19,7 +19,6 @@ from fl_lightning import (
     FedCyclic,
     FederatedDataModule,
     FederatedOrchestrator,
-    FedMedian,
     LocalTraining,
     Mediators,
     WarmStart,
@@ -29,95 +28,67 @@ from fl_lightning.cli.ranks import choose_ranks, intra_op_threads, on_cpu
 from fl_lightning.data.loaders import fewest_examples
 from fl_lightning.utilities import machine
 
-GB = 10**9
 SIZES = (5, 5, 5, 5, 5, 5)
 
 
 @pytest.fixture(autouse=True)
 def a_machine(monkeypatch):
-    """Eight cores and much memory, and nothing that has started this process as a rank."""
+    """Eight cores, and nothing that has started this process as a rank."""
     monkeypatch.setattr(ranks, "cores", lambda: 8)
-    monkeypatch.setattr(ranks, "available_memory", lambda: 100 * GB)
-    monkeypatch.setattr(ranks, "own_memory", lambda: GB)
     for name in ("LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS"):
         monkeypatch.delenv(name, raising=False)
 
 
-def choose(data: Any = None, callbacks: Any = (), how: Any = None, **settings: Any) -> str:
+def choose(data: Any = None, how: Any = None, **settings: Any) -> tuple[int, str]:
     data = data or FederatedDataModule(Blobs(sum(SIZES)), Consecutive(SIZES))
-    return str(choose_ranks(FederatedOrchestrator(**settings), Plain(), data, callbacks, **(how or {})))
+    return choose_ranks(FederatedOrchestrator(**settings), data, **(how or {}))
 
 
 @pytest.mark.parametrize(
-    ("settings", "chosen"),
+    ("settings", "chosen", "why"),
     [
-        ({}, "Trains on 6 ranks: 8 cores, 1 thread each, and 6 of 6 clients of a round can train at a time."),
-        ({"local": LocalTraining(threads=4)}, "Trains on 2 ranks: 8 cores, 4 threads each."),
-        ({"local": LocalTraining(threads=16)}, "Trains on 1 rank: 8 cores, 16 threads each."),
-        ({"clients_per_round": 0.5}, "Trains on 3 ranks: 8 cores, 1 thread each, and 3 of 3 clients of a round"),
-        (
-            {"route": FedCyclic()},
-            "Trains on 1 rank: 8 cores, 1 thread each, and 1 of 6 clients of a round can train at a time.",
-        ),
-        ({"route": Mediators(4)}, "Trains on 2 ranks: 8 cores, 1 thread each, and 2 of 6 clients of a round"),
-        ({"route": WarmStart(1, Mediators(4))}, "Trains on 2 ranks: 8 cores"),
-        ({"asynchronous": Asynchronous(4, 1)}, "Trains on 1 rank: 8 cores, 1 thread each, and 1 of 1 client of a round"),
-        ({"enabled": False}, "Trains on 1 rank: 'federation.enabled' is false"),
-        ({"local": LocalTraining(engine="fabric")}, "Trains on 6 ranks"),
-        ({"local": LocalTraining(engine="auto")}, "Trains on 6 ranks"),
-        (
-            {"local": LocalTraining(engine="stacked")},
-            "Trains on 1 rank: with the engine 'stacked' last bits depend on the number",
-        ),
-        ({"how": {"nodes": 2}}, "Trains on 1 rank: on each of 2 machines."),
-        ({"how": {"typed": False}}, "Trains on 1 rank: the command was called from Python, which starts no others."),
+        ({}, 6, "cores 8, threads of a rank 1, clients of a round that can train at a time 6 of 6"),
+        ({"local": LocalTraining(threads=4)}, 2, "cores 8, threads of a rank 4, "),
+        ({"local": LocalTraining(threads=16)}, 1, "cores 8, threads of a rank 16, "),
+        ({"clients_per_round": 0.5}, 3, "at a time 3 of 3"),
+        ({"route": FedCyclic()}, 1, "at a time 1 of 6"),
+        ({"route": Mediators(4)}, 2, "at a time 2 of 6"),
+        ({"route": WarmStart(1, Mediators(4))}, 2, "cores 8"),
+        ({"asynchronous": Asynchronous(4, 1)}, 1, "at a time 1 of 1"),
+        ({"enabled": False}, 1, "'federation.enabled' is false"),
+        ({"local": LocalTraining(engine="fabric")}, 6, ""),
+        ({"local": LocalTraining(engine="auto")}, 6, ""),
+        ({"local": LocalTraining(engine="stacked")}, 1, "with the engine 'stacked' last bits depend on the number"),
+        ({"how": {"nodes": 2}}, 1, "on each of 2 machines"),
+        ({"how": {"typed": False}}, 1, "the command was called from Python, which starts no others"),
     ],
-    ids=lambda value: "" if isinstance(value, str) else "-".join(value) or "plain",
+    ids=lambda value: "-".join(value) or "plain" if isinstance(value, dict) else "",
 )
-def test_the_number_follows_cores_and_work(settings, chosen):
-    assert choose(**settings).startswith(chosen)
+def test_the_number_follows_cores_and_work(settings, chosen, why):
+    number, said = choose(**settings)
+    assert number == chosen
+    assert why in said
 
 
-def test_cores_are_the_limit_if_there_are_more_clients(monkeypatch):
-    monkeypatch.setattr(ranks, "cores", lambda: 1)
-    assert choose() == "Trains on 1 rank: 1 core, 1 thread each."
-    monkeypatch.setattr(ranks, "cores", lambda: 6)  # as many as clients
-    assert choose() == "Trains on 6 ranks: 6 cores, 1 thread each."
-
-
-def test_memory_is_the_limit(monkeypatch):
-    """This process has 1 GB already, and three others fit into 3.5 GB."""
-    monkeypatch.setattr(ranks, "available_memory", lambda: 7 * GB // 2)
-    why = "8 cores, 1 thread each, but a rank needs 1.0 GB, and 4.5 GB are available"
-    assert choose() == f"Trains on 4 ranks: {why}."
-    monkeypatch.setattr(ranks, "available_memory", lambda: 0)
-    assert choose().startswith("Trains on 1 rank")
-    monkeypatch.setattr(ranks, "available_memory", lambda: None)  # the system does not tell
-    assert choose().startswith("Trains on 6 ranks")
-
-
-def test_models_that_a_rank_keeps_count(monkeypatch):
-    module, data = Plain(), FederatedDataModule(Blobs(sum(SIZES)), Consecutive(SIZES))
-    size = sum(p.numel() for p in module.parameters()) * 4
-    monkeypatch.setattr(ranks, "own_memory", lambda: 1)
-    monkeypatch.setattr(ranks, "available_memory", lambda: 30 * size)
-    assert choose_ranks(FederatedOrchestrator(), module, data, ()).ranks == 3  # 8 models each
-    assert choose_ranks(FederatedOrchestrator(FedMedian()), module, data, ()).ranks == 2  # and those of 6 clients
+@pytest.mark.parametrize("there", [1, 6])
+def test_cores_are_the_limit_if_there_are_more_clients(there, monkeypatch):
+    monkeypatch.setattr(ranks, "cores", lambda: there)
+    assert choose()[0] == there
 
 
 def test_a_small_validation_set_is_a_limit():
     data = Blobs(sum(SIZES))
     data.val_dataloader = lambda: [DataLoader(TensorDataset(torch.zeros(n, 4))) for n in (9, 2)]
-    assert choose(FederatedDataModule(data, Consecutive(SIZES))) == "Trains on 2 ranks: a validation set has 2 examples."
+    assert choose(FederatedDataModule(data, Consecutive(SIZES))) == (2, "examples of the smallest validation set 2")
     assert fewest_examples({"a": [], "b": [range(3)]}) is None
 
 
 @pytest.mark.parametrize(
     ("environment", "chosen"),
     [
-        ({"LOCAL_RANK": "1", "WORLD_SIZE": "5"}, "Trains on 5 ranks: as many as were started."),  # by Lightning
-        ({"LOCAL_RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, "Trains on 2 ranks: as many as were started."),
-        ({"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "fit"}, "Trains on 1 rank: SLURM starts the others."),
+        ({"LOCAL_RANK": "1", "WORLD_SIZE": "5"}, (5, "as many as were started")),  # by Lightning
+        ({"LOCAL_RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, (2, "as many as were started")),
+        ({"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "fit"}, (1, "SLURM starts the others")),
     ],
 )
 def test_ranks_that_were_started_are_not_chosen_again(environment, chosen, monkeypatch):
@@ -141,9 +112,9 @@ class Draws(Blobs):
 
 
 def test_choosing_leaves_no_trace():
-    module, data = Plain(), FederatedDataModule(Draws(), Consecutive(SIZES))
+    data = FederatedDataModule(Draws(), Consecutive(SIZES))
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    assert choose_ranks(FederatedOrchestrator(), module, data, ()).ranks == 6
+    assert choose_ranks(FederatedOrchestrator(), data)[0] == 6
     after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]
@@ -151,8 +122,9 @@ def test_choosing_leaves_no_trace():
 
 
 def test_data_that_cannot_be_set_up_beforehand_train_on_one_rank():
-    said = choose(FederatedDataModule(Draws(needs_trainer=True), Consecutive(SIZES)))
-    assert said.startswith("Trains on 1 rank: the data could not be set up beforehand: ")
+    number, said = choose(FederatedDataModule(Draws(needs_trainer=True), Consecutive(SIZES)))
+    assert number == 1
+    assert said.startswith("the data could not be set up beforehand: ")
 
 
 def test_threads_are_set_for_children_too_and_put_back(monkeypatch):

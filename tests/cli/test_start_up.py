@@ -64,12 +64,12 @@ def test_a_wrong_subcommand_gets_the_nearest(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         command.main()
     assert ended.value.code == 2
-    assert "There is no subcommand 'fitt'. Did you mean fit? Subcommands: fit, validate" in capsys.readouterr().err
+    assert "There is no command 'fitt'. Did you mean fit? Commands: fit, validate" in capsys.readouterr().err
 
 
 def test_help_lists_the_subcommands_that_there_are():
     own = {"init", "dashboard", "configs", "algorithms", "export", "schema", "serve", "register", "sites", "site"}
-    assert set(command.SUBCOMMANDS) == {*FederationCLI.subcommands(), *COMMANDS, *own}
+    assert set(command.COMMANDS) == {*FederationCLI.subcommands(), *COMMANDS, *own}
 
 
 def test_a_module_in_the_current_folder_is_found_last(tmp_path, monkeypatch):

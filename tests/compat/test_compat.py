@@ -32,7 +32,7 @@ from torchmetrics import CatMetric, MaxMetric, MeanMetric
 
 import fl_lightning
 from fl_lightning import Partitioner, Strategy
-from fl_lightning.cli.own_types import own_types
+from fl_lightning.cli.parser import own_types
 from fl_lightning.compat import jsonargparse as of_jsonargparse
 from fl_lightning.compat import lightning as of_lightning
 from fl_lightning.compat import opacus as of_opacus
@@ -83,29 +83,13 @@ def test_options_of_a_parser():
     assert [option.dest for option in options if of_jsonargparse.is_setting(option)] == ["takes.size", "takes.optimizer"]
 
 
-class Fails:
-    def __init__(self, fails: bool = False) -> None:
-        if fails:
-            raise FileNotFoundError("here")
-
-
-@relies_on("jsonargparse", "the loop of adapt_typehints over a dictionary")
-def test_the_entry_of_a_dictionary_that_cannot_be_built():
-    made = ArgumentParser(exit_on_error=False)
-    made.add_argument("--parts", type=dict[str, Fails] | None)
-    entries = {"a": {"class_path": "test_compat.Fails"}, "b": {"class_path": "test_compat.Fails", "init_args": {"fails": True}}}
-    with pytest.raises(ValueError, match="here") as told:
-        made.instantiate_classes(made.parse_object({"parts": entries}))
-    assert of_jsonargparse.entry_of(told.value.__cause__) == "b"
-
-
 @relies_on("jsonargparse", "_typehints.deepcopy")
 def test_a_list_is_not_copied_for_each_of_its_entries():
     """Tables of a thousand clients took minutes: the time grew with the square of their number."""
     reader = ArgumentParser(exit_on_error=False)
     reader.add_argument("--rows", type=list[list[int]])
     rows, copied = [[1, 2, 3]] * 50, Mock(side_effect=copy._deepcopy_dispatch[list])
-    with patch.dict(copy._deepcopy_dispatch, {list: copied}), of_jsonargparse.remembering_options():
+    with patch.dict(copy._deepcopy_dispatch, {list: copied}), of_jsonargparse.preferring({}):
         assert reader.parse_args([f"--rows={rows}"]).rows == rows
     assert copied.call_count < 50
 

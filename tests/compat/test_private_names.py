@@ -231,7 +231,7 @@ def test_an_import_patches_nothing():
 def test_a_command_patches_nothing_that_stays():
     from jsonargparse import _typehints
 
-    from fl_lightning.cli.own_types import own_types
+    from fl_lightning.cli.parser import own_types
 
     def found() -> Any:
         return _typehints.resolve_class_path_by_name, dict(Trainer.__init__.__wrapped__.__annotations__)

@@ -20,7 +20,7 @@ LAYER = {
     "utilities": 0.2,
     "__init__": 2.1,  # the names of the strategies are in their own list
     "wire": 1,
-    "config": 1,
+    "config": 1.1,
     "functional": 1,
     "rules": 1.5,
     "utilities/collectives": 2,

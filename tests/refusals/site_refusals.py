@@ -259,7 +259,7 @@ SITE_FILE = [
     data("datamodule: {path: own.csv}\n", HAS_NO_CLASS.format("datamodule")),
     data(EMBEDDED + "test: {path: own.csv}\n", HAS_NO_CLASS.format("test")),
     data(EMBEDDED + "seed: 1\nseed: 2\n", "'seed' occurs twice, first in line "),
-    data(EMBEDDED + "seed: 010\n", "YAML reads 010 as the number 8. Put quotes around it, or write 8."),
+    data(EMBEDDED + "seed: 010\n", "YAML reads 010 as the number 8. Put quotes around it, or write the number"),
     data(EMBEDDED + "device: gpu\n", "'device' must be auto, cpu, cuda or cuda:NUMBER, but is 'gpu'."),
     Refusal(missing_device, "'device' is 'cuda:1', but torch finds 1 GPUs here. Set 'device: auto'."),
     # a site's table

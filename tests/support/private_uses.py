@@ -208,31 +208,13 @@ def options(_: Path) -> Any:
     return found, nested[0] == {"go": parser}, nested[1]
 
 
-@use("go:\n  takes:\n    size: 3\n    name: me\n")
-def found_options(_: Path) -> Any:
-    inner, outer = ArgumentParser(), ArgumentParser()
-    inner.add_class_arguments(Takes, "takes")
-    outer.add_subcommands().add_subcommand("go", inner)
-    with of_jsonargparse.remembering_options():
-        return outer.dump(outer.parse_args(["go"]))
-
-
-@use()
-def defaults_of_classes(_: Path) -> Any:
-    inner, outer = ArgumentParser(), ArgumentParser()
-    inner.add_argument("--stop", type=EarlyStopping)
-    outer.add_subcommands().add_subcommand("go", inner)
-    with of_jsonargparse.remembering_options():
-        return outer.dump(outer.parse_args(["go", "--stop=EarlyStopping", "--stop.monitor=x"]))
-
-
 @use()
 def lists(_: Path) -> Any:
     parser = ArgumentParser()
     parser.add_argument("--rows", type=list[list[int]])
     parser.add_argument("--stops", type=list[EarlyStopping])
     stops = '[{"class_path": "EarlyStopping", "init_args": {"monitor": "x"}}]'
-    with of_jsonargparse.remembering_options():
+    with of_jsonargparse.preferring({}):
         return parser.dump(
             parser.parse_args(["--rows=[[1, 2], [3]]", f"--stops={stops}", "--stops+=EarlyStop", "--stops.monitor=y"])
         )
@@ -246,15 +228,6 @@ def types_of_settings(_: Path) -> Any:
     parser.add_argument("--y", type=list[str], default=["a"])
     parser.add_argument("--z", action="store_true")
     return {action.dest: of_jsonargparse.type_of(action) for action in of_jsonargparse.actions_of(parser)}
-
-
-@use()
-def encodings(folder: Path) -> Any:
-    (folder / "own.yaml").write_bytes("name: Zürich\n".encode())
-    reader = ArgumentParser(exit_on_error=False)
-    reader.add_argument("--name")
-    with patch("locale.getpreferredencoding", return_value="ascii"), of_jsonargparse.reading_utf8():
-        return reader.parse_path(folder / "own.yaml").name
 
 
 class EarlyStop(EarlyStopping):

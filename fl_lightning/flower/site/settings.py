@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from argparse import ArgumentError
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -12,11 +13,10 @@ import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningDataModule
 
-from fl_lightning.compat.jsonargparse import actions_of, in_words
+from fl_lightning.compat.jsonargparse import actions_of
 from fl_lightning.config.files import refuse_unclear
-from fl_lightning.config.null_settings import refuse_null
-from fl_lightning.config.wrong_value import wrong_value
-from fl_lightning.errors import ConfigurationError, did_you_mean, require
+from fl_lightning.config.messages import explain, refuse_null
+from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.flower.checks import refuse_parts
 from fl_lightning.flower.site.policy import Policy, read_policy
 
@@ -108,15 +108,7 @@ def _parser() -> ArgumentParser:
 
 def _cause(error: Exception, parser: ArgumentParser) -> str:
     """Return what is wrong with the settings, with the nearest name of one that does not exist."""
-    value = wrong_value(str(error))
-    if value is not None:
-        return str(value)
-    text = in_words(" ".join(str(error).split()) or type(error).__name__)[:600].rstrip(".")
-    text = re.sub(r"Does not validate against any of the Union.* Errors: - (.*?) - Expected a NoneType.*", r"\1", text)
-    if (lacks := re.match(r"Parser key \"([\w.]+)\": .*the following arguments are required: ([\w, ]+)", text)) is not None:
-        return f"'{lacks[1]}' needs '{lacks[2]}'. Set it; see docs/site_policy.md."
-    if (key := re.match(r"Parser key \"(\w+)\": .*class_path 'lightning\.LightningDataModule'", text)) is not None:
-        return f"'{key[1]}' has settings, but no class. Write '{key[1]}: {{class_path: ..., init_args: ...}}'."
-    wrong = re.search(r"[Oo]ption '([\w.]+)'", text)
-    near = did_you_mean(wrong[1], [action.dest for action in actions_of(parser)]) if wrong else ""
-    return f"{text}.{near}"
+    if not isinstance(error, ArgumentError | TypeError | KeyError):
+        return str(error) or type(error).__name__
+    said = explain(str(error), [option for action in actions_of(parser) for option in action.option_strings])
+    return f"{said.partition(' All settings')[0].replace(' --', ' ')[:600]} See docs/site_policy.md."

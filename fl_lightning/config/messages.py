@@ -1,0 +1,163 @@
+"""Say in one message what jsonargparse rejects: the setting's whole name, its value, and what is allowed."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable
+from importlib import import_module
+from itertools import accumulate
+from pydoc import locate
+from types import NoneType
+from typing import Any, get_args
+
+from jsonargparse import ArgumentParser, Namespace
+
+import fl_lightning
+from fl_lightning.compat.jsonargparse import actions_of, is_setting, type_of
+from fl_lightning.errors import ConfigurationError, did_you_mean
+from fl_lightning.functional.description import constructor_arguments
+
+_KEY = re.compile(r'Parser key "([\w.]+)":\s*')
+_NOISE = re.compile(
+    r"[\s-]*(Does not validate|Subtypes:|Errors:|Given value|Expected a path but|Unable to load config|"
+    r"Problem with given class_path|Expected an? (<class|typing)|$)"
+)
+_TYPE = re.compile(r"Expected an? (?:<class '(?:[\w.]+\.)?(?!NoneType)(\w+)'>|typing\.Literal\[(.*?)\])")
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "list": "a list",
+    "dict": "a mapping",
+}
+_CLASS = re.compile(r"There is no class '([\w.]+)'|module '([\w.]+)' has no attribute '(\w+)'|No module named")
+_OPTION = re.compile(r"(?:unrecognized arguments: |[Oo]ption '|[Kk]ey ')(?:--)?([\w.]+)")
+_ROOTS = ("lightning.LightningModule", "lightning.LightningDataModule", "torch.nn.Module")
+"""Classes that jsonargparse takes for the one of a setting that names none."""
+_OTHERS = ("torch.optim", "torch.optim.lr_scheduler", "torch.nn", "lightning.pytorch.callbacks", "lightning.pytorch.loggers")
+"""Modules beside ours whose classes fit settings."""
+
+
+def explain(message: str, options: Iterable[str] = ()) -> str:
+    """Return a parser's message as one that says what is wrong, what is allowed, and how to see more.
+
+    Args:
+        message: the message of jsonargparse.
+        options: all existing settings, to guess which one was meant.
+    """
+    setting = ""
+    for key in dict.fromkeys(_KEY.findall(message)):
+        setting = key if not setting or key.startswith(f"{setting}.") else f"{setting}.{key}"
+    inner = _KEY.split(message)[-1]
+    types = [f"one of {names}" if names else _WORDS.get(kind, kind) for kind, names in _TYPE.findall(inner)]
+    lines = [line.strip(" -") for line in _KEY.sub("", message).splitlines() if not _NOISE.match(line)]
+    cause = re.sub(r"Type typing\.Callable.*? callable class: |\. Got value: .*", "", " ".join(dict.fromkeys(lines))).rstrip(
+        "."
+    )
+    classes = re.findall(r"class_path(?: |=)'(?:fl_lightning\.)?([\w.]+)'", message)
+    owner = classes[-1] if classes else ""
+    see = f"All settings{f' of {owner}' * bool(owner)}: fl-lightning fit --help{f' {owner}' * bool(owner)}."
+    if setting and types and (not cause or {"a number", "a whole number"} & set(types)):
+        return f"'{setting}' must be {' or '.join(dict.fromkeys(types))}, but is {_value(inner)}. {see}"
+    subtypes = re.findall(r"Subtypes: .*", inner)
+    bases = [locate(path) for path in re.findall(r"(?:fl_lightning|lightning)\.[\w.]+", " ".join(subtypes))]
+    known = [name for base in bases for name in kinds(base)]
+    if "is abstract" in cause or owner in _ROOTS:
+        value = _value(inner).strip("'")
+        if lacks := sorted(getattr(locate(value), "__abstractmethods__", ())):
+            return f"'{setting}' is {value}, which does not define {' and '.join(map(repr, lacks))}. Add it to the class."
+        such = f", with a class such as {known[0]}" if known else ""
+        return f"'{setting}' has settings, but no class. Write '{setting}: {{class_path: ..., init_args: ...}}'{such}."
+    if setting and "are required: " in cause:
+        needed = cause.rpartition(": ")[2]
+        return f"'{setting}' is {owner}, which needs a value for {needed}. Add --{setting}.{needed.split(', ')[0]} VALUE. {see}"
+    empty = re.search(r"Unable to load config '(.*)'", message)
+    if empty and not cause:
+        return f"'{setting}' must contain settings, but is {empty[1]}. Leave it out, or set its settings one by one. {see}"
+    cause = re.sub(r"Expected a dot import path string: ([\w.]+)", r"There is no class '\1'", cause)
+    said = f"'{setting}': {cause}." if setting else f"{cause}."
+    wrong, unknown = _CLASS.search(cause), _OPTION.search(cause)
+    if wrong:
+        return said + _of_class(wrong[1] or wrong[3] or "", known, wrong[2])
+    if unknown and owner:
+        return said + did_you_mean(unknown[1], constructor_arguments(_located(owner))) + f" {see}"
+    if unknown:
+        return said + (_instead(unknown[1], options) or f" {see}")
+    if "are required: " in cause:
+        return f"{said} Use a configuration that sets them: fl-lightning fit --config adafed_mnist. See fl-lightning configs."
+    return f"{said} {see}"
+
+
+def _value(text: str) -> str:
+    """Return the value that a part of a message is about, as a user writes it."""
+    given = re.search(r"(?:Given|Got) value: (?!NestedArg)(.*?)(?:\. Got value: .*)?$|val='?(.*?)'?\)$", text, re.MULTILINE)
+    value = (given[1] or given[2]) if given else ""
+    value = value if len(value) <= 80 else f"{value[:75].rstrip()}[...]"
+    return "null" if value == "None" else value if re.fullmatch(r"[-+.\deE]+|[\[{].*", value) else repr(value)
+
+
+def _of_class(name: str, known: list[str], module: str | None) -> str:
+    """Say what to write in place of a class that does not exist."""
+    instead: str = vars(fl_lightning)["instead_of"](name.removeprefix("fl_lightning."))
+    if instead:
+        return instead
+    modules = [module] if module else [] if known else _OTHERS
+    others = {each: f"{one}.{each}" for one in modules for each in dir(import_module(one)) if not each.startswith("_")}
+    near = did_you_mean(
+        name, known or [*others, *([] if module else fl_lightning.__all__)], show=lambda each: others.get(each, each)
+    )
+    others_too = f" Known: {', '.join(known)}; use any other by its" if known else " A class of your own is named by its"
+    return f"{near}{others_too} dotted path, from this folder or PYTHONPATH."
+
+
+def _located(path: str) -> Any:
+    return getattr(fl_lightning, path) if path in fl_lightning.__all__ else locate(path)
+
+
+def _instead(name: str, options: Iterable[str]) -> str:
+    """Say what to write in place of a setting that does not exist."""
+    section, _, rest = name.partition(".")
+    now = fl_lightning.FederatedOrchestrator.renamed.get(rest.partition(".")[0]) if section == "federation" else None
+    instead: str = vars(fl_lightning)["instead_of"](section) or (f" It is now {now}." if now else "")
+    if instead:
+        return instead
+    flag = name.removeprefix("federation.local.")
+    if flag != name and f"--trainer.{flag}" in (options := list(options)):
+        return f" '{flag}' is a setting of the federation's Trainer, not of a client's: set 'trainer.{flag}'."
+    near = did_you_mean(
+        f"--{name}", [one for one in options if not one.endswith((".help", "+")) and one != "--data"], cutoff=0.7
+    )
+    data = " Write 'data: {datamodule: {class_path: ..., init_args: ...}, partitioner: ...}'."
+    return near or (data if section == "data" else "")
+
+
+def kinds(base: Any) -> list[str]:
+    """Return the names of this package's classes of a kind."""
+    found = ((name, getattr(fl_lightning, name)) for name in fl_lightning.__all__) if inspect.isclass(base) else ()
+    return [
+        name
+        for name, kind in found
+        if inspect.isclass(kind) and issubclass(kind, base) and kind is not base and not inspect.isabstract(kind)
+    ]
+
+
+def refuse_null(config: Namespace, parser: ArgumentParser) -> None:
+    """Refuse a null in a configuration where a setting needs a value: jsonargparse does so only on the command line.
+
+    Args:
+        config: the parsed settings of a command; those inside of classes are left to the classes.
+        parser: the parser of the command.
+
+    Raises:
+        ConfigurationError: naming the setting and its default.
+    """
+    for action in filter(is_setting, actions_of(parser)):
+        wanted, above = type_of(action), accumulate(action.dest.split(".")[:-1], "{}.{}".format)
+        needed = action.default is not None and wanted not in (None, Any) and NoneType not in get_args(wanted)
+        if needed and config.get(action.dest) is None:
+            section = next((name for name in above if not isinstance(config.get(name), Namespace)), None)
+            if section is None:
+                raise ConfigurationError(f"'{action.dest}' is null. Set it, or leave it out for its default, {action.default}.")
+            raise ConfigurationError(f"'{section}' must contain settings, but is {config.get(section)}. Leave it out instead.")
