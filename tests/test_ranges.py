@@ -60,6 +60,7 @@ FedAvgM: {momentum: [-0.001, 1], lr: 0}
 FedBuff: {a: -1, b: -1, lr: 0, momentum: 1}
 FedDyn: {alpha: 0.0}
 FedExP: {epsilon: -1.0}
+FederationReport: {max_clients: 0, min_count: 0}
 FedLoss: {examples: -0.001, loss: val_accuracy}
 FedRep: {head_epochs: 0}
 FedStar: {periods: 0, metric: val_loss}
@@ -82,7 +83,6 @@ Mediators: {clients_per_mediator: 0}
 Mocha: {strength: -0.001, l2: -0.001, smoothing: 0, update_every: 0}
 PFedMe: {strength: 0.0, steps: 0, lr: 0.1, beta: 0.0}
 PartialWork: {share: 1.5}
-PartitionReport: {max_clients: 0}
 PermutedLabels: {shift: 0}
 PredictionImages: {images: 0}
 QFedAvg: {q: -1.0, lr: 0.0, loss: val_accuracy}
