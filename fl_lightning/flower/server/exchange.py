@@ -13,7 +13,7 @@ from fl_lightning.errors import ClientError, WireError
 from fl_lightning.flower import envelope
 from fl_lightning.flower.site.store import whole_digest
 from fl_lightning.flower.validation import conforms
-from fl_lightning.flower.wire.transport import Answer, Content, LateParts, Transport
+from fl_lightning.flower.wire.transport import Answer, Content, Transport
 from fl_lightning.functional.digest import digest
 from fl_lightning.messages import ClientTask, EvalOrder, Note, RoundCommit, ServerModel
 from fl_lightning.settings.server import Faults
@@ -210,10 +210,9 @@ class Exchange:
 
     def _dispatch(self, client: int) -> None:
         request = self._requests[client]
-        makers: dict[str, Callable[[], Content]] = {"order": lambda: request.order}
+        parts: dict[str, Content] = {"order": request.order}
         if request.base is not None and request.model is not None:
-            makers["model"] = functools.partial(self._published, request.model, request.base)
-        parts = LateParts(makers)
+            parts["model"] = self._published(request.model, request.base)
         request.size += sum(map(len, parts.values()))
         round_idx = 0 if request.model is None else request.model.round_idx
         self._transport.send(self._numbers[client], parts, round_idx, self._limit)

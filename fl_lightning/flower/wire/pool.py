@@ -6,7 +6,6 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -133,16 +132,6 @@ class FlowerPool(RemoteSites):
             )
 
 
-@dataclass(frozen=True, eq=False)
-class _Order:
-    """Hold a request that is under way: its client, what was sent, its round, and when its time is over."""
-
-    client: int
-    parts: Parts
-    round_idx: int
-    end: float
-
-
 class FlowerTransport:
     """Exchange bytes through a SuperLink; see :class:`Transport`.
 
@@ -158,7 +147,7 @@ class FlowerTransport:
     ) -> None:
         self._link, self._nodes, self._held, self._patience = link, list(nodes), held or ExitStack(), patience
         self._silence, self._looked = SilenceWatch(patience), time.monotonic()
-        self._waiting: dict[str, _Order] = {}  # by the message's id; an order that was sent again has several
+        self._waiting: dict[str, tuple[int, float]] = {}  # client and end of each order, by the message's id
         self._refused: list[int] = []
 
     def absent(self) -> dict[int, str]:
@@ -172,19 +161,14 @@ class FlowerTransport:
 
     def send(self, client: int, parts: Parts, round_idx: int, seconds: float | None) -> None:
         """See :meth:`Transport.send`."""
-        order = _Order(client, parts, round_idx, time.monotonic() + (_MONTH if seconds is None else seconds))
-        if not self._push(order):
+        node, limit = self._nodes[client], _MONTH if seconds is None else seconds
+        message = None
+        if node is not None:
+            message = self._guarded(lambda: self._link.push(node, parts, str(round_idx), limit, self._patience))
+        if message is None:
             self._refused.append(client)
-
-    def _push(self, order: _Order) -> bool:
-        node, seconds = self._nodes[order.client], max(0.0, order.end - time.monotonic())
-        if node is None:
-            return False
-        group = str(order.round_idx)
-        message = self._guarded(lambda: self._link.push(node, order.parts, group, seconds, self._patience))
-        if message is not None:
-            self._waiting[message] = order
-        return message is not None
+        else:
+            self._waiting[message] = client, time.monotonic() + limit
 
     def answers(self) -> Iterator[Answer]:
         """See :meth:`Transport.answers`."""
@@ -204,12 +188,14 @@ class FlowerTransport:
                     yield answer
                 del answer
             now = time.monotonic()
-            for order in set(self._waiting.values()):
-                if now > order.end:
-                    self._drop(order)
-                    yield Answer(order.client, None, "no answer within its deadline")
+            for message, (client, end) in [*self._waiting.items()]:
+                if now > end:
+                    del self._waiting[message]
+                    yield Answer(client, None, "no answer within its deadline")
             if self._waiting and self._link.recovered():
-                self._send_again()
+                print("The SuperLink is back. Orders without an answer are sent again.", flush=True)
+                lost, self._waiting = [client for client, _ in self._waiting.values()], {}
+                yield from (Answer(client, None, "the SuperLink was started again", lost=True) for client in lost)
             self._look(now)
             pause = 0.05 if any_came else min(0.5, pause * 1.3)
             if self._waiting and not any_came:
@@ -219,38 +205,24 @@ class FlowerTransport:
         """Tell which sites with an order have fallen silent, or are back."""
         if self._waiting and now >= self._looked + _LOOK:
             self._looked = now
-            asked = {self._nodes[order.client] for order in self._waiting.values()}
+            asked = {self._nodes[client] for client, _ in self._waiting.values()}
             self._silence.look([node for node in self._guarded(self._link.nodes) if node.node_id in asked])
 
     def _answered(self, reply: Reply) -> Answer | None:
-        """Return what a reply answers; None if its order was sent again, and the other one has been or will be answered."""
-        order = self._waiting.pop(reply.order, None)
-        if order is None or (reply.content is None and order in self._waiting.values()):
+        """Return what a reply answers; None if it is not waited for: its order was sent again."""
+        client, _ = self._waiting.pop(reply.order, (-1, 0.0))
+        if client < 0:
             return None
-        self._drop(order)
         if reply.content is not None:
-            return Answer(order.client, reply.content)
-        revoked = reply.error in (_OFFLINE, *_LOST) and self.absent().get(order.client) == _REVOKED
-        return Answer(
-            order.client, None, _REVOKED if revoked else self._cause(reply), lost=not revoked and reply.error in _LOST
-        )
+            return Answer(client, reply.content)
+        revoked = reply.error in (_OFFLINE, *_LOST) and self.absent().get(client) == _REVOKED
+        cause = _REVOKED if revoked else self._cause(reply)
+        return Answer(client, None, cause, lost=not revoked and reply.error in _LOST)
 
     def _cause(self, reply: Reply) -> str:
         if reply.error == _OFFLINE:
             return f"it has given no sign of life for {self._patience:g} s ('federation.pool.timeout')"
         return _CAUSES.get(reply.error, f"error {reply.error} of Flower")
-
-    def _drop(self, order: _Order) -> None:
-        self._waiting = {message: one for message, one in self._waiting.items() if one is not order}
-
-    def _send_again(self) -> None:
-        """Send all orders under way again: the SuperLink that died may have lost them, or the replies.
-
-        A site that has done the work, or does it now, answers the repeated order from its store.
-        """
-        print("The SuperLink is back. Orders without an answer are sent again.", flush=True)
-        for order in dict.fromkeys(self._waiting.values()):
-            self._push(order)
 
     def _guarded(self, call: Any) -> Any:
         try:

@@ -2,35 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 Content: TypeAlias = bytes | bytearray
 Parts: TypeAlias = Mapping[str, Content]
-
-
-class LateParts(Mapping[str, Content]):
-    """Hold named bytes that are made when they are read, so that a request that waits for its answer takes no memory.
-
-    Args:
-        makers: by name, a function that returns the bytes, the same ones each time.
-    """
-
-    def __init__(self, makers: Mapping[str, Callable[[], Content]]) -> None:
-        self._makers = makers
-
-    def __getitem__(self, name: str) -> Content:
-        """Return the bytes of that name."""
-        return self._makers[name]()
-
-    def __iter__(self) -> Iterator[str]:
-        """Return an iterator over the names."""
-        return iter(self._makers)
-
-    def __len__(self) -> int:
-        """Return the number of names."""
-        return len(self._makers)
 
 
 @dataclass(frozen=True)
@@ -58,7 +35,7 @@ class Transport(Protocol):
         ...
 
     def send(self, client: int, parts: Parts, round_idx: int, seconds: float | None) -> None:
-        """Send a request.
+        """Send a request, of which the transport keeps nothing.
 
         Args:
             client: the client's id.
