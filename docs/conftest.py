@@ -28,6 +28,7 @@ ELSEWHERE = {
     "bash": "a tool with tests of its own",
     "eval": "a setting of the shell",
     ".": "an installation",
+    "pytest": "checks for a GPU",
     "torchrun": "several machines: tests/server/test_processes.py runs two nodes",
     "srun": "several machines: tests/server/test_processes.py runs two nodes",
     "export": "tests/options/test_personal.py runs it",
