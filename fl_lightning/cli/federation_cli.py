@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
+import lightning
 from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
@@ -80,7 +81,7 @@ class FederationCLI(OpenCLI):
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Return a parser that finds configurations by name."""
-        parser = FederationParser(**kwargs)
+        parser = FederationParser(**{"dump_header": [f"lightning.pytorch=={lightning.__version__}"], **kwargs})
         parser.add_argument("-c", "--config", action=NamedConfig, help="A YAML file, or one of 'fl-lightning configs'.")
         return parser
 

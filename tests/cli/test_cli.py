@@ -267,3 +267,13 @@ def test_a_share_of_the_training_set_validates():
     together = torch.cat([train, held]).flatten(1)
     assert torch.equal(together.unique(dim=0), whole._train.tensors[0].flatten(1).unique(dim=0))
     assert torch.equal(held, again._val.tensors[0])
+
+
+@pytest.mark.slow
+def test_an_error_in_the_data_of_a_client_names_the_client(fl):
+    table = "{class_path: TableDataModule, init_args: {path: a.csv, target: out, batch_size: %d}}"
+    clients = f"{{oslo: {table % 1}, bergen: {table % 0}}}"
+    Path("own.yaml").write_text(f"base: hospital_tables\ndata: {{datamodule: null, partitioner: null, clients: {clients}}}\n")
+    status, text = fl("partition", "--config", "own.yaml")
+    assert status == 1
+    assert "'data.datamodule.batch_size' must be 1 or above, but is 0. In the data of client 'bergen'." in text
