@@ -56,6 +56,7 @@ MAY_NAME = {
     "flower/site/recipe.py",
     "options/__init__.py",
     "settings/local_training.py",
+    "strategies/__init__.py",  # the list of algorithms
 }
 """The exports, also those that sites accept, and the signatures of the callback and of its settings."""
 WORDS = ("cli/", "studies/", "starter/")
