@@ -70,7 +70,7 @@ nitpick_ignore_regex = [
     # types of options' hooks, which are imported for type checks only
     ("py:class", r"UpdateEditor|Collectives|Trainer|Federation|SecretKey|RoundPlan|Gathering|RoundResult|Path"),
     ("py:class", r"Chains|ClientSampler|LocalSettings|ModelScorer|Panel|Strategy"),
-    ("py:class", r"Capability|ClientData|ClientTask|FederationSettings|ModelState|PoissonBatches"),
+    ("py:class", r"Capability|ClientData|ClientTask|FederationSettings|ModelState|PoissonBatches|Run|RunDisabled"),
     ("py:class", r"fl_lightning\.(\w+\.)+_?[A-Z]\w*"),  # a type in a signature that is no public name
 ]
 

@@ -92,7 +92,7 @@ class Site:
             return self._client.evaluate(order)
 
     def own_model(self, client: int) -> Mapping[str, Tensor]:
-        """Return the model that a client kept after the round of the published one; see :meth:`Client.own_model`."""
+        """Return the model that a client kept after the round of the published one; see ``Client.own_model``."""
         with self._memory_of_the_checkpoint():
             return self._client.own_model(client)
 
