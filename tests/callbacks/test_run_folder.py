@@ -222,11 +222,7 @@ class Interrupt(FederationCallback):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("round_idx", "flag"),
-    [
-        (0, "--federation.local.engine=trainer"),
-        (1, "--federation.local.engine=fabric"),
-        (1, "--federation.local.threads=1"),
-    ],
+    [(0, "--federation.local.engine=trainer"), (1, "--federation.local.engine=fabric"), (1, "--federation.local.threads=1")],
 )
 def test_ctrl_c_ends_with_one_line_how_to_resume(round_idx, flag, fl):
     stop = ["--trainer.callbacks=test_run_folder.Interrupt", f"--trainer.callbacks.round_idx={round_idx}"]

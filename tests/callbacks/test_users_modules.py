@@ -14,11 +14,7 @@ from federations import Blobs, Plain, federate, weights
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger
 
-from fl_lightning import (
-    AdaFed,
-    IIDPartitioner,
-    LocalTraining,
-)
+from fl_lightning import AdaFed, IIDPartitioner, LocalTraining
 
 
 def test_the_modules_own_training_hooks_belong_to_the_clients():

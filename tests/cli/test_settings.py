@@ -29,10 +29,7 @@ WRONG = [
     (["--federation.strategy.colour=x"], "fl-lightning fit --help AdaFed"),
     (["--federation.strategy=nowhere.NoSuch"], "use any other by its dotted path, from this folder or PYTHONPATH"),
     (["--federation.clients_per_rond=1"], "Did you mean --federation.clients_per_round?"),
-    (
-        ["--federation.local.devices=2"],
-        "a setting of the federation's Trainer, not of a client's: set",
-    ),
+    (["--federation.local.devices=2"], "a setting of the federation's Trainer, not of a client's: set"),
     (["--federation.local.max_epochs=1.5"], "'federation.local.max_epochs' must be a whole number, but is 1.5."),
     (["--trainer.gradient_clip_val=1"], "Remove it and set 'federation.local.gradient_clip_val' instead"),
     (

@@ -64,10 +64,7 @@ def test_clients_are_sorted_by_their_numbers():
     [
         (None, "Cannot read the run table"),
         (b"", "Cannot read the run table"),
-        (
-            b"a,b,c\n1,2,3\n",
-            "is not a run table: its columns are a, b, c, but it needs run, one for each axis",
-        ),
+        (b"a,b,c\n1,2,3\n", "is not a run table: its columns are a, b, c, but it needs run, one for each axis"),
         (b"run,strategy,seed,round,metric,value\nr,A,zero,0,x,1\n", "is damaged"),
         (
             b"run,strategy,seed,round,metric,value\nr,A,0,0,study/partition/IID,1\n",

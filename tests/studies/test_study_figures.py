@@ -96,10 +96,7 @@ def test_a_table_without_classes_has_only_curves(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"metric": "test_accuracy"}, "which no run logged. The runs logged: val_accuracy, val_f1_macro."),
-    ],
+    ("options", "message"), [({"metric": "test_accuracy"}, "which no run logged. The runs logged: val_accuracy, val_f1_macro.")]
 )
 def test_reports_of_what_is_not_there(options, message, tmp_path):
     with pytest.raises(ConfigurationError, match=message):

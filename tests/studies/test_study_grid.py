@@ -128,10 +128,7 @@ def test_files_that_are_not_there(over, base):
         span(read_axes(over), [0], [base], {})
 
 
-@given(
-    sizes=st.lists(st.integers(1, 3), max_size=3),
-    seeds=st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True),
-)
+@given(sizes=st.lists(st.integers(1, 3), max_size=3), seeds=st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True))
 def test_every_combination_is_run_once(sizes, seeds):
     axes = [Axis(f"a{k}", tuple(Choice(f"c/{n} ", (), ((f"s{k}", n),)) for n in range(size))) for k, size in enumerate(sizes)]
     runs = span(axes, seeds, ["base.yaml"], {"common": 1, "s0": "below"})

@@ -179,10 +179,7 @@ def test_the_partition_is_in_the_title():
 # ------------------------------------------------------------------ settings
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [("names", {"FedOpt": "x"}), ("baseline", "FedOpt")],
-)
+@pytest.mark.parametrize(("setting", "value"), [("names", {"FedOpt": "x"}), ("baseline", "FedOpt")])
 def test_choices_that_the_study_does_not_have(setting, value):
     said = f"'report.{setting}' has 'FedOpt', but the choices of the axis 'strategy' are: FedAvg, AdaFed. Use one of them."
     with pytest.raises(ConfigurationError, match=said):

@@ -11,14 +11,7 @@ from study_tables import ACCURACY, cells, everything, table
 from fl_lightning.studies import Row, RunTable, write_report
 from fl_lightning.studies.layout import Bold, Table
 from fl_lightning.studies.panels import Measure, Panel, panels
-from fl_lightning.studies.tables import (
-    clients_table,
-    cost_table,
-    cross_tables,
-    finals,
-    late_table,
-    paired_table,
-)
+from fl_lightning.studies.tables import clients_table, cost_table, cross_tables, finals, late_table, paired_table
 
 stats = pytest.importorskip("scipy.stats", reason="paired tests are an extra: pip install 'fl_lightning[compare]'")
 
