@@ -16,7 +16,6 @@ from command_line import ADAFED, OTHER_TASKS, ROOT, SMALL
 from fl_lightning import ConfigurationError
 from fl_lightning.cli.commands import configs
 from fl_lightning.config.files import find, folder, in_order, names, without
-from fl_lightning.studies.grid import Run
 from fl_lightning.studies.settings import SettingsReader
 
 TASK = {"model": {"class_path": "Model"}, "data": {"datamodule": "Data"}}
@@ -167,24 +166,6 @@ def test_the_repository_is_read():
 
 
 @pytest.mark.slow
-def test_every_config_is_parsed(reader):
-    """They are fitted in test_fitted_configs.py and test_other_tasks.py."""
-    for name in SINGLE:
-        reader.text(reader.read(Run((), 0, name, (name,), ())))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "below"), [("data/label_skew", "adafed_mnist"), ("cell_counting_robust", "cell_counting")])
-def test_the_base_is_no_setting(name, below, reader):
-    """Oracle: the same text without its line 'base', on top of the base."""
-    without = f"without_{Path(name).name}.yaml"  # the reader parses the same files once
-    Path(without).write_text((folder() / f"{name}.yaml").read_text().replace(f"base: {below}\n", "", 1))
-    expected = reader.text(reader.read(Run((), 0, name, (below, without), ())))
-    assert reader.text(reader.read(Run((), 0, name, (name,), ()))) == expected
-    assert "base" not in yaml.safe_load(expected)
-
-
-@pytest.mark.slow
 def test_a_run_s_settings_are_flat_and_are_read_back(fl):
     quick = [*SMALL, "--trainer.max_epochs=1", "--trainer.logger=false"]
     status, text = fl("fit", "--config", "fedavg_mnist", "-c", "speed/fabric", *quick)
@@ -215,30 +196,6 @@ def test_configs_are_listed_shown_and_copied(capsys):
     assert "Use it: fl-lightning compare --config mine.yaml" in capsys.readouterr().out
     configs.main(["--help"])
     assert "configs copy NAME [TO]" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (["show", "fednov"], 1, "There is no configuration 'fednov'"),
-        (["copy", "iid"], 1, "Did you mean data/iid?"),
-        (["copy", "data/iid", "there.yaml"], 1, "'there.yaml' already exists and was not changed. Name another file."),
-        (["copy", "data/iid", "no/folder.yaml"], 1, "Cannot write 'no/folder.yaml'"),
-        (["sho"], 2, "'configs' has no action 'sho'. Did you mean show?"),
-        (["fednova"], 2, "Did you mean show fednova_mnist"),
-        (["show"], 2, "'configs show' got 0 arguments"),
-        (["list", "x"], 2, "'configs list' got 1 arguments"),
-    ],
-)
-def test_configs_with_wrong_arguments(arguments, status, message, capsys):
-    Path("there.yaml").write_text("mine")
-    with pytest.raises(SystemExit) as end:
-        configs.main(arguments)
-    assert end.value.code == status
-    text = capsys.readouterr().err
-    assert text.startswith("fl-lightning: error: ")
-    assert message in text
-    assert Path("there.yaml").read_text() == "mine"
 
 
 # ------------------------------------------------------------------ as a user installs it

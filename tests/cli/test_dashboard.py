@@ -49,37 +49,20 @@ def test_it_shows_metrics_that_there_are(tmp_path, capsys):
     assert all("strategy" in config["groupBy"] for config in grouped)
 
 
-def test_it_asks_whose_it_is(capsys):
-    assert "unrecognized arguments: --colour" in refused(capsys, "--colour", "red")[1]
-    status, said = refused(capsys)
-    assert status == 2
-    assert said == (
-        "fl-lightning dashboard: error: no user or team given. Set --entity, or --out FILE to write only the specification. "
-        "All settings: fl-lightning dashboard --help."
-    )
-
-
-def test_a_file_that_cannot_be_written_is_one_message(capsys, tmp_path):
+@pytest.mark.usefixtures("_no_wandb")
+def test_what_cannot_be_sent_or_written_is_one_message(capsys, monkeypatch, tmp_path):
     pytest.importorskip("wandb_workspaces", reason="an extra: pip install 'fl_lightning[dashboard]'")
-    status, said = refused(capsys, "--out", str(tmp_path))
-    assert status == 1
-    assert "which cannot be written" in said
-
-
-def test_the_missing_extra_is_named(capsys, monkeypatch):
+    for arguments, message in (
+        (("--out", str(tmp_path)), "which cannot be written"),
+        (("--entity", "me"), "W&B has no API key. Run 'wandb login'"),
+    ):
+        status, said = refused(capsys, *arguments)
+        assert (status, message in said) == (1, True), said
     monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
     monkeypatch.delitem(sys.modules, "wandb_workspaces.reports.v2", raising=False)
     status, said = refused(capsys, "--entity", "me")
     assert status == 1
     assert said.endswith("Install it with pip install 'fl_lightning[dashboard]'.")
-
-
-@pytest.mark.usefixtures("_no_wandb")
-def test_a_missing_key_is_one_message(capsys):
-    pytest.importorskip("wandb_workspaces", reason="an extra: pip install 'fl_lightning[dashboard]'")
-    status, said = refused(capsys, "--entity", "me")
-    assert status == 1
-    assert "W&B has no API key. Run 'wandb login'" in said
 
 
 def test_its_address_is_printed(capsys, monkeypatch):

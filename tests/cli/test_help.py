@@ -87,16 +87,6 @@ def test_a_class_from_elsewhere(said):
     assert "math::" not in text
 
 
-@pytest.mark.parametrize(("topic", "words"), [("AdaFeed", "Did you mean AdaFed"), ("nowhere.Class", ""), ("federation", "")])
-def test_an_unknown_class_is_one_message(said, topic, words):
-    status, text = said("fit", "--help", topic)
-    assert status == 2
-    assert f"There is no class '{topic}'." in text
-    assert words in text
-    assert text.endswith("All settings of a run: fl-lightning fit --config FILE --print_config.\n")
-    assert len(text.splitlines()) == 1
-
-
 @pytest.mark.slow
 def test_only_the_command_that_was_typed_gets_settings():
     sizes = {name: len(parser._actions) for name, parser in parsers("test", "--config", "x.yaml").items()}

@@ -59,14 +59,6 @@ def test_servers_and_sites_do_not_import_torch():
     assert said == "False\n"
 
 
-def test_a_wrong_subcommand_gets_the_nearest(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["fl-lightning", "fitt", "--config", "adafed_mnist"])
-    with pytest.raises(SystemExit) as ended:
-        command.main()
-    assert ended.value.code == 2
-    assert "There is no command 'fitt'. Did you mean fit? Commands: fit, validate" in capsys.readouterr().err
-
-
 def test_help_lists_the_subcommands_that_there_are():
     own = {"init", "dashboard", "configs", "algorithms", "export", "schema", "serve", "register", "sites", "site"}
     assert set(command.COMMANDS) == {*FederationCLI.subcommands(), *COMMANDS, *own}
@@ -82,14 +74,6 @@ def test_a_module_in_the_current_folder_is_found_last(tmp_path, monkeypatch):
         command._see_this_folder()
         command._see_this_folder()
         assert sys.path == (path if safe else [*path, last])
-
-
-def test_other_arguments_reach_the_command_line(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["fl-lightning", "fit", "--no_such"])
-    with pytest.raises(SystemExit) as ended:
-        command.main()
-    assert ended.value.code == 2
-    assert "no_such" in capsys.readouterr().err
 
 
 def test_every_public_name_is_found_on_demand():
