@@ -1,4 +1,4 @@
-"""What users' modules do works in rounds: their hooks, callbacks, networks, buffers and loggers."""
+"""What users' modules do works in rounds: their hooks, networks, buffers and loggers; and what does not fit."""
 
 from __future__ import annotations
 
@@ -10,10 +10,24 @@ import lightning as L
 import pytest
 import torch
 from engine_runs import Collect, variant
-from federations import Blobs, Plain, federate, weights
+from federations import Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
 from lightning.pytorch.loggers import CSVLogger
+from torch.utils.data import DataLoader, Dataset
 
-from fl_lightning import AdaFed, IIDPartitioner, LocalTraining
+from fl_lightning import (
+    AdaFed,
+    ClientError,
+    ClientEvaluation,
+    ConfigurationError,
+    DataError,
+    Faults,
+    FedAvg,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    FederationCallback,
+    IIDPartitioner,
+    LocalTraining,
+)
 
 
 def test_the_modules_own_training_hooks_belong_to_the_clients():
@@ -120,3 +134,64 @@ def test_clients_find_a_logger_where_the_trainer_has_one(tmp_path):
 
     logger = CSVLogger(tmp_path, name="", version="")
     assert federate(Logs(), 1, flags={"logger": logger}, strategy=AdaFed("val_acc")).global_step == 1
+
+
+# ------------------------------------------------------------------ what does not fit
+
+
+def test_the_module_is_released_after_an_error():
+    module = Plain()
+    with pytest.raises(ConfigurationError, match="clients_per_round"):
+        federate(module, clients_per_round=9)
+    assert module.automatic_optimization
+    assert "training_step" not in vars(module)
+
+
+class Sized(Dataset):
+    def __init__(self, inputs, labels) -> None:
+        self.examples, self.size = (inputs, labels), len(inputs)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int):
+        if index >= self.size:
+            raise IndexError(index)
+        return self.examples[0][index], self.examples[1][index]
+
+
+@pytest.mark.parametrize("settings", [{}, {"faults": Faults("skip"), "client_evaluation": ClientEvaluation(1, "val_acc")}])
+def test_a_training_set_that_shrinks_in_a_run(settings):
+    base = Blobs()
+    dataset = Sized(*base.train)
+    base.train_dataloader = lambda: DataLoader(dataset, batch_size=5)
+
+    class Shrinks(FederationCallback):
+        def on_round_start(self, trainer, pl_module, round_idx, cohort):
+            if round_idx == 1:
+                dataset.size //= 2
+
+    message = "The training set has 20 examples now, but had 40 when they were divided among the clients. Let Sized"
+    run = trainer(3, FederatedOrchestrator(**settings), Shrinks())
+    with pytest.raises((DataError, ClientError), match=message):
+        run.fit(Plain(), FederatedDataModule(base, IIDPartitioner(4), client_test=0.2))
+
+
+def test_all_scores_zero_fall_back_to_the_plain_average():
+    results = []
+    for strategy in (AdaFed("score", mode="max"), FedAvg("uniform")):
+        L.seed_everything(1, verbose=False)
+        module = variant(on_validation_epoch_end=lambda self: self.log("score", 0.0))()
+        federate(module, strategy=strategy)
+        results.append(weights(module.net))
+    assert same_bits(*results)
+
+
+def test_a_parallel_strategy_that_shards_the_model():
+    federation, data = FederatedOrchestrator(), FederatedDataModule(Blobs(), Consecutive())
+    run = trainer(1, federation)
+    run.strategy.__class__ = type("FSDPStrategy", (L.pytorch.strategies.Strategy,), dict(vars(type(run.strategy))))
+    run.datamodule = data
+    data.setup("fit")
+    with pytest.raises(ConfigurationError, match=r"'trainer.strategy' is FSDPStrategy. Set it to 'auto' or 'ddp'"):
+        federation.setup(run, Plain(), "fit")
