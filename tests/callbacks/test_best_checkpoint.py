@@ -1,7 +1,5 @@
 """Which round is the best: also in a copied folder, with a wrong mode, and without validation; and misspelled metrics."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 import warnings

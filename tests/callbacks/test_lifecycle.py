@@ -1,7 +1,5 @@
 """Each thing that a Lightning user knows does to rounds what it does to epochs."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import time

@@ -1,7 +1,5 @@
 """One interface for whatever a loss adapts to: a metric of (outputs, target), or a figure that the module logs."""
 
-from __future__ import annotations
-
 import csv
 import re
 from typing import Any

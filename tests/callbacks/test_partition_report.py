@@ -1,7 +1,5 @@
 """What each client holds, before training: table, files, picture, W&B."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import sys

@@ -1,7 +1,5 @@
 """What a run says while it trains, where there is no terminal to draw a bar on."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

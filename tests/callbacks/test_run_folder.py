@@ -1,7 +1,5 @@
 """The folder of a run: one run at a time in it, what evaluations read from it, and what is said when it cannot be used."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import logging

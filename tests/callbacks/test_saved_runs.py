@@ -1,7 +1,5 @@
 """Checkpoints of a run: whose they are, who reads them, and what a run must share to resume."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

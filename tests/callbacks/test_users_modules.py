@@ -1,7 +1,5 @@
 """What users' modules do works in rounds: their hooks, networks, buffers and loggers; and what does not fit."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import warnings

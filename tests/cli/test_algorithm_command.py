@@ -1,7 +1,5 @@
 """The list of algorithms: nothing is missing from it, and nothing is in it that is not there."""
 
-from __future__ import annotations
-
 import inspect
 import re
 

@@ -1,7 +1,5 @@
 """Numbers of classes: sets whose names differ are refused wherever they meet, and a setting names classes that a set lacks."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

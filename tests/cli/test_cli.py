@@ -1,7 +1,5 @@
 """The commands that a user types, and what they get for a wrong one."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from pathlib import Path

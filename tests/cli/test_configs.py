@@ -1,7 +1,5 @@
 """Configurations by name, their bases, and what a user gets for a wrong one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

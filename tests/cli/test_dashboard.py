@@ -1,7 +1,5 @@
 """``fl-lightning dashboard``: what W&B would be sent."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """What the clients' features are like before training, against numpy on the joined rows."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

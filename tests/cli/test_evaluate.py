@@ -1,7 +1,5 @@
 """``fl-lightning evaluate`` in a simulation: what it writes, and what it says about wrong settings."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every configuration of configs/ on little data: it can be fitted, and writes what a run has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """``--help``: the first page, and what it names."""
 
-from __future__ import annotations
-
 import inspect
 import re
 

@@ -1,7 +1,5 @@
 """How many ranks ``--trainer.devices auto`` chooses, and that the number changes no bit."""
 
-from __future__ import annotations
-
 import os
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """``fl-lightning schema``: the proposal fits its table, says where to look, and tells no ranges of patients."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Starting: help without torch, names on demand, the allocator, threads, and which engine."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``fl-lightning init``: a project that runs as it is."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a user gets for wrong arguments of the commands beside a run: one message, and no file changes."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

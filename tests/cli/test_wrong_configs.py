@@ -1,7 +1,5 @@
 """What a user gets for a wrong configuration, a wrong name in one, and a wrong setting: one message that says how to fix it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

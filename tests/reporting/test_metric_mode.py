@@ -1,7 +1,5 @@
 """Whether more or less is better: told by the metric, said by the user, or asked for; never guessed."""
 
-from __future__ import annotations
-
 import pytest
 from against_hand import Updates
 from engine_runs import variant

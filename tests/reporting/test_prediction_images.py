@@ -1,7 +1,5 @@
 """What a network draws, as a picture at the end of a fit and of a test."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

@@ -1,7 +1,5 @@
 """Reports and W&B's page of a run from Python, read back from offline files."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

@@ -1,7 +1,5 @@
 """What a run of the command line leaves for W&B and in its folder, read back from the offline file of one run."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

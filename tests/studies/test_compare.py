@@ -1,7 +1,5 @@
 """``fl-lightning compare`` and ``report`` as a user types them; runs are processes of their own, as they are for a user."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

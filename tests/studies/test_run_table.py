@@ -1,7 +1,5 @@
 """Run tables, and what repeated runs say: against numbers worked by hand, and scipy."""
 
-from __future__ import annotations
-
 import math
 
 import pandas as pd

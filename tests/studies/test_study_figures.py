@@ -1,7 +1,5 @@
 """The figures of a study: what is drawn is what the table says, and no two lines look alike."""
 
-from __future__ import annotations
-
 import math
 import statistics
 

@@ -1,7 +1,5 @@
 """The axes of a study, as a user writes them, and the runs that they span."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

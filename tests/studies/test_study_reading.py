@@ -1,7 +1,5 @@
 """What readers of a study are told: names, baselines, what cannot be compared, and lines that they can tell apart."""
 
-from __future__ import annotations
-
 import subprocess
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """Run tables, what repeated runs say, and the tables of a report: against numbers worked by hand, and scipy."""
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a user of ``fl-lightning compare`` gets for a study that cannot be run."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
