@@ -150,11 +150,9 @@ def test_classes_are_as_written_but_1_and_1_0_and_01_are_one(labels, classes):
 
 def test_a_column_of_whole_floats_has_the_classes_and_persons_of_one_of_whole_numbers():
     """pandas makes floats of whole numbers with a gap; Arrow writes large ones as 1e+16."""
-    whole = [1, 10**16, 0, -3]
-    rows = {"age": [0.0, 1.0, 2.0, 3.0], "outcome": whole, "person": whole}
-    pd.DataFrame(rows).to_parquet("whole.parquet")
-    floats = np.array([1.0, 1e16, -0.0, -3.0])
-    pd.DataFrame({**rows, "outcome": floats, "person": floats}).to_parquet("floats.parquet")
+    whole, floats = [1, 10**16, 0, -3], np.array([1.0, 1e16, -0.0, -3.0])
+    for name, column in (("whole", whole), ("floats", floats)):
+        pd.DataFrame({"age": range(4), "outcome": column, "person": column}).to_parquet(f"{name}.parquet")
     data = table({"a": "whole.parquet", "b": "floats.parquet"}, person_column="person", test_share=0.0)
     assert data.train_set.classes == ("-3", "0", "1", "10000000000000000")
     assert data.train_set.tensors[1].tolist() == [2, 3, 1, 0] * 2
