@@ -1,7 +1,5 @@
 """One interface for whatever a loss adapts to: a metric of (outputs, target), or a figure that the module logs."""
 
-from __future__ import annotations
-
 import csv
 import re
 from typing import Any
@@ -53,8 +51,7 @@ def test_class_weights_from_recall_are_scikit_learns():
     federate(task, 2)
     x, y = Blobs().val
     with torch.no_grad():
-        found = task(x).argmax(1)
-    expected = 1 / (recall_score(y, found, average=None) + 0.2)
+        expected = 1 / (recall_score(y, task(x).argmax(1), average=None) + 0.2)
     torch.testing.assert_close(loss.class_weights.double(), torch.from_numpy(expected), rtol=1e-5, atol=1e-6)
 
 
@@ -73,6 +70,16 @@ def test_a_plain_trainer_with_the_callback_whose_sanity_check_and_validate_chang
     assert module.loss.class_weights.tolist() == [1.0, 1.0, 1.0]
     trainer(2, LossAdaptation()).fit(module, Blobs())
     assert module.loss.class_weights.tolist() != [1.0, 1.0, 1.0]
+
+
+def test_clients_do_not_adapt():
+    """Their module validates on the server's set too, where the strategy asks; only the aggregated model counts."""
+    x, y = blobs(61, 2)
+    module = Calls(F1WeightedCrossEntropy(3))
+    federate(module, 1, strategy=AdaFed("val_acc"))
+    with torch.no_grad():
+        expected = 1 / (torch.from_numpy(f1_score(y, module(x).argmax(1), average=None)) + 0.1)
+    torch.testing.assert_close(module.loss.class_weights.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 class Forgetful(Tempered):
@@ -96,17 +103,6 @@ def test_what_clients_do_not_receive_is_named():
     with pytest.warns(UserWarning, match=message):
         running = federate(Own(Forgetful()), 1)
     assert float(running.callback_metrics["strength"]) == pytest.approx(float(running.callback_metrics["val_loss"]))
-
-
-def test_clients_do_not_adapt():
-    """Their module validates on the server's set too, where the strategy asks; only the aggregated model counts."""
-    x, y = blobs(61, 2)
-    module = Calls(F1WeightedCrossEntropy(3))
-    federate(module, 1, strategy=AdaFed("val_acc"))
-    with torch.no_grad():
-        found = module(x).argmax(1)
-    expected = 1 / (torch.from_numpy(f1_score(y, found, average=None)) + 0.1)
-    torch.testing.assert_close(module.loss.class_weights.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("predicted", [[0, 0, 1, 2, 2], [0, 7, 1, 2, 2]], ids=["three classes", "a fourth by mistake"])

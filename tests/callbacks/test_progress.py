@@ -1,7 +1,5 @@
 """What a run says while it trains, where there is no terminal to draw a bar on."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -24,16 +22,15 @@ def said(capsys) -> list[str]:
 
 
 def test_a_line_for_each_round_unless_there_is_no_bar(capsys):
-    figures = federate(Plain(), 2, flags=BAR).callback_metrics
-    first, last = said(capsys)
-    assert first.startswith("Round 0/1: val_loss 0.")
+    """Rounds without validation show no old figures, and what the module shows in a bar comes alone."""
+    figures = federate(Plain(), 4, flags=BAR | {"check_val_every_n_epoch": 2}).callback_metrics
+    first, second, third, last = said(capsys)
+    assert (first, third) == ("Round 0/3: 3 clients", "Round 2/3: 3 clients")
+    assert second.startswith("Round 1/3: val_loss 0.")
     figures = f"val_loss {float(figures['val_loss']):.4f}, val_acc {float(figures['val_acc']):.4f}"
-    assert last == f"Round 1/1: {figures}, 3 clients"
+    assert last == f"Round 3/3: {figures}, 3 clients"
     federate(Plain(), 1)
     assert said(capsys) == []
-
-
-def test_what_the_module_shows_in_a_bar_comes_alone(capsys):
     shows = variant(on_validation_epoch_end=lambda self: self.log("shown", 0.5, prog_bar=True))
     federate(shows(), 1, flags=BAR, clients_per_round=1)
     assert said(capsys) == ["Round 0/0: shown 0.5000, 1 client"]
@@ -41,16 +38,13 @@ def test_what_the_module_shows_in_a_bar_comes_alone(capsys):
 
 def test_failed_clients_are_named(capsys):
     class OfClient(Callback):
-        """Fails where the client has 20 examples."""
-
         def on_train_start(self, trainer, pl_module) -> None:
-            if trainer.num_training_batches == 4:
+            if trainer.num_training_batches == 4:  # the client with 20 examples
                 raise RuntimeError("no power")
 
     with pytest.warns(UserWarning, match="no power"):
         federate(Plain(), 1, flags=BAR, local=LocalTraining(callbacks=[OfClient()]), faults=Faults("skip"))
-    (line,) = said(capsys)
-    assert line.endswith(", 3 clients, failed: 1")
+    assert said(capsys)[0].endswith(", 3 clients, failed: 1")
 
 
 def test_clients_with_names_are_shown_by_them(monkeypatch, capsys):
@@ -58,13 +52,6 @@ def test_clients_with_names_are_shown_by_them(monkeypatch, capsys):
     sets = {name: TensorDataset(*blobs(10, 1)) for name in ("north", "south")}
     trainer(1, FederatedOrchestrator(), **BAR).fit(Plain(), FederatedDataModule.from_clients(sets))
     assert "training=south" in capsys.readouterr().err
-
-
-def test_rounds_without_validation_show_no_old_figures(capsys):
-    federate(Plain(), 2, flags=BAR | {"check_val_every_n_epoch": 2})
-    first, last = said(capsys)
-    assert first == "Round 0/1: 3 clients"
-    assert "val_acc" in last
 
 
 @pytest.mark.slow

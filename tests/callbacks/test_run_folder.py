@@ -1,7 +1,5 @@
 """The folder of a run: one run at a time in it, what evaluations read from it, and what is said when it cannot be used."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import logging
@@ -15,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import ADAFED, SMALL, small
+from command_line import ADAFED, SMALL, fit, small
 from federations import Plain, every_round, federate
 from launching import SCRIPT, launch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -33,20 +31,17 @@ SAVING = {"enable_checkpointing": True}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [(), ("--ckpt_path=last",)])
-def test_a_second_command_in_the_folder_of_a_running_one_is_refused(fl, arguments, copied_run):
+def test_a_second_command_in_the_folder_of_a_running_one_is_refused(fl, copied_run):
     """Nothing in the folder changes; what the first has saved so far does not matter."""
-    root = copied_run if arguments else Path("runs/other")
-    arguments = (*arguments, f"--trainer.default_root_dir={root}")
-    with lock_folder(root):
-        before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
-        status, text = small(fl, *arguments, rounds=3)
+    with lock_folder(copied_run):
+        before = {path: path.read_bytes() for path in copied_run.rglob("*") if path.is_file()}
+        status, text = small(fl, "--ckpt_path=last", rounds=3)
         assert status == 1
-        assert f"error: Another run is using '{root}' (process {os.getpid()} on" in text
+        assert f"error: Another run is using '{copied_run}' (process {os.getpid()} on" in text
         assert "'trainer.default_root_dir' to another folder" in text
-        assert before == {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
-    assert small(fl, *arguments, rounds=3)[0] == 0
-    assert not list(root.rglob(".lock"))
+        assert before == {path: path.read_bytes() for path in copied_run.rglob("*") if path.is_file()}
+    assert small(fl, "--ckpt_path=last", rounds=3)[0] == 0
+    assert not list(copied_run.rglob(".lock"))
 
 
 @pytest.mark.parametrize("saver", [lambda folder: LastCheckpoint(), every_round, lambda folder: ModelCheckpoint(folder)])
@@ -116,69 +111,52 @@ def test_a_study_resumes_a_run_whose_checkpoints_hold_classes_of_its_own(tmp_pat
 @pytest.mark.parametrize(
     ("verb", "shown"), [("validate", "val_accuracy"), ("test", "test_accuracy"), ("predict", "Predictions")]
 )
-def test_an_evaluation_takes_the_best_checkpoint_of_the_run(fl, verb, shown, copied_run):
-    limit = f"--trainer.limit_{'val' if verb == 'validate' else verb}_batches=2"
-    said = {}
-    for name, more in {"default": [], "best": [f"--ckpt_path={copied_run}/checkpoints/best.ckpt"]}.items():
-        status, said[name] = fl(verb, *EVALUATE, limit, *more)
-        assert status == 0, said[name]
-        assert shown in said[name]
-    assert "Checkpoint: runs/adafed_mnist/checkpoints/best.ckpt, the best of the run" in said["default"]
-    assert "the best of the run" not in said["best"]
+def test_an_evaluation_takes_the_best_checkpoint_of_the_run_and_earlier_predictions_stay(fl, verb, shown, copied_run):
+    kept = {copied_run / "predictions-rank0.pt": b"mine", copied_run / "predictions-7-rank1.pt": b"of two ranks"}
+    for path, content in kept.items():
+        path.write_bytes(content)
+    limit, said = f"--trainer.limit_{'val' if verb == 'validate' else verb}_batches=2", []
+    for more in ([], ["--ckpt_path=best"], [f"--ckpt_path={copied_run}/checkpoints/best.ckpt"]):
+        status, text = fl(verb, *EVALUATE, limit, *more)
+        assert status == 0, text
+        assert shown in text
+        said.append(text)
+    told = "Checkpoint: runs/adafed_mnist/checkpoints/best.ckpt, the best of the run"
+    assert [told in said[0], told in said[2]] == [True, False]
     if verb == "predict":
-        first, second = (torch.cat(torch.load(copied_run / f"predictions{n}-rank0.pt", weights_only=True)) for n in ("", "-2"))
-        assert torch.equal(first, second)
+        assert f"Predictions: {copied_run / 'predictions-8-rank0.pt'}" in said[0]
+        first, _, third = (
+            torch.cat(torch.load(copied_run / f"predictions-{n}-rank0.pt", weights_only=True)) for n in (8, 9, 10)
+        )
+        assert torch.equal(first, third)
         assert torch.allclose(first.sum(1), torch.ones(40))
     else:
-        figures = [re.search(rf"{shown}\W+([\d.]+)", text) for text in said.values()]
-        assert figures[0][1] == figures[1][1]
-
-
-@pytest.mark.slow
-def test_the_best_checkpoint_by_its_name(fl, copied_run):
-    for folder, status, said in (
-        (copied_run, 0, "test_accuracy"),
-        ("elsewhere", 1, "'ckpt_path' is 'best', but there is no 'elsewhere/checkpoints/best.ckpt'"),
-    ):
-        limit = ["--trainer.limit_test_batches=1", f"--trainer.default_root_dir={folder}"]
-        ended, text = fl("test", *EVALUATE, *limit, "--ckpt_path=best")
-        assert (ended, said in text) == (status, True), text
+        assert len({re.search(rf"{shown}\W+([\d.]+)", text)[1] for text in said}) == 1
+    assert all(path.read_bytes() == content for path, content in kept.items())
 
 
 def test_an_evaluation_without_a_trained_model_is_refused(fl):
+    empty = [*EVALUATE, "--trainer.default_root_dir=empty"]
     for verb in ("validate", "test", "predict"):
-        status, text = fl(verb, *EVALUATE, "--trainer.default_root_dir=empty")
+        status, text = fl(verb, *empty)
         assert status == 1
         assert f"error: '{verb}' needs a trained model, but there is no 'empty/checkpoints/best.ckpt'" in text
         assert "'--ckpt_path', set" in text
         assert not Path("empty").exists()
+    status, text = fl("test", *empty, "--ckpt_path=best")
+    assert (status, "'ckpt_path' is 'best', but there is no 'empty/checkpoints/best.ckpt'" in text) == (1, True), text
     Path("empty/checkpoints").mkdir(parents=True)
     Path("empty/checkpoints/last.ckpt").touch()
-    status, text = fl("test", *EVALUATE, "--trainer.default_root_dir=empty")
-    assert status == 1
-    assert "'--ckpt_path empty/checkpoints/last.ckpt', the last round" in text
-
-
-@pytest.mark.slow
-def test_predictions_of_an_earlier_run_stay(fl, copied_run):
-    kept = {copied_run / "predictions-rank0.pt": b"mine", copied_run / "predictions-7-rank1.pt": b"of two ranks"}
-    for path, content in kept.items():
-        path.write_bytes(content)
-    status, text = fl("predict", *EVALUATE, "--trainer.limit_predict_batches=2")
-    assert status == 0, text
-    assert f"Predictions: {copied_run / 'predictions-8-rank0.pt'}" in text
-    assert all(path.read_bytes() == content for path, content in kept.items())
-    assert len(torch.load(copied_run / "predictions-8-rank0.pt", weights_only=True)) == 2
+    status, text = fl("test", *empty)
+    assert (status, "'--ckpt_path empty/checkpoints/last.ckpt', the last round" in text) == (1, True), text
 
 
 # ------------------------------------------------------------------ a folder that cannot be written
 
 
-@pytest.mark.parametrize("logger", [[], ["--trainer.logger=false"]])
-def test_a_folder_that_cannot_be_made_is_one_message(fl, logger):
+def test_a_folder_that_cannot_be_made_is_one_message(fl):
     Path("file").write_text("")
-    arguments = ["fit", "--config", ADAFED, *SMALL, *logger, "--trainer.max_epochs=1", "--trainer.default_root_dir=file/below"]
-    status, text = fl(*arguments)
+    status, text = fit(fl, "--trainer.default_root_dir=file/below")
     assert status == 1
     assert "error: 'trainer.default_root_dir' is 'file/below', which is not writable (Not a directory). Set it to" in text
     assert "Traceback" not in text
@@ -220,37 +198,36 @@ class Interrupt(FederationCallback):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("round_idx", "flag"),
-    [
-        (0, "--federation.local.engine=trainer"),
-        (1, "--federation.local.engine=fabric"),
-        (1, "--federation.local.threads=1"),
-    ],
-)
-def test_ctrl_c_ends_with_one_line_how_to_resume(round_idx, flag, fl):
+@pytest.mark.parametrize(("round_idx", "engine"), [(0, "trainer"), (1, "fabric")])
+def test_ctrl_c_ends_with_one_line_how_to_resume(round_idx, engine, fl):
     stop = ["--trainer.callbacks=test_run_folder.Interrupt", f"--trainer.callbacks.round_idx={round_idx}"]
+    flag = f"--federation.local.engine={engine}"
     status, text = small(fl, flag, *stop, rounds=2)
     assert status == 130
     assert "Traceback" not in text
     last = text.rstrip().splitlines()[-1]
     path = Path("runs/adafed_mnist/checkpoints/last.ckpt").absolute()
+    assert not list(Path("runs").rglob(".lock"))
     if round_idx == 0:
         assert last == "Stopped by Ctrl+C: no checkpoint was saved. Run it again from the start."
     else:
         assert last.startswith(f"Stopped by Ctrl+C: the finished rounds are in '{path}'. Resume with --ckpt_path last, ")
-    assert not list(Path("runs").rglob(".lock"))
-    if round_idx:
         status, text = small(fl, flag, "--ckpt_path=last", rounds=2)
         assert status == 0, text
         assert torch.load(path, weights_only=True)["epoch"] == 1
 
 
-def test_ctrl_c_before_anything_began_says_nothing_of_rounds(fl, monkeypatch):
-    def interrupt(*args, **kwargs):
-        raise KeyboardInterrupt
+def raising(error: BaseException):
+    """Return a function that raises the error, whatever it is given."""
 
-    monkeypatch.setattr("fl_lightning.cli.federation_cli.FederationCLI.instantiate_classes", interrupt)
+    def fail(*args, **kwargs):
+        raise error
+
+    return fail
+
+
+def test_ctrl_c_before_anything_began_says_nothing_of_rounds(fl, monkeypatch):
+    monkeypatch.setattr("fl_lightning.cli.federation_cli.FederationCLI.instantiate_classes", raising(KeyboardInterrupt()))
     status, text = small(fl)
     assert status == 130
     assert "Traceback" not in text
@@ -260,16 +237,17 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "there.csv")
 RESUMES = "Free some space, and run the command again; a fit that has saved a round resumes with '--ckpt_path last'."
 
 
-def refuse_to_write(*given: object) -> None:
-    raise FULL
-
-
-def test_a_full_disk_ends_in_one_message(fl, monkeypatch):
-    monkeypatch.setattr("fl_lightning.callbacks.federation_report.append_rows", refuse_to_write)
+def test_a_full_disk_ends_in_one_message(fl, monkeypatch, capsys):
+    last = f"fl-lightning: error: Cannot write 'there.csv' (No space left on device). {RESUMES}"
+    monkeypatch.setattr("fl_lightning.callbacks.federation_report.append_rows", raising(FULL))
     status, text = small(fl)
-    assert status == 1
-    assert text.splitlines()[-1] == f"fl-lightning: error: Cannot write 'there.csv' (No space left on device). {RESUMES}"
+    assert (status, text.splitlines()[-1]) == (1, last)
     assert "Traceback" not in text
+    monkeypatch.setattr("fl_lightning.cli.commands.configs.main", raising(FULL))  # another command
+    monkeypatch.setattr(sys, "argv", ["fl-lightning", "configs"])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    assert (end.value.code, capsys.readouterr().err) == (1, f"{last}\n")
 
 
 @pytest.mark.slow
@@ -281,12 +259,3 @@ def test_a_disk_that_only_wandb_fills_ends_the_run(fl, monkeypatch):
     assert status == 1
     assert re.search(r"error: Cannot write '.*/wandb/offline-run-.*' \(No space left on device\)\. Free some space", text)
     assert not logging.getLogger("wandb").handlers
-
-
-def test_the_other_commands_end_likewise(monkeypatch, capsys):
-    monkeypatch.setattr("fl_lightning.cli.commands.configs.main", refuse_to_write)
-    monkeypatch.setattr(sys, "argv", ["fl-lightning", "configs"])
-    with pytest.raises(SystemExit) as end:
-        command.main()
-    assert end.value.code == 1
-    assert capsys.readouterr().err == f"fl-lightning: error: Cannot write 'there.csv' (No space left on device). {RESUMES}\n"

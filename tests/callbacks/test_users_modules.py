@@ -1,6 +1,4 @@
-"""What users' modules do works in rounds: their hooks, callbacks, networks, buffers and loggers."""
-
-from __future__ import annotations
+"""What users' modules do works in rounds: their hooks, networks, buffers and loggers; and what does not fit."""
 
 import functools
 import logging
@@ -10,12 +8,21 @@ import lightning as L
 import pytest
 import torch
 from engine_runs import Collect, variant
-from federations import Blobs, Plain, federate, weights
-from lightning.pytorch.callbacks import EarlyStopping
+from federations import Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
 from lightning.pytorch.loggers import CSVLogger
+from torch.utils.data import DataLoader, Dataset
 
 from fl_lightning import (
     AdaFed,
+    ClientError,
+    ClientEvaluation,
+    ConfigurationError,
+    DataError,
+    Faults,
+    FedAvg,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    FederationCallback,
     IIDPartitioner,
     LocalTraining,
 )
@@ -33,15 +40,7 @@ def test_the_modules_own_training_hooks_belong_to_the_clients():
     assert calls.count(3) == 9
 
 
-def test_the_modules_callbacks_belong_to_the_federation():
-    stop = EarlyStopping("val_acc", mode="max", patience=1, min_delta=1.0)
-    assert federate(variant(configure_callbacks=lambda self: [stop])(), 9).global_step == 2
-
-
 def test_a_module_reads_attributes_of_its_own_datamodule():
-    class Data(Blobs):
-        scale = 0.5
-
     class Reads(Plain):
         def training_step(self, batch, batch_idx):
             return super().training_step(batch, batch_idx) * self.trainer.datamodule.scale
@@ -49,7 +48,9 @@ def test_a_module_reads_attributes_of_its_own_datamodule():
         def on_validation_start(self):
             assert self.trainer.datamodule.scale == 0.5
 
-    assert federate(Reads(), 1, data=Data(), strategy=AdaFed("val_acc")).global_step == 1
+    data = Blobs()
+    data.scale = 0.5
+    assert federate(Reads(), 1, data=data, strategy=AdaFed("val_acc")).global_step == 1
 
 
 def test_networks_built_in_setup_or_configure_model():
@@ -106,11 +107,11 @@ def test_methods_and_partials_that_point_to_the_module_itself():
         def net_forward(self, x):
             return self.net(x)
 
-        def _loss(self, batch, factor):
+        def _loss(self, batch, batch_idx, factor):
             return factor * torch.nn.functional.cross_entropy(self.predict(batch[0]), batch[1])
 
         def training_step(self, batch, batch_idx):
-            return self.loss_fn(batch)
+            return self.loss_fn(batch, batch_idx)
 
     module = Pointing()
     before = weights(module)
@@ -126,26 +127,69 @@ def test_clients_find_a_logger_where_the_trainer_has_one(tmp_path):
             return super().training_step(batch, batch_idx)
 
         def validation_step(self, batch, batch_idx):
-            self.logger.experiment.add_image("picture", 0)
+            self.logger.experiment.log_metrics({"other": 1.0}, 0)
             super().validation_step(batch, batch_idx)
 
-    class Pictures(CSVLogger):
-        @property
-        def experiment(self):
-            experiment = super().experiment
-            experiment.add_image = lambda *args: None
-            return experiment
-
-    logger = Pictures(tmp_path, name="", version="")
+    logger = CSVLogger(tmp_path, name="", version="")
     assert federate(Logs(), 1, flags={"logger": logger}, strategy=AdaFed("val_acc")).global_step == 1
 
 
-def test_constant_and_large_buffers():
-    """A mask of -inf, complex rotations and the variance of raw data, all persistent."""
+# ------------------------------------------------------------------ what does not fit
+
+
+def test_the_module_is_released_after_an_error():
     module = Plain()
-    module.register_buffer("mask", torch.full((3,), float("-inf")))
-    module.register_buffer("rotation", torch.polar(torch.ones(2), torch.tensor([0.5, 1.0])))
-    module.register_buffer("variance", torch.tensor([3e9]))
-    before = weights(module)
-    federate(module, 2)
-    assert all(torch.equal(getattr(module, name), before[name]) for name in ("mask", "rotation", "variance"))
+    with pytest.raises(ConfigurationError, match="clients_per_round"):
+        federate(module, clients_per_round=9)
+    assert module.automatic_optimization
+    assert "training_step" not in vars(module)
+
+
+class Sized(Dataset):
+    def __init__(self, inputs, labels) -> None:
+        self.examples, self.size = (inputs, labels), len(inputs)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int):
+        if index >= self.size:
+            raise IndexError(index)
+        return self.examples[0][index], self.examples[1][index]
+
+
+@pytest.mark.parametrize("settings", [{}, {"faults": Faults("skip"), "client_evaluation": ClientEvaluation(1, "val_acc")}])
+def test_a_training_set_that_shrinks_in_a_run(settings):
+    base = Blobs()
+    dataset = Sized(*base.train)
+    base.train_dataloader = lambda: DataLoader(dataset, batch_size=5)
+
+    class Shrinks(FederationCallback):
+        def on_round_start(self, trainer, pl_module, round_idx, cohort):
+            if round_idx == 1:
+                dataset.size //= 2
+
+    message = "The training set has 20 examples now, but had 40 when they were divided among the clients. Let Sized"
+    run = trainer(3, FederatedOrchestrator(**settings), Shrinks())
+    with pytest.raises((DataError, ClientError), match=message):
+        run.fit(Plain(), FederatedDataModule(base, IIDPartitioner(4), client_test=0.2))
+
+
+def test_all_scores_zero_fall_back_to_the_plain_average():
+    results = []
+    for strategy in (AdaFed("score", mode="max"), FedAvg("uniform")):
+        L.seed_everything(1, verbose=False)
+        module = variant(on_validation_epoch_end=lambda self: self.log("score", 0.0))()
+        federate(module, strategy=strategy)
+        results.append(weights(module.net))
+    assert same_bits(*results)
+
+
+def test_a_parallel_strategy_that_shards_the_model():
+    federation, data = FederatedOrchestrator(), FederatedDataModule(Blobs(), Consecutive())
+    run = trainer(1, federation)
+    run.strategy.__class__ = type("FSDPStrategy", (L.pytorch.strategies.Strategy,), dict(vars(type(run.strategy))))
+    run.datamodule = data
+    data.setup("fit")
+    with pytest.raises(ConfigurationError, match=r"'trainer.strategy' is FSDPStrategy. Set it to 'auto' or 'ddp'"):
+        federation.setup(run, Plain(), "fit")

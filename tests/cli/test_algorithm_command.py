@@ -1,11 +1,8 @@
 """The list of algorithms: nothing is missing from it, and nothing is in it that is not there."""
 
-from __future__ import annotations
-
 import inspect
 import re
 
-import pytest
 from command_line import ROOT
 
 from fl_lightning import FilteringStrategy, PeriodRoute, Route, ServerRoute, Strategy, routes, strategies
@@ -70,12 +67,3 @@ def test_the_command(capsys):
     said = capsys.readouterr().out
     assert [line.split()[0] for line in said.splitlines() if line.startswith("  ")] == ["FedMedian", "Geometric"]
     assert listing("nothing of the kind") == ""
-    for arguments, status, message in (
-        (["fedbm"], 1, "No algorithm matches 'fedbm'. Did you mean FedBN"),
-        (["a", "b"], 2, "usage"),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        assert ended.value.code == status
-        captured = capsys.readouterr()
-        assert message in captured.out + captured.err

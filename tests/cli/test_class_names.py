@@ -1,7 +1,5 @@
 """Numbers of classes: sets whose names differ are refused wherever they meet, and a setting names classes that a set lacks."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -67,24 +65,14 @@ def test_equal_names_and_sets_without_names_are_not_refused():
     assert fit(FederatedDataModule.from_clients(sets, val=named([0, 1], classes=AB))).global_step == 1
 
 
-class Two(L.LightningDataModule):
-    def __init__(self, train: Any, val: Any) -> None:
-        super().__init__()
-        self.train, self.val = train, val
-
-    def train_dataloader(self) -> Any:
-        return DataLoader(self.train, batch_size=2)
-
-    def val_dataloader(self) -> Any:
-        return self.val
-
-
 @pytest.mark.parametrize("several", [False, True])
 def test_a_datamodule_whose_sets_number_classes_differently_is_refused(several):
+    both = L.LightningDataModule()
     val = DataLoader(named([0, 1], classes=ABC), batch_size=2)
-    data = FederatedDataModule(Two(named([0, 1, 1, 0], classes=BC), [val] if several else val), IIDPartitioner(2))
+    both.train_dataloader = lambda: DataLoader(named([0, 1, 1, 0], classes=BC), batch_size=2)
+    both.val_dataloader = lambda: [val] if several else val
     with pytest.raises(DataError, match=r"The training set has the classes b, c, but the set of 'val_dataloader' has a, b, c"):
-        fit(data)
+        fit(FederatedDataModule(both, IIDPartitioner(2)))
 
 
 class Faces(Dataset[Any]):
@@ -123,7 +111,7 @@ def table(path: Any, **more: Any) -> TableDataModule:
 
 
 def test_a_table_may_lack_a_class_that_the_setting_names():
-    """Without it, b and c would be classes 0 and 1."""
+    """Without it, b and c would be classes 0 and 1. The order is the setting's, and numbers are names, too."""
     data = table(write("own.csv", *"bcbcb"), test_share=0.0, classes=["a", "b", "c"])
     assert data.train_set.tensors[1].tolist() == [1, 2, 1, 2, 1]
     assert names_of(data.train_set, "classes") == ABC
@@ -131,11 +119,8 @@ def test_a_table_may_lack_a_class_that_the_setting_names():
     assert one.train_set.tensors[1].tolist() == [1, 1, 1]
     test = table("own.csv", test_path=write("test.csv", *"aab"), classes=["a", "b", "c"])
     assert test.val_dataloader().tensors[1].tolist() == [0, 0, 1]
-
-
-def test_the_order_is_the_settings_and_numbers_are_names_too():
-    data = table(write("own.csv", "1.0", "2", "01", "10"), test_share=0.0, classes=[10, 1, 2])
-    assert data.train_set.tensors[1].tolist() == [1, 2, 1, 0]
+    numbers = table(write("own.csv", "1.0", "2", "01", "10"), test_share=0.0, classes=[10, 1, 2])
+    assert numbers.train_set.tensors[1].tolist() == [1, 2, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -163,20 +148,11 @@ def test_classes_are_as_written_but_1_and_1_0_and_01_are_one(labels, classes):
     assert [enum[code] for code in described.train_set.tensors[1]] == classes
 
 
-def test_numbers_are_ordered_by_value_and_equal_ones_as_text():
-    """Text would order 1_1 before 9; floats cannot tell the large ones apart."""
-    assert ordered_classes(["100", "9", "1e2", "-1"]) == ("-1", "9", "100", "1e2")
-    assert ordered_classes(["10000000000000000", "9999999999999999"]) == ("9999999999999999", "10000000000000000")
-    assert ordered_classes(["9", "1_1"]) == ("1_1", "9")
-
-
 def test_a_column_of_whole_floats_has_the_classes_and_persons_of_one_of_whole_numbers():
     """pandas makes floats of whole numbers with a gap; Arrow writes large ones as 1e+16."""
-    whole = [1, 10**16, 0, -3]
-    rows = {"age": [0.0, 1.0, 2.0, 3.0], "outcome": whole, "person": whole}
-    pd.DataFrame(rows).to_parquet("whole.parquet")
-    floats = np.array([1.0, 1e16, -0.0, -3.0])
-    pd.DataFrame({**rows, "outcome": floats, "person": floats}).to_parquet("floats.parquet")
+    whole, floats = [1, 10**16, 0, -3], np.array([1.0, 1e16, -0.0, -3.0])
+    for name, column in (("whole", whole), ("floats", floats)):
+        pd.DataFrame({"age": range(4), "outcome": column, "person": column}).to_parquet(f"{name}.parquet")
     data = table({"a": "whole.parquet", "b": "floats.parquet"}, person_column="person", test_share=0.0)
     assert data.train_set.classes == ("-3", "0", "1", "10000000000000000")
     assert data.train_set.tensors[1].tolist() == [2, 3, 1, 0] * 2
@@ -191,14 +167,6 @@ def test_a_large_number_of_a_parquet_column_is_the_category_that_it_is():
     data = TableDataModule("codes.parquet", schema="schema.json", test_share=0.0, standardize=False)
     data.setup("fit")
     assert data.train_set.tensors[0].tolist() == [[0, 1, 1], [1, 0, 2]]
-
-
-def test_folders_of_classes_are_named_as_they_are_written():
-    for name in ("01", "1_1", "11"):
-        paint(Path("images") / name, 1)
-    data = ImageFolderDataModule("images", classes=["11", "01", "1_1"])
-    data.setup("fit")
-    assert names_of(data.train_dataloader(), "classes") == ("11", "01", "1_1")
 
 
 def test_classes_that_are_missing_or_wrong_are_named():
@@ -217,6 +185,10 @@ def test_classes_that_are_missing_or_wrong_are_named():
 
 @given(st.lists(st.one_of(st.integers(-5, 5).map(str), st.text(max_size=3)), min_size=1))
 def test_names_are_ordered_once_each(names):
+    """Text would order 1_1 before 9; floats cannot tell large numbers apart."""
+    assert ordered_classes(["100", "9", "1e2", "-1"]) == ("-1", "9", "100", "1e2")
+    assert ordered_classes(["10000000000000000", "9999999999999999"]) == ("9999999999999999", "10000000000000000")
+    assert ordered_classes(["9", "1_1"]) == ("1_1", "9")
     found = ordered_classes([class_name(name) for name in names])
     assert set(found) == {class_name(name) for name in names}
     assert list(found) == sorted(found, key=int if all(re.fullmatch("-?[0-9]+", name) for name in found) else str)
@@ -226,19 +198,15 @@ def test_tables_of_clients_that_lack_a_class_meet_under_the_setting():
     """Each file a datamodule of its own, as 'data.clients' reads them: refused, until the setting numbers them alike."""
     paths = {name: write(f"{name}.csv", *labels) for name, labels in (("north", "abab"), ("south", "bcbc"))}
 
-    def clients(**more: Any) -> FederatedDataModule:
-        own = {
-            name: TableDataModule(path, "outcome", kind="classification", test_share=0.0, standardize=False, **more)
-            for name, path in paths.items()
-        }
-        data = FederatedDataModule(clients=own)
+    def counts(**more: Any) -> Any:
+        common = {"kind": "classification", "test_share": 0.0, "standardize": False, **more}
+        data = FederatedDataModule(clients={name: TableDataModule(path, "outcome", **common) for name, path in paths.items()})
         data.setup("fit")
-        return data
+        return data.label_counts().tolist()
 
     with pytest.raises(DataError, match=r"has the classes a, b, but the training set of client 'south' has b, c"):
-        clients()
-    data = clients(classes=["a", "b", "c"])
-    assert data.label_counts().tolist() == [[2, 2, 0], [0, 2, 2]]
+        counts()
+    assert counts(classes=["a", "b", "c"]) == [[2, 2, 0], [0, 2, 2]]
 
 
 def folders(root: str, **classes: int) -> str:
@@ -248,12 +216,14 @@ def folders(root: str, **classes: int) -> str:
 
 
 def test_folders_of_images_may_lack_a_class_that_the_setting_names():
-    train, test = folders("train", b=2, c=3), folders("held", a=1, b=1, c=1)
-    with pytest.raises(DataError, match=r"has the classes b, c, but 'held' has a, b, c \('a' is only in one of them\)"):
+    """They are named as they are written."""
+    train, test = folders("train", **{"01": 2, "1_1": 3}), folders("held", **{"11": 1, "01": 1, "1_1": 1})
+    with pytest.raises(DataError, match=r"has the classes 01, 1_1, but 'held' has 01, .* \('11' is only in one of them\)"):
         ImageFolderDataModule(train, test).setup("fit")
-    data = ImageFolderDataModule(train, test, classes=["a", "b", "c"])
+    data = ImageFolderDataModule(train, test, classes=["11", "01", "1_1"])
     data.setup("fit")
+    assert names_of(data.train_dataloader(), "classes") == ("11", "01", "1_1")
     assert data.train_dataloader().dataset.tensors[1].bincount().tolist() == [0, 2, 3]
     assert data.val_dataloader().tensors[1].tolist() == [0, 1, 2]
-    with pytest.raises(DataError, match=r"the class 'c', which is not one of 'data.datamodule.classes'"):
-        ImageFolderDataModule(train, classes=["a", "b"]).setup("fit")
+    with pytest.raises(DataError, match=r"the class '1_1', which is not one of 'data.datamodule.classes'"):
+        ImageFolderDataModule(train, classes=["11", "01"]).setup("fit")

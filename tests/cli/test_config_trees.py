@@ -3,8 +3,6 @@
 After a change of a configuration, write the digests again: python tests/cli/test_config_trees.py --write
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What the clients' features are like before training, against numpy on the joined rows."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 
@@ -80,7 +78,7 @@ def binned(rows: list[torch.Tensor], least: int = 10) -> FeatureSummary:
     return summarize_features(data, least)
 
 
-def test_bins_are_common_and_their_counts_are_numpys():
+def test_bins_are_common_and_their_counts_are_numpys_and_are_drawn(tmp_path):
     rows = three_clients()
     found = binned(rows, 1)
     joined = torch.cat(rows).double().numpy()
@@ -90,6 +88,10 @@ def test_bins_are_common_and_their_counts_are_numpys():
         for own, counts in zip(rows, found.bins, strict=True):
             numbers = own[:, k][~own[:, k].isnan()].double().numpy()
             assert list(counts[k]) == np.histogram(numbers, [-np.inf, *found.cuts[k], np.inf])[0].tolist()
+    assert found.features[found.order[0]] == "channel 1"  # differs most
+    assert draw_features(found, tmp_path / "features.png")
+    assert (tmp_path / "features.png").stat().st_size > 5000
+    assert not draw_features(summary_of(rows), tmp_path / "none.png")  # without bins
 
 
 def test_no_count_of_few_rows_is_shown_nor_follows_from_the_total(tmp_path):
@@ -121,24 +123,12 @@ def test_zeros_and_ones_are_two_bins_and_few_ones_are_not_shown():
     assert [own[0] for own in found.bins] == [(25, 15), (None, None), (None, None)]
 
 
-def test_images_have_no_bins():
-    rows = [torch.rand(20, 1, 4, 4) for _ in range(3)]
-    assert [list(own) for own in binned(rows).bins] == [[()], [()], [()]]
-
-
-def test_the_picture_shows_the_features_that_differ_most(tmp_path):
-    found = binned(three_clients())
-    assert draw_features(found, tmp_path / "features.png")
-    assert (tmp_path / "features.png").stat().st_size > 5000
-    assert found.features[found.order[0]] == "channel 1"
-    assert not draw_features(summary_of(three_clients()), tmp_path / "none.png")
-
-
-def test_images_have_a_share_of_missing_pixels_by_colour():
+def test_images_have_a_share_of_missing_pixels_by_colour_and_no_bins():
     images = torch.rand(5, 2, 3, 3)
     images[0, 1, 0, 0] = float("nan")
     found = FeatureSummary(("red", "blue"), ("a",), [5], [moments_of(images)]).rows
     assert [row[3] for row in found] == pytest.approx([0, 1 / 45])
+    assert [list(own) for own in binned([torch.rand(20, 1, 4, 4) for _ in range(3)]).bins] == [[()], [()], [()]]
 
 
 def test_a_fit_shows_it_if_asked(capsys):

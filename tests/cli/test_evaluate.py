@@ -1,7 +1,5 @@
 """``fl-lightning evaluate`` in a simulation: what it writes, and what it says about wrong settings."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from sklearn.metrics import accuracy_score, recall_score
 from wandb_file import history
 
 from fl_lightning import MLP, ClassificationTask, DomainPartitioner, FederatedDataModule, TableDataModule
-from fl_lightning.cli.command import main as command
 from fl_lightning.cli.federation_cli import main
 from fl_lightning.evaluation.matrix import Cell
 from fl_lightning.evaluation.tables import draw, in_words, markdown, points_of_curves, rows_of
@@ -79,7 +76,7 @@ def test_cells_are_those_of_scikit_learn_on_each_clients_rows(run):
 
 
 @pytest.mark.slow
-def test_settings_may_be_in_a_file(run):
+def test_settings_may_be_in_a_file_and_few_examples_are_left_out_if_asked(run):
     Path("metrics.yaml").write_text(
         "metrics:\n- class_path: torchmetrics.classification.MulticlassROC\n  init_args: {num_classes: 3, thresholds: 4}\n"
         "- class_path: fl_lightning.DiagnosticOddsRatio\n  init_args: {num_classes: 3}\npart: validation\n"
@@ -87,6 +84,8 @@ def test_settings_may_be_in_a_file(run):
     rows = evaluate(run, "--config", "metrics.yaml", "--checkpoints", "run/checkpoints/last.ckpt", metrics=())
     assert {row["metric"] for row in rows} == {"MulticlassROC", "DiagnosticOddsRatio"}
     assert "On the validation examples" in Path("run/evaluation/evaluation.md").read_text()
+    rows = evaluate(run, "--min_examples", "10")
+    assert [row["reason"] for row in rows][:2] == ["fewer than 10 examples or persons"] * 2  # 6 and 9 rows
 
 
 @pytest.mark.slow
@@ -95,12 +94,6 @@ def test_the_configuration_that_a_fit_has_written_is_read(run, command, capsys):
     assert yaml.safe_load(Path("run/config.yaml").read_text())["ckpt_path"] is None
     main([command[0], "--config", "run/config.yaml", *command[1:]])
     assert capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_few_examples_in_a_simulation_are_left_out_if_asked(run):
-    rows = evaluate(run, "--min_examples", "10")
-    assert [row["reason"] for row in rows][:2] == ["fewer than 10 examples or persons"] * 2  # 6 and 9 rows
 
 
 @pytest.mark.slow
@@ -113,30 +106,31 @@ def test_the_table_is_in_wandb(run, monkeypatch):
     assert any("evaluation" in row for row in history(file))
 
 
+BEST = "--checkpoints run/checkpoints/best.ckpt"
+WRONG = f"""
+--checkpoints run/checkpoints/none.ckpt => 'run/checkpoints/none.ckpt' is not a readable checkpoint
+--checkpoints other.pt => 'other.pt' was not written by a federation
+{BEST} other.pt => 'other.pt' does not fit ClassificationTask
+{BEST} list.pt => 'list.pt' holds no 'state_dict' of tensors by name
+{BEST} code.pt => can run arbitrary code and cannot be trusted
+--resamples 10001 => 'resamples' must be from 0 to 10000, but is 10001
+--level 1.5 => 'level' must be above 0 and below 1, but is 1.5
+--min_examples 0 => 'min_examples' must be 1 or above, but is 0
+--data.client_test 0 --part test => the clients have no test parts
+--trainer.devices 2 => 'evaluate' runs in one process, but the Trainer has 2
+--data.partitioner IIDPartitioner --data.partitioner.num_clients 2 => is of a federation of 3 clients
+--federation.secure_aggregation SecureAggregation => but with 'federation.secure_aggregation' the server
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (("--checkpoints", "run/checkpoints/none.ckpt"), "'run/checkpoints/none.ckpt' is not a readable checkpoint"),
-        (("--checkpoints", "other.pt"), "'other.pt' was not written by a federation"),
-        (("--checkpoints", "run/checkpoints/best.ckpt", "other.pt"), "'other.pt' does not fit ClassificationTask"),
-        (("--checkpoints", "run/checkpoints/best.ckpt", "list.pt"), "'list.pt' holds no 'state_dict' of tensors by name"),
-        (("--checkpoints", "run/checkpoints/best.ckpt", "code.pt"), "can run arbitrary code and cannot be trusted"),
-        (("--resamples", "10001"), "'resamples' must be from 0 to 10000, but is 10001"),
-        (("--level", "1.5"), "'level' must be above 0 and below 1, but is 1.5"),
-        (("--min_examples", "0"), "'min_examples' must be 1 or above, but is 0"),
-        (("--data.client_test", "0", "--part", "test"), "the clients have no test parts"),
-        (("--trainer.devices", "2"), "'evaluate' runs in one process, but the Trainer has 2"),
-        (("--data.partitioner", "IIDPartitioner", "--data.partitioner.num_clients", "2"), "is of a federation of 3 clients"),
-        (("--federation.secure_aggregation", "SecureAggregation"), "but with 'federation.secure_aggregation' the server"),
-    ],
-)
-def test_wrong_settings_are_told_in_one_message(more, said, run, capsys):
+@pytest.mark.parametrize(("typed", "said"), [row.split(" => ") for row in WRONG.strip().splitlines()])
+def test_wrong_settings_are_told_in_one_message(typed, said, run, capsys):
     torch.save({"network.weight": torch.zeros(3)}, "other.pt")
     torch.save([torch.zeros(3)], "list.pt")
     torch.save({"state_dict": Evil()}, "code.pt")
     with pytest.raises(SystemExit) as ended:
-        evaluate(run, *more)
+        evaluate(run, *typed.split())
     error = capsys.readouterr().err
     assert ended.value.code == 1
     assert said in " ".join(error.split())
@@ -164,12 +158,6 @@ def test_a_metric_and_a_checkpoint_are_needed(run, tmp_path, capsys):
         assert said in " ".join(capsys.readouterr().err.split())
 
 
-def test_the_help_is_one_page(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["fl-lightning", "evaluate", "--help"])
-    command()
-    assert "--checkpoints A.ckpt B.ckpt" in capsys.readouterr().out
-
-
 # ---------------------------------------------------------------- tables
 
 CELLS = [
@@ -179,24 +167,18 @@ CELLS = [
 ]
 
 
-def test_a_table_in_markdown():
+def test_tables_leave_what_is_not_told_empty_and_a_heat_map_is_of_values(tmp_path):
     lines = markdown(CELLS, "test", 0.95).splitlines()
     assert lines[:3] == ["## AUROC", "", "On the test examples; in brackets the 95% bootstrap interval."]
     assert r"| model | a\|b | c |" in lines
     assert "| global | 0.812 [0.700, 0.900] (n=40) | [1] |" in lines
     assert "[1]: too few  " in lines
     assert in_words(CELLS[2].report) == "curve (n=20)"
-
-
-def test_tables_leave_what_is_not_told_empty():
     assert rows_of(CELLS)[1] == ["global", "AUROC", "c", None, None, None, None, "too few"]
     header, rows = points_of_curves(CELLS)
     assert header[-1] == "value 0"
     assert [row[4:] for row in rows] == [[0, 0.0], [1, None], [2, 1.0]]
     assert points_of_curves(CELLS[:1]) == (["model", "metric", "site", "n", "point"], [])
-
-
-def test_a_heat_map_is_drawn_of_values_only(tmp_path):
     assert draw(CELLS, "AUROC", tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert not draw(CELLS, "ROC", tmp_path / "b.png")

@@ -1,7 +1,5 @@
 """How many ranks ``--trainer.devices auto`` chooses, and that the number changes no bit."""
 
-from __future__ import annotations
-
 import os
 import random
 from typing import Any
@@ -70,17 +68,13 @@ def test_the_number_follows_cores_and_work(settings, chosen, why):
     assert why in said
 
 
-@pytest.mark.parametrize("there", [1, 6])
-def test_cores_are_the_limit_if_there_are_more_clients(there, monkeypatch):
-    monkeypatch.setattr(ranks, "cores", lambda: there)
-    assert choose()[0] == there
-
-
-def test_a_small_validation_set_is_a_limit():
+def test_a_small_validation_set_and_the_cores_are_limits(monkeypatch):
     data = Blobs(sum(SIZES))
     data.val_dataloader = lambda: [DataLoader(TensorDataset(torch.zeros(n, 4))) for n in (9, 2)]
     assert choose(FederatedDataModule(data, Consecutive(SIZES))) == (2, "examples of the smallest validation set 2")
     assert fewest_examples({"a": [], "b": [range(3)]}) is None
+    monkeypatch.setattr(ranks, "cores", lambda: 1)
+    assert choose()[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -111,17 +105,14 @@ class Draws(Blobs):
             assert self.trainer.world_size
 
 
-def test_choosing_leaves_no_trace():
+def test_choosing_leaves_no_trace_and_data_that_cannot_be_set_up_beforehand_train_on_one_rank():
     data = FederatedDataModule(Draws(), Consecutive(SIZES))
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    assert choose_ranks(FederatedOrchestrator(), data)[0] == 6
+    assert choose(data)[0] == 6
     after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]
     assert data.datamodule.draws == 0
-
-
-def test_data_that_cannot_be_set_up_beforehand_train_on_one_rank():
     number, said = choose(FederatedDataModule(Draws(needs_trainer=True), Consecutive(SIZES)))
     assert number == 1
     assert said.startswith("the data could not be set up beforehand: ")
@@ -151,21 +142,14 @@ def test_accelerators(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_fit_on_one_rank_tells_of_idle_cores(fl, monkeypatch):
+@pytest.mark.parametrize(
+    "flag",
+    ["", "--trainer.devices=1", "--federation.enabled=false --trainer.limit_train_batches=1", "--trainer.fast_dev_run=1"],
+)
+def test_a_fit_on_one_rank_tells_of_idle_cores_unless_the_user_has_chosen_or_ranks_do_not_help(flag, fl):
     told = "Trains on 1 rank, but there are 8 cores: '--trainer.devices auto' uses 6 ranks.\n"
-    status, text = small(fl)
-    assert (status, text.count(told)) == (0, 1), text
-    monkeypatch.setattr(ranks, "cores", lambda: 1)
-    folder = "--trainer.default_root_dir=other"
-    assert "Trains on" not in small(fl, folder)[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("flag", ["--trainer.devices=1", "--federation.enabled=false", "--trainer.fast_dev_run=1"])
-def test_no_line_where_the_user_has_chosen_or_ranks_do_not_help(flag, fl):
-    status, text = small(fl, flag, "--trainer.limit_train_batches=1" if "enabled" in flag else flag)
-    assert status == 0, text
-    assert "Trains on" not in text
+    status, text = small(fl, *flag.split())
+    assert (status, text.count(told), text.count("Trains on")) == ((0, 0, 0) if flag else (0, 1, 1)), text
 
 
 @pytest.mark.slow

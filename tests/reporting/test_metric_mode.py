@@ -1,7 +1,5 @@
 """Whether more or less is better: told by the metric, said by the user, or asked for; never guessed."""
 
-from __future__ import annotations
-
 import pytest
 from against_hand import Updates
 from engine_runs import variant
@@ -77,22 +75,16 @@ def test_each_rule_asks_of_a_torchmetrics_metric_that_does_not_say(make, setting
         make(MeanMetric())
 
 
-def test_a_client_evaluation_that_measures_nothing_asks_nothing():
-    assert not ClientEvaluation(metric="score").active
-
-
-def test_adafed_by_the_loss_weighs_the_lowest_most():
+def test_rules_by_the_loss_take_the_lowest_and_those_of_one_direction_take_any_name():
     updates = Updates()
     federate(Plain(), 1, updates, strategy=AdaFed("val_loss", epsilon=0.5))
     assert [u.weight for u in updates.rounds[0]] == pytest.approx([1 / (u.score + 0.5) for u in updates.rounds[0]])
-
-
-def test_local_only_by_the_loss_keeps_the_lowest():
-    updates = Updates()
     run = federate(Plain(), 1, updates, route=LocalOnly("val_loss"))
-    scores = [update.score for update in updates.rounds[0]]
+    scores = [update.score for update in updates.rounds[-1]]
     assert float(run.callback_metrics["val_loss"]) == pytest.approx(min(scores), rel=1e-5)
     assert max(scores) > min(scores)
+    assert FedLoss("mine").local_metric == Focus("mine").metric == FedStar(metric="mine").metric == "mine"
+    assert not ClientEvaluation(metric="score").active  # measures nothing, and asks nothing
 
 
 def scoring(value: float):
@@ -105,10 +97,6 @@ def test_fedstar_looks_at_the_values_of_a_metric_that_does_not_tell():
     with pytest.raises(ConfigurationError, match=message):
         federate(scoring(2.0), 1, route=FedStar(metric="score"))
     assert federate(scoring(0.0), 1, route=FedStar(metric="score")).global_step == 1
-
-
-def test_rules_of_one_direction_take_a_name_that_does_not_tell():
-    assert FedLoss("mine").local_metric == Focus("mine").metric == FedStar(metric="mine").metric == "mine"
 
 
 def test_a_report_marks_no_best_where_nothing_tells_which_it_is():

@@ -1,7 +1,5 @@
 """The page of a study or a run: one file that opens without a network, with the numbers of the table."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """What runs with the six packages that fl_lightning requires, and nothing of its extras: the import, a fit, and its page."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Reports and W&B's page of a run from Python, read back from offline files."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io
@@ -30,8 +28,6 @@ from fl_lightning import (
 )
 from fl_lightning.reporting.client_charts import chart_rows
 from fl_lightning.reporting.wandb import where_to_look, workspace_figures
-
-QUANTILES = {"min", "p10", "median", "p90", "max"}
 
 
 def file_of(run: str | Path) -> Path:
@@ -116,34 +112,21 @@ def test_a_run_is_tagged_by_strategy_and_partition(page):
     assert strategy.startswith("strategy=cent")
 
 
-def fitted(rounds: int, *callbacks, names=("north", "south"), kind=FederationWandbLogger, **given) -> Path:
+def fitted(rounds: int, *callbacks, names=("north", "south"), kind=FederationWandbLogger) -> Path:
     logger = kind(save_dir="run", offline=True)
     sets = {name: TensorDataset(*blobs(10, seed)) for seed, name in enumerate(names)}
-    callbacks = (FederatedOrchestrator(), *callbacks, every_round(Path("run")))
-    run = trainer(rounds, *callbacks, logger=logger, default_root_dir="run", enable_checkpointing=True)
-    run.fit(Plain(), FederatedDataModule.from_clients(sets), **given)
+    run = trainer(rounds, FederatedOrchestrator(), *callbacks, logger=logger, default_root_dir="run")
+    run.fit(Plain(), FederatedDataModule.from_clients(sets))
     return file_of("run")
 
 
-@pytest.mark.slow
-def test_a_resumed_run_s_charts_show_all_rounds_by_the_clients_names():
-    fitted(2, FederationReport())
-    path = fitted(5, FederationReport(), ckpt_path="run/last.ckpt")
-    found = {name: [x for x, _ in line] for name, line in charts(path)["by_client/loss"].items()}
-    assert found == {"north": [0, 1, 2, 3, 4], "south": [0, 1, 2, 3, 4]}
-    assert not [section for section in panels(path) if section.startswith("client_")]
-
-
-@pytest.mark.parametrize("clients", [pytest.param(20, marks=pytest.mark.slow), 21])
-def test_with_more_clients_than_columns_charts_show_quantiles(clients):
-    names = [str(k) for k in range(clients)]
-    path = fitted(1, FederationReport(), names=names)
+def test_with_more_clients_than_columns_charts_show_quantiles():
+    path = fitted(1, FederationReport(), names=[str(k) for k in range(21)])
     found = charts(path)["by_client/loss"]
-    assert set(found) == (set(names) if clients == 20 else QUANTILES)
+    assert found.keys() == {"min", "p10", "median", "p90", "max"}
     with Path("run/client_rounds.csv").open() as file:
-        losses = {line["client"]: float(line["loss"]) for line in csv.DictReader(file)}
-    expected = losses["9"] if clients == 20 else np.quantile([*losses.values()], 0.9)
-    assert found["9" if clients == 20 else "p90"] == [pytest.approx((0, expected))]
+        losses = [float(line["loss"]) for line in csv.DictReader(file)]
+    assert found["p90"] == [pytest.approx((0, np.quantile(losses, 0.9)))]
 
 
 @pytest.mark.parametrize("tables", [(), (FederationReport(clients=False),)])
@@ -174,12 +157,9 @@ def test_a_chart_has_as_many_rows_as_wandb_draws():
 def test_a_figure_that_a_client_lacks_has_quantiles_over_the_others():
     rows = [[0, "0", 1.0, None], [0, "1", 3.0, None], [1, "0", 2.0, 5.0], [1, "1", 4.0, None]]
     _, lines = chart_rows(["round", "client", "loss", "score"], rows, by_client=False)
-    expected = [(0, 1.0, 2.0, 3.0, None), (1, 2.0, 3.0, 4.0, 5.0)]
-    assert [line for line in lines if line[1] in ("min", "median", "max")] == [
-        [r, name, loss, score]
-        for r, *losses, score in expected
-        for name, loss in zip(("min", "median", "max"), losses)  # noqa: B905
-    ]
+    found = {(r, name): figures for r, name, *figures in lines}
+    assert [found[0, name] for name in ("min", "median", "max")] == [[1.0, None], [2.0, None], [3.0, None]]
+    assert [found[1, name] for name in ("min", "median", "max")] == [[2.0, 5.0], [3.0, 5.0], [4.0, 5.0]]
 
 
 def test_what_wandb_gets_of_a_round():
@@ -195,27 +175,21 @@ def test_what_wandb_gets_of_a_round():
     assert workspace_figures(slashed, totals) == slashed | {"by_megabytes/val/mae": 0.5} | totals
 
 
-def test_parts_that_were_uploaded_are_not_named_again():
-    logger = WandbLogger(save_dir=".", offline=True)
+def test_the_command_to_upload_is_shown_although_wandb_also_prints_one_and_not_for_uploaded_parts(monkeypatch):
+    """In Python, W&B is not silent; it names only the last part of a resumed run."""
+    monkeypatch.setenv("WANDB_SILENT", "false")
+    wandb.setup(wandb.Settings(silent=False))
+    logger = WandbLogger(save_dir=".", offline=True, settings=wandb.Settings(silent=False))
+    assert where_to_look(logger) is None  # not begun
     run = logger.experiment
+    assert not run.settings.silent
     assert where_to_look(logger) == f"wandb sync {Path(run.dir).parent.absolute().relative_to(Path.cwd())}"
     earlier = Path(run.dir).parent.parent / f"offline-run-20200101_000000-{run.id}"
     earlier.mkdir()
     assert where_to_look(logger).count("offline-run-") == 2
     (earlier / f"run-{run.id}.wandb.synced").touch()
     assert where_to_look(logger).count("offline-run-") == 1
-    assert where_to_look(WandbLogger(save_dir=".", offline=True)) is None  # not begun
     assert where_to_look(CSVLogger(".")) is None
-
-
-def test_the_command_is_shown_although_wandb_also_prints_one(monkeypatch):
-    """In Python, W&B is not silent; it names only the last part of a resumed run."""
-    monkeypatch.setenv("WANDB_SILENT", "false")
-    wandb.setup(wandb.Settings(silent=False))
-    logger = WandbLogger(save_dir=".", offline=True, settings=wandb.Settings(silent=False))
-    run = logger.experiment
-    assert not run.settings.silent
-    assert where_to_look(logger) == f"wandb sync {Path(run.dir).parent.absolute().relative_to(Path.cwd())}"
 
 
 # ------------------------------------------------------------------ reports
@@ -265,9 +239,6 @@ def test_a_second_fit_begins_the_table_of_clients_anew():
         trainer(2, FederatedOrchestrator(), table).fit(Plain(), FederatedDataModule(Blobs(), IIDPartitioner(3)))
         with Path("clients.csv").open() as file:
             assert {(row["rounds"], row["last score"]) for row in csv.DictReader(file)} == {("2", "")}
-    Path("clients.csv").unlink()
-    trainer(1, table).fit(Plain(), Blobs())  # no clients
-    assert not Path("clients.csv").exists()
 
 
 def test_a_resumed_run_writes_a_round_once(tmp_path):
@@ -281,13 +252,5 @@ def test_a_resumed_run_writes_a_round_once(tmp_path):
         lines = list(csv.DictReader(file))
     assert [(line["round"], line["client"]) for line in lines] == [(str(r), str(k)) for r in range(3) for k in range(3)]
     assert all(float(line["loss"]) > 0 and float(line["update_norm"]) > 0 and line["train_acc"] for line in lines)
-    with path.with_name("clients.csv").open() as file:
-        (first, *_) = csv.DictReader(file)
-    own = [line for line in lines if line["client"] == "0"]
-    assert (first["rounds"], first["last loss"], first["steps"]) == (
-        "3",
-        own[-1]["loss"],
-        str(int(sum(float(one["steps"]) for one in own))),
-    )
     federate(Plain(), 1, FederationReport(), flags=flags)
     assert path.read_text().count("\n") == 1 + 3  # a new run

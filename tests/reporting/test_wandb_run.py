@@ -1,7 +1,5 @@
 """What a run of the command line leaves for W&B and in its folder, read back from the offline file of one run."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -68,6 +66,9 @@ def test_the_page_has_few_panels(adafed_run):
     totals = [row["federation/megabytes_total"] for row in rows if "by_megabytes/val_accuracy" in row]
     each = [row["federation/bytes_up"] + row["federation/bytes_down"] for row in rows if "federation/bytes_up" in row]
     assert totals == pytest.approx(np.cumsum(each) / 1e6)
+    logged = rows_of(adafed_run.folder / "csv/version_0/metrics.csv")  # the CSV log has the same
+    assert [float(row["round"]) for row in logged if row["val_f1_macro"]] == [0, 1]
+    assert sum(float(row["client_share/3"] or 0) > 0 for row in logged) == 2
     lines = rows_of(adafed_run.folder / "client_rounds.csv")
     assert [(int(line["round"]), line["client"]) for line in lines] == [(r, str(k)) for r in (0, 1) for k in range(6)]
     (table,) = path.parent.rglob("client_rounds_*.table.json")
@@ -101,12 +102,6 @@ def test_a_run_is_readable_as_it_stands(adafed_run):
     assert all(len(curves[name]) == 1 for name in (*PICTURES, *TABLES) if name != "client_charts")
 
 
-def test_the_csv_log_holds_the_servers_and_the_clients_figures(adafed_run):
-    rows = rows_of(adafed_run.folder / "csv/version_0/metrics.csv")
-    assert [float(row["round"]) for row in rows if row["val_f1_macro"]] == [0, 1]
-    assert sum(float(row["client_share/3"] or 0) > 0 for row in rows) == 2
-
-
 NOISE = ("litlogger", "litmodels", "anonymous", "LeafSpec", "FLOPs", "Checkpoint directory", "sync_dist")
 
 
@@ -126,6 +121,8 @@ def test_a_resumed_run_goes_on_in_the_same_folder_with_the_same_wandb_id(resumed
     assert len(resumed_run.files) == 2
     assert len({path.name for path in resumed_run.files}) == 1
     assert sorted({row["round"] for path in resumed_run.files for row in history(path)}) == [0, 1, 2]
+    lines = charts(resumed_run.files[-1])["by_client/loss"]  # the last part's charts show all rounds
+    assert {name: [x for x, _ in line] for name, line in lines.items()} == {str(k): [0, 1, 2] for k in range(6)}
     assert yaml.safe_load((resumed_run.folder / "config.yaml").read_text())["trainer"]["max_epochs"] == 3
 
 

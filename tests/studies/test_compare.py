@@ -1,7 +1,5 @@
 """``fl-lightning compare`` and ``report`` as a user types them; runs are processes of their own, as they are for a user."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -18,8 +16,7 @@ from command_line import ADAFED, ROOT, completion
 from launching import Launched, finish, launch, start
 from wandb_file import records
 
-from fl_lightning import ConfigurationError, DataError
-from fl_lightning.cli import command
+from fl_lightning import ConfigurationError
 from fl_lightning.studies import Study
 from fl_lightning.studies.collection import read_run
 from fl_lightning.studies.commands import main
@@ -73,25 +70,22 @@ def no_figures(monkeypatch):
     monkeypatch.setattr("fl_lightning.studies.report.draw_all", lambda *_: {})
 
 
-def begin(*arguments: object) -> Launched:
-    """Type a command in a process of its own."""
-    return start(["-m", "fl_lightning", *map(str, arguments)], Path.cwd())
-
-
 def without_times(table: Path) -> list[str]:
     return [line for line in table.read_text().splitlines() if "seconds" not in line]
 
 
 def finished(folder: Path) -> int:
-    def is_finished(path: Path) -> bool:
-        return bool(json.loads(path.read_text())["finished"])
+    return sum(bool(json.loads(path.read_text())["finished"]) for path in folder.glob("runs/*/study_run.json"))
 
-    return sum(map(is_finished, folder.glob("runs/*/study_run.json")))
+
+def begin(*arguments: object) -> Launched:
+    """Type ``compare`` in a process of its own."""
+    return start(["-m", "fl_lightning", "compare", *map(str, arguments)], Path.cwd())
 
 
 def kill_when(study: Path, folder: Path, ready) -> None:
     """Start a study, and SIGKILL it without a warning; its runs must be gone soon after."""
-    begun = begin("compare", "--config", study, "--folder", folder)
+    begun = begin("--config", study, "--folder", folder)
     limit = time.monotonic() + 120
     while not ready() and begun.process.is_alive() and time.monotonic() < limit:
         time.sleep(0.02)
@@ -183,9 +177,7 @@ def check_report(study: Path, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_runs_and_says_how_to_go_on():
-    study = write_study({"mu": [0, 1]}, seeds=1)
-    begun = begin("compare", "--config", study)
-    folder = Path("runs/studies/mine")
+    begun, folder = begin("--config", write_study({"mu": [0, 1]}, seeds=1)), Path("runs/studies/mine")
     limit = time.monotonic() + 60
     while not any(folder.glob("runs/*/log.txt")) and time.monotonic() < limit:
         time.sleep(0.05)
@@ -196,23 +188,28 @@ def test_ctrl_c_ends_the_runs_and_says_how_to_go_on():
     assert not _runs_of(folder)
 
 
+@pytest.fixture
+def typed(monkeypatch):
+    """Return a function that types ``compare`` with arguments, and returns the study that would run."""
+
+    def type_(*arguments: str) -> Study:
+        seen: list[Study] = []
+        monkeypatch.setattr(Study, "compare", lambda study: seen.append(study) or [])
+        with pytest.raises(SystemExit) as end:
+            main(["compare", *arguments])
+        assert end.value.code == 0
+        return seen[0]
+
+    return type_
+
+
 @pytest.mark.slow
-def test_settings_that_begin_alike_do_not_displace_each_other(monkeypatch):
+def test_settings_that_begin_alike_do_not_displace_each_other(typed):
     """All of them reach every run, on top of those of the file; the last of two for the same counts."""
-    seen = []
-    monkeypatch.setattr(Study, "compare", lambda study: seen.append(study) or [])
     path = write_study({"strategy": ["FedAvg", "AdaFed"]}, seeds=1)
     options = ["--settings.trainer.max_epochs=7", "--settings.trainer.precision", "64-true", "--settings.local_epochs=3"]
-    options += [
-        "--settings.trainer.max_epochs=9",
-        "--over.federation.clients_per_round",
-        "[4, 5]",
-        "--over.federation.local.lr_decay=0.5,1",
-    ]
-    with pytest.raises(SystemExit) as end:
-        main(["compare", "--config", str(path), *options])
-    assert end.value.code == 0
-    (study,) = seen
+    options += ["--settings.trainer.max_epochs=9", "--over.federation.clients_per_round", "[4, 5]"]
+    study = typed("--config", str(path), *options, "--over.federation.local.lr_decay=0.5,1")
     assert [axis.name for axis in study.axes] == ["strategy", "federation.clients_per_round", "federation.local.lr_decay"]
     configs = [yaml.safe_load(text) for _, text in study.configurations.values()]
     assert len(configs) == 8
@@ -222,12 +219,20 @@ def test_settings_that_begin_alike_do_not_displace_each_other(monkeypatch):
     assert {config["federation"]["local"]["lr_decay"] for config in configs} == {0.5, 1.0}
 
 
+@pytest.mark.parametrize(("given", "seeds"), [("3,5", [3, 5]), ("5,", [5]), ("2", [0, 1])])
+def test_seeds_as_typed(given, seeds, typed):
+    """The option of the command, and the same text in a file; what a study does on SIGTERM ends with it."""
+    before = signal.getsignal(signal.SIGTERM)
+    Path("mine.yaml").write_text(f"base: {ADAFED}\nseeds: {given}\n")
+    for arguments in (["--base", ADAFED, "--seeds", given], ["--config", "mine.yaml"]):
+        assert [run.seed for run in typed(*arguments).runs] == seeds
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_paths_of_a_study_may_be_objects(tmp_path):
     texts, objects = (Study(kind("configs/fedavg_mnist"), folder=kind(tmp_path), seeds=1) for kind in (str, Path))
     assert objects.base == texts.base == ["configs/fedavg_mnist"]
     assert objects.folder == tmp_path
-    with pytest.raises(DataError, match=r"Cannot read the run table '.*none.csv'"):
-        Study(ADAFED, known=tmp_path / "none.csv")
 
 
 @pytest.mark.slow
@@ -240,7 +245,6 @@ def test_seeds_share_what_was_parsed(monkeypatch):
     monkeypatch.setattr(SettingsReader, "_parse", lambda reader, run: parsed.append(run) or parse(reader, run))
     assert {name: text for name, (_, text) in study.configurations.items()} == alone
     assert [run.setting for run in parsed] == [("FedAvg",), ("AdaFed",)]
-    assert sorted({yaml.safe_load(text)["seed_everything"] for text in alone.values()}) == [0, 4, 7]
 
 
 @pytest.mark.parametrize("damage", ["half a line", "no header", "half a record"])
@@ -276,8 +280,7 @@ def test_gpus_are_those_that_the_user_may_see(monkeypatch):
 @pytest.mark.slow
 def test_runs_have_the_environment_of_their_study(tmp_path, monkeypatch):
     """Also what a cell of a notebook set after the process had begun from which runs are copied."""
-    earlier = context().Process(target=int)
-    earlier.start()
+    (earlier := context().Process(target=int)).start()
     earlier.join()
     for name, value in completion(tmp_path / "offers").items():
         monkeypatch.setenv(name, value)
@@ -288,9 +291,8 @@ def test_runs_have_the_environment_of_their_study(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_runs_done_elsewhere_are_not_run_again(compare, no_figures):
     """Seed 0 came from another machine, here with values that no run has."""
-    row = "FedAvg,0,{},val_accuracy,{}\n"
     header = "run,strategy,seed,round,metric,value\n"
-    Path("there.csv").write_text(header + "".join("r," + row.format(k, 2 + k) for k in range(4)))
+    Path("there.csv").write_text(header + "".join(f"r,FedAvg,0,{k},val_accuracy,{2 + k}\n" for k in range(4)))
     study = write_study({"strategy": ["FedAvg"]}, seeds="1,0", report={"every": 2, "after": 2, "also": []})
     status, text = compare("--config", study, "--known", "there.csv")
     assert status == 0, text
@@ -301,10 +303,8 @@ def test_runs_done_elsewhere_are_not_run_again(compare, no_figures):
     table = RunTable.read(folder / "table.csv")
     assert (table.seeds(("FedAvg",)), table.curves(("FedAvg",), "val_accuracy")[0].to_list()) == ([0, 1], [2, 3, 4, 5])
     assert "| FedAvg | " in (folder / "report.md").read_text()
-
     Path("others.csv").write_text(header.replace("strategy", "route"))
-    status, text = compare("--config", study, "--known", "[there.csv, others.csv]")
-    assert "has the axes route, but the study's are strategy" in text
+    assert "has the axes route, but the study's are strategy" in compare("--config", study, "--known", "others.csv")[1]
 
 
 @pytest.mark.slow
@@ -341,8 +341,7 @@ def test_a_report_of_several_tables():
 
 @pytest.mark.slow
 def test_a_study_at_work_is_left_alone(monkeypatch):
-    study = Study(ADAFED, seeds=1)
-    second = Study(ADAFED, seeds=1)
+    study, second = Study(ADAFED, seeds=1), Study(ADAFED, seeds=1)
 
     def meanwhile(*_: object) -> None:
         with pytest.raises(ConfigurationError, match="Wait until it has finished, stop it"):
@@ -367,22 +366,3 @@ def test_the_live_line_on_a_terminal(tmp_path, capsys, monkeypatch):
     status.clear()
     shown = "\r\033[Kone: Round 1/3: val_accuracy 0.2   two: starting"
     assert capsys.readouterr().out == f"{shown[: 3 + 79 + 1]}\r\033[K"
-
-
-def test_help_names_the_settings(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["fl-lightning", "compare", "--help"])
-    with contextlib.suppress(SystemExit):
-        command.main()
-    assert "--report.targets" in capsys.readouterr().out
-
-
-def test_a_study_gives_sigterm_back(monkeypatch, capsys):
-    """What a study does on SIGTERM ends with it: its caller's Trainers do their own."""
-    heard = []
-    monkeypatch.setattr(Study, "compare", lambda self: heard.append(signal.getsignal(signal.SIGTERM)) or [])
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as end:
-        main(["compare", "--base=adafed_mnist", "--over.strategy=FedAvg,AdaFed"])
-    assert end.value.code == 0
-    assert signal.getsignal(signal.SIGTERM) is before
-    assert heard != [before]

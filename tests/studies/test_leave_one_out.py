@@ -1,7 +1,5 @@
 """Studies that leave one site out: tables worked by hand and with scipy, and a study as a user runs it."""
 
-from __future__ import annotations
-
 import signal
 import statistics
 from pathlib import Path
@@ -41,27 +39,18 @@ def made(found: RunTable, **options: str) -> list[tuple[str, list[list[str]], li
     return [(title, *([list(row) for row in one.rows] for one in tables)) for title, tables in sections]
 
 
-def test_means_worst_site_and_spread_by_hand():
-    ((title, sites, _),) = made(table())
+def test_means_worst_site_and_spread_by_hand_and_sites_paired_as_by_scipy():
+    ((title, sites, (row,)),) = made(table())
     assert title == ""
-    means = [72.0, 60.0, 52.0]
-    spread = f"{statistics.stdev(means):.2f}"
+    spread = f"{statistics.stdev([72.0, 60.0, 52.0]):.2f}"
     assert sites[0] == ["FedAvg", "72.00 ± 2.83", "60.00 ± 0.00", "52.00 ± 2.83", "61.33", "52.00", spread]
     assert sites[1][4:] == ["67.00", "53.00", f"{statistics.stdev([81.0, 67.0, 53.0]):.2f}"]
-
-
-def test_paired_over_sites_against_scipy():
-    ((_, _, (row,)),) = made(table())
     ours, theirs = [0.81, 0.67, 0.53], [0.72, 0.60, 0.52]
     test = stats.ttest_rel(ours, theirs)
     low, high = test.confidence_interval(0.95)
-    difference = statistics.fmean(ours) - statistics.fmean(theirs)
-    expected = f"{100 * difference:+.2f} ± {50 * (high - low):.2f}"
+    expected = f"{100 * (statistics.fmean(ours) - statistics.fmean(theirs)):+.2f} ± {50 * (high - low):.2f}"
     assert row == ["AdaFed", "3", expected, f"{test.pvalue:.3f}", "no significant difference"]
-
-
-def test_a_site_that_one_of_both_lacks_is_not_paired():
-    ((_, sites, (row,)),) = made(table(drop=("AdaFed", "c")))
+    ((_, sites, (row,)),) = made(table(drop=("AdaFed", "c")))  # a site that one of both lacks is not paired
     assert row[1] == "2"
     assert sites[1][3:5] == ["-", "74.00"]
 
@@ -72,9 +61,6 @@ def test_other_axes_are_sections_and_one_algorithm_is_one_row():
     (section,) = made(alone)
     assert section[1] == [["all", "50.00", "75.00", "62.50", "50.00", "17.68"]]
     assert len(section) == 2  # nothing to test
-
-
-def test_a_table_without_sites_has_none():
     assert made(RunTable(("strategy",), [Row("a", ("FedAvg",), 0, 0, METRIC, 0.5)])) == []
 
 
@@ -145,9 +131,8 @@ def test_wrong_studies_are_refused(more, said):
 def test_centralized_training_leaves_nobody_out():
     base()
     over = {"algorithm": {"FedAvg": None, "Centralized": {"federation.enabled": False}}}
-    study = Study(base="own.yaml", over=over, seeds=1, leave_one_out=["hospital_a", "hospital_b"])
     with pytest.raises(ConfigurationError, match="The run 'algorithm=Centralized,left_out=hospital_a,seed=0' has"):
-        _ = study.configurations
+        _ = Study(base="own.yaml", over=over, seeds=1, leave_one_out=["hospital_a", "hospital_b"]).configurations
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """The tables and figures in docs/studies are what their run tables say."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 from command_line import ROOT

@@ -1,7 +1,5 @@
 """The files of configs/studies: each choice can be fitted."""
 
-from __future__ import annotations
-
 import re
 from functools import wraps
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The axes of a study, as a user writes them, and the runs that they span."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -26,77 +24,37 @@ def files(tmp_path, monkeypatch):
 ADAFED = {"class_path": "AdaFed", "init_args": {"power": 2}}
 
 
+STRATEGY, MU = "federation.strategy", "federation.local.proximal_mu"
+
+
 @pytest.mark.parametrize(
-    ("written", "choices", "setting"),
+    ("over", "choices"),
     [
-        (["FedAvg", ADAFED], [("FedAvg", "FedAvg"), ("AdaFed(power=2)", ADAFED)], "federation.strategy"),
-        ("FedAvg, AdaFed", [("FedAvg", "FedAvg"), ("AdaFed", "AdaFed")], "federation.strategy"),
+        ({"strategy": ["FedAvg", ADAFED]}, [("FedAvg", [], {STRATEGY: "FedAvg"}), ("AdaFed(power=2)", [], {STRATEGY: ADAFED})]),
+        ({"strategy": "FedAvg, AdaFed"}, [(name, [], {STRATEGY: name}) for name in ("FedAvg", "AdaFed")]),
+        ({"strategy": ADAFED}, [("AdaFed(power=2)", [], {STRATEGY: ADAFED})]),
+        (
+            {"strategy": {"squared": ADAFED, "plain": "FedAvg"}},
+            [("squared", [], {STRATEGY: ADAFED}), ("plain", [], {STRATEGY: "FedAvg"})],
+        ),
+        ({MU: "0, 0.01,1e-3"}, [("0", [], {MU: 0}), ("0.01", [], {MU: 0.01}), ("0.001", [], {MU: 1e-3})]),
+        ({"partition": "iid.yaml,skew.yaml"}, [(name, [f"{name}.yaml"], {}) for name in ("iid", "skew")]),
+        ({"partition": ["iid.yaml", "skew.yaml"]}, [(name, [f"{name}.yaml"], {}) for name in ("iid", "skew")]),
+        (
+            {"data.root": ["./a.npz", "x.y.Class"]},
+            [("./a.npz", [], {"data.root": "./a.npz"}), ("Class", [], {"data.root": "x.y.Class"})],
+        ),
+        ({"algorithm": {"plain": None, "file": "skew.yaml"}}, [("plain", [], {}), ("file", ["skew.yaml"], {})]),
+        (
+            {"algorithm": {"both": ["iid.yaml", {"learning_rate": 0.1, "federation": {"local": {"max_epochs": 2}}}]}},
+            [("both", ["iid.yaml"], {"model.init_args.optimizer.init_args.lr": 0.1, "federation.local.max_epochs": 2})],
+        ),
     ],
 )
-def test_values_of_a_setting(written, choices, setting):
-    (axis,) = read_axes({"strategy": written})
-    assert axis == Axis("strategy", tuple(Choice(name, (), ((setting, value),)) for name, value in choices), setting)
-
-
-def test_numbers_of_a_setting_by_its_full_name():
-    (axis,) = read_axes({"federation.local.proximal_mu": "0, 0.01,1e-3"})
-    assert [(choice.name, choice.settings) for choice in axis.choices] == [
-        (name, (("federation.local.proximal_mu", value),)) for name, value in (("0", 0), ("0.01", 0.01), ("0.001", 1e-3))
-    ]
-
-
-@pytest.mark.parametrize("written", ["iid.yaml,skew.yaml", ["iid.yaml", "skew.yaml"]])
-def test_files_by_comma(written):
-    (axis,) = read_axes({"partition": written})
-    assert [choice.name for choice in axis.choices] == ["iid", "skew"]
-
-
-def test_one_class_with_settings_is_one_choice():
-    (axis,) = read_axes({"strategy": ADAFED})
-    assert [choice.name for choice in axis.choices] == ["AdaFed(power=2)"]
-
-
-def test_files_that_are_values_keep_their_names():
-    (axis,) = read_axes({"data.root": ["./a.npz", "./b.npz", "x.y.Class"]})
-    assert [choice.name for choice in axis.choices] == ["./a.npz", "./b.npz", "Class"]
-
-
-def test_files_and_choices_by_name():
-    listed, named = read_axes(
-        {
-            "partition": ["iid.yaml", "skew.yaml"],
-            "algorithm": {
-                "plain": None,
-                "file": "skew.yaml",
-                "both": ["iid.yaml", {"learning_rate": 0.1, "federation": {"local": {"max_epochs": 2}}}],
-            },
-        }
-    )
-    assert [(choice.name, choice.files) for choice in listed.choices] == [("iid", ("iid.yaml",)), ("skew", ("skew.yaml",))]
-    assert listed.setting is None
-    plain, file, both = named.choices
-    assert plain == Choice("plain")
-    assert file == Choice("file", ("skew.yaml",))
-    assert both.files == ("iid.yaml",)
-    assert both.settings == (("model.init_args.optimizer.init_args.lr", 0.1), ("federation.local.max_epochs", 2))
-
-
-def test_a_name_for_a_value_of_one_setting():
-    (axis,) = read_axes({"strategy": {"squared": ADAFED, "plain": "FedAvg"}})
-    assert [choice.settings for choice in axis.choices] == [
-        (("federation.strategy", ADAFED),),
-        (("federation.strategy", "FedAvg"),),
-    ]
-
-
-def test_sections_become_full_names_and_classes_stay_whole():
-    given_ = {"loss": "CrossEntropy", "trainer": {"max_epochs": 2, "logger": False}, "federation.strategy": ADAFED}
-    assert full_names(given_) == [
-        ("model.init_args.loss", "CrossEntropy"),
-        ("trainer.max_epochs", 2),
-        ("trainer.logger", False),
-        ("federation.strategy", ADAFED),
-    ]
+def test_axes_as_they_are_written(over, choices):
+    (axis,) = read_axes(over)
+    assert [(choice.name, [*choice.files], dict(choice.settings)) for choice in axis.choices] == choices
+    assert axis.name == next(iter(over))
 
 
 @pytest.mark.parametrize(
@@ -128,10 +86,7 @@ def test_files_that_are_not_there(over, base):
         span(read_axes(over), [0], [base], {})
 
 
-@given(
-    sizes=st.lists(st.integers(1, 3), max_size=3),
-    seeds=st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True),
-)
+@given(sizes=st.lists(st.integers(1, 3), max_size=3), seeds=st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True))
 def test_every_combination_is_run_once(sizes, seeds):
     axes = [Axis(f"a{k}", tuple(Choice(f"c/{n} ", (), ((f"s{k}", n),)) for n in range(size))) for k, size in enumerate(sizes)]
     runs = span(axes, seeds, ["base.yaml"], {"common": 1, "s0": "below"})
@@ -163,3 +118,13 @@ def test_a_sweep_has_the_study_s_runs():
     assert (sweep["name"], sweep["method"], sweep["metric"]) == ("mine", "grid", {"name": "val_loss", "goal": "minimize"})
     assert sweep["command"] == ["fl-lightning", "fit", "${args}"]
     assert len(list(Path("sweep").iterdir())) == 2
+
+
+def test_sections_become_full_names_and_classes_stay_whole():
+    given_ = {"loss": "CrossEntropy", "trainer": {"max_epochs": 2, "logger": False}, "federation.strategy": ADAFED}
+    assert full_names(given_) == [
+        ("model.init_args.loss", "CrossEntropy"),
+        ("trainer.max_epochs", 2),
+        ("trainer.logger", False),
+        ("federation.strategy", ADAFED),
+    ]

@@ -1,18 +1,14 @@
 """What readers of a study are told: names, baselines, what cannot be compared, and lines that they can tell apart."""
 
-from __future__ import annotations
-
 import subprocess
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 from command_line import ADAFED, ROOT
 from study_tables import runs_of as table
 
-from fl_lightning import ConfigurationError
 from fl_lightning.strategies import ALGORITHMS
-from fl_lightning.studies import ReportOptions, Study
+from fl_lightning.studies import Study
 from fl_lightning.studies import figures as drawing
 from fl_lightning.studies.figures import MOST_STYLES, style, styles
 from fl_lightning.studies.names import family, partition_in_words, readable
@@ -41,14 +37,6 @@ def test_partitions_in_words():
     own = {"class_path": "my.Halves", "init_args": {"share": 0.5, "seed": 1, "names": None, "strict": True}}
     assert partition_in_words(own) == "Halves, share 0.5"
     assert partition_in_words(None) == "one dataset for each client"
-
-
-# ------------------------------------------------------------------ baselines
-
-
-def test_a_table_without_facts_knows_baselines_by_their_names():
-    made = table({"fedavg": (0.5, []), "local_only": (0.6, []), "mine": (0.4, [])})
-    assert panels(made)[0].references == {"local_only": "local only"}
 
 
 # ------------------------------------------------------------------ what is not comparable
@@ -91,25 +79,26 @@ def test_the_code_of_a_run_is_what_it_wrote_into_its_configuration(tmp_path):
 
 def test_the_commit_of_a_checkout(tmp_path):
     """What git itself says; without a checkout, the release alone."""
-    assert source_version("1.2.3", tmp_path) == "1.2.3"
 
     def git(*arguments: str) -> str:
         author = ["-c", "user.name=a", "-c", "user.email=a@b.example"]
         return subprocess.run(["git", *author, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
 
+    def version() -> str:
+        source_version.cache_clear()
+        return source_version("1.2.3", tmp_path)
+
+    assert version() == "1.2.3"
     git("init", "--quiet")
     (tmp_path / "code.py").write_text("1")
     git("add", "code.py")
     git("commit", "--quiet", "-m", "first")
     commit = git("rev-parse", "HEAD")[:7]
-    source_version.cache_clear()
-    assert source_version("1.2.3", tmp_path) == f"1.2.3 (commit {commit})"
+    assert version() == f"1.2.3 (commit {commit})"
     (tmp_path / "code.py").write_text("2")
-    source_version.cache_clear()
-    assert source_version("1.2.3", tmp_path) == f"1.2.3 (commit {commit}-dirty)"
+    assert version() == f"1.2.3 (commit {commit}-dirty)"
     (tmp_path / ".git" / "HEAD").write_text("no reference")
-    source_version.cache_clear()
-    assert source_version("1.2.3", tmp_path) == "1.2.3"
+    assert version() == "1.2.3"
     source_version.cache_clear()
 
 
@@ -118,9 +107,8 @@ def test_the_commit_of_a_checkout(tmp_path):
 
 def test_any_two_lines_differ_also_without_colour():
     """Any two styles differ in two of colour, dash and marker: what a reader cannot see of one is in another."""
-    made = [style(k) for k in range(MOST_STYLES)]
-    assert len(made) == 40
-    for one, other in combinations(made, 2):
+    assert MOST_STYLES == 40
+    for one, other in combinations([style(k) for k in range(MOST_STYLES)], 2):
         assert sum(getattr(one, part) != getattr(other, part) for part in ("colour", "dash", "marker")) >= 2
 
 
@@ -174,31 +162,3 @@ def test_the_partition_is_in_the_title():
     assert [axis.get_title() for axis in figure.axes] == [
         f"split: {split}\npartition: {split}, 3 clients" for split in ("IID", "shards")
     ]
-
-
-# ------------------------------------------------------------------ settings
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [("names", {"FedOpt": "x"}), ("baseline", "FedOpt")],
-)
-def test_choices_that_the_study_does_not_have(setting, value):
-    said = f"'report.{setting}' has 'FedOpt', but the choices of the axis 'strategy' are: FedAvg, AdaFed. Use one of them."
-    with pytest.raises(ConfigurationError, match=said):
-        Study(ADAFED, {"strategy": ["FedAvg", "AdaFed"]}, report=ReportOptions(**{setting: value}))
-
-
-@pytest.mark.parametrize(("typed", "seeds"), [("3,5", [3, 5]), ("5,", [5]), ("2", [0, 1])])
-def test_seeds_as_typed(typed, seeds, monkeypatch):
-    """The option of the command, and the same text in a file."""
-    from fl_lightning.studies import commands
-
-    ran = []
-    monkeypatch.setattr(commands, "_compare", lambda study: ran.append([run.seed for run in study.runs]) or 0)
-    Path("mine.yaml").write_text(f"base: {ADAFED}\nseeds: {typed}\n")
-    for arguments in (["--base", ADAFED, "--seeds", typed], ["--config", "mine.yaml"]):
-        with pytest.raises(SystemExit) as end:
-            commands.main(["compare", *arguments])
-        assert end.value.code == 0
-    assert ran == [seeds, seeds]

@@ -1,7 +1,5 @@
 """What a reader needs to repeat a study: its set-up, the set it is measured on, and axes of numbers."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path
@@ -59,17 +57,15 @@ class Facts(FederationCallback):
 
 
 def test_the_facts_of_a_run():
-    """39 weights of Plain's network are 4 x 8 + 8 + 8 x 3 + 3; its first layer is frozen."""
+    """The weights of Plain's network are 4 x 8 + 8 + 8 x 3 + 3; its first layer is frozen."""
     module, facts = Plain(), Facts()
     module.net[0].requires_grad_(False)
     data = FederatedDataModule(Blobs(), Consecutive(), client_test=0.3)
     trainer(1, FederatedOrchestrator(), facts).fit(module, data)
     assert facts.found["parameters"] == "67, of which 27 are trained"
     held = sum(round(0.3 * size) for size in SIZES)
-    assert (
-        facts.found["examples"]
-        == f"{sum(SIZES) - held} training at 3 clients, {held} test at 3 clients, 61 validation at the server"
-    )
+    examples = f"{sum(SIZES) - held} training at 3 clients, {held} test at 3 clients, 61 validation at the server"
+    assert facts.found["examples"] == examples
     assert facts.found["selection"] == "test set"  # Blobs has one set for both
     assert (facts.found["precision"], facts.found["device"][:3]) == ("32-true", "CPU")
     assert f"torch {torch.__version__}" in facts.found["versions"]
@@ -96,8 +92,8 @@ def numbers(folder: Path, metric: str) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_fit_tests_its_best_checkpoint(fl, tmp_path):
-    """Oracle: the command ``test``, which reads the same checkpoint later."""
+def test_a_fit_tests_its_best_checkpoint(fl, tmp_path, adafed_run):
+    """Oracle: the command ``test``, which reads the same checkpoint later. A fit that validates on the test set says so."""
     folder = tmp_path / "run"
     logger = json.dumps([{"class_path": "CSVLogger", "init_args": {"save_dir": str(folder), "name": "csv"}}])
     more = [f"--trainer.default_root_dir={folder}", f"--trainer.logger={logger}", "--data.datamodule.validation_share=0.2"]
@@ -106,12 +102,8 @@ def test_a_fit_tests_its_best_checkpoint(fl, tmp_path):
     (own,) = numbers(folder, "test_loss")
     assert fl("test", "--config", str(folder / "config.yaml"))[0] == 0
     assert numbers(folder, "test_loss") == [pytest.approx(own), pytest.approx(own)]
-
-
-@pytest.mark.slow
-def test_a_fit_that_validates_on_the_test_set_says_so(adafed_run):
-    facts = json.loads((adafed_run.folder / "run.json").read_text())
-    assert (facts["selection"], facts["validated on"]) == ("test set", "the 1,000 test images")
+    found = json.loads((adafed_run.folder / "run.json").read_text())
+    assert (found["selection"], found["validated on"]) == ("test set", "the 1,000 test images")
 
 
 # ------------------------------------------------------------------ clients of different seeds
@@ -139,28 +131,23 @@ def test_different_clients_are_never_averaged(counts, shown):
 # ------------------------------------------------------------------ axes of numbers
 
 
-def over_numbers(axes: tuple[str, ...]) -> RunTable:
-    choices = [
-        (mu, *([n] if len(axes) > 1 else [])) for mu in ("0", "0.01", "1") for n in (("5", "10") if len(axes) > 1 else ("",))
-    ]
-    return table({"|".join(own): (0.5 + k / 100, []) for k, own in enumerate(choices)}, axes)
-
-
 def test_choices_that_are_numbers_have_the_name_of_their_axis():
-    (panel,) = panels(over_numbers(("mu",)))
+    mus = ("0", "0.01", "1")
+    (panel,) = panels(table(dict.fromkeys(mus, (0.5, [])), ("mu",)))
     assert panel.rows("val_accuracy") == ["mu = 0", "mu = 0.01", "mu = 1"]
-    two = panels(over_numbers(("federation.local.proximal_mu", "num_clients")))
+    pairs = {f"{mu}|{n}": (0.5, []) for mu in mus for n in ("5", "10")}
+    two = panels(table(pairs, ("federation.local.proximal_mu", "num_clients")))
     assert [panel.title for panel in two] == ["num clients = 5", "num clients = 10"]
     assert two[0].axis == "proximal mu"
 
 
 @pytest.mark.slow
-def test_a_grid_on_the_test_set_warns(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_grid_on_the_test_set_warns(tmp_path, capsys):
     for over, warns in (({"mu": [0, 0.1]}, True), ({"strategy": ["FedAvg", "FedMedian"]}, False)):
         study = Study("adafed_mnist", over, seeds=1, folder=str(tmp_path / "s"))
         choices = [choice.name for choice in study.axes[0].choices]
         made = table({name: (0.5, ["selection/test set"]) for name in choices}, (study.axes[0].name,), seeds=1)
-        made.write(study.table_path) if study.folder.exists() else (study.folder.mkdir(), made.write(study.table_path))
+        study.folder.mkdir(exist_ok=True)
+        made.write(study.table_path)
         study._show()
         assert ("Warning: The server has validated on the test set" in capsys.readouterr().out) is warns

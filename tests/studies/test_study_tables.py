@@ -1,7 +1,5 @@
 """Run tables, what repeated runs say, and the tables of a report: against numbers worked by hand, and scipy."""
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 
@@ -11,14 +9,7 @@ from study_tables import ACCURACY, cells, everything, table
 from fl_lightning.studies import Row, RunTable, write_report
 from fl_lightning.studies.layout import Bold, Table
 from fl_lightning.studies.panels import Measure, Panel, panels
-from fl_lightning.studies.tables import (
-    clients_table,
-    cost_table,
-    cross_tables,
-    finals,
-    late_table,
-    paired_table,
-)
+from fl_lightning.studies.tables import clients_table, cost_table, finals, late_table, paired_table
 
 stats = pytest.importorskip("scipy.stats", reason="paired tests are an extra: pip install 'fl_lightning[compare]'")
 
@@ -67,9 +58,15 @@ def test_costs_are_those_of_the_seed_that_got_there():
     made_of = RunTable(["strategy"], rows)
     (panel,) = panels(made_of)
     assert cells(cost_table(made_of, panel, Measure(), [0.5]))[0][1:3] == ["1.0", "1.0"]
+    bare = RunTable(["strategy", "partition"], [row for row in table().rows() if not row.metric.startswith("federation/")])
+    (panel,) = panels(bare)
+    assert cost_table(bare, panel, Measure(), targets=[]) is None
+    made = cost_table(bare, panel, Measure(), targets=[0.8])
+    assert cells(made)[1] == ["AdaFed", "3.3 ± 0.6", "-", "-", "-", "-"]  # the rounds to a target alone are known
 
 
 def test_the_table_of_late_rounds():
+    """Also of a metric that is not a share: errors of 0.02 and 0.04, whose variance, 0.0002, is not 0.00."""
     (panel,) = panels(table())
     late = [ACCURACY["AdaFed", seed][2:] for seed in range(3)]
     mean = [100 * statistics.fmean(values) for values in late]
@@ -79,26 +76,10 @@ def test_the_table_of_late_rounds():
     assert made[1][2] == f"*{statistics.fmean(mean):.2f} ± {statistics.stdev(mean):.2f}*"
     assert made[1][3].strip("*") == f"{statistics.fmean(variance):.2f} ± {statistics.stdev(variance):.2f}"
     assert late_table(table(), panel, Measure(), after=4) is None
-
-
-def test_a_pair_that_was_not_run_is_left_empty():
-    wide = table(("paper", "even"))
-    rows = [row for row in wide.rows() if row.setting != ("AdaFed", "even")]
-    some = RunTable(["strategy", "partition"], rows)
-    (made,) = cross_tables(some, panels(some), [Measure()])
-    assert cells(made)[1] == ["AdaFed", "*83.00 ± 2.65*", "-"]
-
-
-def test_costs_that_no_run_logged_have_no_table():
-    """Only the rounds to a target are known then; without a target, nothing."""
-    rows = [row for row in table().rows() if not row.metric.startswith("federation/")]
-    bare = RunTable(["strategy", "partition"], rows)
-    (panel,) = panels(bare)
-    assert cost_table(bare, panel, Measure(), targets=[]) is None
-    made = cost_table(bare, panel, Measure(), targets=[0.8])
-    assert made is not None
-    assert cells(made)[1] == ["AdaFed", "3.3 ± 0.6", "-", "-", "-", "-"]
-    assert cost_table(table(), panel, Measure(), targets=[]) is not None
+    errors = RunTable([], [Row("a-0", (), 0, r, "val_mae", x) for r, x in enumerate((0.5, 0.02, 0.04))])
+    (panel,) = panels(errors)
+    (row,) = cells(late_table(errors, panel, Measure("val_mae", higher=False, percent=False), after=1))
+    assert [cell.strip("*") for cell in row] == ["all", "0.0200", "0.0300", "0.000200"]
 
 
 def test_better_is_said_only_where_it_holds():
@@ -118,45 +99,23 @@ def test_better_is_said_only_where_it_holds():
 
 
 def test_the_table_of_clients():
-    """Seeds 0 and 1: 0.5 and 0.7 have mean 0.6 and deviation 0.1414."""
+    """Seeds 0 and 1: 0.5 and 0.7 have mean 0.6 and deviation 0.1414. Each panel has the clients of its data."""
     values = {"local only": (0.5, 0.7), "global": (0.6, 0.6), "personalised": (0.7, 0.8), "gain": (0.2, 0.1)}
     rows = [
-        Row(f"r{seed}", (name,), seed, 9, f"client_comparison/{client}/{model}", x + (client == "b") / 10)
+        Row(f"r{seed}{data}", (name, data), seed, 9, f"client_comparison/{client}/{model}", x + (client == "b") / 10)
         for name in ("FedAvg", "Fed-Star")
-        for client in ("a", "b")
+        for client, data in (("a", "digits"), ("b", "digits"), ("c", "photos"))
         for model, by_seed in values.items()
         for seed, x in enumerate(by_seed)
     ]
-    made_of = RunTable(["algorithm"], rows)
-    (panel,) = panels(made_of)
-    made = clients_table(made_of, panel, Measure())
-    assert made.columns == ("client, algorithm", "local only", "global", "personalised", "gain")
-    assert [row[0] for row in cells(made)] == ["a, FedAvg", "a, Fed-Star", "b, FedAvg", "b, Fed-Star"]
-    assert cells(made)[0][1:] == ["60.00 ± 14.14", "60.00 ± 0.00", "75.00 ± 7.07", "15.00 ± 7.07"]
-    assert cells(made)[2][1] == "70.00 ± 14.14"
+    rows += [Row("r", ("Ditto", "photos"), 0, 9, "client_comparison/c/own", 0.5)]
+    made_of = RunTable(["algorithm", "data"], rows)
+    digits, photos = (clients_table(made_of, panel, Measure()) for panel in panels(made_of))
+    assert digits.columns == photos.columns == ("client, algorithm", "local only", "global", "own", "personalised", "gain")
+    assert [row[0] for row in cells(digits)] == ["a, FedAvg", "a, Fed-Star", "b, FedAvg", "b, Fed-Star"]
+    assert cells(digits)[0][1:] == ["60.00 ± 14.14", "60.00 ± 0.00", "-", "75.00 ± 7.07", "15.00 ± 7.07"]
+    assert cells(digits)[2][1] == "70.00 ± 14.14"
+    assert [row[0] for row in cells(photos)] == ["c, FedAvg", "c, Fed-Star", "c, Ditto"]
+    assert cells(photos)[2][1:] == ["-", "-", "50.00", "-", "-"]
     (panel,) = panels(table())
     assert clients_table(table(), panel, Measure()) is None
-
-
-def test_the_table_of_clients_of_different_data():
-    """Own models have a column of their own, and each panel has the clients of its data."""
-    rows = [
-        Row("r", (name, data), 0, 9, f"client_comparison/{client}/{model}", 0.5)
-        for name, model in (("FedAvg", "global"), ("Ditto", "own"))
-        for data, client in (("digits", "a"), ("photos", "b"))
-    ]
-    made_of = RunTable(["algorithm", "data"], rows)
-    for panel, client in zip(panels(made_of), "ab", strict=True):
-        made = clients_table(made_of, panel, Measure())
-        assert made.columns == ("client, algorithm", "global", "own")
-        assert cells(made) == [[f"{client}, FedAvg", "50.00", "-"], [f"{client}, Ditto", "-", "50.00"]]
-
-
-def test_later_rounds_of_a_metric_that_is_not_a_share():
-    """Errors of 0.02 and 0.04: their variance, 0.0002, is not 0.00."""
-    rows = [Row(f"{name}-0", (name,), 0, r, "val_mae", x) for name in ("a", "b") for r, x in enumerate((0.5, 0.02, 0.04))]
-    made = RunTable(["strategy"], rows)
-    (panel,) = panels(made)
-    late = late_table(made, panel, Measure("val_mae", higher=False, percent=False), after=1)
-    assert late is not None
-    assert cells(late)[0] == ["a", "*0.0200*", "*0.0300*", "*0.000200*"]
