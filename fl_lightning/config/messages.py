@@ -63,7 +63,7 @@ def explain(message: str, options: Iterable[str] = ()) -> str:
         return f"'{setting}' must be {' or '.join(dict.fromkeys(types))}, but is {_value(inner)}. {see}"
     subtypes = re.findall(r"Subtypes: .*", inner)
     bases = [locate(path) for path in re.findall(r"(?:fl_lightning|lightning)\.[\w.]+", " ".join(subtypes))]
-    known = [name for base in bases for name in kinds(base)]
+    known = list(dict.fromkeys(name for base in bases for name in kinds(base)))
     if "is abstract" in cause or owner in _ROOTS:
         value = _value(inner).strip("'")
         if lacks := sorted(getattr(locate(value), "__abstractmethods__", ())):
@@ -103,11 +103,10 @@ def _of_class(name: str, known: list[str], module: str | None) -> str:
     instead: str = vars(fl_lightning)["instead_of"](name.removeprefix("fl_lightning."))
     if instead:
         return instead
-    modules = [module] if module else [] if known else _OTHERS
+    modules = [module] if module else _OTHERS
     others = {each: f"{one}.{each}" for one in modules for each in dir(import_module(one)) if not each.startswith("_")}
-    near = did_you_mean(
-        name, known or [*others, *([] if module else fl_lightning.__all__)], show=lambda each: others.get(each, each)
-    )
+    ours = known or ([] if module else fl_lightning.__all__)
+    near = did_you_mean(name, [*ours, *others], show=lambda each: each if each in ours else others[each])
     others_too = f" Known: {', '.join(known)}; use any other by its" if known else " A class of your own is named by its"
     return f"{near}{others_too} dotted path, from this folder or PYTHONPATH."
 
