@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import import_module
 from itertools import accumulate
 from pydoc import locate
@@ -32,6 +34,8 @@ _WORDS = {
     "list": "a list",
     "dict": "a mapping",
 }
+_MAPPING = re.compile(r"Given value: (\{'.*\})$", re.MULTILINE)
+_ENTRY = re.compile(r"Given value: NestedArg\(key='([^'.]+)")
 _CLASS = re.compile(r"There is no class '([\w.]+)'|module '([\w.]+)' has no attribute '(\w+)'|No module named")
 _OPTION = re.compile(r"(?:unrecognized arguments: |[Oo]ption '|[Kk]ey ')(?:--)?([\w.]+)")
 _ROOTS = ("lightning.LightningModule", "lightning.LightningDataModule", "torch.nn.Module")
@@ -50,13 +54,13 @@ def explain(message: str, options: Iterable[str] = ()) -> str:
     setting = ""
     for key in dict.fromkeys(_KEY.findall(message)):
         setting = key if not setting or key.startswith(f"{setting}.") else f"{setting}.{key}"
-    inner = _KEY.split(message)[-1]
+    setting, inner = _with_entry(setting, message), _KEY.split(message)[-1]
     types = [f"one of {names}" if names else _WORDS.get(kind, kind) for kind, names in _TYPE.findall(inner)]
     lines = [line.strip(" -") for line in _KEY.sub("", message).splitlines() if not _NOISE.match(line)]
     cause = re.sub(r"Type typing\.Callable.*? callable class: |\. Got value: .*", "", " ".join(dict.fromkeys(lines))).rstrip(
         "."
     )
-    classes = re.findall(r"class_path(?: |=)'(?:fl_lightning\.)?([\w.]+)'", message)
+    classes = re.findall(r"class_path(?: |=)'(?:fl_lightning\.)?([\w.]+)'", _MAPPING.sub("", message))
     owner = classes[-1] if classes else ""
     see = f"All settings{f' of {owner}' * bool(owner)}: fl-lightning fit --help{f' {owner}' * bool(owner)}."
     if setting and types and (not cause or {"a number", "a whole number"} & set(types)):
@@ -88,6 +92,23 @@ def explain(message: str, options: Iterable[str] = ()) -> str:
     if "are required: " in cause:
         return f"{said} Use a configuration that sets them: fl-lightning fit --config adafed_mnist. See fl-lightning configs."
     return f"{said} {see}"
+
+
+def _with_entry(setting: str, message: str) -> str:
+    """Return a setting with the name of the entry, such as a client, that is wrong in a mapping of classes.
+
+    jsonargparse does not name it, but prints the mapping, in which the entries before the wrong one are parsed already.
+    """
+    key, mapping, one = next(iter(_KEY.findall(message)), ""), _MAPPING.search(message), _ENTRY.search(message)
+    if "Subtypes: [dict[str, " not in message:
+        return setting
+    name = one[1] if one else None
+    with suppress(SyntaxError):
+        given = ast.parse(mapping[1], mode="eval").body if mapping else None
+        if isinstance(given, ast.Dict):
+            pairs = zip(given.keys, given.values, strict=True)
+            name = next((ast.unparse(k).strip("'") for k, value in pairs if k and not isinstance(value, ast.Call)), None)
+    return setting if name is None else f"{key}.{name}{setting.removeprefix(key)}"
 
 
 def _value(text: str) -> str:

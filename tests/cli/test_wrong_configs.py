@@ -42,6 +42,8 @@ WRONG_FILES = {
     "item.yaml": "federation:\n  transforms:\n    - Quantise\n",
     "value.yaml": "trainer:\n  max_epochs: x\n",
     "report.yaml": "client_table: {enabled: false}\n",
+    "clients.yaml": "data:\n  clients:\n    oslo: MNISTDataModule\n    bergen: {class_path: MNISTDataModule,"
+    " init_args: {batch_size: x}}\n    turku: MNISTDataModul\n",
     "former.yaml": "federation:\n  clock: {ticks: 3}\n",
 }
 
@@ -122,6 +124,10 @@ def test_the_configuration_of_one_run_is_no_study(given, capsys):
         ("--config former.yaml", "It is now 'federation.availability.clock'."),
         ("--federation.resume_changed true", "It is now 'federation.checkpoints.resume_changed'."),
         ("--partition_report.enabled false", "Write 'federation_report', where 'enabled' is 'partition'."),
+        ("--config clients.yaml", "error: 'data.clients.bergen.batch_size' must be a whole number, but is 'x'."),
+        ('--data.clients {"oslo":"MNISTDataModule","turku":"MNISTDataModul"}', "'data.clients.turku': There is no class"),
+        ('--data.clients {"oslo":"MNISTDataModule","turku":{"root":"x"}}', "'data.clients.turku' has settings, but no class."),
+        ("--data.clients.oslo MNISTDataModule --data.clients.oslo.batch_size=x", "error: 'data.clients.oslo.batch_size' must"),
         ("--config report.yaml", "Write 'federation_report', where 'enabled' is 'clients'."),
         ("--config item.yaml", "Did you mean Quantize? Known: ClientPrivacy, ClipUpdate, HalfPrecision, Quantize, TopK;"),
         ("--config value.yaml", "'trainer.max_epochs' must be a whole number, but is 'x'."),
