@@ -64,6 +64,21 @@ def find(name: str, beside: Path | None = None, group: str = "") -> Path:
     )
 
 
+def write_new(path: Path, text: str) -> None:
+    """Write a file that does not exist yet.
+
+    Raises:
+        ConfigurationError: if it does, or cannot be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigurationError(f"'{path}' already exists and was not changed. Name another file.") from None
+    except OSError as error:
+        raise ConfigurationError(f"Cannot write '{path}': {error}. Name another file.") from None
+
+
 def read(path: Path) -> dict[str, Any]:
     """Return the settings of a configuration file.
 

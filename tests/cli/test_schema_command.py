@@ -75,15 +75,13 @@ def test_the_proposal_fits_its_table(own, run):
     assert "'schema.yaml' already exists and was not changed. Name another file." in text
 
 
-def test_ranges_only_if_asked(own, run):
-    status, text = run(
-        "schema", "--from", "own.csv", "--target", "outcome", "--ranges", "--without", "patient", "note", "empty"
+@pytest.mark.parametrize("gone", ["--ranges", "--without=patient"])
+def test_ranges_and_columns_are_for_the_author(gone, run):
+    """What a table of patients tells, no proposal contains."""
+    assert run("schema", "--from", "own.csv", gone) == (
+        2,
+        f"fl-lightning schema: error: unrecognized arguments: {gone}. All settings: fl-lightning schema --help.\n",
     )
-    assert status == 0, text
-    schema = parse_schema(text)
-    age = schema.fields[0]
-    assert (age.minimum, age.maximum) == (own["age"].min(), own["age"].max())
-    assert "left out" not in text
 
 
 def test_what_the_author_should_look_at(run):

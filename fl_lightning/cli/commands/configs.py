@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fl_lightning.config.files import find, folder, names
+from fl_lightning.config.files import find, folder, names, write_new
 from fl_lightning.errors import ConfigurationError, did_you_mean
 
 _USAGE = """usage: fl-lightning configs                   list the configurations that come with the package
@@ -90,11 +90,5 @@ def copy(name: str, to: str = ".") -> str:
     """
     source, target = find(name), Path(to).expanduser()
     target = target / source.name if target.is_dir() else target
-    try:
-        with target.open("x", encoding="utf-8") as file:
-            file.write(source.read_text(encoding="utf-8"))
-    except FileExistsError:
-        raise ConfigurationError(f"'{target}' already exists and was not changed. Name another file.") from None
-    except OSError as error:
-        raise ConfigurationError(f"Cannot write '{target}': {error}. Name another file.") from None
+    write_new(target, source.read_text(encoding="utf-8"))
     return f"{target}\nUse it: fl-lightning {'compare' if source.parent.name == 'studies' else 'fit'} --config {target}\n"

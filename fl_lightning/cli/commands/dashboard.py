@@ -92,7 +92,9 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--entity", default="", help="user or team; required unless --out is given")
     parser.add_argument("--project", default="fl_lightning", help="project of the runs (default: %(default)s)")
-    parser.add_argument("--out", type=Path, help="write the specification to this file instead of sending it, for which no account is needed")
+    parser.add_argument(
+        "--out", type=Path, help="write the specification to this file instead of sending it, for which no account is needed"
+    )
     args = parser.parse_args(arguments)
     if not args.out and not args.entity:
         parser.error("no user or team given. Set --entity, or --out FILE to write only the specification")

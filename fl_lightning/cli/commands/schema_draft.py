@@ -25,25 +25,22 @@ _HEAD = """\
 """
 
 
-def propose(source: SourceTable, target: str | None, without: Sequence[str] = (), ranges: bool = False) -> str:
+def propose(source: SourceTable, target: str | None) -> str:
     """Return a schema as YAML with comments.
 
     Args:
         source: the table.
         target: the column to predict; None for features alone.
-        without: columns that are no fields, such as that of persons.
-        ranges: whether the ranges of the values are taken from the table.
 
     Raises:
         DataError: if a column does not exist, or its name cannot be that of a field.
     """
     header, targets = tuple(source.columns), [] if target is None else [target]
-    for name in [*targets, *without]:
-        if name not in header:
-            raise DataError(f"'{source.path}' has no column '{name}'.{did_you_mean(name, header)} {source.in_words}")
+    if target is not None and target not in header:
+        raise DataError(f"'{source.path}' has no column '{target}'.{did_you_mean(target, header)} {source.in_words}")
     markers = {"": None}
     lines, left_out = [_HEAD + "fields:"], []
-    features = [name for name in header if name not in (*without, target)]
+    features = [name for name in header if name != target]
     for name in [*features, *targets]:
         column = _Column(source, name, name == target)
         markers |= dict.fromkeys(column.markers)
@@ -51,7 +48,7 @@ def propose(source: SourceTable, target: str | None, without: Sequence[str] = ()
             left_out.append(f"'{shown(name, 100)}' is left out: {why}")
             lines.append(f"  # {left_out[-1]}")
         else:
-            lines += [f"  - name: {_quoted(name)}", *(f"    {line}" for line in column.lines(ranges))]
+            lines += [f"  - name: {_quoted(name)}", *(f"    {line}" for line in column.lines())]
     if len(left_out) >= len(features):
         raise DataError(f"No column of '{source.path}' can be a feature. {' '.join(left_out[:_FEW])}")
     lines += [f"target: {_quoted(name)}" for name in targets]
@@ -100,15 +97,15 @@ class _Column:
             return f"it has {len(self.distinct)} different texts, too many for categories."
         return "all its values are equal texts." if len(self.distinct) < 2 else ""
 
-    def lines(self, ranges: bool) -> list[str]:
+    def lines(self) -> list[str]:
         """Return the lines of the field after its name."""
-        lines = self._type(ranges)
+        lines = self._type()
         if len(self.distinct) == self.count > _IDENTIFIER and lines[0] == "type: integer":
             lines[0] += " # all values differ: remove the field if it is an identifier"
         fix = ": fill them, or remove the rows" if self.is_target else ""
         return [*lines, *([f"missing: refuse # it has missing values{fix}"] if self.markers else [])]
 
-    def _type(self, ranges: bool) -> list[str]:
+    def _type(self) -> list[str]:
         order = "the order of the classes"
         if self._all(Field("", "boolean").coder()[0]) and len(self.distinct) == 2:
             return ["type: boolean"]
@@ -119,17 +116,15 @@ class _Column:
                 names = ordered_classes(list(map(class_name, self.distinct)))
                 return ["type: integer # classes; remove 'constraints' to predict a number", _enum(names, order)]
             few = " # few different values: if it is a category, use 'type: string' and 'enum'"
-            lines = [f"type: {'integer' if whole else 'number'}{few if whole and len(values) <= _FEW else ''}"]
-            limits = f"constraints: {{minimum: {min(values):.12g}, maximum: {max(values):.12g}}} # those of this table"
-            return [*lines, 'unit: "" # which?', *([limits] if ranges else [])]
+            return [
+                f"type: {'integer' if whole else 'number'}{few if whole and len(values) <= _FEW else ''}",
+                'unit: "" # which?',
+            ]
         form = None if self.is_target else self._date_form()
         if form is not None:
             own = f" # this table: columns: {{...: {{format: '{form}'}}}}" if form != _DATES[0] else ""
             return [f"type: date{own}", "since: 2000-01-01 # days are counted from here"]
-        texts = sorted(self.distinct)
-        differ = len({text.casefold() for text in texts}) == len(texts)
-        comment = "those of this table" if differ else "some differ only in capital letters"
-        return ["type: string", _enum(texts, order if self.is_target else comment)]
+        return ["type: string", _enum(sorted(self.distinct), order if self.is_target else "those of this table")]
 
 
 def _enum(names: Sequence[str], comment: str) -> str:
