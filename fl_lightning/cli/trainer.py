@@ -17,8 +17,6 @@ from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.remote import clients_elsewhere
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.messages import Part
-from fl_lightning.reporting.tables import text_table
-from fl_lightning.utilities.csv_file import write_rows
 
 
 class FederationTrainer(Trainer):
@@ -63,16 +61,12 @@ class FederationTrainer(Trainer):
             datamodule: datamodule to set up for a fit; only the clients' numbers of examples are read.
             layout: the layout of the table: text, or csv for programs.
         """
-        from fl_lightning.cli.privacy_table import COLUMNS, in_words, privacy_rows, shown
+        from fl_lightning.cli.privacy_table import show_privacy
 
         (settings,) = (callback for callback in self.callbacks if isinstance(callback, FederatedOrchestrator))  # type: ignore[attr-defined]
         datamodule.prepare_data()
         datamodule.setup("fit")
-        rows = privacy_rows(settings, self, datamodule)
-        if layout == "csv":
-            write_rows(sys.stdout, [COLUMNS, *rows])
-        else:
-            print(text_table(COLUMNS, shown(rows)), in_words(settings), sep="\n")
+        show_privacy(settings, self, datamodule, layout == "csv")
 
     def evaluate(
         self,

@@ -54,10 +54,9 @@ def listing() -> str:
     """Return every name with a line that describes it."""
     known = names()
     width = max(map(len, known), default=0)
-    groups = [*_GROUPS, *sorted({name.rpartition("/")[0] for name in known} - set(_GROUPS))]
     lines = []
-    for group in groups:
-        lines += [_GROUPS.get(group, f"{group}:"), ""]
+    for group, about in _GROUPS.items():
+        lines += [about, ""]
         lines += [f"  {name:<{width}}  {_headline(name)}" for name in known if name.rpartition("/")[0] == group]
         lines.append("")
     return "\n".join([*lines, "Print one: fl-lightning configs show NAME. Get a copy: fl-lightning configs copy NAME.", ""])
