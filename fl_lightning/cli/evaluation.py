@@ -51,7 +51,7 @@ def run_evaluation(
         recipe = Recipe(default_classes() | {public_path(type(metric)) for metric in metrics})
         return recipe.build(values, Metric, "metrics")  # type: ignore[no-any-return]
 
-    asked = Evaluation(checkpoints=[Path(one) for one in checkpoints or [best]], metrics=named, build=build, **limits)
+    asked = Evaluation(checkpoints=[Path(one) for one in checkpoints or [str(best)]], metrics=named, build=build, **limits)
     cells = evaluate(trainer, settings, model, data, asked)
     if not trainer.is_global_zero:
         return

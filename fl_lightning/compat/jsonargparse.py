@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 from unittest.mock import patch
 
-import jsonargparse
 from jsonargparse import ActionConfigFile as ActionConfigFile  # type: ignore[attr-defined]  # documented, but not in __all__
+from jsonargparse import Path as NamedPath  # type: ignore[attr-defined]
 
 from fl_lightning.compat.private import MISSING, Private
 
@@ -117,15 +117,15 @@ def reading_utf8(texts: Mapping[Path, str] = MappingProxyType({})) -> Iterator[N
     Args:
         texts: what to read instead of some files.
     """
-    of_locale = jsonargparse.Path.read_text
+    of_locale = NamedPath.read_text
 
-    def read_text(path: jsonargparse.Path) -> str:
+    def read_text(path: NamedPath) -> str:
         file = Path(path.absolute)
         if not file.is_file():  # a URL or a pipe
             return of_locale(path)
         return texts[file] if file in texts else file.read_text(encoding="utf-8")
 
-    with patch.object(jsonargparse.Path, "read_text", read_text):
+    with patch.object(NamedPath, "read_text", read_text):
         yield
 
 
