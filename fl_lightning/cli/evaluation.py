@@ -39,14 +39,19 @@ def run_evaluation(
         ConfigurationError: if no checkpoint or no metric is named.
     """
     root = Path(trainer.default_root_dir)
-    sources = [Path(one) for one in checkpoints] or [_best(root)]
-    named = _named(_values(trainer, metrics), metrics)
+    best = root / "checkpoints" / "best.ckpt"
+    if not checkpoints and not best.exists():
+        raise ConfigurationError(
+            f"'evaluate' needs a checkpoint of a federation, but there is no '{best}'. Name one with '--checkpoints', or set "
+            "'trainer.default_root_dir' to the folder of a run."
+        )
+    named = _named(trainer, metrics)
 
     def build(values: Mapping[str, Any]) -> Metric:
         recipe = Recipe(default_classes() | {public_path(type(metric)) for metric in metrics})
         return recipe.build(values, Metric, "metrics")  # type: ignore[no-any-return]
 
-    asked = Evaluation(checkpoints=sources, metrics=named, build=build, **limits)
+    asked = Evaluation(checkpoints=[Path(one) for one in checkpoints or [str(best)]], metrics=named, build=build, **limits)
     cells = evaluate(trainer, settings, model, data, asked)
     if not trainer.is_global_zero:
         return
@@ -73,27 +78,16 @@ def _shown(report: Any) -> str:
     return in_words(report) if not report.reason else f"{in_words(report)} {report.reason}".removeprefix("- ")
 
 
-def _best(root: Path) -> Path:
-    best = root / "checkpoints" / "best.ckpt"
-    if not best.exists():
-        raise ConfigurationError(
-            f"'evaluate' needs a checkpoint of a federation, but there is no '{best}'. Name one with '--checkpoints', or set "
-            "'trainer.default_root_dir' to the folder of a run."
-        )
-    return best
+def _named(trainer: Trainer, metrics: Sequence[Metric]) -> dict[str, dict[str, Any]]:
+    """Return the metrics by the names of their classes, numbered if several have the same.
 
-
-def _values(trainer: Trainer, metrics: Sequence[Metric]) -> list[dict[str, Any]]:
-    """Return the metrics as the values that the command line was given, with the paths by which sites know their classes."""
+    Their values are those of the command line, with the paths by which sites know their classes.
+    """
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     saved = next(callback for callback in callbacks if isinstance(callback, SaveConfigCallback))
     values = load(saved.parser.dump(saved.config, skip_unset=False, skip_validation=True))["metrics"] or []
-    found = zip(values, metrics, strict=True)
-    return [{"class_path": public_path(type(one)), "init_args": dict(value.get("init_args") or {})} for value, one in found]
-
-
-def _named(values: Sequence[dict[str, Any]], metrics: Sequence[Metric]) -> dict[str, dict[str, Any]]:
-    """Return the metrics by the names of their classes, numbered if several have the same."""
-    kinds = [type(metric).__name__ for metric in metrics]
-    names = [kind if kinds.count(kind) == 1 else f"{kind} {kinds[: k + 1].count(kind)}" for k, kind in enumerate(kinds)]
-    return dict(zip(names, values, strict=True))
+    kinds, named = [type(metric) for metric in metrics], {}
+    for k, (kind, value) in enumerate(zip(kinds, values, strict=True)):
+        name = kind.__name__ if kinds.count(kind) == 1 else f"{kind.__name__} {kinds[: k + 1].count(kind)}"
+        named[name] = {"class_path": public_path(kind), "init_args": dict(value.get("init_args") or {})}
+    return named

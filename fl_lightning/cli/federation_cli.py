@@ -111,18 +111,8 @@ class FederationCLI(OpenCLI):
         parser.add_lightning_class_args(FederatedOrchestrator, "federation")
         for section, kind in _SECTIONS.items():
             parser.add_lightning_class_args(kind, section)
-        parser.add_argument(
-            "--keep_freed_memory",
-            type=bool,
-            default=True,
-            help="Let the C library keep freed memory instead of faulting it in again at each step; see docs/speed.md.",
-        )
-        parser.add_argument(
-            "--test_best",
-            type=bool,
-            default=False,
-            help="At the end of a fit, test the best checkpoint, if the server has validated on another set than the test set.",
-        )
+        parser.add_argument("--keep_freed_memory", type=bool, default=True, help="Keep memory that is freed: docs/speed.md.")
+        parser.add_argument("--test_best", type=bool, default=False, help="Test a fit's best checkpoint: docs/studies.md.")
         parser.add_argument("--config_version", type=int, default=CONFIG_VERSION, help="Version of the configuration file.")
         parser.set_defaults({"trainer.default_root_dir": "runs/default", "trainer.devices": None})
 
@@ -149,12 +139,6 @@ class FederationCLI(OpenCLI):
         config: Namespace = self.config[self.config.subcommand]
         return config
 
-    def set_seed(self) -> None:
-        """Seed the process, after checking the seed."""
-        seed = self.config[self.subcommand].seed_everything
-        require(isinstance(seed, bool) or seed is None or 0 <= seed < 2**32, "seed_everything", "from 0 to 4294967295", seed)
-        super().set_seed()
-
     def _settle_folders(self) -> None:
         """Check what can be checked now, and set the folders of the run and of its checkpoints."""
         config = self._config
@@ -162,6 +146,8 @@ class FederationCLI(OpenCLI):
         refuse_null(config, (subcommand_parsers(self.parser) or {})[self.config.subcommand])
         for name, value in config.items():
             require(not isinstance(value, int) or abs(value) < 2**63, name, "a number of 64 bits", value)
+        seed = config.seed_everything
+        require(isinstance(seed, bool) or seed is None or 0 <= seed < 2**32, "seed_everything", "from 0 to 4294967295", seed)
         if config.config_version != CONFIG_VERSION:
             raise ConfigurationError(
                 f"'config_version' is {config.config_version}, but fl_lightning {fl_lightning.__version__} reads version "
@@ -189,16 +175,14 @@ class FederationCLI(OpenCLI):
     def _prepare_wandb(self, root: Path) -> None:
         """Choose offline mode without an API key; let a resumed run or a test continue the run's id."""
         prefer_offline()
-        kept = root / "wandb_run_id.txt"
-        if self.subcommand == "fit" and _is_first_rank() and not self._config.trainer.fast_dev_run:
-            goes_on = self._config.ckpt_path and kept.exists()
-            self._wandb_id = kept.read_text(encoding="utf-8").strip() if goes_on else secrets.token_hex(4)
-            os.environ.setdefault("WANDB_RUN_ID", self._wandb_id)
-            os.environ.setdefault("WANDB_RESUME", "allow")
-        elif self.subcommand in ("test", "evaluate") and kept.exists():
-            os.environ.setdefault("WANDB_RUN_ID", kept.read_text(encoding="utf-8").strip())
-            os.environ.setdefault("WANDB_RESUME", "allow")
         os.environ.setdefault("WANDB_SILENT", "true")
+        kept = root / "wandb_run_id.txt"
+        found = kept.read_text(encoding="utf-8").strip() if kept.exists() else ""
+        if self.subcommand == "fit" and _is_first_rank() and not self._config.trainer.fast_dev_run:
+            found = self._wandb_id = (found if self._config.ckpt_path else "") or secrets.token_hex(4)
+        if found and (self._wandb_id or self.subcommand in ("test", "evaluate")):
+            os.environ.setdefault("WANDB_RUN_ID", found)
+            os.environ.setdefault("WANDB_RESUME", "allow")
 
     def run_command(self, subcommand: str) -> None:
         """Run the command; a fit locks its folder."""
@@ -351,11 +335,11 @@ def _refuse_second_callbacks(config: Namespace) -> None:
 
 def _default_loggers(root: Path) -> list[Namespace]:
     """Return W&B, named after the run's folder, and CSV next to it; ``--trainer.logger false`` disables both."""
-    wandb = {"project": "fl_lightning", "name": root.name, "save_dir": str(root)}
-    csv = {"save_dir": str(root), "name": "csv"}
-    names = ("fl_lightning.FederationWandbLogger", "lightning.pytorch.loggers.CSVLogger")
-    pairs = zip(names, (wandb, csv), strict=True)
-    return [Namespace(class_path=n, init_args=Namespace(args)) for n, args in pairs]  # type: ignore[no-untyped-call]
+    known = {
+        "fl_lightning.FederationWandbLogger": {"project": "fl_lightning", "name": root.name, "save_dir": str(root)},
+        "lightning.pytorch.loggers.CSVLogger": {"save_dir": str(root), "name": "csv"},
+    }
+    return [Namespace(class_path=n, init_args=Namespace(args)) for n, args in known.items()]  # type: ignore[no-untyped-call]
 
 
 def _is_first_rank() -> bool:

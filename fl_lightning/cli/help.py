@@ -75,7 +75,7 @@ _PAGES: dict[str, tuple[tuple[tuple[str, str], ...], str]] = {
         (
             *_RUN,
             *(row for row in _FIT if row[0].startswith(("--trainer.max_epochs", "--federation.clients_per_round"))),
-            ("--layout NAME", "text, markdown, or csv: for programs."),
+            ("--layout NAME", "text, or csv: for programs."),
             *_CHOICES,
         ),
         "configs/private_clients_mnist.yaml",

@@ -12,13 +12,19 @@ from typing import Any, NoReturn
 from unittest.mock import patch
 
 from jsonargparse import Namespace
-from jsonargparse.typing import Path_fr
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
 import fl_lightning
 from fl_lightning.cli.help import first_page, has_first_page
-from fl_lightning.compat.jsonargparse import ActionConfigFile, Completable, actions_of, preferring, subcommand_parsers
+from fl_lightning.compat.jsonargparse import (
+    ActionConfigFile,
+    Completable,
+    actions_of,
+    preferring,
+    reading_utf8,
+    subcommand_parsers,
+)
 from fl_lightning.config.files import BASE, in_order, read, refuse_unclear, without
 from fl_lightning.config.messages import explain
 from fl_lightning.errors import ConfigurationError
@@ -30,14 +36,15 @@ _LIMITS = tuple(f"limit_{kind}_batches" for kind in ("train", "val", "test", "pr
 
 @contextmanager
 def own_types() -> Iterator[None]:
-    """Let a block read numbers of batches before shares, and bare names as classes of this package.
+    """Let a block read files as UTF-8, numbers of batches before shares, and bare names as classes of this package.
 
     typing treats Union[int, float] and Union[float, int] as equal and keeps the one that was written first in the process. If
     that is the latter, the parser would read '2' batches as the share 2.0.
     """
     annotations = inspect.unwrap(Trainer.__init__).__annotations__
     limits = dict.fromkeys(_LIMITS, int | float | None)
-    with patch.dict(annotations, limits), preferring({name: f"fl_lightning.{name}" for name in fl_lightning.__all__}):
+    ours = {name: f"fl_lightning.{name}" for name in fl_lightning.__all__}
+    with reading_utf8(), patch.dict(annotations, limits), preferring(ours):
         yield
 
 
@@ -56,9 +63,9 @@ class NamedConfig(ActionConfigFile):
         options = {option for action in actions_of(parser) for option in action.option_strings}
         left_out = {BASE, *(name for name in _OF_FITS if f"--{name}" not in options)} - (commands or {}).keys()
         for path in files:
-            text = without(path.read_text(encoding="utf-8"), left_out)
-            with Path_fr(str(path)).relative_path_context():
-                super().__call__(parser, cfg, text, option_string)  # type: ignore[no-untyped-call]
+            file = path.absolute()
+            with reading_utf8({file: without(file.read_text(encoding="utf-8"), left_out)}):
+                super().__call__(parser, cfg, str(file), option_string)  # type: ignore[no-untyped-call]
             cfg[self.dest][-1] = path
 
 

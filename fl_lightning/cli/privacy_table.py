@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -14,21 +14,24 @@ from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.noise_search import least_noise
 from fl_lightning.options.privacy_account.settings import PrivateOption
+from fl_lightning.reporting.tables import text_table
 from fl_lightning.server.checks.compatibility import round_size
 from fl_lightning.settings.local_training import FederationSettings
+from fl_lightning.utilities.csv_file import write_rows
 
 COLUMNS = ["privacy of", "what varies", "rounds", "clients per round", "noise multiplier", "epsilon"]
 TARGETS = (0.5, 1.0, 2.0, 4.0, 8.0)
 _SHARES = (0.05, 0.1, 0.25, 0.5, 1.0)
 
 
-def privacy_rows(settings: FederationSettings, trainer: Trainer, data: FederatedDataModule) -> list[list[Any]]:
-    """Return the rows of the table: epsilon against rounds, noise and cohort, and noise against a target epsilon.
+def show_privacy(settings: FederationSettings, trainer: Trainer, data: FederatedDataModule, as_csv: bool) -> None:
+    """Print the table: epsilon against rounds, noise and cohort, and noise against a target epsilon.
 
     Args:
         settings: the settings of the federation.
         trainer: the Trainer, which plans the rounds.
         data: the data after ``setup('fit')``, of which only the clients' numbers of examples are read.
+        as_csv: whether the table is for programs.
 
     Raises:
         ConfigurationError: if nothing adds noise, or the plan is not known.
@@ -47,7 +50,16 @@ def privacy_rows(settings: FederationSettings, trainer: Trainer, data: Federated
             f"{'' if rounds is None else ' and an option draws other rounds'}. Set 'trainer.max_epochs' to the planned number, "
             "and remove such an option."
         )
-    return [row for option in private for row in _rows(option, context, max(1, rounds))]
+    rows = [row for option in private for row in _rows(option, context, max(1, rounds))]
+    if as_csv:
+        write_rows(sys.stdout, [COLUMNS, *rows])
+        return
+    print(text_table(COLUMNS, [[f"{cell:.4g}" if isinstance(cell, float) else cell for cell in row] for row in rows]))
+    deltas = ", ".join(f"delta of {option.unit} {option.delta:g}" for option in private)
+    print(
+        f"Epsilon of a whole run without repeated rounds; {deltas}. Noise at the clients and of examples: of the client, or "
+        "the clients that hold examples of one person, with the largest epsilon, drawn in every round."
+    )
 
 
 def _rows(option: PrivateOption, context: ServerContext, rounds: int) -> list[list[Any]]:
@@ -82,18 +94,3 @@ def _rows(option: PrivateOption, context: ServerContext, rounds: int) -> list[li
 def _noise(option: PrivateOption, context: ServerContext, rounds: int, target: float) -> float | None:
     cases = option.cases([option.whole_run(context, rounds)], context.data)
     return least_noise(target, cases, lambda noise, case: option.epsilon([noise], case))
-
-
-def in_words(settings: FederationSettings) -> str:
-    """Return what the table assumes, for each option."""
-    private = [option for option in settings.active_options if isinstance(option, PrivateOption)]
-    deltas = ", ".join(f"delta of {option.unit} {option.delta:g}" for option in private)
-    return (
-        f"Epsilon of a whole run without repeated rounds; {deltas}. Noise at the clients and of examples: of the client, or "
-        "the clients that hold examples of one person, with the largest epsilon, drawn in every round."
-    )
-
-
-def shown(rows: Sequence[Sequence[Any]]) -> list[list[str]]:
-    """Return rows as text, with four digits."""
-    return [[f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]

@@ -17,8 +17,6 @@ from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.remote import clients_elsewhere
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.messages import Part
-from fl_lightning.reporting.tables import text_table
-from fl_lightning.utilities.csv_file import write_rows
 
 
 class FederationTrainer(Trainer):
@@ -55,29 +53,20 @@ class FederationTrainer(Trainer):
         """
         self._show(datamodule, features=True)
 
-    def privacy(
-        self, model: LightningModule, datamodule: FederatedDataModule, layout: Literal["text", "markdown", "csv"] = "text"
-    ) -> None:
+    def privacy(self, model: LightningModule, datamodule: FederatedDataModule, layout: Literal["text", "csv"] = "text") -> None:
         """Show epsilon against rounds, cohort and noise, and the noise for an epsilon, without training.
 
         Args:
             model: not used.
             datamodule: datamodule to set up for a fit; only the clients' numbers of examples are read.
-            layout: the layout of the table: text, markdown or csv.
+            layout: the layout of the table: text, or csv for programs.
         """
-        from fl_lightning.cli.privacy_table import COLUMNS, in_words, privacy_rows, shown
+        from fl_lightning.cli.privacy_table import show_privacy
 
         (settings,) = (callback for callback in self.callbacks if isinstance(callback, FederatedOrchestrator))  # type: ignore[attr-defined]
         datamodule.prepare_data()
         datamodule.setup("fit")
-        rows = privacy_rows(settings, self, datamodule)
-        if layout == "csv":
-            write_rows(sys.stdout, [COLUMNS, *rows])
-        elif layout == "markdown":
-            lines = [COLUMNS, ["---"] * len(COLUMNS), *shown(rows)]
-            print("\n".join(f"| {' | '.join(line)} |" for line in lines))
-        else:
-            print(text_table(COLUMNS, shown(rows)), in_words(settings), sep="\n")
+        show_privacy(settings, self, datamodule, layout == "csv")
 
     def evaluate(
         self,

@@ -10,11 +10,14 @@ import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from pydoc import locate
+from types import MappingProxyType
 from typing import Any, ClassVar
 from unittest.mock import patch
 
 from jsonargparse import ActionConfigFile as ActionConfigFile  # type: ignore[attr-defined]  # documented, but not in __all__
+from jsonargparse import Path as NamedPath  # type: ignore[attr-defined]
 
 from fl_lightning.compat.private import MISSING, Private
 
@@ -104,6 +107,25 @@ def preferring(paths: Mapping[str, str]) -> Iterator[None]:
         return found
 
     with patch.dict(vars(import_module(_RESOLVES.owner)), {_RESOLVES.name: resolve, _COPIES.name: _copied}):
+        yield
+
+
+@contextmanager
+def reading_utf8(texts: Mapping[Path, str] = MappingProxyType({})) -> Iterator[None]:
+    """Read files in a block as UTF-8, for which jsonargparse takes the encoding of the locale.
+
+    Args:
+        texts: what to read instead of some files.
+    """
+    of_locale = NamedPath.read_text
+
+    def read_text(path: NamedPath) -> str:
+        file = Path(path.absolute)
+        if not file.is_file():  # a URL or a pipe
+            return of_locale(path)
+        return texts[file] if file in texts else file.read_text(encoding="utf-8")
+
+    with patch.object(NamedPath, "read_text", read_text):
         yield
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from jsonargparse import set_dumper
-from lightning.pytorch import seed_everything
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from fl_lightning.compat.private import Private
@@ -18,7 +17,6 @@ _SLOWLY = "builds the settings of all subcommands, also those that were not type
 _PREPARE = Private("lightning", _CLI, "_prepare_subcommand_parser", _SLOWLY)
 _ARGUMENTS = Private("lightning", _CLI, "_subcommand_method_arguments", _SLOWLY)
 _READ = Private("lightning", _CLI, "_parse_ckpt_path", "reads the model's settings in 'ckpt_path' itself")
-_SEED = Private("lightning", _CLI, "_set_seed", "seeds the process itself")
 _DUMP = Private("lightning", _CLI, "_dump_config", "lets Lightning write the settings again for each class")
 _RUN = Private("lightning", _CLI, "_run_subcommand")
 
@@ -37,9 +35,6 @@ class OpenCLI(LightningCLI):
         super().parse_arguments(parser, args)
         if not _READ.exists(LightningCLI):
             self.read_checkpoint_settings()
-        if not _SEED.exists(LightningCLI):
-            self.subcommand = self.config.get("subcommand")
-            self.set_seed()
 
     def prepare_subcommand(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         """Return the parser of a subcommand. Stands in for ``_prepare_subcommand_parser``."""
@@ -70,16 +65,6 @@ class OpenCLI(LightningCLI):
         if settings:
             self.config = self.parser.parse_object({command: {"model": settings}}, self.config)
 
-    def set_seed(self) -> None:
-        """Seed the process. Stands in for ``_set_seed``."""
-        if _SEED.exists(LightningCLI):
-            super()._set_seed()
-            return
-        config = self.config[self.subcommand] if self.subcommand else self.config
-        if config.seed_everything is not False:
-            seed = None if config.seed_everything is True else config.seed_everything
-            config.seed_everything = seed_everything(seed, workers=True)
-
     def run_command(self, subcommand: str) -> None:
         """Run the subcommand, with what goes before and after it. Stands in for ``_run_subcommand``."""
         super()._run_subcommand(subcommand)
@@ -89,9 +74,6 @@ class OpenCLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         self.read_checkpoint_settings()
-
-    def _set_seed(self) -> None:
-        self.set_seed()
 
     def _run_subcommand(self, subcommand: str) -> None:
         self.run_command(subcommand)

@@ -64,6 +64,21 @@ def find(name: str, beside: Path | None = None, group: str = "") -> Path:
     )
 
 
+def write_new(path: Path, text: str) -> None:
+    """Write a file that does not exist yet.
+
+    Raises:
+        ConfigurationError: if it does, or cannot be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigurationError(f"'{path}' already exists and was not changed. Name another file.") from None
+    except OSError as error:
+        raise ConfigurationError(f"Cannot write '{path}': {error}. Name another file.") from None
+
+
 def read(path: Path) -> dict[str, Any]:
     """Return the settings of a configuration file.
 
@@ -183,11 +198,6 @@ def _parts(settings: dict[str, Any]) -> set[str]:
 def without(text: str, names: Collection[str]) -> str:
     """Return the text of a configuration without some of its top-level settings."""
     node = yaml.compose(text, LOADER)
-    entries = node.value if isinstance(node, yaml.MappingNode) else []
-    found = [number for number, (key, _) in enumerate(entries) if isinstance(key, yaml.ScalarNode) and key.value in names]
-    if found and len(found) == len(entries):
-        return "{}"
-    for number in reversed(found):
-        end = entries[number + 1][0].start_mark.index if number + 1 < len(entries) else entries[number][1].end_mark.index
-        text = text[: entries[number][0].start_mark.index] + text[end:]
-    return text
+    if isinstance(node, yaml.MappingNode):
+        node.value = [one for one in node.value if not (isinstance(one[0], yaml.ScalarNode) and one[0].value in names)]
+    return str(yaml.serialize(node, Dumper=yaml.SafeDumper, allow_unicode=True))

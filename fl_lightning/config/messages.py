@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import import_module
 from itertools import accumulate
 from pydoc import locate
@@ -32,6 +34,8 @@ _WORDS = {
     "list": "a list",
     "dict": "a mapping",
 }
+_MAPPING = re.compile(r"Given value: (\{'.*\})$", re.MULTILINE)
+_ENTRY = re.compile(r"Given value: NestedArg\(key='([^'.]+)")
 _CLASS = re.compile(r"There is no class '([\w.]+)'|module '([\w.]+)' has no attribute '(\w+)'|No module named")
 _OPTION = re.compile(r"(?:unrecognized arguments: |[Oo]ption '|[Kk]ey ')(?:--)?([\w.]+)")
 _ROOTS = ("lightning.LightningModule", "lightning.LightningDataModule", "torch.nn.Module")
@@ -50,13 +54,13 @@ def explain(message: str, options: Iterable[str] = ()) -> str:
     setting = ""
     for key in dict.fromkeys(_KEY.findall(message)):
         setting = key if not setting or key.startswith(f"{setting}.") else f"{setting}.{key}"
-    inner = _KEY.split(message)[-1]
+    setting, inner = _with_entry(setting, message), _KEY.split(message)[-1]
     types = [f"one of {names}" if names else _WORDS.get(kind, kind) for kind, names in _TYPE.findall(inner)]
     lines = [line.strip(" -") for line in _KEY.sub("", message).splitlines() if not _NOISE.match(line)]
     cause = re.sub(r"Type typing\.Callable.*? callable class: |\. Got value: .*", "", " ".join(dict.fromkeys(lines))).rstrip(
         "."
     )
-    classes = re.findall(r"class_path(?: |=)'(?:fl_lightning\.)?([\w.]+)'", message)
+    classes = re.findall(r"class_path(?: |=)'(?:fl_lightning\.)?([\w.]+)'", _MAPPING.sub("", message))
     owner = classes[-1] if classes else ""
     see = f"All settings{f' of {owner}' * bool(owner)}: fl-lightning fit --help{f' {owner}' * bool(owner)}."
     if setting and types and (not cause or {"a number", "a whole number"} & set(types)):
@@ -80,7 +84,7 @@ def explain(message: str, options: Iterable[str] = ()) -> str:
     said = f"'{setting}': {cause}." if setting else f"{cause}."
     wrong, unknown = _CLASS.search(cause), _OPTION.search(cause)
     if wrong:
-        return said + _of_class(wrong[1] or wrong[3] or "", known, wrong[2])
+        return said + _of_class(wrong[1] or wrong[3] or "", bases, known, wrong[2])
     if unknown and owner:
         return said + did_you_mean(unknown[1], constructor_arguments(_located(owner))) + f" {see}"
     if unknown:
@@ -88,6 +92,23 @@ def explain(message: str, options: Iterable[str] = ()) -> str:
     if "are required: " in cause:
         return f"{said} Use a configuration that sets them: fl-lightning fit --config adafed_mnist. See fl-lightning configs."
     return f"{said} {see}"
+
+
+def _with_entry(setting: str, message: str) -> str:
+    """Return a setting with the name of the entry, such as a client, that is wrong in a mapping of classes.
+
+    jsonargparse does not name it, but prints the mapping, in which the entries before the wrong one are parsed already.
+    """
+    key, mapping, one = next(iter(_KEY.findall(message)), ""), _MAPPING.search(message), _ENTRY.search(message)
+    if "Subtypes: [dict[str, " not in message:
+        return setting
+    name = one[1] if one else None
+    with suppress(SyntaxError):
+        given = ast.parse(mapping[1], mode="eval").body if mapping else None
+        if isinstance(given, ast.Dict):
+            pairs = zip(given.keys, given.values, strict=True)
+            name = next((ast.unparse(k).strip("'") for k, value in pairs if k and not isinstance(value, ast.Call)), None)
+    return setting if name is None else f"{key}.{name}{setting.removeprefix(key)}"
 
 
 def _value(text: str) -> str:
@@ -98,17 +119,22 @@ def _value(text: str) -> str:
     return "null" if value == "None" else value if re.fullmatch(r"[-+.\deE]+|[\[{].*", value) else repr(value)
 
 
-def _of_class(name: str, known: list[str], module: str | None) -> str:
+def _of_class(name: str, bases: list[Any], known: list[str], module: str | None) -> str:
     """Say what to write in place of a class that does not exist."""
     instead: str = vars(fl_lightning)["instead_of"](name.removeprefix("fl_lightning."))
     if instead:
         return instead
-    modules = [module] if module else _OTHERS
-    others = {each: f"{one}.{each}" for one in modules for each in dir(import_module(one)) if not each.startswith("_")}
-    ours = known or ([] if module else fl_lightning.__all__)
+    ours, kind = known or ([] if module else fl_lightning.__all__), (*filter(inspect.isclass, bases),) or object
+    modules = [import_module(one) for one in ([module] if module else _OTHERS)]
+    fits = [(each, one) for one in modules for each, found in vars(one).items() if module or _is_kind(found, kind)]
+    others = {each: f"{one.__name__}.{each}" for each, one in fits if not each.startswith("_")}
     near = did_you_mean(name, [*ours, *others], show=lambda each: each if each in ours else others[each])
     others_too = f" Known: {', '.join(known)}; use any other by its" if known else " A class of your own is named by its"
     return f"{near}{others_too} dotted path, from this folder or PYTHONPATH."
+
+
+def _is_kind(found: Any, kind: Any) -> bool:
+    return inspect.isclass(found) and issubclass(found, kind)
 
 
 def _located(path: str) -> Any:

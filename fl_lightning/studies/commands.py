@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import yaml
 from jsonargparse import ArgumentParser
 
-from fl_lightning.compat.jsonargparse import ActionConfigFile, actions_of
+from fl_lightning.compat.jsonargparse import ActionConfigFile, actions_of, reading_utf8
 from fl_lightning.config.files import find, read
 from fl_lightning.config.messages import explain, refuse_null
 from fl_lightning.errors import ConfigurationError, FederationError
@@ -36,7 +36,8 @@ class _StudyFile(ActionConfigFile):
                 f"'{values}' configures one run, not a study. Run it with: fl-lightning fit --config {values}; or compare "
                 f"settings of it: fl-lightning compare --base {values} --over.learning_rate '[0.01, 0.1]'"
             )
-        super().__call__(parser, cfg, str(path), option_string)  # type: ignore[no-untyped-call]
+        with reading_utf8():
+            super().__call__(parser, cfg, str(path), option_string)  # type: ignore[no-untyped-call]
 
 
 class _Parser(ArgumentParser):

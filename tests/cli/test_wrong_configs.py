@@ -39,6 +39,8 @@ WRONG_FILES = {
     "item.yaml": "federation:\n  transforms:\n    - Quantise\n",
     "value.yaml": "trainer:\n  max_epochs: x\n",
     "report.yaml": "client_table: {enabled: false}\n",
+    "clients.yaml": "data:\n  clients:\n    oslo: MNISTDataModule\n    bergen: {class_path: MNISTDataModule,"
+    " init_args: {batch_size: x}}\n    turku: MNISTDataModul\n",
     "former.yaml": "federation:\n  clock: {ticks: 3}\n",
 }
 
@@ -117,6 +119,10 @@ TYPED = """
 --config class.yaml => Did you mean CrossEntropy?
 --config former.yaml => It is now 'federation.availability.clock'.
 --config report.yaml => Write 'federation_report', where 'enabled' is 'clients'.
+--config clients.yaml => error: 'data.clients.bergen.batch_size' must be a whole number, but is 'x'.
+--data.clients {"oslo":"MNISTDataModule","turku":"MNISTDataModul"} => 'data.clients.turku': There is no class
+--data.clients {"oslo":"MNISTDataModule","turku":{"root":"x"}} => 'data.clients.turku' has settings, but no class.
+--data.clients.oslo MNISTDataModule --data.clients.oslo.batch_size=x => error: 'data.clients.oslo.batch_size' must
 --config item.yaml => Did you mean Quantize? Known: ClientPrivacy, ClipUpdate, HalfPrecision, Quantize, TopK;
 --config value.yaml => 'trainer.max_epochs' must be a whole number, but is 'x'.
 --config {base:adafed_mnist,trainer:{max_epochs:[}} => config
@@ -154,7 +160,7 @@ TYPED = """
 --model.optimizer SDG => Did you mean torch.optim.SGD?
 --model.optimizer torch.optm.SGD => Did you mean torch.optim?
 --model.optimizer.lr=abc => error: 'model.optimizer.lr' must be a number, but is 'abc'. All settings of torch.optim.Adadelta: fl
---trainer.logger CSVLoger => There is no class 'CSVLoger'. Known: FederationWandbLogger
+--trainer.logger CSVLoger => There is no class 'CSVLoger'. Did you mean lightning.pytorch.loggers.CSVLogger?
 --trainer.max_epochs x => error: 'trainer.max_epochs' must be a whole number, but is 'x'. All settings: fl-lightning fit --help.
 --trainer.max_epoch=2 => unrecognized arguments: --trainer.max_epoch=2. Did you mean --trainer.max_epochs?
 --trainer.limit_val_batches=x => 'trainer.limit_val_batches' must be a whole number or a number, but is 'x'.

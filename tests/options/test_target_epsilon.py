@@ -220,7 +220,7 @@ def test_the_command_shows_epsilon_against_rounds_cohort_and_noise(fl):
     spent = [float(row["epsilon"]) for row in rows if row["what varies"] == "target epsilon"]
     assert all(0.99 * target <= epsilon <= target for target, epsilon in zip([0.5, 1, 2, 4, 8], spent, strict=True))
     status, text = fl("privacy", "--config", ADAFED, *SMALL, *four, *more, "--layout=markdown")
-    assert "| clients | as configured | 4 | 4 | 8 |" in text
+    assert "'layout' must be one of 'text', 'csv', but is 'markdown'." in text
     assert not Path("runs").exists()
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fl_lightning.config.files import find, folder, names
+from fl_lightning.config.files import find, folder, names, write_new
 from fl_lightning.errors import ConfigurationError, did_you_mean
 
 _USAGE = """usage: fl-lightning configs                   list the configurations that come with the package
@@ -54,10 +54,9 @@ def listing() -> str:
     """Return every name with a line that describes it."""
     known = names()
     width = max(map(len, known), default=0)
-    groups = [*_GROUPS, *sorted({name.rpartition("/")[0] for name in known} - set(_GROUPS))]
     lines = []
-    for group in groups:
-        lines += [_GROUPS.get(group, f"{group}:"), ""]
+    for group, about in _GROUPS.items():
+        lines += [about, ""]
         lines += [f"  {name:<{width}}  {_headline(name)}" for name in known if name.rpartition("/")[0] == group]
         lines.append("")
     return "\n".join([*lines, "Print one: fl-lightning configs show NAME. Get a copy: fl-lightning configs copy NAME.", ""])
@@ -90,11 +89,5 @@ def copy(name: str, to: str = ".") -> str:
     """
     source, target = find(name), Path(to).expanduser()
     target = target / source.name if target.is_dir() else target
-    try:
-        with target.open("x", encoding="utf-8") as file:
-            file.write(source.read_text(encoding="utf-8"))
-    except FileExistsError:
-        raise ConfigurationError(f"'{target}' already exists and was not changed. Name another file.") from None
-    except OSError as error:
-        raise ConfigurationError(f"Cannot write '{target}': {error}. Name another file.") from None
+    write_new(target, source.read_text(encoding="utf-8"))
     return f"{target}\nUse it: fl-lightning {'compare' if source.parent.name == 'studies' else 'fit'} --config {target}\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError, did_you_mean
 from fl_lightning.utilities.argument_parser import ArgumentParser
@@ -62,7 +61,7 @@ def export(source: Path, client: str, target: Path, trusted: Sequence[str] = (),
     memory = state["memory"]
     kept = kept_by_site(site, checkpoint, state, number) if site else memory_in(memory, source).kept(number)
     own = own_tensors(kept, state["tensor_names"], weights)
-    if not own and not _has_personal(state):
+    if not own and not state.get("held"):
         raise CheckpointError(
             f"'{source}' holds no model of client {client}'s own: its federation has no 'federation.personal', and no "
             "strategy or route that keeps clients' models, or the client has not trained yet. Use the file as it is."
@@ -76,10 +75,6 @@ def export(source: Path, client: str, target: Path, trusted: Sequence[str] = (),
     if "model" in kept:
         return f"{target}: the own model of client {client}."
     return f"{target}: the shared model with {len(own)} tensors of client {client}."
-
-
-def _has_personal(state: dict[str, Any]) -> bool:
-    return bool(state.get("held"))
 
 
 def _number(client: str, names: Sequence[str], count: int) -> int:
