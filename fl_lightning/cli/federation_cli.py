@@ -218,7 +218,7 @@ class FederationCLI(OpenCLI):
         given = data.get("clients")
         try:
             if given:
-                self._dump_config()  # while it holds settings alone
+                self.keep_settings()  # while it holds settings alone
                 data.clients = {name: self._build_client(name, one) for name, one in given.items()}
             super().instantiate_classes()
         except ValueError as error:

@@ -79,6 +79,9 @@ class OpenCLI(LightningCLI):
         self.run_command(subcommand)
 
     def _dump_config(self) -> None:
+        self.keep_settings()
+
+    def keep_settings(self) -> None:
         """Write the settings once for all classes, as Lightning does, but without parsing them again."""
         if not hasattr(self, "config_dump"):
             set_dumper("to_load", dump)

@@ -83,6 +83,11 @@ def explain(message: str, options: Iterable[str] = ()) -> str:
     cause = re.sub(r"Expected a dot import path string: ([\w.]+)", r"There is no class '\1'", cause)
     said = f"'{setting}': {cause}." if setting else f"{cause}."
     wrong, unknown = _CLASS.search(cause), _OPTION.search(cause)
+    kind = next((base for base in bases if inspect.isclass(base) and not kinds(base)), None)
+    if wrong and kind:  # a class without others of its kind, which takes settings alone
+        takes = ", ".join(f"{name}: ..." for name in constructor_arguments(kind))
+        near = did_you_mean(wrong[1] or "", [kind.__name__])
+        return said + near if near else f"'{setting}' is {_value(inner)}. It takes settings, or null for none: {{{takes}}}."
     if wrong:
         return said + _of_class(wrong[1] or wrong[3] or "", bases, known, wrong[2])
     if unknown and owner:

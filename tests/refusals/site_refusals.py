@@ -46,7 +46,7 @@ def null(name: str) -> Refusal:
     group, _, inner = name.partition(".")
     return Refusal(
         lambda: north(**{group: {inner: None} if inner else None}),
-        f"data.yaml' cannot be read: 'policy.{name}' is null, but needs",
+        f"data.yaml' cannot be read: 'policy.{name}' is null. Set it, or",
     )
 
 
@@ -106,8 +106,14 @@ SITE = [
         Refusal(written({"update": form}), "'policy.update' must be plain, or have the settings of noise, of masks or of both")
         for form in (None, {}, "masks", {"mask": {"peers": "peers"}}, {"masks": {}}, {"noise": None})
     ),
-    Refusal(written({"update": {"noise": {"budget": None}}}), "'policy.update.noise' needs 'least'. Set it; see"),
-    Refusal(written({"update": {"masks": {"least": 3}}}), "'policy.update.masks' needs 'peers'. Set it; see"),
+    Refusal(
+        written({"update": {"noise": {"budget": None}}}),
+        "'policy.update.noise' is ... needs a value for least. Add policy.update.noise.least",
+    ),
+    Refusal(
+        written({"update": {"masks": {"least": 3}}}),
+        "'policy.update.masks' is ... needs a value for peers. Add policy.update.masks.peers",
+    ),
     Refusal(written({"update": {"masks": {"peers": "peers", "least": 1}}}), "read: 'policy.update.masks.least' must be 2 or"),
     Refusal(lambda: Noise(0.0), "'policy.update.noise.least' must be above 0"),
     Refusal(policy(update=Form(Noise(1.0)), tells=["loss"]), "'policy.tells' has 'loss', which ... Remove it: with noise"),

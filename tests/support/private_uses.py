@@ -119,6 +119,16 @@ def schedules_of_schedules(_: Path) -> Any:
     return [[parts.index(part) for part in of_torch.chained_schedules(one)] for one in chains]
 
 
+@use([0.1 * 0.1])
+def last_rates(_: Path) -> Any:
+    optimizer = SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    schedule = StepLR(optimizer, 1)
+    of_torch.update_last_rates(schedule)
+    optimizer.step()
+    schedule.step()
+    return schedule.get_last_lr()
+
+
 @use(([1, 2, 3], set()))
 def workers(_: Path) -> Any:
     before = set(multiprocessing.active_children())

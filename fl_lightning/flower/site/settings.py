@@ -108,7 +108,7 @@ def _parser() -> ArgumentParser:
 
 def _cause(error: Exception, parser: ArgumentParser) -> str:
     """Return what is wrong with the settings, with the nearest name of one that does not exist."""
-    if not isinstance(error, ArgumentError | TypeError | KeyError):
+    if not (isinstance(error, ArgumentError | TypeError | KeyError) or "Does not validate" in str(error)):
         return str(error) or type(error).__name__
     said = explain(str(error), [option for action in actions_of(parser) for option in action.option_strings])
     return f"{said.partition(' All settings')[0].replace(' --', ' ')[:600]} See docs/site_policy.md."
