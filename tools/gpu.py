@@ -1,6 +1,6 @@
 """Check and measure the package on a GPU, with the small federations of the suite and the workloads of the benchmark.
 
-    pytest tools/gpu.py -k "not speed" -n 4 --junitxml correctness.xml    # a worker that dies is replaced
+    pytest tools/gpu.py tests/clients/test_precision.py -k "not speed" -n 4 --junitxml correctness.xml  # workers may die
     pytest tools/gpu.py -k speed -rP --junitxml speed.xml                 # measurements run alone; -rP prints their figures
     DEVICE=cpu pytest tools/gpu.py                                        # try them out on little data, without a GPU
 
@@ -251,16 +251,6 @@ def proximal_by_hand(start: Any, optimizer_name: str, precision: str, mu: float,
         scaler.step(optimizer)
         scaler.update()
     return weights(net)
-
-
-@needs_gpu
-def test_the_outer_precision_16_mixed_has_no_scaler_for_the_servers_step(found: Any) -> None:
-    module = Plain()
-    before = weights(module)
-    run = federate(module, 2, flags={"precision": "16-mixed"}, accelerator="gpu")
-    assert run.global_step == 2
-    assert not torch.equal(before["net.0.weight"], weights(module)["net.0.weight"].cpu())
-    assert run.precision_plugin.scaler is not None  # put back
 
 
 # ---------------------------------------------------------------- data on the device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 
@@ -13,16 +14,6 @@ from fl_lightning import strategies  # noqa: E402
 
 HEAD = '"""The public names, for type checkers. Written by tools/write_stub.py; ``__init__.py`` imports them on first use."""\n'
 LIST = """
-class Algorithm(NamedTuple):
-    name: str
-    line: str
-    config: str
-    strategy: str = ...
-    at_sites: bool = ...
-    page: str = ...
-    @property
-    def file(self) -> str: ...
-
 ALGORITHMS: dict[str, tuple[Algorithm, ...]]
 STRATEGIES: tuple[Algorithm, ...]
 __all__: list[str]
@@ -38,7 +29,8 @@ def stubs() -> dict[Path, str]:
     return {
         Path("fl_lightning/__init__.pyi"): f"{HEAD}\n{_imports('', parts)}\n__version__: str\n__all__: list[str]\n",
         Path("fl_lightning/strategies/__init__.pyi"): (
-            f"{HEAD}\nfrom typing import NamedTuple\n\n{_imports('.strategies', of_strategies)}{LIST}"
+            f"{HEAD}\nfrom typing import NamedTuple\n\n{_imports('.strategies', of_strategies)}\n"
+            f"{inspect.getsource(strategies.Algorithm)}{LIST}"
         ),
     }
 

@@ -38,6 +38,7 @@ _MAPPING = re.compile(r"Given value: (\{'.*\})$", re.MULTILINE)
 _ENTRY = re.compile(r"Given value: NestedArg\(key='([^'.]+)")
 _CLASS = re.compile(r"There is no class '([\w.]+)'|module '([\w.]+)' has no attribute '(\w+)'|No module named")
 _OPTION = re.compile(r"(?:unrecognized arguments: |[Oo]ption '|[Kk]ey ')(?:--)?([\w.]+)")
+_PATH = re.compile(r"(?:fl_lightning|lightning)\.[\w.]+")
 _ROOTS = ("lightning.LightningModule", "lightning.LightningDataModule", "torch.nn.Module")
 """Classes that jsonargparse takes for the one of a setting that names none."""
 _OTHERS = ("torch.optim", "torch.optim.lr_scheduler", "torch.nn", "lightning.pytorch.callbacks", "lightning.pytorch.loggers")
@@ -65,38 +66,42 @@ def explain(message: str, options: Iterable[str] = ()) -> str:
     see = f"All settings{f' of {owner}' * bool(owner)}: fl-lightning fit --help{f' {owner}' * bool(owner)}."
     if setting and types and (not cause or {"a number", "a whole number"} & set(types)):
         return f"'{setting}' must be {' or '.join(dict.fromkeys(types))}, but is {_value(inner)}. {see}"
-    subtypes = re.findall(r"Subtypes: .*", inner)
-    bases = [locate(path) for path in re.findall(r"(?:fl_lightning|lightning)\.[\w.]+", " ".join(subtypes))]
-    known = list(dict.fromkeys(name for base in bases for name in kinds(base)))
+    bases = [locate(path) for part in re.findall(r"Subtypes: .*", inner) for path in _PATH.findall(part)]
     if "is abstract" in cause or owner in _ROOTS:
-        value = _value(inner).strip("'")
-        if lacks := sorted(getattr(locate(value), "__abstractmethods__", ())):
-            return f"'{setting}' is {value}, which does not define {' and '.join(map(repr, lacks))}. Add it to the class."
-        such = f", with a class such as {known[0]}" if known else ""
-        return f"'{setting}' has settings, but no class. Write '{setting}: {{class_path: ..., init_args: ...}}'{such}."
+        return _without_class(setting, _value(inner).strip("'"), bases)
     if setting and "are required: " in cause:
         needed = cause.rpartition(": ")[2]
-        return f"'{setting}' is {owner}, which needs a value for {needed}. Add --{setting}.{needed.split(', ')[0]} VALUE. {see}"
+        return f"'{setting}' needs a value for {needed}. Add --{setting}.{needed.split(', ')[0]} VALUE. {see}"
     empty = re.search(r"Unable to load config '(.*)'", message)
     if empty and not cause:
         return f"'{setting}' must contain settings, but is {empty[1]}. Leave it out, or set its settings one by one. {see}"
     cause = re.sub(r"Expected a dot import path string: ([\w.]+)", r"There is no class '\1'", cause)
     said = f"'{setting}': {cause}." if setting else f"{cause}."
-    wrong, unknown = _CLASS.search(cause), _OPTION.search(cause)
-    kind = next((base for base in bases if inspect.isclass(base) and not kinds(base)), None)
-    if wrong and kind:  # a class without others of its kind, which takes settings alone
-        takes = ", ".join(f"{name}: ..." for name in constructor_arguments(kind))
-        near = did_you_mean(wrong[1] or "", [kind.__name__])
-        return said + near if near else f"'{setting}' is {_value(inner)}. It takes settings, or null for none: {{{takes}}}."
-    if wrong:
-        return said + _of_class(wrong[1] or wrong[3] or "", bases, known, wrong[2])
-    if unknown and owner:
-        return said + did_you_mean(unknown[1], constructor_arguments(_located(owner))) + f" {see}"
-    if unknown:
-        return said + (_instead(unknown[1], options) or f" {see}")
+    if wrong := _CLASS.search(cause):
+        return _takes_settings(setting, wrong[1] or "", inner, bases) or said + _of_class(wrong, bases)
+    if unknown := _OPTION.search(cause):
+        near = did_you_mean(unknown[1], constructor_arguments(_located(owner))) if owner else _instead(unknown[1], options)
+        return said + (f"{near} {see}" if owner else near or f" {see}")
     if "are required: " in cause:
         return f"{said} Use a configuration that sets them: fl-lightning fit --config adafed_mnist. See fl-lightning configs."
     return f"{said} {see}"
+
+
+def _without_class(setting: str, value: str, bases: list[Any]) -> str:
+    """Say that a setting names an abstract class, or settings without a class."""
+    if lacks := sorted(getattr(locate(value), "__abstractmethods__", ())):
+        return f"'{setting}' is {value}, which does not define {' and '.join(map(repr, lacks))}. Add it to the class."
+    such = f", with a class such as {known[0]}" if (known := _known(bases)) else ""
+    return f"'{setting}' has settings, but no class. Write '{setting}: {{class_path: ..., init_args: ...}}'{such}."
+
+
+def _takes_settings(setting: str, name: str, text: str, bases: list[Any]) -> str:
+    """Say what a setting takes whose class has no others of its kind; empty if others fit, or the name is nearly its own."""
+    kind = next((base for base in bases if inspect.isclass(base) and not kinds(base)), None)
+    if kind is None or did_you_mean(name, [kind.__name__]):
+        return ""
+    takes = ", ".join(f"{argument}: ..." for argument in constructor_arguments(kind))
+    return f"'{setting}' is {_value(text)}. It takes settings, or null for none: {{{takes}}}."
 
 
 def _with_entry(setting: str, message: str) -> str:
@@ -124,18 +129,25 @@ def _value(text: str) -> str:
     return "null" if value == "None" else value if re.fullmatch(r"[-+.\deE]+|[\[{].*", value) else repr(value)
 
 
-def _of_class(name: str, bases: list[Any], known: list[str], module: str | None) -> str:
+def _of_class(wrong: re.Match[str], bases: list[Any]) -> str:
     """Say what to write in place of a class that does not exist."""
+    name, module, known = wrong[1] or wrong[3] or "", wrong[2], _known(bases)
     instead: str = vars(fl_lightning)["instead_of"](name.removeprefix("fl_lightning."))
     if instead:
         return instead
-    ours, kind = known or ([] if module else fl_lightning.__all__), (*filter(inspect.isclass, bases),) or object
+    kind = (*filter(inspect.isclass, bases),) or object
+    ours = known or [base.__name__ for base in bases if inspect.isclass(base)] or ([] if module else fl_lightning.__all__)
     modules = [import_module(one) for one in ([module] if module else _OTHERS)]
     fits = [(each, one) for one in modules for each, found in vars(one).items() if module or _is_kind(found, kind)]
     others = {each: f"{one.__name__}.{each}" for each, one in fits if not each.startswith("_")}
     near = did_you_mean(name, [*ours, *others], show=lambda each: each if each in ours else others[each])
     others_too = f" Known: {', '.join(known)}; use any other by its" if known else " A class of your own is named by its"
     return f"{near}{others_too} dotted path, from this folder or PYTHONPATH."
+
+
+def _known(bases: list[Any]) -> list[str]:
+    """Return the names of this package's classes that fit a setting."""
+    return list(dict.fromkeys(name for base in bases for name in kinds(base)))
 
 
 def _is_kind(found: Any, kind: Any) -> bool:

@@ -23,7 +23,7 @@ from fl_lightning.functional.metric_names import is_validation_figure
 
 
 def prefer_offline() -> bool:
-    """Set ``WANDB_MODE=offline`` if W&B has no API key and the user has not chosen a mode.
+    """Set ``WANDB_MODE=offline`` if W&B lacks an API key and the user left the mode open.
 
     Returns:
         Whether runs will be written offline.

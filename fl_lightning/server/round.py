@@ -206,7 +206,7 @@ class FederationRound(Cohort):
         return None
 
     def _publish_once(self) -> int:
-        """Publish the global model, if this round has not yet, and return its version."""
+        """Publish the global model unless this round already did, and return its version."""
         self._published = self._published or self.federation.publish().version
         return self._published
 

@@ -35,14 +35,29 @@ from fl_lightning.strategies.shapley import ShapleyValues as ShapleyValues
 from fl_lightning.strategies.trimmed_mean import TrimmedMean as TrimmedMean
 
 class Algorithm(NamedTuple):
+    """Describe an algorithm in one line.
+
+    Args:
+        name: the name under which papers know it.
+        line: what it does.
+        config: the configuration of its name, ``<file>_<data>``.
+        strategy: its class, in the module ``<file>``; empty if it is a route, an option or a setting of a strategy above.
+        at_sites: whether sites of a real federation build the strategy for a server. Set it after looking at what the class
+            computes from a site's rows, because that is what leaves with its tensors and numbers.
+        page: where its section is, from ``docs/algorithms``; empty for the section of its name on the page of its group.
+    """
+
     name: str
     line: str
     config: str
-    strategy: str = ...
-    at_sites: bool = ...
-    page: str = ...
+    strategy: str = ""
+    at_sites: bool = False
+    page: str = ""
+
     @property
-    def file(self) -> str: ...
+    def file(self) -> str:
+        """Return the name of its configuration without the data set."""
+        return self.config.rpartition("_")[0]
 
 ALGORITHMS: dict[str, tuple[Algorithm, ...]]
 STRATEGIES: tuple[Algorithm, ...]

@@ -133,7 +133,7 @@ TYPED = """
 --federation.route.period 3 => has settings, but no class. Write 'federation.route: {class_path: ..., init_args: ...}', with
 --federation.strategy FedAvgg => Did you mean FedAvg, FedAvgM or QFedAvg? Known: AFL, APFL, AdaFed, CosineFilter, Ditto, FedA
 --federation.strategy fl_lightning.strategies.base.WeightedAverage => WeightedAverage, which does not define 'weight'. Add it
---federation.strategy MOON => which needs a value for representation. Add --federation.strategy.representation VALUE
+--federation.strategy MOON => needs a value for representation. Add --federation.strategy.representation VALUE
 --federation.strategy nowhere.NoSuch => use any other by its dotted path, from this folder or PYTHONPATH
 --federation.strategy.colour=x => Option 'colour' is not accepted ... fl-lightning fit --help AdaFed
 --federation.strategy.power=x => 'federation.strategy.power' must be a number, but is 'x'. All settings of AdaFed: fl-lightning

@@ -108,11 +108,11 @@ SITE = [
     ),
     Refusal(
         written({"update": {"noise": {"budget": None}}}),
-        "'policy.update.noise' is ... needs a value for least. Add policy.update.noise.least",
+        "'policy.update.noise' needs a value for least. Add policy.update.noise.least",
     ),
     Refusal(
         written({"update": {"masks": {"least": 3}}}),
-        "'policy.update.masks' is ... needs a value for peers. Add policy.update.masks.peers",
+        "'policy.update.masks' needs a value for peers. Add policy.update.masks.peers",
     ),
     Refusal(written({"update": {"masks": {"peers": "peers", "least": 1}}}), "read: 'policy.update.masks.least' must be 2 or"),
     Refusal(lambda: Noise(0.0), "'policy.update.noise.least' must be above 0"),

@@ -17,7 +17,7 @@ from fl_lightning.compat.wandb import workspace_specification
 from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.utilities.argument_parser import ArgumentParser
 
-STRATEGY = "config.federation.strategy.class_path"
+_GROUPED = {"groupby": "config.federation.strategy.class_path", "groupby_aggfunc": "mean"}
 
 
 def workspace(entity: str, project: str) -> Any:
@@ -26,50 +26,7 @@ def workspace(entity: str, project: str) -> Any:
     Raises:
         ConfigurationError: if wandb-workspaces is not installed.
     """
-    from fl_lightning.reporting.client_charts import CHART, FIELDS, TABLE  # imports torch, which --help does not need
-
-    wr, ws = _package("reports.v2"), _package("workspaces")
-    grouped = {"groupby": STRATEGY, "groupby_aggfunc": "mean"}
-
-    def by_strategy(title: str, metric: str, unit: str, x: str = "round") -> Any:
-        """Draw the mean over seeds with a band for each strategy."""
-        names = {"title": title, "title_x": x.rpartition("/")[2], "title_y": unit}
-        return wr.LinePlot(x=x, y=[metric], groupby_rangefunc="stddev", **grouped, **names)
-
-    def matching(title: str, prefix: str, unit: str) -> Any:
-        """Draw all metrics ``<prefix>/<number>``."""
-        return wr.LinePlot(title=title, x="round", metric_regex=f"^{prefix}/[0-9]+$", title_x="round", title_y=unit)
-
-    def by_client(title: str, figure: str) -> Any:
-        """Draw a line for each client or for each quantile, from the table of a run's own charts."""
-        return wr.CustomChart(
-            query={"summaryTable": {"tableKey": TABLE}},
-            chart_name=CHART,
-            chart_fields={**FIELDS, "lineVal": figure},
-            chart_strings={"title": title, "xname": "round"},
-        )
-
-    sections = {
-        "Strategies": [
-            by_strategy("Accuracy by strategy", "val_accuracy", "share of the server's set"),
-            by_strategy("Macro-F1 by strategy", "val_f1_macro", "F1"),
-            by_strategy("Loss by strategy", "val_loss", "nats"),
-            by_strategy("Accuracy for megabytes", "val_accuracy", "share", x="federation/megabytes_total"),
-            by_strategy("Accuracy for seconds", "val_accuracy", "share", x="federation/seconds_total"),
-            by_strategy("How far clients drift apart", "federation/drift", "L2 norm"),
-            wr.BarPlot(title="Best accuracy", metrics=["val_accuracy.max"], **grouped),
-        ],
-        "Classes": [
-            matching("F1 of each class", "val_f1", "F1"),
-            matching("Class weights of the adaptive loss", "class_weight", "kappa"),
-        ],
-        "Clients": [
-            by_client("Weights p_k by client, as shares of their sum", "share"),
-            by_client("Loss by client", "loss"),
-            by_client("L2 norm of the update by client", "update_norm"),
-            by_client("Seconds by client", "seconds"),
-        ],
-    }
+    ws, sections = _package("workspaces"), _sections(_package("reports.v2"))
     return ws.Workspace(
         entity=entity,
         project=project,
@@ -78,6 +35,51 @@ def workspace(entity: str, project: str) -> Any:
         settings=ws.WorkspaceSettings(x_axis="round", smoothing_type="none"),
         auto_generate_panels=True,
     )
+
+
+def _sections(wr: Any) -> dict[str, list[Any]]:
+    """Return the panels of each section, given the package that has their classes."""
+    return {
+        "Strategies": [
+            _by_strategy(wr, "Accuracy by strategy", "val_accuracy", "share of the server's set"),
+            _by_strategy(wr, "Macro-F1 by strategy", "val_f1_macro", "F1"),
+            _by_strategy(wr, "Loss by strategy", "val_loss", "nats"),
+            _by_strategy(wr, "Accuracy for megabytes", "val_accuracy", "share", x="federation/megabytes_total"),
+            _by_strategy(wr, "Accuracy for seconds", "val_accuracy", "share", x="federation/seconds_total"),
+            _by_strategy(wr, "How far clients drift apart", "federation/drift", "L2 norm"),
+            wr.BarPlot(title="Best accuracy", metrics=["val_accuracy.max"], **_GROUPED),
+        ],
+        "Classes": [
+            _matching(wr, "F1 of each class", "val_f1", "F1"),
+            _matching(wr, "Class weights of the adaptive loss", "class_weight", "kappa"),
+        ],
+        "Clients": [
+            _by_client(wr, "Weights p_k by client, as shares of their sum", "share"),
+            _by_client(wr, "Loss by client", "loss"),
+            _by_client(wr, "L2 norm of the update by client", "update_norm"),
+            _by_client(wr, "Seconds by client", "seconds"),
+        ],
+    }
+
+
+def _by_strategy(wr: Any, title: str, metric: str, unit: str, x: str = "round") -> Any:
+    """Draw the mean over seeds with a band for each strategy."""
+    names = {"title": title, "title_x": x.rpartition("/")[2], "title_y": unit}
+    return wr.LinePlot(x=x, y=[metric], groupby_rangefunc="stddev", **_GROUPED, **names)
+
+
+def _matching(wr: Any, title: str, prefix: str, unit: str) -> Any:
+    """Draw all metrics ``<prefix>/<number>``."""
+    return wr.LinePlot(title=title, x="round", metric_regex=f"^{prefix}/[0-9]+$", title_x="round", title_y=unit)
+
+
+def _by_client(wr: Any, title: str, figure: str) -> Any:
+    """Draw a line for each client or for each quantile, from the table of a run's own charts."""
+    from fl_lightning.reporting.client_charts import CHART, FIELDS, TABLE  # imports torch, which --help does not need
+
+    names = {"title": title, "xname": "round"}
+    query = {"summaryTable": {"tableKey": TABLE}}
+    return wr.CustomChart(query=query, chart_name=CHART, chart_fields={**FIELDS, "lineVal": figure}, chart_strings=names)
 
 
 def main(arguments: Sequence[str]) -> None:
