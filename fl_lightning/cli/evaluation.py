@@ -55,14 +55,18 @@ def run_evaluation(
     cells = evaluate(trainer, settings, model, data, asked)
     if not trainer.is_global_zero:
         return
-    folder = root / FOLDER
+    _write(trainer, cells, asked, root / FOLDER)
+
+
+def _write(trainer: Trainer, cells: Sequence[Any], asked: Evaluation, folder: Path) -> None:
+    """Write the results into a folder and to the loggers, and print the matrix."""
     rows = rows_of(cells)
     write_csv(folder / "evaluation.csv", COLUMNS, rows)
     header, points = points_of_curves(cells)
     if points:
         write_csv(folder / "curves.csv", header, points)
     (folder / "evaluation.md").write_text(markdown(cells, asked.part, asked.level), encoding="utf-8")
-    drawn = [name for name in named if draw(cells, name, folder / f"{name}.png")]
+    drawn = [name for name in asked.metrics if draw(cells, name, folder / f"{name}.png")]
     log_table(trainer, "evaluation", COLUMNS, rows)
     if points:
         log_table(trainer, "evaluation_curves", header, points)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -90,18 +90,7 @@ class RemoteSites(ChecksTypes, RemoteClients):
 
     def open(self, trainer: Trainer, settings: Any) -> tuple[ClientInfo, ...]:
         """See :class:`RemoteClients`."""
-        refuse_simulated(settings, trainer, trainer.datamodule)  # type: ignore[attr-defined]
-        self._values = configuration(trainer, settings, self.model)
-        if self.model is not None:
-            said = unlike(self.build_model().state_dict(), trainer.lightning_module.state_dict())
-            if said:
-                raise ConfigurationError(f"The fit trains another module than 'model': {said}. Fit 'pool.build_model()'.")
-        self._settings, self._trainer = settings, trainer
-        if self.min_sites is not None and not settings.faults.skips:
-            raise ConfigurationError(
-                f"'federation.pool.min_sites' is {self.min_sites}, but 'federation.faults.policy' is 'fatal', which ends "
-                "the run when a site is absent. Set it to 'skip', or remove 'min_sites'."
-            )
+        self._begin(trainer, settings)
         transport, registered = self._connect(settings)
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
         held = _held_out(datamodule, registered)
@@ -110,24 +99,7 @@ class RemoteSites(ChecksTypes, RemoteClients):
         names = [registered[number] for number in self._numbers]
         self._exchange = Exchange(transport, names, self._numbers, self._witness)
         absent = self._exchange.absent() if self.min_sites is not None else {}
-        callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
-        asks = any(getattr(callback, "reads_inputs", False) for callback in callbacks)
-        asks |= any(not part.is_measured for part in standardized_parts(trainer.lightning_module))
-        summed = any(option.seals for option in settings.active_options)  # then the sums of inputs are asked for later
-        asked: dict[str, Any] = {
-            "schema": digest_of_schema(datamodule.datamodule),
-            "statistics": asks and not summed,
-            "summed": asks and summed,
-        }
-        quiet = asked | {"statistics": False}  # of held-out sites, whose sums must not be used
-        found = self._ask_all(
-            {
-                k: envelope.request("describe", client=number, **(asked if k < self._trained else quiet))
-                for k, number in enumerate(self._numbers)
-                if k not in absent
-            }
-        )
-        told = {client: info_in(reply, names[client]) for client, reply in sorted(found.items())}
+        told = self._described(trainer, settings, names, absent)
         for client, cause in absent.items():
             rank_zero_warn(f"The fit starts without site {names[client]} (client {client}): {cause}.")
         self._infos = tuple(told.get(k) or self._recall(name) or ClientInfo(name, 0) for k, name in enumerate(names))
@@ -141,6 +113,44 @@ class RemoteSites(ChecksTypes, RemoteClients):
         require_parts(settings, training, absent=len(absent), unseen=unseen)
         self._remember(list(told.values()))
         return self._infos
+
+    def _begin(self, trainer: Trainer, settings: Any) -> None:
+        """Refuse settings that sites cannot have, before any is asked."""
+        refuse_simulated(settings, trainer, trainer.datamodule)  # type: ignore[attr-defined]
+        self._values = configuration(trainer, settings, self.model)
+        if self.model is not None:
+            said = unlike(self.build_model().state_dict(), trainer.lightning_module.state_dict())
+            if said:
+                raise ConfigurationError(f"The fit trains another module than 'model': {said}. Fit 'pool.build_model()'.")
+        self._settings, self._trainer = settings, trainer
+        if self.min_sites is not None and not settings.faults.skips:
+            raise ConfigurationError(
+                f"'federation.pool.min_sites' is {self.min_sites}, but 'federation.faults.policy' is 'fatal', which ends "
+                "the run when a site is absent. Set it to 'skip', or remove 'min_sites'."
+            )
+
+    def _described(
+        self, trainer: Trainer, settings: Any, names: Sequence[str], absent: Collection[int]
+    ) -> dict[int, ClientInfo]:
+        """Return what each client that is not absent tells about its data."""
+        callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
+        asks = any(getattr(callback, "reads_inputs", False) for callback in callbacks)
+        asks |= any(not part.is_measured for part in standardized_parts(trainer.lightning_module))
+        summed = any(option.seals for option in settings.active_options)  # then the sums of inputs are asked for later
+        asked: dict[str, Any] = {
+            "schema": digest_of_schema(trainer.datamodule.datamodule),  # type: ignore[attr-defined]
+            "statistics": asks and not summed,
+            "summed": asks and summed,
+        }
+        quiet = asked | {"statistics": False}  # of held-out sites, whose sums must not be used
+        found = self._ask_all(
+            {
+                k: envelope.request("describe", client=number, **(asked if k < self._trained else quiet))
+                for k, number in enumerate(self._numbers)
+                if k not in absent
+            }
+        )
+        return {client: info_in(reply, names[client]) for client, reply in sorted(found.items())}
 
     def _ask_all(self, requests: Mapping[int, Content]) -> dict[int, Any]:
         """Send a request to each client, and return the contents of the replies.
