@@ -153,7 +153,9 @@ def test_pieces_reuse_memory_which_is_returned_now_and_then():
     assert later < 20
 
 
+# Whether the kernel was asked for huge pages: how many it gives depends on how fragmented the machine's memory is.
 HUGE = """
+import re
 import sys
 from fl_lightning.cli.command import main
 sys.argv = ["fl-lightning", "fit", "--config", "adafed_mnist", "--print_config"]
@@ -164,8 +166,12 @@ except SystemExit:
     pass
 import torch
 tensor = torch.ones(2**26, dtype=torch.uint8)
-rollup = open("/proc/self/smaps_rollup").read().splitlines()
-print(next(line for line in rollup if line.startswith("AnonHugePages")).split()[1], file=sys.__stdout__)
+middle, within = tensor.data_ptr() + 2**25, False
+for line in open("/proc/self/smaps"):
+    if address := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
+        within = int(address[1], 16) <= middle < int(address[2], 16)
+    elif within and line.startswith("VmFlags"):
+        print("hg" in line.split(), file=sys.__stdout__)
 """
 PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -174,8 +180,8 @@ PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 @pytest.mark.skipif(not PAGES.exists() or "[madvise]" not in PAGES.read_text(), reason="huge pages are off, or for all")
 def test_large_tensors_are_in_huge_pages_unless_the_user_decides(monkeypatch):
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
-    assert int(python(HUGE)) > 60 * 1024
-    assert int(python(HUGE, THP_MEM_ALLOC_ENABLE="0")) < 10 * 1024
+    assert python(HUGE).strip() == "True"
+    assert python(HUGE, THP_MEM_ALLOC_ENABLE="0").strip() == "False"
 
 
 @pytest.mark.slow
