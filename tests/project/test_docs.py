@@ -50,6 +50,13 @@ def anchored(page, path, anchor=""):
     return anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
+def test_the_page_on_flower_names_each_module_that_uses_it():
+    page = (ROOT / "docs/flower_names.md").read_text()
+    modules = [path.stem for path in (ROOT / "fl_lightning").rglob("*.py") if "    from flwr" in path.read_text()]
+    assert len(modules) > 7
+    assert [module for module in modules if f"`{module}`" not in page] == []
+
+
 @pytest.mark.parametrize("page", ["trust.md", "masks.md"])
 def test_the_tests_that_a_page_names_exist(page):
     file, named = "", 0
