@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -18,14 +18,6 @@ from fl_lightning.messages import ClientTask, EvalOrder, Note, ServerModel
 
 LARGEST_INT = 2**63
 """The limit of whole numbers in messages; JSON allows any number of digits, which neither a float nor an int64 holds."""
-
-_HINTS: dict[Any, dict[str, Any]] = {}
-
-
-def _hints(kind: Any) -> dict[str, Any]:
-    if kind not in _HINTS:
-        _HINTS[kind] = typing.get_type_hints(kind)
-    return _HINTS[kind]
 
 
 def conforms(value: Any, hint: Any) -> bool:
@@ -46,7 +38,8 @@ def conforms(value: Any, hint: Any) -> bool:
     if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
         return isinstance(value, Mapping) and all(conforms(item, arguments[1]) for item in value.values())
     if is_dataclass(hint) and isinstance(hint, type):
-        return type(value) is hint and all(conforms(getattr(value, f.name), _hints(hint)[f.name]) for f in fields(hint))
+        hints = typing.get_type_hints(hint)
+        return type(value) is hint and all(conforms(getattr(value, name), kind) for name, kind in hints.items())
     if hint in (int, float) and type(value) is int:
         return -LARGEST_INT < value < LARGEST_INT
     if hint is float:
@@ -64,9 +57,9 @@ def require_message(value: Any, *kinds: type) -> None:
     """
     if type(value) not in kinds:
         raise WireError(f"A {type(value).__name__} was received instead of a {' or '.join(kind.__name__ for kind in kinds)}.")
-    for one in fields(value):
-        if not conforms(getattr(value, one.name), _hints(type(value))[one.name]):
-            raise WireError(f"The field '{one.name}' of {type(value).__name__} has the wrong type.")
+    for name, hint in typing.get_type_hints(type(value)).items():
+        if not conforms(getattr(value, name), hint):
+            raise WireError(f"The field '{name}' of {type(value).__name__} has the wrong type.")
 
 
 def listed(asked: Mapping[str, Any], name: str) -> tuple[Any, ...]:

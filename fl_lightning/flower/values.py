@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import is_dataclass
-from importlib import import_module
+from pkgutil import resolve_name
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -143,11 +143,7 @@ def found_at_start(setting: Any, values: Any) -> Any:
 
 @functools.cache
 def _short_paths() -> dict[type, str]:
-    found = {}
-    for path in sorted(default_classes()):
-        module, _, name = path.rpartition(".")
-        found[getattr(import_module(module), name)] = path
-    return found
+    return {resolve_name(path): path for path in sorted(default_classes())}
 
 
 def public_path(kind: type) -> str:

@@ -317,12 +317,6 @@ def test_tensors_beside_the_words_are_not_read():
 # ---------------------------------------------------------------- the site decides
 
 
-def test_a_site_that_requires_masks_refuses_a_federation_without():
-    masked()
-    message = "This site's 'policy.update' is masks, so it sends nothing but its part of a sum"
-    assert message in net.refused(plain())
-
-
 @pytest.mark.slow
 def test_sites_that_require_noise_agree_on_the_model():
     """They set limits of the model themselves, so that no failure tells of exact numbers."""

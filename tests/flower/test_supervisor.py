@@ -83,23 +83,15 @@ def test_a_child_that_ends_without_an_error_is_explained():
     assert said[:2] == ["The SuperNode ended with status 0; it starts again in 1 s.", "The cause may be this. clock: An hour."]
 
 
-def test_the_cause_of_an_end_is_told_once():
-    said: list[str] = []
-    causes = iter(["", "clock: An hour.", "clock: An hour.", "port: Closed."])
-    supervisor, child = Supervisor([], said.append), Child("SuperNode", [])
-    for _ in range(4):
-        supervisor._explain(child, lambda: next(causes))
-    assert said == ["The cause may be this. clock: An hour.", "The cause may be this. port: Closed."]
-
-
-def test_what_a_child_leaves_for_the_staff_is_said_once():
+def test_what_a_child_leaves_for_the_staff_and_the_cause_of_its_end_are_told_once():
     said, left = list[str](), Path("trouble")
-    supervisor = Supervisor([], said.append)
-    child = Child("SuperNode", [], tells=left, next_start=float("inf"))
     left.write_text("The server does not answer.")
-    for _ in range(2):
+    causes = iter(["", "clock: An hour.", "clock: An hour.", "port: No."])
+    supervisor, child = Supervisor([], said.append), Child("SuperNode", [], tells=left, next_start=float("inf"))
+    for _ in range(4):
         supervisor._look_after(child)
-    assert said == ["The server does not answer."]
+        supervisor._explain(child, lambda: next(causes))
+    assert said == ["The server does not answer.", "The cause may be this. clock: An hour.", "The cause may be this. port: No."]
 
 
 def test_a_worker_that_cannot_use_its_data_ends_the_site():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,32 +40,12 @@ SECTIONS = {
 }
 """The settings under ``federation`` that a site needs, with their types."""
 
-_VALUES = {
-    "seed": int,
-    "num_clients": int,
+_VALUES: dict[str, type] = {
+    **dict.fromkeys(("seed", "num_clients", "threads", "rounds"), int),
+    **dict.fromkeys(("inference_mode", "logger", "trains"), bool),
     "numbers": tuple,
     "precision": str,
-    "threads": int,
-    "inference_mode": bool,
-    "logger": bool,
-    "rounds": int,
-    "trains": bool,
 }
-
-
-@dataclass(frozen=True)
-class Built:
-    """Hold a site's half of a federation.
-
-    Attributes:
-        module: the module that the site trains.
-        client: carries out orders.
-        settings: the settings.
-    """
-
-    module: LightningModule
-    client: Client
-    settings: FederationSettings
 
 
 def check_contract(contract: Any, policy: Policy, client: int) -> None:
@@ -99,8 +79,8 @@ def check_contract(contract: Any, policy: Policy, client: int) -> None:
 
 def build(
     contract: Mapping[str, Any], data: SiteData, policy: Policy, device: torch.device, tell: Any, site: SitePlace | None = None
-) -> Built:
-    """Build a site's half of a federation from a contract that :func:`check_contract` accepted.
+) -> tuple[LightningModule, Client, FederationSettings]:
+    """Return a site's module, client and settings, from a contract that :func:`check_contract` accepted.
 
     Raises:
         RefusedError: if the values do not fit, or the settings are beyond the site's policy.
@@ -141,7 +121,7 @@ def build(
     )
     emptied(module.parameters())  # from now on it is compared with what the server sends, by shapes alone
     client.questions = questions_at_site(policy)
-    return Built(module, client, owner)
+    return module, client, owner
 
 
 def _module(recipe: Recipe, model: Mapping[str, Any], limits: SiteLimits) -> LightningModule:

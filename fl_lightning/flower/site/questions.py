@@ -57,14 +57,11 @@ def check_question(order: EvalOrder, question: Question, policy: Policy) -> None
 
 def _refuse_large(value: Any) -> None:
     """Refuse settings of a metric that would fill this machine's memory."""
-    if isinstance(value, Mapping):
-        for item in value.values():
-            _refuse_large(item)
-    elif isinstance(value, list | tuple) and len(value) <= _LARGEST:
-        for item in value:
-            _refuse_large(item)
-    elif isinstance(value, list | tuple) or (isinstance(value, int) and value > _LARGEST):
+    listed = isinstance(value, list | tuple)
+    if (len(value) if listed else value if isinstance(value, int) else 0) > _LARGEST:
         raise RefusedError(f"A setting of the metric is above {_LARGEST}, or a longer list, which would fill a site's memory.")
+    for item in value.values() if isinstance(value, Mapping) else value if listed else ():
+        _refuse_large(item)
 
 
 class SiteQuestions:

@@ -32,11 +32,9 @@ OPTIONS: dict[str, type[OptionSettings]] = {
     if issubclass(kind, OptionSettings) and kind.at_sites
 }
 """The options that sites build, by the setting that holds them."""
-_MODELS = {
+_PARTS = {
     "tasks": "ClassificationTask LossAdaptation RegressionTask",
     "models": "DensityCount FrozenBackbone KerasCNN LeNet MLP ResNet18 Standardized UNet VGG19",
-}
-_PARTS = {
     "losses": "CrossEntropy F1WeightedCrossEntropy HalfSquaredError Hinge MetricWeightedCrossEntropy ProximalLoss RobustLoss",
     "metrics": "CalibrationCurve DiagnosticOddsRatio PercentageError",
     "optimizers": "Yogi",
@@ -73,19 +71,11 @@ _DEPTH = 30
 _CALLABLE = typing.get_origin(Callable[[], None])
 
 
-def model_classes() -> frozenset[str]:
-    """Return the dotted paths of the tasks and networks that a site accepts by default."""
-    return frozenset(f"fl_lightning.{name}" for names in _MODELS.values() for name in names.split())
-
-
 def default_classes() -> frozenset[str]:
     """Return all dotted paths that a site accepts by default."""
     own = {f"fl_lightning.{name}" for names in _PARTS.values() for name in names.split()}
     own |= {f"fl_lightning.{kind.__name__}" for kind in OPTIONS.values()}
-    return (
-        frozenset(own | {f"{module}.{name}" for module, names in (_TORCH | _TORCHMETRICS).items() for name in names.split()})
-        | model_classes()
-    )
+    return frozenset(own | {f"{module}.{name}" for module, names in (_TORCH | _TORCHMETRICS).items() for name in names.split()})
 
 
 class RefusedError(ConfigurationError):
