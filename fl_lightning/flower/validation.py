@@ -99,14 +99,12 @@ def require_model(model: ServerModel, module: torch.nn.Module) -> None:
         raise WireError(f"The layout names a part '{min(unknown)[:100]}' that the model here does not have.")
 
 
-def require_order(
-    order: ClientTask | EvalOrder | Note, state: ModelState, broadcast: Mapping[str, Tensor], client: int
-) -> None:
+def require_order(order: ClientTask | EvalOrder | Note, view: ModelState, broadcast: Mapping[str, Tensor], client: int) -> None:
     """Refuse an order for another client, or with tensors that do not fit the model.
 
     Args:
         order: the order.
-        state: the view of the module here.
+        view: the view of the module here.
         broadcast: the tensors of the strategy that came with the global model.
         client: the number of this site.
 
@@ -123,18 +121,16 @@ def require_order(
         if least < 0 or turn >= 10**9 or not 1 <= task.slowness < 1e9:
             raise WireError("The order has a round, period, epochs, a slowness or a place in the training outside its range.")
         if task.pull is not None:
-            _require_vector(task.pull.anchor, state.num_parameters, "anchor")
+            _require_vector(task.pull.anchor, view.num_parameters, "anchor")
     start = order.start if isinstance(order, ClientTask) else order.model if isinstance(order, EvalOrder) else None
     if start is not None:
-        _require_vector(start.vector, state.size, "model")
-        if start.counters.dtype != torch.int64 or start.counters.shape != state.counters().shape:
+        _require_vector(start.vector, view.size, "model")
+        if start.counters.dtype != torch.int64 or start.counters.shape != view.counters().shape:
             raise WireError(f"The counters of the model are {start.counters.dtype} of shape {tuple(start.counters.shape)}.")
     for name, tensor in broadcast.items():
-        _require_vector(tensor, state.num_parameters, name)
+        _require_vector(tensor, view.num_parameters, name)
 
 
 def _require_vector(vector: Tensor, size: int, name: str) -> None:
     if vector.shape != (size,) or not vector.is_floating_point():
-        raise WireError(
-            f"'{name}' is {vector.dtype} of shape {tuple(vector.shape)}, but must be {size} floating-point numbers."
-        )
+        raise WireError(f"'{name}' is {vector.dtype} of shape {tuple(vector.shape)}, not {size} floating-point numbers.")

@@ -154,7 +154,5 @@ def public_path(kind: type) -> str:
     """
     known = _short_paths().get(kind)
     if known is None and (kind.__module__ == "__main__" or "<locals>" in kind.__qualname__):
-        raise ConfigurationError(
-            f"Sites cannot import '{kind.__qualname__}' from a script. Move it to a module that they have."
-        )
+        raise ConfigurationError(f"Sites cannot import '{kind.__qualname__}' from a script. Move it to a module of theirs.")
     return known or f"{kind.__module__}.{kind.__qualname__}"

@@ -13,20 +13,7 @@ import pandas as pd
 import pytest
 import sites_over_bytes as net
 import torch
-from masked_sites import (
-    FIRST,
-    REST,
-    SECURE,
-    SKIP,
-    Killed,
-    cheating,
-    masked,
-    masks,
-    note_with,
-    refuses,
-    step_of,
-    steps_of,
-)
+from masked_sites import FIRST, REST, SECURE, SKIP, Killed, cheating, masked, masks, note_with, refuses, step_of, steps_of
 from torch.utils.data import TensorDataset
 
 from fl_lightning.errors import ProtocolError

@@ -121,10 +121,8 @@ def test_the_check_of_a_good_export(hospitals):
 
 
 def test_the_check_of_an_export_with_many_mistakes(hospitals):
-    rows = [
-        f"{200 if k < 3 else 40 + k};{150 + k};{k},5;{'m' if k % 2 else 'female'};I;yes;2021-01-0{k % 9 + 1};healthy"
-        for k in range(20)
-    ]
+    own = "{};{};{},5;{};I;yes;2021-01-0{};healthy"
+    rows = [own.format(200 if k < 3 else 40 + k, 150 + k, k, "m" if k % 2 else "female", k % 9 + 1) for k in range(20)]
     head = "age;height;platelets;sex;Stage;smoker;admitted;outcome"
     Path("bad.csv").write_text("\n".join([head, *rows, ";180;7.5;;;no;x;ill"]) + "\n")
     path = write_site("north", "bad.csv", own={"csv": {"separator": ";"}})

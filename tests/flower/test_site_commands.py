@@ -22,7 +22,6 @@ from fl_lightning.settings.server import Faults
 from fl_lightning.utilities.folder_lock import lock_folder
 
 RSA = "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAAAgQDBYO8TUv1fXcPbFUs5NV9GSSYwQpzvaKhc4v3DfUlXfQ=="
-KNOWN = "site --name a --server h --key a.key --data taken"
 EMBEDDED = "datamodule: {class_path: fl_lightning.MNISTDataModule, init_args: {source: embedded}}\n"
 
 
@@ -50,6 +49,7 @@ def refused(capsys, command, *words: str) -> str:
         (serve, "serve", "the following arguments are required: --host. All settings: fl-lightning serve --help."),
         (serve, "serve --host h --port 99999", "argument --port: '99999' is not a port, a number from 0 to 65535."),
         (serve, "serve --host h --local_port -1", "argument --local_port: '-1' is not a port"),
+        (serve, "serve --host h --port x", "argument --port: 'x' is not a port"),
         (serve, "serve --host https://h:8443", "'https://h:8443' is not a name or an address without 'https://' and port."),
         (serve, "serve --hos h", "the following arguments are required: --host."),
         (serve, "serve --host h --print nginx", "unrecognized arguments: --print nginx"),
@@ -65,11 +65,26 @@ def refused(capsys, command, *words: str) -> str:
         (site, "site --name ../a --server h --key a.key --data d", "The name is '../a'. Use letters, digits,"),
         (site, "site --name a --server h --key b.key --data d", "'--key' is 'b.key', which is not a file. Create one:"),
         (site, "site --name a --server h --key a.pub --data d", "Other accounts can read the private key 'a.pub'. Run: chmod"),
-        (site, "site --name a --server h --key a.key --data d", "'--data' is 'd', which is not a file. Write one;"),
-        (site, f"{KNOWN} --ca x", "'--ca' is 'x', which is not a file. Use the"),
-        (site, f"{KNOWN} --ca a.pub", "'--ca' is 'a.pub', which is not a certificate."),
-        (site, "site --name a --server https://h:99999 --key a.key --data taken", "whose port is not a number from 0 to"),
-        (site, f"{KNOWN} --folder taken", "taken', which is not writable (File exists). Set it"),
+        (site, "site --name a --server h --key a.key --data d", "'--data' is 'd', which is not a file. Write it;"),
+        (site, "site --name a --server h --key a.key --data taken --ca x", "'--ca' is 'x', which is not a file. Use the"),
+        (
+            site,
+            "site --name a --server h --key a.key --data taken --ca a.pub",
+            "'--ca' is 'a.pub', which is not a certificate.",
+        ),
+        (
+            site,
+            "site --name a --server https://h:99999 --key a.key --data taken",
+            "whose port is not a number from 0 to 65535.",
+        ),
+        (site, "site --name a --server https://h:x --check --key a.key --data taken", "whose port is not a number from"),
+        (site, "site --name a --server h --key . --data taken", "'--key' is '.', which is not a file."),
+        (site, "site --name a --server h --key a.key --data .", "'--data' is '.', which is not a file."),
+        (
+            site,
+            "site --name a --server h --key a.key --data taken --folder taken",
+            "taken', which is not writable (File exists). Set it",
+        ),
         (site, "site --create_key a.key", "'a.key' exists already. Choose another name; a key is not overwritten."),
         (site, "site --create_key a", "'a.pub' exists already. Choose another name; a key is not overwritten."),
         (site, "site --create_key taken/a.key", "Cannot write 'taken/a.key' (File exists). Choose another folder."),

@@ -8,20 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from asked_site import (
-    BATCH_NORM,
-    NOISY,
-    NOISY_STEPS,
-    ask,
-    contract,
-    model,
-    named,
-    noisy,
-    north,
-    order,
-    told,
-    work,
-)
+from asked_site import BATCH_NORM, NOISY, NOISY_STEPS, ask, contract, model, named, noisy, north, order, told, work
 from sites_over_bytes import restart, table
 
 import fl_lightning

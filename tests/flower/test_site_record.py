@@ -11,23 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asked_site import (
-    FEDERATION,
-    NETWORK,
-    NOISY,
-    NOISY_STEPS,
-    OTHER,
-    ask,
-    contract,
-    model,
-    named,
-    noisy,
-    north,
-    order,
-    sgd,
-    told,
-    work,
-)
+from asked_site import FEDERATION, NOISY, NOISY_STEPS, OTHER, ask, contract, model, named, noisy, north, order, sgd, told, work
 from sites_over_bytes import WITNESS, audit, configuration, federate, prepare, restart
 
 from fl_lightning.errors import ConfigurationError
@@ -184,9 +168,8 @@ def test_what_an_agreement_covers_is_what_the_settings_do(other):
     """A value that is no option was left out, after the staff had agreed to an update in masks."""
     asked = contract(secure_aggregation=other)
     assert "in masks" in json.loads(settings_of(asked))["covers"]
-    assert "The update would not leave as the settings say: train; the update leaves in masks" in told(
-        ask(north(), "prepare", contract=asked)
-    )
+    found = told(ask(north(), "prepare", contract=asked))
+    assert "The update would not leave as the settings say: train; the update leaves in masks" in found
 
 
 @pytest.mark.parametrize("federations", [0, 1])
@@ -241,10 +224,10 @@ def test_refused_settings_do_not_fill_the_disk():
     """The log stored the text of each before anything was checked: 100 messages of 200 kB took 20 MB."""
     site = north(federations=0)
     for k in range(40):
-        long = contract(model=model(network={**NETWORK, "init_args": {**NETWORK["init_args"], "hidden": [1000 + k] * 20_000}}))
+        long = contract(model=model(network=named("MLP", in_features=6, hidden=[1000 + k] * 20_000, num_classes=3)))
         assert "fl-lightning site approve" in told(ask(site, "prepare", contract=long, federation=f"{k:032x}"))
     assert sum(path.stat().st_size for path in STATE.rglob("*") if path.is_file()) < 4 * 2**20
-    huge = contract(model=model(network={**NETWORK, "init_args": {**NETWORK["init_args"], "hidden": [9] * 600_000}}))
+    huge = contract(model=model(network=named("MLP", hidden=[9] * 600_000)))
     assert "characters, but a site reads at most 1048576." in told(ask(site, "prepare", contract=huge))
 
 

@@ -11,24 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from asked_site import (
-    BATCH_NORM,
-    MODEL,
-    NETWORK,
-    NOISY,
-    NOISY_STEPS,
-    ask,
-    contract,
-    model,
-    named,
-    noisy,
-    north,
-    opened,
-    order,
-    server_model,
-    told,
-    work,
-)
+from asked_site import NOISY, NOISY_STEPS, ask, contract, model, named, noisy, north, opened, order, server_model, told, work
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -57,7 +40,7 @@ CHECKPOINT = {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"}
         {"model": {"class_path": "torch.load"}},
         {"model": {"class_path": "torch.hub.load"}},
         {"model": {"class_path": ["fl_lightning.MLP"]}},
-        {"model": {**NETWORK, "init_args": {}, "dict_kwargs": {"f": "evil.run"}}},
+        {"model": {**named("MLP"), "dict_kwargs": {"f": "evil.run"}}},
         {"model": model(optimizer="os.system")},  # a parser would resolve it for a parameter of the type Callable
         {"local": {"callbacks": [CHECKPOINT]}},
         {"model": model(network=named("ResNet18", weights="model"))},
@@ -80,11 +63,11 @@ def test_nothing_is_imported_that_is_not_on_the_list(asked, monkeypatch):
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ({**MODEL, "args": [1]}, "'model' has other keys than 'class_path' and 'init_args', a mapping."),
-        ({**MODEL, "init_args": {"num classes": 3}}, r"'model' has the key 'num classes'. Use names of arguments."),
-        ({**MODEL, "init_args": {"__class__": 3}}, r"'model' has the key '__class__'. Use names of arguments."),
-        ({**MODEL, "init_args": {"loss": {1, 2}}}, r"'model.loss' is a set. Use plain values."),
-        ({**MODEL, "init_args": [3]}, "'model' has other keys than 'class_path' and 'init_args', a mapping."),
+        ({**model(), "args": [1]}, "'model' has other keys than 'class_path' and 'init_args', a mapping."),
+        ({**model(), "init_args": {"num classes": 3}}, r"'model' has the key 'num classes'. Use names of arguments."),
+        ({**model(), "init_args": {"__class__": 3}}, r"'model' has the key '__class__'. Use names of arguments."),
+        ({**model(), "init_args": {"loss": {1, 2}}}, r"'model.loss' is a set. Use plain values."),
+        ({**model(), "init_args": [3]}, "'model' has other keys than 'class_path' and 'init_args', a mapping."),
     ],
 )
 def test_other_forms_of_values_are_refused(value, said):
@@ -123,7 +106,7 @@ def test_a_server_that_repeats_a_round_gets_other_noise(noise):
 
 
 def test_buffers_without_the_required_noise_are_not_sent():
-    values = model(network=BATCH_NORM)
+    values = model(network=named("LeNet", num_classes=3, batch_norm=True))
     reply = work(north(update={"noise": {"least": 1.0}}), sent=server_model(values), model=values, **NOISY)
     assert "The clients send the buffers network." in told(reply)
 

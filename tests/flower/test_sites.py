@@ -247,6 +247,9 @@ def test_evaluations_that_sites_do_not_allow_are_refused_first(settings, what, p
 # ---------------------------------------------------------------- columns
 
 
+REST = (2, 3, 4, 5)
+
+
 def columns(path: Path, order: list[int], names: dict[str, str]) -> None:
     """Write a table with its columns in another order, and under other names."""
     rows = [row.split(",") for row in path.read_text().splitlines()]
@@ -258,11 +261,7 @@ def columns(path: Path, order: list[int], names: dict[str, str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "names", "who"),
-    [
-        ([1, 0, 2, 3, 4, 5], {}, ["south"]),
-        ([1, 0, 2, 3, 4, 5], {}, net.NAMES),
-        ([0, 1, 2, 3, 4, 5], {"pixel_0": "age"}, net.NAMES),
-    ],
+    [([1, 0, *REST], {}, ["south"]), ([1, 0, *REST], {}, net.NAMES), ([0, 1, *REST], {"pixel_0": "age"}, net.NAMES)],
 )
 def test_a_site_with_other_columns_is_refused(order, names, who):
     """A model reads features by their place, so it would take one for another."""

@@ -88,6 +88,7 @@ OWN_NOISE = {"class_path": "ClientPrivacy", "init_args": {"max_norm": 1, "noise_
 SITE = [
     # the policy
     Refusal(policy(federations=-1), "'policy.federations' must be any, or a number of 0 or above"),
+    Refusal(policy(federations="all"), "'policy.federations'"),
     Refusal(policy(digits=0), "'policy.digits' must be 1 or above, or null"),
     Refusal(policy(min_rows=0), "'policy.min_rows' must be 1 or above"),
     Refusal(policy(tells=["los"]), "'policy.tells' has 'los', but must be of examples, ... metric/NAME. Did you mean loss?"),
@@ -262,6 +263,7 @@ SITE_FILE = [
     data(EMBEDDED + "client_tests: 0.2\n", "Option 'client_tests' is not accepted. Did you mean client_test?"),
     data(EMBEDDED + "client_test: many\n", "'client_test' must be a number, but is 'many'."),
     data("datamodule: {path: own.csv}\n", HAS_NO_CLASS.format("datamodule")),
+    data(EMBEDDED + "test: {path: own.csv}\n", HAS_NO_CLASS.format("test")),
     data(EMBEDDED + "seed: 1\nseed: 2\n", "'seed' occurs twice, first in line "),
     data(EMBEDDED + "seed: 010\n", "YAML reads 010 as the number 8. Put quotes around it, or write the number"),
     data(EMBEDDED + "device: gpu\n", "'device' must be auto, cpu, cuda or cuda:NUMBER, but is 'gpu'."),
@@ -270,6 +272,7 @@ SITE_FILE = [
     told(table(None), "'own.csv' does not exist. Set 'data.datamodule.path' to"),
     told(table("a,b,target\n"), "own.csv' has a header but no rows."),
     told(table("a,b,other\n1,2,0\n"), "target"),
+    told(table("a;b;target\n1;2;0\n"), "target"),
     told(table("a,b,target\n1,NA,0\n2,3,1\n"), "holds 'NA', which is not a number"),
     told(table("a,b,target\n1,,0\n2,3,1\n"), "is empty"),
     *(Refusal(table("a,b,target\n1,2,0\n", more), SCALES) for more in ("", ", standardize: true")),

@@ -54,17 +54,13 @@ def _folder(parsed: argparse.Namespace) -> Path:
         raise ConfigurationError("Which site? Pass '--name', or '--folder' with the folder that 'fl-lightning site' uses.")
     folder = Path(parsed.folder or f"site_{parsed.name}")
     if not (folder / "audit.jsonl").exists():
-        raise ConfigurationError(
-            f"'{folder}' is not the folder of a site that has had a message. Pass its folder with '--folder'."
-        )
+        raise ConfigurationError(f"'{folder}' is not the folder of a site that has had a message. Pass it with '--folder'.")
     return folder
 
 
 def _id(text: str | None) -> str:
     if text is None or not re.fullmatch(r"[0-9a-f]{32}", text):
-        raise ConfigurationError(
-            f"The federation is {text!r}, but must be 32 hexadecimal digits, as in the message or the log."
-        )
+        raise ConfigurationError(f"The federation is {text!r}, but must be 32 hexadecimal digits, as in the message or log.")
     return text
 
 

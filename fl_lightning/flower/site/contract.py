@@ -30,14 +30,7 @@ from fl_lightning.settings.server import Faults
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.transforms.base import Transform
 
-SECTIONS = {
-    "strategy": Strategy,
-    "route": Route,
-    "local": LocalTraining,
-    "transforms": list[Transform],
-    **OPTIONS,
-    "faults": Faults,
-}
+SECTIONS = dict(strategy=Strategy, route=Route, local=LocalTraining, transforms=list[Transform], **OPTIONS, faults=Faults)
 """The settings under ``federation`` that a site needs, with their types."""
 
 _VALUES: dict[str, type] = {
@@ -141,6 +134,4 @@ def _module(recipe: Recipe, model: Mapping[str, Any], limits: SiteLimits) -> Lig
 def _require_classes(module: LightningModule, data: SiteData) -> None:
     classes, outputs = data.names("classes"), getattr(module, "num_classes", None)
     if classes is not None and isinstance(outputs, int) and outputs < len(classes):
-        raise RefusedError(
-            f"The model has {outputs} classes, but this site's data have more. Raise 'num_classes' of the model."
-        )
+        raise RefusedError(f"The model has {outputs} classes, but this site's data have more. Raise the model's 'num_classes'.")

@@ -90,13 +90,11 @@ class SiteLimits:
         told = self._policy.told
         missing = [fact for fact in needed if fact not in told and not (fact == "examples" and "examples/rounded" in told)]
         if missing:
-            remedy = (
-                f"If its staff agrees, they write in data.yaml, under 'policy': tells: [{', '.join([*sorted(told), *missing])}]"
-            )
+            fix = f"If its staff agrees, add to data.yaml, under 'policy': tells: [{', '.join([*sorted(told), *missing])}]"
             if form := next(filter(None, map(self._policy.hides, missing)), ""):
-                remedy = f"Its 'policy.update' requires {form}, with which that never leaves. Remove the setting at the server."
+                fix = f"Its 'policy.update' requires {form}, with which that never leaves. Remove the setting at the server."
             lacking = "; ".join(FACTS[fact] for fact in missing)
-            raise RefusedError(f"'{needed[missing[0]]}' needs what this site does not tell: {lacking}. {remedy}")
+            raise RefusedError(f"'{needed[missing[0]]}' needs what this site does not tell: {lacking}. {fix}")
 
     def check_training(self, data: SiteData) -> None:
         """Refuse a training part with fewer persons or rows than this site requires; a stream tells its size only later.

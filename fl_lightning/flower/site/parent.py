@@ -26,9 +26,7 @@ def run(arguments: argparse.Namespace) -> None:
     folder = Path(arguments.folder or f"site_{arguments.name}").resolve()
     read_private_key(Path(arguments.key))
     if not Path(arguments.data).is_file():
-        raise ConfigurationError(
-            f"'--data' is '{arguments.data}', which is not a file. Write one; see docs/real_federation.md."
-        )
+        raise ConfigurationError(f"'--data' is '{arguments.data}', which is not a file. Write it; see docs/real_federation.md.")
     if arguments.ca:
         require_certificate(arguments.ca)
     address = address_of(arguments.server)

@@ -79,9 +79,7 @@ class SiteQuestions:
         self._path, self._policy, self._record = folder / _FILE, policy, record
         self._versions: dict[str, str] = {}
 
-    def check(
-        self, orders: Sequence[Any], model: ServerModel | None, data: SiteData, own: Callable[[int], Mapping[str, Any]]
-    ) -> None:
+    def check(self, orders: Sequence[Any], model: ServerModel | None, data: SiteData, own: Callable[[int], Any]) -> None:
         """Check the questions among a server's orders, before they are answered.
 
         Args:

@@ -160,9 +160,7 @@ class Recipe:
             return tuple(items) if typing.get_origin(several) is tuple else items
         fits = any(value in typing.get_args(one) or (isinstance(one, type) and isinstance(value, one)) for one in kinds)
         if value is not None and not fits and any(_CALLABLE in (kind, typing.get_origin(kind)) for kind in kinds):
-            raise RefusedError(
-                f"'{where}' needs a class with 'class_path', but is {str(value)[:60]!r}. A function is not accepted."
-            )
+            raise RefusedError(f"'{where}' needs a class with 'class_path', but is {str(value)[:60]!r}. Functions are refused.")
         return float(value) if type(value) is int and float in kinds and int not in kinds else value
 
     def _object(self, value: Mapping[str, Any], kinds: Collection[Any], where: str) -> Any:
