@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from fl_lightning.messages import ClientTask, EvalOrder, Note, ServerModel
 
 LARGEST_INT = 2**63
 """The limit of whole numbers in messages; JSON allows any number of digits, which neither a float nor an int64 holds."""
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
 def conforms(value: Any, hint: Any) -> bool:
@@ -38,8 +40,7 @@ def conforms(value: Any, hint: Any) -> bool:
     if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
         return isinstance(value, Mapping) and all(conforms(item, arguments[1]) for item in value.values())
     if is_dataclass(hint) and isinstance(hint, type):
-        hints = typing.get_type_hints(hint)
-        return type(value) is hint and all(conforms(getattr(value, name), kind) for name, kind in hints.items())
+        return type(value) is hint and all(conforms(getattr(value, name), kind) for name, kind in _hints(hint).items())
     if hint in (int, float) and type(value) is int:
         return -LARGEST_INT < value < LARGEST_INT
     if hint is float:
@@ -57,7 +58,7 @@ def require_message(value: Any, *kinds: type) -> None:
     """
     if type(value) not in kinds:
         raise WireError(f"A {type(value).__name__} was received instead of a {' or '.join(kind.__name__ for kind in kinds)}.")
-    for name, hint in typing.get_type_hints(type(value)).items():
+    for name, hint in _hints(type(value)).items():
         if not conforms(getattr(value, name), hint):
             raise WireError(f"The field '{name}' of {type(value).__name__} has the wrong type.")
 

@@ -56,7 +56,7 @@ NEVER = "Sites do not do this for any server: "
 THREE = {"machine": {"trainings": 3}}
 NOISE = {"update": {"noise": {"least": 1.0}}}
 COVERED = "This site's policy requires noise at the client"
-UNKNOWN = "which this site does not accept"
+UNKNOWN = "which this site does not accept. If you trust it, add this exact path to 'policy.code' of the site's data.yaml"
 KMEANS = {"strategy": named("FederatedKMeans")}
 CENTROIDS = {**KMEANS, "model": named("KMeansTask", num_clusters=2000, in_features=6)}
 TASK = "fl_lightning.ClassificationTask"

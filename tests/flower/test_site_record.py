@@ -224,9 +224,9 @@ def test_refused_settings_do_not_fill_the_disk():
     """The log stored the text of each before anything was checked: 100 messages of 200 kB took 20 MB."""
     site = north(federations=0)
     for k in range(40):
-        long = contract(model=model(network=named("MLP", in_features=6, hidden=[1000 + k] * 20_000, num_classes=3)))
+        long = contract(model=model(network=named("MLP", in_features=6, hidden=[1000 + k] * 10_000, num_classes=3)))
         assert "fl-lightning site approve" in told(ask(site, "prepare", contract=long, federation=f"{k:032x}"))
-    assert sum(path.stat().st_size for path in STATE.rglob("*") if path.is_file()) < 4 * 2**20
+    assert sum(path.stat().st_size for path in STATE.rglob("*") if path.is_file()) < 2 * 2**20
     huge = contract(model=model(network=named("MLP", hidden=[9] * 600_000)))
     assert "characters, but a site reads at most 1048576." in told(ask(site, "prepare", contract=huge))
 

@@ -131,7 +131,7 @@ class Recipe:
         if not isinstance(path, str) or path not in self._allowed:
             raise RefusedError(
                 f"'{where}' is the class '{str(path)[:100]}', which this site does not accept. If you trust it, add this "
-                "exact path to 'policy.classes' of the site's data.yaml."
+                "exact path to 'policy.code' of the site's data.yaml."
             )
 
     def build(self, value: Any, hint: Any, where: str) -> Any:
