@@ -63,11 +63,10 @@ def check_contract(contract: Any, policy: Policy, client: int) -> None:
             f"The server's 'threads' is {contract['threads']}, but this site has {most_threads()} cores. Set "
             "'federation.local.threads' at the server."
         )
-    recipe = Recipe(policy.accepted_classes)
     if not isinstance(contract["model"], Mapping) or "class_path" not in contract["model"]:
         raise RefusedError("The server's 'model' must be a class with 'class_path'.")
-    recipe.check(contract["model"], "model")
-    recipe.check(sections, "federation")
+    policy.recipe.check(contract["model"], "model")
+    policy.recipe.check(sections, "federation")
 
 
 def build(
@@ -78,7 +77,7 @@ def build(
     Raises:
         RefusedError: if the values do not fit, or the settings are beyond the site's policy.
     """
-    recipe, sections, limits = Recipe(policy.accepted_classes), contract["federation"], SiteLimits(policy)
+    recipe, sections, limits = policy.recipe, contract["federation"], SiteLimits(policy)
     built = {name: recipe.build(sections[name], kind, f"federation.{name}") for name, kind in SECTIONS.items()}
     active = tuple(options_in(built.values()))
     values = {name: contract[name] for name in ("seed", "rounds", "trains")}

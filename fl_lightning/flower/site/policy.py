@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fl_lightning.errors import ConfigurationError, did_you_mean, require
-from fl_lightning.flower.site.recipe import default_classes
+from fl_lightning.flower.site.recipe import Recipe, default_classes
 from fl_lightning.flower.wire.keys import read_public_key
 from fl_lightning.messages import Part
 
@@ -258,10 +258,10 @@ class Policy:
         return frozenset(sizes if self.update.noise is not None else {*sizes, "loss"})
 
     @property
-    def accepted_classes(self) -> frozenset[str]:
-        """Return the exact list of dotted paths."""
+    def recipe(self) -> Recipe:
+        """Return what builds the classes that a server may name, by an exact list of dotted paths."""
         named = frozenset(self.code) - {DEFAULT}
-        return named | default_classes() if DEFAULT in self.code else named
+        return Recipe(named | default_classes() if DEFAULT in self.code else named)
 
     @property
     def most_failures(self) -> int | None:

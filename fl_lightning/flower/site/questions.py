@@ -14,7 +14,7 @@ from fl_lightning.clients.answering import Questions
 from fl_lightning.errors import WireError
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.policy import Policy
-from fl_lightning.flower.site.recipe import Recipe, RefusedError
+from fl_lightning.flower.site.recipe import RefusedError
 from fl_lightning.flower.site.store import SiteRecord
 from fl_lightning.functional.digest import digest
 from fl_lightning.messages import EvalOrder, Part, Question, ServerModel
@@ -31,9 +31,8 @@ def questions_at_site(policy: Policy) -> Questions:
     """Return what answers a server's questions within a policy."""
 
     def build(values: Mapping[str, Any]) -> Metric:
-        recipe = Recipe(policy.accepted_classes)
-        recipe.check(values, "metrics")
-        return recipe.build(values, Metric, "metrics")  # type: ignore[no-any-return]
+        policy.recipe.check(values, "metrics")
+        return policy.recipe.build(values, Metric, "metrics")  # type: ignore[no-any-return]
 
     return Questions(build, policy.min_rows)
 
@@ -51,7 +50,7 @@ def check_question(order: EvalOrder, question: Question, policy: Policy) -> None
         raise WireError("A question asks for a metric of the published model or the client's own, with a level in (0, 1).")
     if not isinstance(question.metric, Mapping) or "class_path" not in question.metric:
         raise RefusedError("The metric of a question must be a class with 'class_path'.")
-    Recipe(policy.accepted_classes).check(question.metric, "metrics")
+    policy.recipe.check(question.metric, "metrics")
     _refuse_large(question.metric.get("init_args"))
 
 
@@ -119,7 +118,7 @@ class SiteQuestions:
 
         Thresholds of which one list contains the other tell no more than the longer one, which is without points of few rows.
         """
-        metric: Any = Recipe(self._policy.accepted_classes).build(values, Metric, "metrics")
+        metric: Any = self._policy.recipe.build(values, Metric, "metrics")
         found, bins = getattr(metric, "thresholds", getattr(metric, "threshold", None)), getattr(metric, "n_bins", None)
         if isinstance(bins, int):
             found = torch.linspace(0, 1, bins + 1)
