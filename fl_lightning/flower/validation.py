@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import types
 import typing
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -18,14 +19,7 @@ from fl_lightning.messages import ClientTask, EvalOrder, Note, ServerModel
 
 LARGEST_INT = 2**63
 """The limit of whole numbers in messages; JSON allows any number of digits, which neither a float nor an int64 holds."""
-
-_HINTS: dict[Any, dict[str, Any]] = {}
-
-
-def _hints(kind: Any) -> dict[str, Any]:
-    if kind not in _HINTS:
-        _HINTS[kind] = typing.get_type_hints(kind)
-    return _HINTS[kind]
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
 def conforms(value: Any, hint: Any) -> bool:
@@ -46,7 +40,7 @@ def conforms(value: Any, hint: Any) -> bool:
     if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
         return isinstance(value, Mapping) and all(conforms(item, arguments[1]) for item in value.values())
     if is_dataclass(hint) and isinstance(hint, type):
-        return type(value) is hint and all(conforms(getattr(value, f.name), _hints(hint)[f.name]) for f in fields(hint))
+        return type(value) is hint and all(conforms(getattr(value, name), kind) for name, kind in _hints(hint).items())
     if hint in (int, float) and type(value) is int:
         return -LARGEST_INT < value < LARGEST_INT
     if hint is float:
@@ -64,9 +58,9 @@ def require_message(value: Any, *kinds: type) -> None:
     """
     if type(value) not in kinds:
         raise WireError(f"A {type(value).__name__} was received instead of a {' or '.join(kind.__name__ for kind in kinds)}.")
-    for one in fields(value):
-        if not conforms(getattr(value, one.name), _hints(type(value))[one.name]):
-            raise WireError(f"The field '{one.name}' of {type(value).__name__} has the wrong type.")
+    for name, hint in _hints(type(value)).items():
+        if not conforms(getattr(value, name), hint):
+            raise WireError(f"The field '{name}' of {type(value).__name__} has the wrong type.")
 
 
 def listed(asked: Mapping[str, Any], name: str) -> tuple[Any, ...]:
@@ -106,14 +100,12 @@ def require_model(model: ServerModel, module: torch.nn.Module) -> None:
         raise WireError(f"The layout names a part '{min(unknown)[:100]}' that the model here does not have.")
 
 
-def require_order(
-    order: ClientTask | EvalOrder | Note, state: ModelState, broadcast: Mapping[str, Tensor], client: int
-) -> None:
+def require_order(order: ClientTask | EvalOrder | Note, view: ModelState, broadcast: Mapping[str, Tensor], client: int) -> None:
     """Refuse an order for another client, or with tensors that do not fit the model.
 
     Args:
         order: the order.
-        state: the view of the module here.
+        view: the view of the module here.
         broadcast: the tensors of the strategy that came with the global model.
         client: the number of this site.
 
@@ -130,18 +122,16 @@ def require_order(
         if least < 0 or turn >= 10**9 or not 1 <= task.slowness < 1e9:
             raise WireError("The order has a round, period, epochs, a slowness or a place in the training outside its range.")
         if task.pull is not None:
-            _require_vector(task.pull.anchor, state.num_parameters, "anchor")
+            _require_vector(task.pull.anchor, view.num_parameters, "anchor")
     start = order.start if isinstance(order, ClientTask) else order.model if isinstance(order, EvalOrder) else None
     if start is not None:
-        _require_vector(start.vector, state.size, "model")
-        if start.counters.dtype != torch.int64 or start.counters.shape != state.counters().shape:
+        _require_vector(start.vector, view.size, "model")
+        if start.counters.dtype != torch.int64 or start.counters.shape != view.counters().shape:
             raise WireError(f"The counters of the model are {start.counters.dtype} of shape {tuple(start.counters.shape)}.")
     for name, tensor in broadcast.items():
-        _require_vector(tensor, state.num_parameters, name)
+        _require_vector(tensor, view.num_parameters, name)
 
 
 def _require_vector(vector: Tensor, size: int, name: str) -> None:
     if vector.shape != (size,) or not vector.is_floating_point():
-        raise WireError(
-            f"'{name}' is {vector.dtype} of shape {tuple(vector.shape)}, but must be {size} floating-point numbers."
-        )
+        raise WireError(f"'{name}' is {vector.dtype} of shape {tuple(vector.shape)}, not {size} floating-point numbers.")

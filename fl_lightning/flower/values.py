@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import is_dataclass
-from importlib import import_module
+from pkgutil import resolve_name
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -143,11 +143,7 @@ def found_at_start(setting: Any, values: Any) -> Any:
 
 @functools.cache
 def _short_paths() -> dict[type, str]:
-    found = {}
-    for path in sorted(default_classes()):
-        module, _, name = path.rpartition(".")
-        found[getattr(import_module(module), name)] = path
-    return found
+    return {resolve_name(path): path for path in sorted(default_classes())}
 
 
 def public_path(kind: type) -> str:
@@ -158,7 +154,5 @@ def public_path(kind: type) -> str:
     """
     known = _short_paths().get(kind)
     if known is None and (kind.__module__ == "__main__" or "<locals>" in kind.__qualname__):
-        raise ConfigurationError(
-            f"Sites cannot import '{kind.__qualname__}' from a script. Move it to a module that they have."
-        )
+        raise ConfigurationError(f"Sites cannot import '{kind.__qualname__}' from a script. Move it to a module of theirs.")
     return known or f"{kind.__module__}.{kind.__qualname__}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,28 +13,12 @@ import pandas as pd
 import pytest
 import sites_over_bytes as net
 import torch
-from masked_sites import (
-    FIRST,
-    REST,
-    SECURE,
-    SKIP,
-    Killed,
-    cheating,
-    masked,
-    masks,
-    masks_from_now_on,
-    note_with,
-    refuses,
-    step_of,
-    steps_of,
-)
+from masked_sites import FIRST, REST, SECURE, SKIP, Killed, cheating, masked, masks, note_with, refuses, step_of, steps_of
 from torch.utils.data import TensorDataset
 
 from fl_lightning.errors import ProtocolError
 from fl_lightning.flower import envelope
-from fl_lightning.flower.site import check as site_check
 from fl_lightning.flower.site.data import SiteData
-from fl_lightning.flower.site.description import summand
 from fl_lightning.flower.site.policy import Policy
 from fl_lightning.flower.site.recipe import RefusedError
 from fl_lightning.flower.site.settings import SiteSettings
@@ -43,15 +26,6 @@ from fl_lightning.functional.exact_moments import Moments, moments_of
 from fl_lightning.messages import Note
 from fl_lightning.options.secure_aggregation.description import RoundDescription
 from fl_lightning.options.secure_aggregation.record import SignedLists
-
-
-def scaled(rounds: int = 1, features: int = 6, **federation: Any) -> dict[str, Any]:
-    """Return the configuration of a network whose inputs are scaled."""
-    config = net.configuration(rounds, **{"strategy": "FedAvg", **federation})
-    arguments = config["model"]["init_args"]
-    scale = {"num_features": features, "network": arguments["network"]}
-    arguments["network"] = {"class_path": "Standardized", "init_args": scale}
-    return config
 
 
 def consenting(sites: int = 3, **policy: Any) -> None:
@@ -87,9 +61,9 @@ def test_three_sites_have_the_scale_and_the_bits_of_the_run_without_masks(strate
         return reply  # type: ignore[no-any-return]
 
     net.HOOK["hook"] = keep
-    found = net.federate(scaled(2, strategy=strategy, **SECURE))
-    assert net.same_bits(found, net.simulate(scaled(2, strategy=strategy)))
-    assert net.same_bits(found, net.simulate(scaled(2, strategy=strategy, **SECURE), "masked simulation"))
+    found = net.federate(net.scaled(2, strategy=strategy, **SECURE))
+    assert net.same_bits(found, net.simulate(net.scaled(2, strategy=strategy)))
+    assert net.same_bits(found, net.simulate(net.scaled(2, strategy=strategy, **SECURE), "masked simulation"))
     assert has_scale(found, net.REGISTERED)
     assert [step for step in steps if step] == [*FIRST, *REST, *REST, *REST]
     assert {reply["info"].moments for reply in told if "info" in reply} == {()}
@@ -105,7 +79,7 @@ def test_a_site_that_dies_leaves_the_scale_of_those_who_delivered(step, after):
     consenting(4)
     net.HOOK["hook"] = Killed("site2", step, after, in_round=1)
     delivered = step in ("list", "open") or after
-    assert has_scale(net.federate(scaled(**SECURE, **SKIP)), net.REGISTERED if delivered else ["site0", "site1", "site3"])
+    assert has_scale(net.federate(net.scaled(**SECURE, **SKIP)), net.REGISTERED if delivered else ["site0", "site1", "site3"])
 
 
 @pytest.mark.slow
@@ -113,18 +87,8 @@ def test_sites_whose_last_answer_before_round_0_got_lost_announce_new_keys():
     """The total is opened without the shares of one of four, and no site is lost in round 0."""
     consenting(4)
     steps = steps_of("site1", lambda step, ask: None if step == "open" and steps.count("open") == 1 else ask())
-    assert net.same_bits(net.federate(scaled(**SECURE, **SKIP)), net.simulate(scaled()))
+    assert net.same_bits(net.federate(net.scaled(**SECURE, **SKIP)), net.simulate(net.scaled()))
     assert steps == [*FIRST, *REST, *FIRST, *REST]
-
-
-@pytest.mark.slow
-def test_sums_leave_a_site_under_masks_only_inside_of_a_sum():
-    consenting(update="plain")
-    plain = net.federate(scaled(), "plain")
-    assert all(info.moments for info in net.TOLD.values())
-    masks_from_now_on()
-    assert net.same_bits(plain, net.federate(scaled(**SECURE), "masked"))
-    assert all(info.moments == () for info in net.TOLD.values())
 
 
 # ---------------------------------------------------------------- a server that cheats
@@ -134,28 +98,28 @@ def test_sums_leave_a_site_under_masks_only_inside_of_a_sum():
 def test_a_second_total_has_the_same_list_in_whatever_federation():
     """The same list tells nothing new; the difference of two lists would be one site's sums."""
     consenting(4, lost=1)
-    one, other = (net.federate(scaled(**SECURE, **SKIP), folder) for folder in ("first", "again"))
+    one, other = (net.federate(net.scaled(**SECURE, **SKIP), folder) for folder in ("first", "again"))
     assert net.same_bits(one, other)
     net.ABSENT.add("site3")
     more = ("--federation.pool.min_sites", "3")
-    told = net.refused(scaled(**SECURE, **SKIP), "third", *more)
+    told = net.refused(net.scaled(**SECURE, **SKIP), "third", *more)
     assert "Before round 0: 0 of 4 clients have signed the list of survivors" in told
     message = "This site has signed another list of survivors for the sums of the inputs, and the difference of two totals"
     assert sum(message in line for line in net.LINES) == 3
     for name in net.REGISTERED[:3]:
         Path(name, "state", "signed_sums.json").unlink()
-    config = scaled(**SECURE, **SKIP) | {"seed_everything": 1}  # another model, for which no list has been signed
+    config = net.scaled(**SECURE, **SKIP) | {"seed_everything": 1}  # another model, for which no list has been signed
     assert has_scale(net.federate(config, "fourth", *more), net.REGISTERED[:3])
 
 
 @pytest.mark.slow
 def test_sums_of_data_that_have_changed_are_not_added():
     consenting()
-    net.federate(scaled(**SECURE), "first")
+    net.federate(net.scaled(**SECURE), "first")
     path = Path("site1/own.csv")
     path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
     net.restart("site1")
-    assert refuses(scaled(**SECURE), "The data of this site have changed since it told the sums of its inputs", "site1")
+    assert refuses(net.scaled(**SECURE), "The data of this site have changed since it told the sums of its inputs", "site1")
 
 
 OTHER_SUMS = "The list of sums that this site got differs from the one that all sites"
@@ -177,7 +141,7 @@ def test_a_server_that_cheats_a_site_gets_no_sums_of_it(attack):
     consenting()
     change, message = ATTACKS[attack]
     cheating("site0", change)
-    assert refuses(scaled(**SECURE), message, "site0"), net.LINES
+    assert refuses(net.scaled(**SECURE), message, "site0"), net.LINES
 
 
 @pytest.mark.slow
@@ -187,7 +151,7 @@ def test_a_question_that_sites_do_not_know_is_refused(lie, monkeypatch):
     consenting()
     plain = RoundDescription.plain
     monkeypatch.setattr(RoundDescription, "plain", lambda self: plain(replace(self, **lie)))
-    assert refuses(scaled(**SECURE), OTHER_SUMS), net.LINES
+    assert refuses(net.scaled(**SECURE), OTHER_SUMS), net.LINES
 
 
 def test_a_second_question_of_a_federation_is_not_signed():
@@ -205,30 +169,27 @@ def test_a_second_question_of_a_federation_is_not_signed():
 
 def test_sums_do_not_leave_a_site_that_requires_masks_by_themselves():
     consenting()
-    assert "but site site0 does not tell the sums of its inputs" in net.refused(scaled())
+    assert "but site site0 does not tell the sums of its inputs" in net.refused(net.scaled())
     asked = envelope.request("describe", client=0, statistics=True)
     info = envelope.opened(net.SERVERS["site0"].answer({"order": asked}), ("reply",))["info"]
     assert info.moments is None
-    said = site_check._data(Namespace(data="site1/data.yaml", name="site1"))
-    assert "once, to a server that asks, the sums of its inputs and of their squares, by feature; " in said
-    assert "the loss and the sums of inputs leave in sums over sites only; " in said
 
 
 def test_sites_without_consent_are_named_before_anything_is_added(monkeypatch):
     masked()
-    said = net.refused(scaled(**SECURE))
+    said = net.refused(net.scaled(**SECURE))
     assert "but site site0 does not tell the sums of its inputs. If its staff agrees, they add 'statistics' to" in said
     claimed = net.SERVERS["site0"]._data.info
     monkeypatch.setattr(net.SERVERS["site0"]._data, "info", lambda *args: replace(claimed(*args), moments=()))
     site = net.SERVERS["site0"]
     with pytest.raises(RefusedError, match="This site does not tell the sums of its inputs, also not in a sum over sites"):
-        summand(site._data, site._policy, site._record)
+        site._summand()
 
 
 @pytest.mark.slow
 def test_another_number_of_channels_is_named():
     consenting()
-    told = net.refused(scaled(features=7, **SECURE))
+    told = net.refused(net.scaled(features=7, **SECURE))
     assert "The server adds up 21 numbers of each client, but client" in told
     assert "has 18. The inputs of all need the same number of channels, which is 'model.network.num_features'" in told
 
@@ -257,7 +218,7 @@ def test_other_words_are_no_total(case):
         return one
 
     net.lying("site1", lie)
-    assert message in net.refused(scaled(**SECURE))
+    assert message in net.refused(net.scaled(**SECURE))
 
 
 # ---------------------------------------------------------------- few rows
@@ -270,9 +231,9 @@ def test_a_site_with_few_rows_adds_zeros_and_nobody_learns_that():
     own = pd.read_csv("site0/own.csv").assign(patient=[0] * 5 + [*range(1, 8)])
     own.to_csv("site0/own.csv", index=False)
     net.restart("site0", datamodule=net.table(str(Path("site0/own.csv").resolve()), person_column="patient"))
-    assert "but site site0 does not tell the sums" in net.refused(scaled(), "plain")
+    assert "but site site0 does not tell the sums" in net.refused(net.scaled(), "plain")
     net.restart(limits={"update": masks()})
-    assert has_scale(net.federate(scaled(**SECURE), "masked"), ["site1", "site2"])
+    assert has_scale(net.federate(net.scaled(**SECURE), "masked"), ["site1", "site2"])
 
 
 def test_channels_with_few_numbers_are_zero_in_the_sum():

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from asked_site import NOISY, ask, contract, named, north, order, server_model, told, work
-from sites_over_bytes import audit, start_site
+from sites_over_bytes import audit
 
 from fl_lightning.errors import ClientError
 from fl_lightning.flower.server.replies import evaluations_in
@@ -89,10 +89,7 @@ EVIL = "import pathlib\npathlib.Path('executed').write_text('!')\nclass Net: pas
         ({"class_path": "torchmetrics.MaxMetric"}, NOT_ACCEPTED),
         ({"class_path": "torchmetrics.classification.BinaryCalibrationError"}, NOT_ACCEPTED),
         ({"class_path": "torch.load"}, NOT_ACCEPTED),
-        (
-            {"class_path": "fl_lightning.MLP", "init_args": {"in_features": 6}},
-            "'metrics' is 'fl_lightning.MLP', but needs Metric",
-        ),
+        (named("MLP", in_features=6), "'metrics' is 'fl_lightning.MLP', but needs Metric"),
         ({}, "must be a class with 'class_path'"),
         (metric("MulticlassROC", thresholds=10**9), "A setting of the metric is above 1000"),
         (metric("MulticlassROC", thresholds=[0.5] * 1001), "or a longer list"),
@@ -194,16 +191,6 @@ def test_two_curves_of_one_model_are_one_answer(one, other, nested):
     said = told(asked(site, question(metric("MulticlassPrecisionRecallCurve", thresholds=other))))
     assert ("with other thresholds" in said) == bool(said) != nested
     assert not told(asked(site, question(metric("MulticlassROC", thresholds=other)), seed=1))  # of another model
-
-
-def test_the_limit_is_that_of_all_federations_and_outlives_the_site():
-    """Another federation had begun at 0 again."""
-    site = north(**ON, answers=2)
-    for number, federation in enumerate("ab"):
-        assert not told(asked(site, seed=number, federation=federation * 32))
-    for one in (site, start_site(Path(), "north")):
-        said = told(asked(one, seed=2, federation="c" * 32))
-        assert "has evaluated models 2 times in all federations" in said
 
 
 @pytest.mark.parametrize("change", ["a row more", "a corrected row"])

@@ -9,6 +9,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.request import proxy_bypass_environment
 
@@ -26,33 +27,29 @@ pytest.importorskip("cryptography")
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy")
 
 
-class Server:
-    """Answer every TLS connection with the same headers, in a thread."""
+class Answer(BaseHTTPRequestHandler):
+    """Answer every request with the same headers."""
+
+    server: Server
+
+    def do_POST(self) -> None:
+        self.send_response_only(400 if int(self.headers["Content-Length"]) <= self.server.limit else 413)
+        for name, value in self.server.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+
+class Server(ThreadingHTTPServer):
+    """Answer over TLS, in a thread."""
 
     def __init__(self, folder: ServerFolder) -> None:
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.load_cert_chain(folder.files["certificate"], folder.files["key"])
-        self.ca, self.limit = folder.files["ca"], 2**30
+        super().__init__(("127.0.0.1", 0), Answer)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder.files["certificate"], folder.files["key"])
+        self.socket = context.wrap_socket(self.socket, server_side=True)
+        self.ca, self.limit, self.port = folder.files["ca"], 2**30, self.server_port
         self.headers = {"date": formatdate(usegmt=True), VERSION: fl_lightning.__version__}
-        self.listening = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self.listening.getsockname()[1])
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self.listening.accept()
-                with self._context.wrap_socket(connection, server_side=True) as tls:
-                    if asked := tls.recv(4096).decode():
-                        length = int(asked.lower().split("content-length: ")[1].split()[0])
-                        status = "400 Bad Request" if length <= self.limit else "413 Request Entity Too Large"
-                        lines = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
-                        tls.sendall(f"HTTP/1.1 {status}\r\n{lines}\r\n".encode())
-            except ssl.SSLError:
-                continue  # a client that only looks whether the port answers
-            except OSError:
-                if self.listening.fileno() < 0:
-                    return
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +65,9 @@ def server(certified, monkeypatch) -> Iterator[Server]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(site_connection, "_registered", lambda arguments: "the server knows this key")
     monkeypatch.setattr(site_check, "_data", lambda arguments: "the server would learn nothing")
-    found = Server(certified)
-    yield found
-    found.listening.close()
+    with Server(certified) as found:
+        yield found
+        found.shutdown()
 
 
 def said(server: Server, capsys: Any, host: str = "localhost", ca: str | None = "") -> tuple[bool, list[str]]:
@@ -125,8 +122,12 @@ def test_the_first_problem_is_the_cause(server, capsys):
     assert site_connection.first_problem(given).startswith("connection: ")
 
 
-def test_another_minor_version_is_told(server, capsys):
-    server.headers[VERSION] = "9.9.1"
+def test_another_minor_version_and_a_limit_of_requests_are_told(server, capsys):
+    server.limit = 1_000_000
+    limited = failure(server, capsys)
+    assert limited.startswith("FAILED  size of requests: A proxy in front of the server answers with status 413. It limits ")
+    assert "for nginx, 'client_max_body_size 16m;'." in limited
+    server.limit, server.headers[VERSION] = 2**30, "9.9.1"
     told = f"The server has fl_lightning 9.9.1, but this site {fl_lightning.__version__}. Install 9.9"
     assert told in failure(server, capsys)
     del server.headers[VERSION]
@@ -171,13 +172,6 @@ def test_a_proxy_that_refuses_is_told_with_the_fix(status, fix, server, capsys, 
         told = failure(server, capsys)
     assert f"FAILED  connection: localhost:{server.port} does not answer through the proxy 127.0.0.1:{proxy.port} (" in told
     assert fix in told
-
-
-def test_a_proxy_that_limits_requests_is_told_with_the_fix(server, capsys):
-    server.limit = 1_000_000
-    told = failure(server, capsys)
-    assert told.startswith("FAILED  size of requests: A proxy in front of the server answers with status 413. It limits ")
-    assert "for nginx, 'client_max_body_size 16m;'." in told
 
 
 def test_loopback_is_never_asked_through_a_proxy(monkeypatch):

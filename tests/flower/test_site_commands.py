@@ -65,7 +65,7 @@ def refused(capsys, command, *words: str) -> str:
         (site, "site --name ../a --server h --key a.key --data d", "The name is '../a'. Use letters, digits,"),
         (site, "site --name a --server h --key b.key --data d", "'--key' is 'b.key', which is not a file. Create one:"),
         (site, "site --name a --server h --key a.pub --data d", "Other accounts can read the private key 'a.pub'. Run: chmod"),
-        (site, "site --name a --server h --key a.key --data d", "'--data' is 'd', which is not a file. Write one;"),
+        (site, "site --name a --server h --key a.key --data d", "'--data' is 'd', which is not a file. Write it;"),
         (site, "site --name a --server h --key a.key --data taken --ca x", "'--ca' is 'x', which is not a file. Use the"),
         (
             site,

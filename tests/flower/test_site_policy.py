@@ -8,26 +8,13 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from asked_site import (
-    BATCH_NORM,
-    NOISY,
-    NOISY_STEPS,
-    ask,
-    contract,
-    model,
-    named,
-    noisy,
-    north,
-    order,
-    told,
-    work,
-)
+from asked_site import BATCH_NORM, NOISY, NOISY_STEPS, ask, contract, model, named, noisy, north, order, told, work
 from sites_over_bytes import restart, table
 
 import fl_lightning
 from fl_lightning.flower.site.policy import most_threads
 from fl_lightning.flower.site.recipe import default_classes
-from fl_lightning.messages import ClientTask, EvalOrder, Progress
+from fl_lightning.messages import EvalOrder, Progress
 
 STATE = Path("north/state")
 PARTS = ("tasks", "models", "losses", "metrics", "optimizers", "routes", "strategies", "transforms")
@@ -69,10 +56,15 @@ NEVER = "Sites do not do this for any server: "
 THREE = {"machine": {"trainings": 3}}
 NOISE = {"update": {"noise": {"least": 1.0}}}
 COVERED = "This site's policy requires noise at the client"
-UNKNOWN = "which this site does not accept"
+UNKNOWN = "which this site does not accept. If you trust it, add this exact path to 'policy.code' of the site's data.yaml"
 KMEANS = {"strategy": named("FederatedKMeans")}
+CENTROIDS = {**KMEANS, "model": named("KMeansTask", num_clusters=2000, in_features=6)}
 TASK = "fl_lightning.ClassificationTask"
 CALLBACK = "lightning.pytorch.callbacks.Timer"
+TIMER = {"local": {"callbacks": [{"class_path": CALLBACK}]}}
+PERIODS = {"rounds": 2, "route": named("RingFed", periods=2)}
+LOWER = {**NOISY, "local": {"threads": 1, "precision": "bf16-true"}}
+NORMALIZED = {"local": NOISY_STEPS, "model": model(network=BATCH_NORM)}
 RESEEDED = {**NOISY_STEPS, "privacy": {**NOISY_STEPS["privacy"], "noise_seed": 3}}
 
 
@@ -80,57 +72,37 @@ RESEEDED = {**NOISY_STEPS, "privacy": {**NOISY_STEPS["privacy"], "noise_seed": 3
     ("policy", "asked", "said"),
     [
         # one order with 2,000 centroids had returned 60 of 60 rows; a site that lists the classes is still not asked for them
-        ({}, {**KMEANS, "model": named("KMeansTask", num_clusters=2000, in_features=6)}, f"KMeansTask', {UNKNOWN}"),
-        (
-            {"code": ["default", "fl_lightning.KMeansTask", "fl_lightning.FederatedKMeans"]},
-            KMEANS,
-            f"{NEVER}federation.strategy: F",
-        ),
+        ({}, CENTROIDS, f"KMeansTask', {UNKNOWN}"),
+        (also("KMeansTask", "FederatedKMeans"), KMEANS, f"{NEVER}federation.strategy: F"),
         (also("Focus"), {"strategy": named("Focus")}, f"{NEVER}...Focus"),
         (also("Mocha"), {"route": named("Mocha")}, f"{NEVER}...Mocha"),
         ({}, {"transforms": [noisy(noise_seed=3)]}, f"{NEVER}...noise_seed"),
         ({}, {"local": RESEEDED}, f"{NEVER}...noise_seed"),
         ({"code": ["fl_lightning.MLP"]}, {}, f"'{TASK}', {UNKNOWN}"),
         ({}, {"local": {"threads": 1, "engine": "stacked"}}, f"{NEVER}...engine: stacked"),
-        ({"code": ["default", CALLBACK]}, {"local": {"callbacks": [{"class_path": CALLBACK}]}}, f"{NEVER}...local.callbacks"),
+        ({"code": ["default", CALLBACK]}, TIMER, f"{NEVER}...local.callbacks"),
         ({}, {"threads": 1024}, "'threads' is 1024, but this site has "),
         (THREE, {"rounds": 4}, "plans 4 rounds, but this site allows 3 ('policy.machine.trainings')"),
-        (
-            THREE,
-            {"rounds": 2, "route": named("RingFed", periods=2)},
-            "plans 2 rounds of 2 periods, but this site allows 3",
-        ),
+        (THREE, PERIODS, "plans 2 rounds of 2 periods, but this site allows 3"),
         (NOISE, {}, "policy requires 1.0"),
         (NOISE, {"transforms": [noisy(noise_multiplier=0.5)]}, "policy requires 1.0"),
         (NOISE, {"transforms": [noisy(noise_multiplier=1.5)]}, ""),
         (NOISE, {"transforms": [noisy(noise="central", noise_multiplier=9.0)]}, "policy requires 1.0"),
-        (
-            NOISE,
-            {**NOISY, "strategy": named("Scaffold")},
-            f"{COVERED}...Scaffold's clients send control variates with their models",
-        ),
-        (
-            NOISE,
-            {**NOISY, "strategy": named("FedLoss")},
-            f"{COVERED}...FedLoss reads metrics that clients compute on their own data",
-        ),
+        (NOISE, {**NOISY, "strategy": named("Scaffold")}, f"{COVERED}...Scaffold's clients send control variates with their"),
+        (NOISE, {**NOISY, "strategy": named("FedLoss")}, f"{COVERED}...FedLoss reads metrics that clients compute on their"),
         (NOISE, {"transforms": [noisy(), noisy()]}, f"{COVERED}...contains ClientPrivacy more than once"),
-        (
-            NOISE,
-            {**NOISY, "local": {"threads": 1, "precision": "bf16-true"}},
-            f"{COVERED}...at least 32 bits with ClientPrivacy",
-        ),
+        (NOISE, LOWER, f"{COVERED}...at least 32 bits with ClientPrivacy"),
         (NOISE, {"local": {**NOISY_STEPS, "accumulate_grad_batches": 4}}, f"{COVERED}...accumulate_grad_batches' must be 1"),
-        (
-            NOISE,
-            {"local": NOISY_STEPS, "model": model(network=BATCH_NORM)},
-            f"{COVERED}...cannot separate an example's gradient",
-        ),
+        (NOISE, NORMALIZED, f"{COVERED}...cannot separate an example's gradient"),
     ],
 )
 def test_refusals_that_protect_a_site_run_at_the_site(policy, asked, said):
     found = told(ask(north(**policy), "prepare", contract=contract(**asked)))
     assert all(part in found for part in said.split("...")) if said else not found
+
+
+EVALUATED = {"client_evaluation": {"every_n_rounds": 1}}
+NO_LINE = "Its 'policy.update' requires noise, with which that never leaves. Remove the setting at the server."
 
 
 @pytest.mark.parametrize(
@@ -146,35 +118,20 @@ def test_refusals_that_protect_a_site_run_at_the_site(policy, asked, said):
         (["examples"], {"strategy": named("FedLoss")}, "tells: [examples, evaluation/validation]"),
         (["examples"], {"strategy": named("QFedAvg")}, "tells: [examples, evaluation/training]"),
         (["examples"], {"route": named("FedStar")}, "'federation.route FedStar' needs"),
-        (["examples"], {"client_evaluation": {"every_n_rounds": 1}}, "'federation.client_evaluation' needs"),
+        (["examples"], EVALUATED, "'federation.client_evaluation' needs"),
+        # with noise, no line is proposed that data.yaml would refuse; the normalizer may leave: it follows from steps and rate
+        (None, EVALUATED, f"'federation.client_evaluation' needs...{NO_LINE}"),
+        (None, {"route": named("FedStar")}, "requires noise at the client. ClientPrivacy covers only what clients send to"),
+        (None, {"strategy": named("FedNova")}, "under 'policy': tells: [examples, steps, normalizer]"),
+        (None, {"strategy": named("QFedAvg")}, "QFedAvg reads metrics"),
     ],
 )
-def test_what_a_strategy_needs_and_the_site_does_not_tell_is_refused_with_the_line_to_add(tells, asked, said):
-    found = told(ask(north(tells=tells), "prepare", contract=contract(**asked)))
-    assert said in found
+def test_what_settings_need_and_the_site_does_not_tell_is_refused_with_the_line_to_add(tells, asked, said):
+    """None: at a site that requires noise."""
+    policy, noise = (NOISE, NOISY) if tells is None else ({"tells": tells}, {})
+    found = told(ask(north(**policy), "prepare", contract=contract(**noise, **asked)))
+    assert all(part in found for part in said.split("..."))
     assert bool(found) == bool(said)
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"client_evaluation": {"every_n_rounds": 1}}, "'federation.client_evaluation' needs"),
-        (
-            {"route": named("FedStar")},
-            "requires noise at the client. ClientPrivacy covers only what clients send to the server",
-        ),
-        ({"strategy": named("FedNova")}, ""),
-        ({"strategy": named("QFedAvg")}, "QFedAvg reads metrics"),
-    ],
-)
-def test_with_a_required_noise_nothing_is_evaluated_and_no_line_is_proposed(settings, named):
-    """The line would be refused in data.yaml; the normalizer may leave, since it follows from steps and rate."""
-    found = told(ask(north(**NOISE), "prepare", contract=contract(**NOISY, **settings)))
-    assert named in found
-    if named.endswith("needs"):
-        assert "Its 'policy.update' requires noise, with which that never leaves. Remove the setting at the server." in found
-    if not named:
-        assert "under 'policy': tells: [examples, steps, normalizer]" in found
 
 
 @pytest.mark.parametrize("noise", [False, True])
@@ -196,18 +153,13 @@ def local(**settings: Any) -> dict[str, Any]:
 FEW = "The turn may read fewer rows or persons than this site's 'policy.min_rows' of 10"
 ONE_STEP: dict[str, Any] = {"threads": 1, "max_steps": 1}
 NOBODY_ASKED = {"local": {**ONE_STEP, "privacy": {"noise_multiplier": 1e-9, "max_grad_norm": 1e6, "delta": 1e-5}}}
-EVALUATION = EvalOrder(1, 0, "test", "evaluation", tasks=(ClientTask(0, 0),), epochs=10**6)
+TOLD_OF_TEST: dict[str, Any] = {"tells": ["examples", "evaluation/test"]}
 TURNS: list[tuple[dict[str, Any], dict[str, Any], Any, str]] = [
     ({}, {}, {"epochs": 0}, FEW),
     ({}, local(engine="trainer"), {"progress": Progress(2, 0)}, "Error"),  # no place may shorten a turn
     ({}, local(engine="trainer"), {"progress": Progress(-1, 10)}, "Error"),
     ({}, {}, {"round_idx": -1}, "outside its range"),
-    (
-        {"tells": ["examples", "evaluation/test"]},
-        {},
-        EvalOrder(1, 0, "training", "evaluation"),
-        "figures of models on its training",
-    ),
+    (TOLD_OF_TEST, {}, EvalOrder(1, 0, "training", "evaluation"), "figures of models on its training"),
     # an update has enough rows behind it
     ({}, local(max_steps=1), {}, FEW),
     ({}, local(limit_train_batches=1), {}, FEW),

@@ -11,42 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from asked_site import (
-    BATCH_NORM,
-    MODEL,
-    NETWORK,
-    NOISY,
-    NOISY_STEPS,
-    ask,
-    contract,
-    model,
-    named,
-    noisy,
-    north,
-    opened,
-    order,
-    server_model,
-    told,
-    work,
-)
-from hypothesis import given
+from asked_site import NOISY, NOISY_STEPS, ask, contract, model, named, noisy, north, opened, order, server_model, told, work
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sites_over_bytes import SERVERS, prepare
 
 from fl_lightning.errors import WireError
 from fl_lightning.flower.site.recipe import Recipe, RefusedError, default_classes
 from fl_lightning.messages import ClientTask, EvalOrder, Progress
 from fl_lightning.types import Pull, Snapshot
 from fl_lightning.wire import to_bytes
-
-
-def test_an_honest_server_is_answered():
-    """The requests of this file are refused for what they attempt, not for their form."""
-    site = north()
-    assert not told(ask(site, "prepare"))
-    (report,) = work(site)["replies"]
-    assert report.num_examples == 24
-
 
 # ---------------------------------------------------------------- code
 
@@ -67,7 +40,7 @@ CHECKPOINT = {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"}
         {"model": {"class_path": "torch.load"}},
         {"model": {"class_path": "torch.hub.load"}},
         {"model": {"class_path": ["fl_lightning.MLP"]}},
-        {"model": {**NETWORK, "init_args": {}, "dict_kwargs": {"f": "evil.run"}}},
+        {"model": {**named("MLP"), "dict_kwargs": {"f": "evil.run"}}},
         {"model": model(optimizer="os.system")},  # a parser would resolve it for a parameter of the type Callable
         {"local": {"callbacks": [CHECKPOINT]}},
         {"model": model(network=named("ResNet18", weights="model"))},
@@ -90,11 +63,11 @@ def test_nothing_is_imported_that_is_not_on_the_list(asked, monkeypatch):
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ({**MODEL, "args": [1]}, "'model' has other keys than 'class_path' and 'init_args', a mapping."),
-        ({**MODEL, "init_args": {"num classes": 3}}, r"'model' has the key 'num classes'. Use names of arguments."),
-        ({**MODEL, "init_args": {"__class__": 3}}, r"'model' has the key '__class__'. Use names of arguments."),
-        ({**MODEL, "init_args": {"loss": {1, 2}}}, r"'model.loss' is a set. Use plain values."),
-        ({**MODEL, "init_args": [3]}, "'model' has other keys than 'class_path' and 'init_args', a mapping."),
+        ({**model(), "args": [1]}, "'model' has other keys than 'class_path' and 'init_args', a mapping."),
+        ({**model(), "init_args": {"num classes": 3}}, r"'model' has the key 'num classes'. Use names of arguments."),
+        ({**model(), "init_args": {"__class__": 3}}, r"'model' has the key '__class__'. Use names of arguments."),
+        ({**model(), "init_args": {"loss": {1, 2}}}, r"'model.loss' is a set. Use plain values."),
+        ({**model(), "init_args": [3]}, "'model' has other keys than 'class_path' and 'init_args', a mapping."),
     ],
 )
 def test_other_forms_of_values_are_refused(value, said):
@@ -119,21 +92,21 @@ def test_a_target_epsilon_without_its_noise_is_refused(asked, policy):
     assert "has not been solved for 'target_epsilon' 2.0" in Path("north/state/errors.log").read_text()
 
 
-@pytest.mark.parametrize("settings", [NOISY, {"local": NOISY_STEPS}], ids=["transforms", "steps"])
-def test_a_server_that_repeats_a_round_gets_other_noise(settings):
+@pytest.mark.parametrize("noise", [NOISY, {"local": NOISY_STEPS}], ids=["transforms", "steps"])
+def test_a_server_that_repeats_a_round_gets_other_noise(noise):
     """Otherwise it could subtract two messages. They differ by noise of 50 sqrt(2) in each of 53 numbers: 515.
 
     In steps, it is divided by the 24 examples of a batch and multiplied by the rate of 0.1, at least once.
     """
     site, sent = north(update={"noise": {"least": 1.0}}), server_model()
     first, second = (
-        work(site, session=session, sent=sent, **settings)["replies"][0].model.vector.double() for session in ("a", "b")
+        work(site, session=session, sent=sent, **noise)["replies"][0].model.vector.double() for session in ("a", "b")
     )
-    assert (first - second).norm() > (250 if settings is NOISY else 1.0)
+    assert (first - second).norm() > (250 if noise is NOISY else 1.0)
 
 
 def test_buffers_without_the_required_noise_are_not_sent():
-    values = model(network=BATCH_NORM)
+    values = model(network=named("LeNet", num_classes=3, batch_norm=True))
     reply = work(north(update={"noise": {"least": 1.0}}), sent=server_model(values), model=values, **NOISY)
     assert "The clients send the buffers network." in told(reply)
 
@@ -211,34 +184,28 @@ def enveloped(text: bytes, rest: bytes = b"") -> bytes:
 
 
 def test_a_claimed_size_allocates_nothing_and_nesting_ends_nothing():
-    """A few bytes that claim a tensor of 4 TB, a JSON of a claimed length that is not there, and one of 100,000 lists."""
+    """A few bytes that claim a tensor of 4 TB, a JSON of a claimed length that is not there, one of 100,000 lists, a pickle."""
     site = north()
     header = json.dumps({"0": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
     bomb = enveloped(json.dumps({"format": 1, "content": {"tensor": "0"}}).encode(), enveloped(header))
     deep = enveloped(b'{"format": 1, "content": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", enveloped(b"{}"))
-    for content in (bomb, (2**62).to_bytes(8, "little") + b"{}", b"", b"\x80\x04.", deep):
-        assert "Error" in told(opened(site.answer({"order": content})))
+    for content in (bomb, (2**62).to_bytes(8, "little") + b"{}", b"", b"\x80\x04.", deep, pickle.dumps({"x": 1})):
+        assert "WireError" in told(opened(site.answer({"order": content})))
     assert not told(ask(site, "prepare"))
+    with pytest.raises(WireError):  # the wire has tensors of numbers only
+        to_bytes({"x": object()})
 
 
 def test_a_message_above_the_limit_is_refused_unread():
     assert "accepts 1e-06 GiB" in told(opened(north(machine={"memory": 1e-6}).answer({"order": b"x" * 2000})))
 
 
-def test_pickles_and_object_arrays_have_no_way_in():
-    """The wire has tensors of numbers only."""
-    with pytest.raises(WireError):
-        to_bytes({"x": object()})
-    assert "WireError" in told(opened(north().answer({"order": pickle.dumps({"x": 1})})))
+@pytest.fixture
+def anyone() -> Any:
+    return north()
 
 
-@pytest.fixture(scope="module")
-def anyone(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        prepare(tmp_path_factory.mktemp("sites"), patch)
-        return SERVERS["north"]
-
-
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=300))
 def test_random_bytes_never_raise(content, anyone):
     assert told(opened(anyone.answer({"order": content})))

@@ -91,7 +91,7 @@ def test_a_seed_of_the_owners_draws_other_rows():
     drawn = []
     for seed in (0, 0, 1):
         data = net.restart("north", client_test=0.25, seed=seed)._data
-        data.number = 0
+        data.take_number(0)
         drawn.append(data.whole.splits.test[0].tolist())
     assert drawn[0] == drawn[1] != drawn[2]
 

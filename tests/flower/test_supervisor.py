@@ -19,7 +19,6 @@ from fl_lightning.flower.site import processes, worker
 from fl_lightning.flower.site.processes import UNUSABLE, Child, Supervisor
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends children with their parent")
-RUNS = Path("runs")
 
 
 def python(text: str, *options: str) -> list[str]:
@@ -39,23 +38,6 @@ def supervised(child: Child, said: list[str], until: Callable[[], bool]) -> None
     assert not thread.is_alive()
 
 
-def ran_twice() -> bool:
-    return RUNS.exists() and len(RUNS.read_text()) >= 2
-
-
-@pytest.mark.slow
-@linux
-def test_children_are_restarted_and_end_with_their_supervisor():
-    said: list[str] = []
-    text = "open('runs', 'a').write('x'); import time; time.sleep(60 if len(open('runs').read()) > 1 else 0)"
-    child = Child("worker", python(text, "-S"))
-    supervised(child, said, ran_twice)
-    assert RUNS.read_text() == "xx"
-    assert said == ["The worker ended with status 0; it starts again in 1 s."]
-    assert child.process is not None
-    assert child.process.returncode == -signal.SIGTERM
-
-
 @linux
 @pytest.mark.slow
 def test_a_child_that_stands_still_is_started_again(monkeypatch):
@@ -67,9 +49,11 @@ def test_a_child_that_stands_still_is_started_again(monkeypatch):
         "processes.give_signs_of_life(Path('alive')); time.sleep(4); open('runs', 'a').write('x')\n"
         f"os.kill(os.getpid(), {int(signal.SIGSTOP)}) if len(open('runs').read()) == 1 else time.sleep(60)"
     )
-    said: list[str] = []
-    supervised(Child("worker", python(text), alive=Path("alive")), said, ran_twice)
-    assert RUNS.read_text() == "xx"
+    said, runs, child = list[str](), Path("runs"), Child("worker", python(text), alive=Path("alive"))
+    supervised(child, said, lambda: runs.exists() and len(runs.read_text()) >= 2)
+    assert runs.read_text() == "xx"
+    assert child.process is not None
+    assert child.process.returncode == -signal.SIGTERM
     assert said[0] == "The worker gives no sign of life and is ended."
     assert said[-1] == "The worker ended with status -9; it starts again in 1 s."
 
@@ -83,23 +67,15 @@ def test_a_child_that_ends_without_an_error_is_explained():
     assert said[:2] == ["The SuperNode ended with status 0; it starts again in 1 s.", "The cause may be this. clock: An hour."]
 
 
-def test_the_cause_of_an_end_is_told_once():
-    said: list[str] = []
-    causes = iter(["", "clock: An hour.", "clock: An hour.", "port: Closed."])
-    supervisor, child = Supervisor([], said.append), Child("SuperNode", [])
-    for _ in range(4):
-        supervisor._explain(child, lambda: next(causes))
-    assert said == ["The cause may be this. clock: An hour.", "The cause may be this. port: Closed."]
-
-
-def test_what_a_child_leaves_for_the_staff_is_said_once():
+def test_what_a_child_leaves_for_the_staff_and_the_cause_of_its_end_are_told_once():
     said, left = list[str](), Path("trouble")
-    supervisor = Supervisor([], said.append)
-    child = Child("SuperNode", [], tells=left, next_start=float("inf"))
     left.write_text("The server does not answer.")
-    for _ in range(2):
+    causes = iter(["", "clock: An hour.", "clock: An hour.", "port: No."])
+    supervisor, child = Supervisor([], said.append), Child("SuperNode", [], tells=left, next_start=float("inf"))
+    for _ in range(4):
         supervisor._look_after(child)
-    assert said == ["The server does not answer."]
+        supervisor._explain(child, lambda: next(causes))
+    assert said == ["The server does not answer.", "The cause may be this. clock: An hour.", "The cause may be this. port: No."]
 
 
 def test_a_worker_that_cannot_use_its_data_ends_the_site():

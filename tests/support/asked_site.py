@@ -52,28 +52,11 @@ def named(name: str, **arguments: Any) -> dict[str, Any]:
 
 def contract(**changes: Any) -> dict[str, Any]:
     """Return the settings that a server sends, with sections or other values of its own."""
-    federation: dict[str, Any] = {
-        "strategy": named("FedAvg"),
-        "route": named("ServerRoute"),
-        "local": {"threads": 1},
-        "transforms": [],
-        "client_evaluation": {},
-        "secure_aggregation": None,
-        "asynchronous": None,
-        "faults": {},
-    }
-    values: dict[str, Any] = {
-        "model": MODEL,
-        "seed": 0,
-        "num_clients": 3,
-        "numbers": [0, 1, 2],
-        "precision": "32-true",
-        "threads": 1,
-        "inference_mode": True,
-        "logger": False,
-        "rounds": 3,
-        "trains": True,
-    }
+    parts: dict[str, Any] = {"strategy": named("FedAvg"), "route": named("ServerRoute"), "local": {"threads": 1}}
+    absent = {"client_evaluation": {}, "secure_aggregation": None, "asynchronous": None, "faults": {}}
+    federation: dict[str, Any] = {**parts, "transforms": [], **absent}
+    sizes = {"seed": 0, "num_clients": 3, "numbers": [0, 1, 2], "threads": 1, "rounds": 3}
+    values = {"model": MODEL, **sizes, "precision": "32-true", "inference_mode": True, "logger": False, "trains": True}
     sections = {name: value for name, value in changes.items() if name in federation}
     top = {name: value for name, value in changes.items() if name not in federation}
     return {**values, **top, "federation": {**federation, **sections}}

@@ -19,12 +19,7 @@ TABLE = {"test_share": 0, "standardize": False, "batch_size": 8}
 
 
 def write_site(
-    name: str,
-    path: str,
-    schema: str | None = SCHEMA,
-    own: dict[str, Any] | None = None,
-    limits: Any = (),
-    **settings: Any,
+    name: str, path: str, schema: str | None = SCHEMA, own: dict[str, Any] | None = None, limits: Any = (), **settings: Any
 ) -> Path:
     """Write a site's data.yaml, with a copy of the schema of its own unless that is None."""
     folder = Path(name)
@@ -32,11 +27,7 @@ def write_site(
     (folder / "own_schema.yaml").write_text(schema or "")
     arguments = {**TABLE, "path": path, **SETTINGS[name], **(own or {})}
     arguments |= {} if schema is None else {"schema": str(folder / "own_schema.yaml")}
-    site = {
-        "datamodule": {"class_path": "TableDataModule", "init_args": arguments},
-        "device": "cpu",
-        **settings,
-    }
+    site = {"datamodule": {"class_path": "TableDataModule", "init_args": arguments}, "device": "cpu", **settings}
     site["policy"] = {**POLICY, **dict(limits)}
     (folder / "data.yaml").write_text(yaml.safe_dump(site, allow_unicode=True))
     return folder / "data.yaml"

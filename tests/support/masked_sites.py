@@ -16,8 +16,6 @@ FIRST = ("keys", "shares")
 """The steps of the first round alone: later keys and shares travel with the steps ``list`` and ``open``."""
 REST = ("update", "list", "open")
 """The steps of a round whose keys and shares were exchanged in the one before."""
-LOSSES = [(step, False) for step in (*FIRST, *REST)] + [("update", True), ("open", True)]
-"""When a site may be lost: a step, and whether it has done that step."""
 
 
 def masks(**more: Any) -> dict[str, Any]:
@@ -42,22 +40,11 @@ def secure(rounds: int = 3, strategy: Any = "FedAvg", **federation: Any) -> dict
     return configuration(rounds, strategy=strategy, **federation, **SECURE)
 
 
-def forget_settings() -> None:
-    """Let sites agree to the settings of another fit."""
+def updates_leave(form: Any) -> None:
+    """Let sites send updates in another form, in another fit: they forget the settings to which they agreed."""
     for name in REGISTERED:
         Path(name, "state", "record.json").unlink()
-
-
-def no_masks_any_more() -> None:
-    """Let sites send plain updates in another fit."""
-    forget_settings()
-    restart(limits={"update": "plain"})
-
-
-def masks_from_now_on(**more: int) -> None:
-    """Let sites that sent plain updates require masks in another fit."""
-    forget_settings()
-    restart(limits={"update": masks(**more)})
+    restart(limits={"update": form})
 
 
 def step_of(parts: Any) -> tuple[str, int]:
@@ -85,20 +72,6 @@ def steps_of(name: str, answer: Callable[[str, Any], bytes | None] = lambda step
     return steps
 
 
-def losing_each_step_once(name: str) -> set[str]:
-    """Lose the first request for each step to a site; return the set of the lost ones."""
-    lost: set[str] = set()
-
-    def lose(step: str, ask: Any) -> bytes | None:
-        if step in lost:
-            return ask()  # type: ignore[no-any-return]
-        lost.add(step)
-        return None
-
-    steps_of(name, lose)
-    return lost
-
-
 class Killed:
     """A site dies in a round: when it is asked for a step, before or after it has done it; ``plain`` is a training."""
 
@@ -121,18 +94,6 @@ class Killed:
         return ask()  # type: ignore[no-any-return]
 
 
-def opened_without(config: dict[str, Any], step: str) -> tuple[str, list[str]]:
-    """Kill one of three sites at a step, which ends the fit; return what it says, and which of the others sent shares."""
-    killed, opened = Killed("site1", step, in_round=1), list[str]()
-
-    def hook(name: str, parts: Any, ask: Any) -> bytes | None:
-        opened.extend([name] if step_of(parts)[0] == "open" and name != "site1" else [])
-        return killed(name, parts, ask)
-
-    HOOK["hook"] = hook
-    return refused(config), opened
-
-
 def cheating(name: str, change: Any) -> None:
     """Change what one site is asked, and keep its answer."""
 
@@ -152,10 +113,6 @@ def refuses(config: dict[str, Any], message: str, name: str = "") -> bool:
     """Return whether a fit ends, and a site, or any, has refused something with this message."""
     refused(config)
     return any(line.startswith(f"{name}: Refused" if name else "site") and message in line for line in LINES)
-
-
-def first_order(asked: Any) -> Any:
-    return asked["orders"][0] if asked["orders"] else None
 
 
 def note_with(at: str, **changes: Any) -> Any:

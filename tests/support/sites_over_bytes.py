@@ -331,6 +331,14 @@ def configuration(rounds: int = 3, **federation: Any) -> dict[str, Any]:
     }
 
 
+def scaled(rounds: int = 1, features: int = 6, **federation: Any) -> dict[str, Any]:
+    """Return the configuration of a network whose inputs are scaled."""
+    config = configuration(rounds, **{"strategy": "FedAvg", **federation})
+    arguments = config["model"]["init_args"]
+    arguments["network"] = of("Standardized", num_features=features, network=arguments["network"])
+    return config
+
+
 def simulate(config: dict[str, Any], folder: str = "simulated", *more: str) -> dict[str, Any]:
     """Fit in one process, and return the weights."""
     Path("config.yaml").write_text(yaml.safe_dump(config))

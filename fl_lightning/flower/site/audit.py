@@ -83,13 +83,11 @@ class AuditLog:
         self.last = digests(known)[-1]
         self._end = b"\n" if known and not known.endswith(b"\n") else b""  # of a line that was cut off
 
-    def record(
-        self, direction: str, kind: str, content: Content, messages: Any, federation: object = "", **details: Any
-    ) -> None:
+    def record(self, way: str, kind: str, content: Content, messages: Any, federation: object = "", **details: Any) -> None:
         """Append a line.
 
         Args:
-            direction: ``in`` or ``out``.
+            way: ``in`` or ``out``.
             kind: the kind of the message.
             content: the bytes as they crossed the border.
             messages: the decoded messages.
@@ -102,7 +100,7 @@ class AuditLog:
         line = {
             "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "federation": str(federation)[:32],
-            "direction": direction,
+            "direction": way,
             "kind": kind,
             "bytes": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),

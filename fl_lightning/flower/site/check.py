@@ -62,9 +62,9 @@ def _masks(name: str, policy: Policy) -> list[str]:
     Raises:
         ConfigurationError: if no sum could have as many sites as the policy asks for.
     """
-    if policy.masks is None:
+    if policy.update.masks is None:
         return []
-    peers, least, lost = sorted(read_peers(policy).keys() - {name}), policy.masks.least, policy.masks.lost
+    peers, least, lost = sorted(read_peers(policy).keys() - {name}), policy.update.masks.least, policy.update.masks.lost
     if len(peers) + 1 < least:
         keys = f"{len(peers)} other site{'' if len(peers) == 1 else 's'} ({', '.join(peers) or 'none'})"
         raise ConfigurationError(
@@ -73,7 +73,7 @@ def _masks(name: str, policy: Policy) -> list[str]:
         )
     could = f"a server could compute the updates of {lost} sites that later sums lack ('policy.update.masks.lost')"
     same = could if lost else "all sums are over the same sites ('policy.update.masks.lost' is 0)"
-    return [f"a sum has {least} sites or more, of {', '.join(peers)}, whose keys are in '{policy.masks.peers}'; {same}"]
+    return [f"a sum has {least} sites or more, of {', '.join(peers)}, whose keys are in '{policy.update.masks.peers}'; {same}"]
 
 
 def _print_comparison(settings: SiteSettings) -> None:

@@ -54,17 +54,13 @@ def _folder(parsed: argparse.Namespace) -> Path:
         raise ConfigurationError("Which site? Pass '--name', or '--folder' with the folder that 'fl-lightning site' uses.")
     folder = Path(parsed.folder or f"site_{parsed.name}")
     if not (folder / "audit.jsonl").exists():
-        raise ConfigurationError(
-            f"'{folder}' is not the folder of a site that has had a message. Pass its folder with '--folder'."
-        )
+        raise ConfigurationError(f"'{folder}' is not the folder of a site that has had a message. Pass it with '--folder'.")
     return folder
 
 
 def _id(text: str | None) -> str:
     if text is None or not re.fullmatch(r"[0-9a-f]{32}", text):
-        raise ConfigurationError(
-            f"The federation is {text!r}, but must be 32 hexadecimal digits, as in the message or the log."
-        )
+        raise ConfigurationError(f"The federation is {text!r}, but must be 32 hexadecimal digits, as in the message or log.")
     return text
 
 
@@ -76,22 +72,19 @@ def _approve(parsed: argparse.Namespace) -> None:
     folder = _folder(parsed)
     if parsed.sites:
         _approve_sum(folder, parsed.yes)
-    else:
-        _approve_settings(folder, _id(parsed.federation), parsed.settings, parsed.yes)
-
-
-def _approve_settings(folder: Path, federation: str, digest: str | None, yes: bool) -> None:
+        return
+    federation = _id(parsed.federation)
     settings, before = asked(folder, federation), agreed(folder, federation)
-    if not settings or digest_of(settings) != digest:
+    if not settings or digest_of(settings) != parsed.settings:
         raise ConfigurationError(
-            f"No server has sent settings with the digest {digest!r} for this federation. Copy it from the message."
+            f"No server has sent settings with the digest {parsed.settings!r} for this federation. Copy it from the message."
         )
     lines, differ = _json_lines(settings), ""
     if before:
         differ = " that differ from those to which this site agreed before"
         lines = list(difflib.unified_diff(_json_lines(before), lines, lineterm="", n=2))[2:] or ["None: they are the same."]
     print(f"The settings of federation {federation}{differ}:", *lines, sep="\n")
-    _require_yes(yes, "Agree to them?")
+    _require_yes(parsed.yes, "Agree to them?")
     approve(folder, federation, settings)
     print(f"Agreed to federation {federation}.")
 
@@ -191,7 +184,7 @@ def _witnessed(log: Path, path: Path) -> str:
 def _lines(entry: dict[str, Any]) -> Iterator[str]:
     """Yield a message in words: when, which way, of which kind and size; then its settings, orders, and numbers."""
     yield " ".join(str(entry.get(name, "")) for name in ("time", "direction", "kind", "bytes")) + " bytes"
-    for name in ("settings", "model", "orders", "told", "replies", "stored", "error", "figures_withheld"):
+    for name in ("settings", "model", "orders", "told", "replies", "stored", "error"):
         value = entry.get(name, [])
         yield from (f"  {name}: {_words(one)}" for one in (value if isinstance(value, list) else [value]))
 
@@ -206,9 +199,6 @@ _COMMANDS = {
     "approve": (_approve, "Agree to a federation with its settings, or to a sum over other sites."),
     "withdraw": (_withdraw, "Leave a federation: the site trains for it no more, and deletes what it kept for it."),
     "budget": (_print_budget, "Print what federations have spent of the budget of this site's data."),
-    "audit": (
-        _audit,
-        "Print what has crossed the border of this site, by federation, and whether the log is complete.",
-    ),
+    "audit": (_audit, "Print what has crossed the border of this site, by federation, and whether the log is complete."),
 }
 """What each command does, and its sentence."""

@@ -114,11 +114,9 @@ def _connects(server: _Server) -> str:
 
 
 def _versions(server: _Server) -> str:
-    here, there = fl_lightning.__version__, server.headers.get(VERSION, "")
+    here, there = fl_lightning.__version__, server.headers.get(VERSION, "")[:40]
     if there and minor(there) != minor(here):
-        raise ConfigurationError(
-            f"The server has fl_lightning {there[:40]}, but this site {here}. Install {minor(there)[:40]} here."
-        )
+        raise ConfigurationError(f"The server has fl_lightning {there}, but this site {here}. Install {minor(there)} here.")
     return f"fl_lightning {here} here and {there or 'one that it does not tell'} at the server, Flower {installed_version()}"
 
 

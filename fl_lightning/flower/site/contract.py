@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,42 +30,15 @@ from fl_lightning.settings.server import Faults
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.transforms.base import Transform
 
-SECTIONS = {
-    "strategy": Strategy,
-    "route": Route,
-    "local": LocalTraining,
-    "transforms": list[Transform],
-    **OPTIONS,
-    "faults": Faults,
-}
+SECTIONS = dict(strategy=Strategy, route=Route, local=LocalTraining, transforms=list[Transform], **OPTIONS, faults=Faults)
 """The settings under ``federation`` that a site needs, with their types."""
 
-_VALUES = {
-    "seed": int,
-    "num_clients": int,
+_VALUES: dict[str, type] = {
+    **dict.fromkeys(("seed", "num_clients", "threads", "rounds"), int),
+    **dict.fromkeys(("inference_mode", "logger", "trains"), bool),
     "numbers": tuple,
     "precision": str,
-    "threads": int,
-    "inference_mode": bool,
-    "logger": bool,
-    "rounds": int,
-    "trains": bool,
 }
-
-
-@dataclass(frozen=True)
-class Built:
-    """Hold a site's half of a federation.
-
-    Attributes:
-        module: the module that the site trains.
-        client: carries out orders.
-        settings: the settings.
-    """
-
-    module: LightningModule
-    client: Client
-    settings: FederationSettings
 
 
 def check_contract(contract: Any, policy: Policy, client: int) -> None:
@@ -90,22 +63,21 @@ def check_contract(contract: Any, policy: Policy, client: int) -> None:
             f"The server's 'threads' is {contract['threads']}, but this site has {most_threads()} cores. Set "
             "'federation.local.threads' at the server."
         )
-    recipe = Recipe(policy.accepted_classes)
     if not isinstance(contract["model"], Mapping) or "class_path" not in contract["model"]:
         raise RefusedError("The server's 'model' must be a class with 'class_path'.")
-    recipe.check(contract["model"], "model")
-    recipe.check(sections, "federation")
+    policy.recipe.check(contract["model"], "model")
+    policy.recipe.check(sections, "federation")
 
 
 def build(
     contract: Mapping[str, Any], data: SiteData, policy: Policy, device: torch.device, tell: Any, site: SitePlace | None = None
-) -> Built:
-    """Build a site's half of a federation from a contract that :func:`check_contract` accepted.
+) -> tuple[LightningModule, Client, FederationSettings]:
+    """Return a site's module, client and settings, from a contract that :func:`check_contract` accepted.
 
     Raises:
         RefusedError: if the values do not fit, or the settings are beyond the site's policy.
     """
-    recipe, sections, limits = Recipe(policy.accepted_classes), contract["federation"], SiteLimits(policy)
+    recipe, sections, limits = policy.recipe, contract["federation"], SiteLimits(policy)
     built = {name: recipe.build(sections[name], kind, f"federation.{name}") for name, kind in SECTIONS.items()}
     active = tuple(options_in(built.values()))
     values = {name: contract[name] for name in ("seed", "rounds", "trains")}
@@ -141,7 +113,7 @@ def build(
     )
     emptied(module.parameters())  # from now on it is compared with what the server sends, by shapes alone
     client.questions = questions_at_site(policy)
-    return Built(module, client, owner)
+    return module, client, owner
 
 
 def _module(recipe: Recipe, model: Mapping[str, Any], limits: SiteLimits) -> LightningModule:
@@ -161,6 +133,4 @@ def _module(recipe: Recipe, model: Mapping[str, Any], limits: SiteLimits) -> Lig
 def _require_classes(module: LightningModule, data: SiteData) -> None:
     classes, outputs = data.names("classes"), getattr(module, "num_classes", None)
     if classes is not None and isinstance(outputs, int) and outputs < len(classes):
-        raise RefusedError(
-            f"The model has {outputs} classes, but this site's data have more. Raise 'num_classes' of the model."
-        )
+        raise RefusedError(f"The model has {outputs} classes, but this site's data have more. Raise the model's 'num_classes'.")

@@ -85,8 +85,8 @@ class SiteData:
 
     def __init__(self, settings: SiteSettings) -> None:
         self._datamodule, self._schema = settings.datamodule, digest_of_schema(settings.datamodule)
-        whole = _whole(settings)
-        self._views: dict[Part, FederatedDataModule] = {"training": whole}
+        self.whole = _whole(settings)
+        """The datamodule of the training set."""
         self._separate: dict[Part, FederatedDataModule] = {}
         given: dict[Part, LightningDataModule | None] = {"validation": settings.validation, "test": settings.test}
         for part, datamodule in given.items():
@@ -98,13 +98,8 @@ class SiteData:
         self.client_id: int | None = None
         """The site's id in the current fit, which is its number unless sites are held out."""
 
-    @property
-    def number(self) -> int | None:
-        """Return the site's number at the server, from which its held-back parts follow; None before the server tells it."""
-        return self._number
-
-    @number.setter
-    def number(self, number: int) -> None:
+    def take_number(self, number: int) -> None:
+        """Take the site's number at the server, from which its held-back parts follow."""
         if number != self._number and self.draws_parts:
             partitioner: Any = self.whole.partitioner
             partitioner.first = number
@@ -115,11 +110,6 @@ class SiteData:
     def draws_parts(self) -> bool:
         """Return whether parts are drawn from the training set, which then depend on the site's number."""
         return self.whole.client_validation > 0 or self.whole.client_test > 0
-
-    @property
-    def whole(self) -> FederatedDataModule:
-        """Return the datamodule of the training set."""
-        return self._views["training"]
 
     def size(self, part: Part) -> int:
         """Return the number of examples of a part; 0 if the site does not have it."""
@@ -147,25 +137,11 @@ class SiteData:
             return self.size(part)
         return len(set(persons[indices[0]].tolist()))
 
-    def units_by_class(self) -> list[int]:
-        """Return the number of training persons of each class, or of rows if the data name no persons."""
-        persons, rows = self.whole.splits.persons, self.whole.indices[0]
-        if persons is None:
-            return [int(count) for count in self.whole.label_counts()[0]]
-        labels = self.whole.client_datasets.all_labels()[rows]
-        return [len(set(persons[rows][labels == label].tolist())) for label in range(self.whole.label_counts().shape[1])]
-
     def names(self, kind: str) -> tuple[str, ...] | None:
         """Return the names of the site's ``classes`` or ``feature_names``; None if its data have none."""
         return names_of(self.whole.client_datasets.source, kind) or names_of(self._datamodule, kind)
 
-    def info(
-        self,
-        name: str,
-        policy: Policy,
-        statistics: bool = False,
-        summed: bool = False,
-    ) -> ClientInfo:
+    def info(self, name: str, policy: Policy, statistics: bool = False, summed: bool = False) -> ClientInfo:
         """Return what the site could tell before the first round; what its policy lets leave is a part of it.
 
         Args:
@@ -193,9 +169,12 @@ class SiteData:
 
     def _label_counts(self, least: int) -> tuple[int, ...] | None:
         """Return the counts of all classes, or None if one is small: with the number of examples, the others would tell it."""
-        if any(0 < count < least for count in self.units_by_class()):
-            return None
-        return tuple(int(count) for count in self.whole.label_counts()[0])
+        counts = units = [int(count) for count in self.whole.label_counts()[0]]
+        persons, rows = self.whole.splits.persons, self.whole.indices[0]
+        if persons is not None:  # all rows of a class may be those of one
+            labels = self.whole.client_datasets.all_labels()[rows]
+            units = [len(set(persons[rows][labels == label].tolist())) for label in range(len(counts))]
+        return None if any(0 < count < least for count in units) else tuple(counts)
 
     def _sampling(self) -> tuple[int, float] | None:
         if self.whole.client_datasets.size_is_unknown(0) or self.whole.client_datasets.source.batch_size is None:
@@ -214,7 +193,7 @@ class SiteData:
             summed: whether the server gets them in a sum over sites only. Channels with few numbers are then 0 in the sum;
                 otherwise the site tells nothing if it has any.
         """
-        if not self._tells_moments(policy) or (policy.masks is not None and not summed):
+        if not self._tells_moments(policy) or (policy.update.masks is not None and not summed):
             return None
         found, size = input_moments(self.whole, 0), self.size("training")
         least = policy.min_rows * self._rows_of_a_person  # rows in which there are so many persons, whoever they are
@@ -261,9 +240,8 @@ class SiteData:
 
     def client_evaluation_view(self, client: int, part: Part) -> LightningDataModule:
         """See :class:`ClientData`."""
-        if part in self._separate:
-            return self._separate[part].client_evaluation_view(0, "training")
-        return self.whole.client_evaluation_view(0, part)
+        data = self._separate.get(part)
+        return self.whole.client_evaluation_view(0, part) if data is None else data.client_evaluation_view(0, "training")
 
     def version(self, part: Part) -> str:
         """Return a digest of a part's rows, in whatever order."""

@@ -56,12 +56,12 @@ class SiteLimits:
                 raise RefusedError(f"The server plans {planned}, but this site allows {most} ('policy.machine.trainings').")
         noise, least = _noise(owner.active_options), self._policy.least_noise
         sealed = any(option.seals for option in owner.active_options)
-        if self._policy.masks is not None and owner.trains and not sealed:
+        if self._policy.update.masks is not None and owner.trains and not sealed:
             raise RefusedError(
                 "This site's 'policy.update' is masks, so it sends nothing but its part of a sum. Set "
                 "'federation.secure_aggregation' at the server."
             )
-        if sealed and self._policy.masks is None:
+        if sealed and self._policy.update.masks is None:
             raise RefusedError(
                 "The server asks for masks ('federation.secure_aggregation'), but this site has no keys of the others, without "
                 "which the server could invent them. Its staff set 'policy.update.masks.peers'."
@@ -90,13 +90,11 @@ class SiteLimits:
         told = self._policy.told
         missing = [fact for fact in needed if fact not in told and not (fact == "examples" and "examples/rounded" in told)]
         if missing:
-            remedy = (
-                f"If its staff agrees, they write in data.yaml, under 'policy': tells: [{', '.join([*sorted(told), *missing])}]"
-            )
+            fix = f"If its staff agrees, add to data.yaml, under 'policy': tells: [{', '.join([*sorted(told), *missing])}]"
             if form := next(filter(None, map(self._policy.hides, missing)), ""):
-                remedy = f"Its 'policy.update' requires {form}, with which that never leaves. Remove the setting at the server."
+                fix = f"Its 'policy.update' requires {form}, with which that never leaves. Remove the setting at the server."
             lacking = "; ".join(FACTS[fact] for fact in missing)
-            raise RefusedError(f"'{needed[missing[0]]}' needs what this site does not tell: {lacking}. {remedy}")
+            raise RefusedError(f"'{needed[missing[0]]}' needs what this site does not tell: {lacking}. {fix}")
 
     def check_training(self, data: SiteData) -> None:
         """Refuse a training part with fewer persons or rows than this site requires; a stream tells its size only later.
@@ -155,7 +153,7 @@ class SiteLimits:
 
         A check before the noise would; so would one of an update that leaves masked, and a server could choose the limit.
         """
-        if self._policy.noise is not None:
+        if self._policy.update.noise is not None:
             return replace(model, tolerates_broken=True, max_abs_weight=math.inf)
         sealed = any(option.seals for option in options)
         return replace(model, max_abs_weight=math.inf) if sealed else model
@@ -168,7 +166,7 @@ class SiteLimits:
         except ConfigurationError as error:
             if sealed:
                 raise RefusedError(str(error)) from error
-            if self._policy.noise is not None:
+            if self._policy.update.noise is not None:
                 raise RefusedError(f"This site's policy requires noise at the client. {error}") from error
 
     # ---------------------------------------------------------------- orders
@@ -235,7 +233,7 @@ class SiteLimits:
         steps = plan.steps(batches, whole=False) / task.slowness
         whole = steps if math.isinf(steps) else max(1, int(steps))  # a slow client leaves out a step in part
         read = min(whole * plan.accumulate, batches)  # an epoch repeats no row, and the next one may repeat all
-        noisy = policy.noise is not None and _noise(settings.active_options, delivered=False) >= policy.least_noise
+        noisy = policy.update.noise is not None and _noise(settings.active_options, delivered=False) >= policy.least_noise
         if leaves and not noisy and read < every and read * smallest < policy.min_rows:
             raise RefusedError(
                 f"The turn may read fewer rows or persons than this site's 'policy.min_rows' of {policy.min_rows}. Train "

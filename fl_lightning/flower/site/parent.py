@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import secrets
 import signal
 import socket
@@ -25,9 +26,7 @@ def run(arguments: argparse.Namespace) -> None:
     folder = Path(arguments.folder or f"site_{arguments.name}").resolve()
     read_private_key(Path(arguments.key))
     if not Path(arguments.data).is_file():
-        raise ConfigurationError(
-            f"'--data' is '{arguments.data}', which is not a file. Write one; see docs/real_federation.md."
-        )
+        raise ConfigurationError(f"'--data' is '{arguments.data}', which is not a file. Write it; see docs/real_federation.md.")
     if arguments.ca:
         require_certificate(arguments.ca)
     address = address_of(arguments.server)
@@ -46,11 +45,8 @@ def _supervise(arguments: argparse.Namespace, folder: Path, address: str) -> boo
     write_private(secret, secrets.token_bytes(32))
     trouble.unlink(missing_ok=True)
     node = supernode_command(address, arguments.ca or "", arguments.key, port, str(secret), str(trouble))
-    worker = [
-        *(sys.executable, "-m", "fl_lightning.flower.site.worker", "--name", arguments.name, "--data", arguments.data),
-        *("--folder", str(folder), "--address", f"127.0.0.1:{port}", "--secret", str(secret)),
-        *("--server", address, "--key", arguments.key, *(["--ca", arguments.ca] if arguments.ca else [])),
-    ]
+    own = {"folder": str(folder), "address": f"127.0.0.1:{port}", "secret": str(secret), "server": address}
+    worker = [sys.executable, "-m", "fl_lightning.flower.site.worker", json.dumps(vars(arguments) | own)]
     environment = {"FLWR_HOME": str(folder / "flwr"), "PYTHONUNBUFFERED": "1"}
     say(f"Site {arguments.name} connects to {address}; its folder is {folder}.")
     children = [

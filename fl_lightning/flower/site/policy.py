@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fl_lightning.errors import ConfigurationError, did_you_mean, require
-from fl_lightning.flower.site.recipe import default_classes
+from fl_lightning.flower.site.recipe import Recipe, default_classes
 from fl_lightning.flower.wire.keys import read_public_key
 from fl_lightning.messages import Part
 
@@ -237,46 +237,31 @@ class Policy:
 
     def hides(self, fact: str) -> str:
         """Return the form, ``noise`` or ``masks``, with which a fact never leaves the site; empty if the staff may allow it."""
-        return next((form for form, left in _COVERED.items() if getattr(self, form) is not None and fact not in left), "")
-
-    @property
-    def noise(self) -> Noise | None:
-        """Return the noise that the update has."""
-        return self.update.noise
-
-    @property
-    def masks(self) -> Masks | None:
-        """Return under which masks the update leaves."""
-        return self.update.masks
+        return next((form for form, left in _COVERED.items() if getattr(self.update, form) and fact not in left), "")
 
     @property
     def least_noise(self) -> float:
         """Return the least noise multiplier; 0 needs no noise."""
-        return 0.0 if self.noise is None else self.noise.least
+        return 0.0 if self.update.noise is None else self.update.noise.least
 
     @property
     def budget(self) -> Budget | None:
         """Return the privacy that the site may spend."""
-        return None if self.noise is None else self.noise.budget
+        return None if self.update.noise is None else self.update.noise.budget
 
     @property
     def told(self) -> frozenset[str]:
         """Return the facts that leave beside the update."""
         if self.tells is not None:
             return frozenset(self.tells)
-        sizes = set() if self.masks is not None else {"examples", "steps"}
-        return frozenset(sizes if self.noise is not None else {*sizes, "loss"})
+        sizes = set() if self.update.masks is not None else {"examples", "steps"}
+        return frozenset(sizes if self.update.noise is not None else {*sizes, "loss"})
 
     @property
-    def accepted_classes(self) -> frozenset[str]:
-        """Return the exact list of dotted paths."""
+    def recipe(self) -> Recipe:
+        """Return what builds the classes that a server may name, by an exact list of dotted paths."""
         named = frozenset(self.code) - {DEFAULT}
-        return named | default_classes() if DEFAULT in self.code else named
-
-    @property
-    def hides_errors(self) -> bool:
-        """Return whether all errors are told alike, because their class may depend on rows of this site alone."""
-        return self.update != Form()
+        return Recipe(named | default_classes() if DEFAULT in self.code else named)
 
     @property
     def most_failures(self) -> int | None:
@@ -284,7 +269,7 @@ class Policy:
 
         Whether a training fails may depend on single rows, and neither noise nor masks cover that.
         """
-        return 1 if self.noise is not None else _FAILURES if self.masks is not None else None
+        return 1 if self.update.noise is not None else _FAILURES if self.update.masks is not None else None
 
 
 def most_threads() -> int:
@@ -299,9 +284,9 @@ def read_peers(policy: Policy) -> dict[str, bytes]:
     Raises:
         ConfigurationError: if the folder does not exist, has none, or a file is no public key of a site.
     """
-    if policy.masks is None:
+    if policy.update.masks is None:
         return {}
-    peers = policy.masks.peers
+    peers = policy.update.masks.peers
     files = sorted(Path(peers).glob("*.pub"))
     if not files:
         raise ConfigurationError(

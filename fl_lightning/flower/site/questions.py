@@ -14,7 +14,7 @@ from fl_lightning.clients.answering import Questions
 from fl_lightning.errors import WireError
 from fl_lightning.flower.site.data import SiteData
 from fl_lightning.flower.site.policy import Policy
-from fl_lightning.flower.site.recipe import Recipe, RefusedError
+from fl_lightning.flower.site.recipe import RefusedError
 from fl_lightning.flower.site.store import SiteRecord
 from fl_lightning.functional.digest import digest
 from fl_lightning.messages import EvalOrder, Part, Question, ServerModel
@@ -31,9 +31,8 @@ def questions_at_site(policy: Policy) -> Questions:
     """Return what answers a server's questions within a policy."""
 
     def build(values: Mapping[str, Any]) -> Metric:
-        recipe = Recipe(policy.accepted_classes)
-        recipe.check(values, "metrics")
-        return recipe.build(values, Metric, "metrics")  # type: ignore[no-any-return]
+        policy.recipe.check(values, "metrics")
+        return policy.recipe.build(values, Metric, "metrics")  # type: ignore[no-any-return]
 
     return Questions(build, policy.min_rows)
 
@@ -51,20 +50,17 @@ def check_question(order: EvalOrder, question: Question, policy: Policy) -> None
         raise WireError("A question asks for a metric of the published model or the client's own, with a level in (0, 1).")
     if not isinstance(question.metric, Mapping) or "class_path" not in question.metric:
         raise RefusedError("The metric of a question must be a class with 'class_path'.")
-    Recipe(policy.accepted_classes).check(question.metric, "metrics")
+    policy.recipe.check(question.metric, "metrics")
     _refuse_large(question.metric.get("init_args"))
 
 
 def _refuse_large(value: Any) -> None:
     """Refuse settings of a metric that would fill this machine's memory."""
-    if isinstance(value, Mapping):
-        for item in value.values():
-            _refuse_large(item)
-    elif isinstance(value, list | tuple) and len(value) <= _LARGEST:
-        for item in value:
-            _refuse_large(item)
-    elif isinstance(value, list | tuple) or (isinstance(value, int) and value > _LARGEST):
+    listed = isinstance(value, list | tuple)
+    if (len(value) if listed else value if isinstance(value, int) else 0) > _LARGEST:
         raise RefusedError(f"A setting of the metric is above {_LARGEST}, or a longer list, which would fill a site's memory.")
+    for item in value.values() if isinstance(value, Mapping) else value if listed else ():
+        _refuse_large(item)
 
 
 class SiteQuestions:
@@ -82,9 +78,7 @@ class SiteQuestions:
         self._path, self._policy, self._record = folder / _FILE, policy, record
         self._versions: dict[str, str] = {}
 
-    def check(
-        self, orders: Sequence[Any], model: ServerModel | None, data: SiteData, own: Callable[[int], Mapping[str, Any]]
-    ) -> None:
+    def check(self, orders: Sequence[Any], model: ServerModel | None, data: SiteData, own: Callable[[int], Any]) -> None:
         """Check the questions among a server's orders, before they are answered.
 
         Args:
@@ -124,7 +118,7 @@ class SiteQuestions:
 
         Thresholds of which one list contains the other tell no more than the longer one, which is without points of few rows.
         """
-        metric: Any = Recipe(self._policy.accepted_classes).build(values, Metric, "metrics")
+        metric: Any = self._policy.recipe.build(values, Metric, "metrics")
         found, bins = getattr(metric, "thresholds", getattr(metric, "threshold", None)), getattr(metric, "n_bins", None)
         if isinstance(bins, int):
             found = torch.linspace(0, 1, bins + 1)

@@ -32,11 +32,9 @@ OPTIONS: dict[str, type[OptionSettings]] = {
     if issubclass(kind, OptionSettings) and kind.at_sites
 }
 """The options that sites build, by the setting that holds them."""
-_MODELS = {
+_PARTS = {
     "tasks": "ClassificationTask LossAdaptation RegressionTask",
     "models": "DensityCount FrozenBackbone KerasCNN LeNet MLP ResNet18 Standardized UNet VGG19",
-}
-_PARTS = {
     "losses": "CrossEntropy F1WeightedCrossEntropy HalfSquaredError Hinge MetricWeightedCrossEntropy ProximalLoss RobustLoss",
     "metrics": "CalibrationCurve DiagnosticOddsRatio PercentageError",
     "optimizers": "Yogi",
@@ -73,19 +71,11 @@ _DEPTH = 30
 _CALLABLE = typing.get_origin(Callable[[], None])
 
 
-def model_classes() -> frozenset[str]:
-    """Return the dotted paths of the tasks and networks that a site accepts by default."""
-    return frozenset(f"fl_lightning.{name}" for names in _MODELS.values() for name in names.split())
-
-
 def default_classes() -> frozenset[str]:
     """Return all dotted paths that a site accepts by default."""
     own = {f"fl_lightning.{name}" for names in _PARTS.values() for name in names.split()}
     own |= {f"fl_lightning.{kind.__name__}" for kind in OPTIONS.values()}
-    return (
-        frozenset(own | {f"{module}.{name}" for module, names in (_TORCH | _TORCHMETRICS).items() for name in names.split()})
-        | model_classes()
-    )
+    return frozenset(own | {f"{module}.{name}" for module, names in (_TORCH | _TORCHMETRICS).items() for name in names.split()})
 
 
 class RefusedError(ConfigurationError):
@@ -141,7 +131,7 @@ class Recipe:
         if not isinstance(path, str) or path not in self._allowed:
             raise RefusedError(
                 f"'{where}' is the class '{str(path)[:100]}', which this site does not accept. If you trust it, add this "
-                "exact path to 'policy.classes' of the site's data.yaml."
+                "exact path to 'policy.code' of the site's data.yaml."
             )
 
     def build(self, value: Any, hint: Any, where: str) -> Any:
@@ -170,9 +160,7 @@ class Recipe:
             return tuple(items) if typing.get_origin(several) is tuple else items
         fits = any(value in typing.get_args(one) or (isinstance(one, type) and isinstance(value, one)) for one in kinds)
         if value is not None and not fits and any(_CALLABLE in (kind, typing.get_origin(kind)) for kind in kinds):
-            raise RefusedError(
-                f"'{where}' needs a class with 'class_path', but is {str(value)[:60]!r}. A function is not accepted."
-            )
+            raise RefusedError(f"'{where}' needs a class with 'class_path', but is {str(value)[:60]!r}. Functions are refused.")
         return float(value) if type(value) is int and float in kinds and int not in kinds else value
 
     def _object(self, value: Mapping[str, Any], kinds: Collection[Any], where: str) -> Any:

@@ -161,9 +161,9 @@ def _plain(value: Any) -> Any:
 
 def in_words(policy: Policy) -> list[str]:
     """Return what leaves a site in a federation with this policy, in sentences."""
-    masked = policy.masks is not None
+    masked = policy.update.masks is not None
     form = "masked, in a sum with those of other sites" if masked else "plain: the server reads the model that the site trained"
-    if policy.noise is not None:
+    if policy.update.noise is not None:
         form = f"with noise of a multiplier of {policy.least_noise:g} or more, {'and masked' if masked else 'but not masked'}"
     elif not masked:
         form += ", and rows can be reconstructed from it"

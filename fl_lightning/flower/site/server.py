@@ -9,34 +9,34 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule
 
+from fl_lightning.clients.client import Client
 from fl_lightning.clients.site import Site
 from fl_lightning.core.option import SitePlace
 from fl_lightning.errors import WireError
 from fl_lightning.flower import envelope
 from fl_lightning.flower.site.audit import AuditLog, SiteErrors, in_words
 from fl_lightning.flower.site.budget import SiteBudget
-from fl_lightning.flower.site.contract import Built, build, check_contract
+from fl_lightning.flower.site.contract import build, check_contract
 from fl_lightning.flower.site.data import SiteData
-from fl_lightning.flower.site.description import described, summand
 from fl_lightning.flower.site.limits import SiteLimits
-from fl_lightning.flower.site.policy import Masks, Policy, read_peers
+from fl_lightning.flower.site.policy import Form, Masks, Policy, read_peers
 from fl_lightning.flower.site.questions import SiteQuestions
 from fl_lightning.flower.site.recipe import RefusedError
 from fl_lightning.flower.site.release import numbers_of, released
 from fl_lightning.flower.site.store import SiteRecord, SiteStore, digest_of, settings_of, whole_digest
 from fl_lightning.flower.validation import listed, require_message, require_model, require_order
 from fl_lightning.flower.wire.transport import Content, Parts
-from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, Note, RoundCommit, ServerModel
+from fl_lightning.functional.exact_moments import Moments
+from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, Note, RoundCommit, ServerModel
+from fl_lightning.settings.local_training import FederationSettings
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.wire import from_bytes
 
+_SUMS = "The data of this site have changed since it told {}, and the difference would tell about the rows that changed."
 _MOST_ORDERS = 100
 """How many orders of a message the log names."""
-
-
-def _class_of(model: Any) -> str:
-    return str(model.get("class_path") if isinstance(model, Mapping) else None)[:100]
 
 
 @dataclass
@@ -45,7 +45,9 @@ class _Work:
 
     federation: str
     contract: Mapping[str, Any]
-    built: Built
+    module: LightningModule
+    client: Client
+    settings: FederationSettings
     site: Site
     store: SiteStore
     model: ServerModel | None = None
@@ -80,7 +82,7 @@ class SiteServer:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._audit, self._record = AuditLog(folder / "audit.jsonl"), SiteRecord(folder, policy, name)
         self._limits, self._questions = SiteLimits(policy), SiteQuestions(folder, policy, self._record)
-        self._errors = SiteErrors(folder, self._say, uniform=policy.hides_errors)
+        self._errors = SiteErrors(folder, self._say, uniform=policy.update != Form())
         self._account = None if policy.budget is None else SiteBudget(policy.budget, data.names_persons)
         self._work: _Work | None = None
 
@@ -122,21 +124,22 @@ class SiteServer:
         if isinstance(orders, tuple) and orders:
             details["orders"] = list(map(in_words, orders[:_MOST_ORDERS]))  # nothing is checked yet
         if isinstance(contract, Mapping):
-            details |= {"settings": digest_of(settings_of(contract)), "model": _class_of(contract.get("model"))}
+            model = contract.get("model")
+            named = str(model.get("class_path") if isinstance(model, Mapping) else None)[:100]
+            details |= {"settings": digest_of(settings_of(contract)), "model": named}
         self._audit.record("in", kind, parts["order"], asked, federation, **details)
-        if kind == "describe":
-            info = self._described(asked)
-            reply: Content = self._reply(info=info)
-            self._audit.record("out", kind, reply, (), federation, told=numbers_of(info))
-        elif kind == "prepare":
+        if kind == "work":
+            return self._carry_out(asked, parts)
+        info = self._described(asked) if kind == "describe" else None
+        if info is None:
             self._prepare(asked)
-            reply = self._reply()
-            self._audit.record("out", kind, reply, (), federation)
-        else:
-            reply = self._carry_out(asked, parts)
+        content, told = ({}, {}) if info is None else ({"info": info}, {"told": numbers_of(info)})
+        reply = self._reply(**content)
+        self._audit.record("out", kind, reply, (), federation, **told)
         return reply
 
-    def _described(self, asked: Mapping[str, Any]) -> Any:
+    def _described(self, asked: Mapping[str, Any]) -> ClientInfo:
+        """Return what the site tells a server that asks about its data: sums and counts of rows only once."""
         if self._data.needs_schema and not asked.get("schema"):
             raise RefusedError(
                 "Missing values of this site's tables become the most frequent category of all sites, which a server without a "
@@ -144,17 +147,35 @@ class SiteServer:
             )
         self._take_number(asked.get("client"))
         self._limits.check_training(self._data)
-        info = described(asked, self._data, self._name, self._policy, self._record)
+        wanted = [asked.get(what, False) for what in ("statistics", "summed")]
+        if any(type(one) is not bool for one in wanted):
+            raise WireError("The request does not say whether it asks for statistics.")
+        info: ClientInfo = released(self._data.info(self._name, self._policy, *wanted), self._policy)
+        if info.moments:
+            self._record.keep_once("statistics", info.moments, _SUMS.format("the sums of its inputs"))
+        if info.label_counts is not None:
+            self._record.keep_once("label_counts", info.label_counts, _SUMS.format("the counts of its classes"))
         if self._data.names("feature_names") is not None and not info.schema:
             self._say("The tables have no schema, so their units are not compared with those of other sites: docs/schema.md.")
         return info
+
+    def _summand(self) -> Moments:
+        """Return the sums of the site's inputs, which leave in a sum over sites only."""
+        found = self._data.moments(self._policy, summed=True)
+        if found is None:
+            raise RefusedError(
+                "This site does not tell the sums of its inputs, also not in a sum over sites. If its staff agrees, they add "
+                "'statistics' to 'policy.tells' in data.yaml; with 'policy.update.noise' it tells none."
+            )
+        self._record.keep_once("statistics", found, _SUMS.format("the sums of its inputs"))
+        return Moments.of_texts(found)
 
     def _take_number(self, client: Any) -> int:
         if type(client) is not int or not 0 <= client < 10**6:
             raise WireError("The request does not give this site a number.")
         if self._data.draws_parts:
             self._record.keep_once("number", client, f"The server calls this site client {client}, which was not its number.")
-        self._data.number = client
+        self._data.take_number(client)
         return client
 
     # ---------------------------------------------------------------- the federation
@@ -173,25 +194,25 @@ class SiteServer:
         self._take_number(contract["numbers"][client])
         self._data.client_id = client
         with self._record.admission(federation, contract):
-            built = build(
-                contract, self._data, self._policy, self._device, self._errors.told, self._place(federation, contract)
-            )
-            self._limits.check_turn(ClientTask(client, 0), built.settings, self._data)
+            place = self._place(federation, contract)
+            built = build(contract, self._data, self._policy, self._device, self._errors.told, place)
+            module, trained, settings = built
+            self._limits.check_turn(ClientTask(client, 0), settings, self._data)
             self._limits.check_training(self._data)
             if self._account is not None:
-                self._account.require_noise(built.settings, ClientTask(client, 0), self._data)
+                self._account.require_noise(settings, ClientTask(client, 0), self._data)
         self._audit.settings(digest_of(settings_of(contract)), contract, federation)
         store = SiteStore(self._folder, federation)
-        site = Site(built.client)
+        site = Site(trained)
         kept = store.load()
         if kept is not None:
             site.load_state_dict(kept)
-        self._work = _Work(federation, contract, built, site, store)
-        self._say(f"Ready as client {client}: {type(built.module).__name__}, federation {federation[:8]}.")
+        self._work = _Work(federation, contract, *built, site, store)
+        self._say(f"Ready as client {client}: {type(module).__name__}, federation {federation[:8]}.")
         return self._work
 
     def _place(self, federation: str, contract: Mapping[str, Any]) -> SitePlace:
-        masks = self._policy.masks or Masks("")
+        masks = self._policy.update.masks or Masks("")
         return SitePlace(
             name=self._name,
             key=self._key,
@@ -202,7 +223,7 @@ class SiteServer:
             min_cohort=masks.least,
             max_lost=masks.lost,
             told=self._told,
-            moments=lambda: summand(self._data, self._policy, self._record),
+            moments=self._summand,
             hides_steps="steps" not in self._policy.told,
         )
 
@@ -225,7 +246,7 @@ class SiteServer:
         self._record.count_orders(work.federation, sum(turns), evaluated)
         for order in orders:
             if self._account is not None and isinstance(order, ClientTask):
-                self._account.charge(work.federation, order, work.built.settings, self._data)
+                self._account.charge(work.federation, order, work.settings, self._data)
         for settlement in settlements:
             work.site.handle(settlement)
         if model is not None:
@@ -233,13 +254,13 @@ class SiteServer:
             here = replace(model, tensors=tensors, first=first)
             for round_idx in work.site.dropped_by(here):
                 self._say(f"Round {round_idx}: dropped: the server has started again and does not know it.")
-            work.site.handle(self._limits.without_checks(here, work.built.settings.active_options))
+            work.site.handle(self._limits.without_checks(here, work.settings.active_options))
             work.model = model
         for note in notes:
             work.site.handle(note)
         self._questions.check(orders, known, self._data, work.site.own_model)
         replies = [released(self._one(work, order), self._policy) for order in orders]
-        found = work.built.client.counts()
+        found = work.client.counts()
         counts = {name: {str(client): n for client, n in numbers.items()} for name, numbers in found.items()}
         reply = self._sent(work, self._reply(replies=replies, releases=counts), replies, releases=counts)
         final = not any(isinstance(one, ClientFailure | Note) for one in replies)  # answers may hold shares of keys
@@ -253,7 +274,7 @@ class SiteServer:
             require_message(note, Note)
             if note.client != self._data.client_id:
                 raise WireError("A message is for another client.")
-        settings = work.built.settings
+        settings = work.settings
         for order in orders:
             require_message(order, ClientTask, EvalOrder, Note)
             if not work.contract["trains"] and not getattr(order, "question", None):
@@ -278,17 +299,17 @@ class SiteServer:
             if known is None or known.version != model.base:
                 return None
             model = replace(model, tensors={**known.tensors, **model.tensors}, first=known.first, base=0)
-        require_model(model, work.built.module)
+        require_model(model, work.module)
         return model  # type: ignore[no-any-return]
 
     def _one(self, work: _Work, order: ClientTask | EvalOrder | Note) -> Any:
-        resident = work.built.client.resident
+        resident = work.client.resident
         client = self._data.client_id
         assert client is not None
         require_order(order, resident.view(), resident.server.broadcast, client)
         if isinstance(order, Note):
-            return work.built.client.answer(order)
-        settings = work.built.settings
+            return work.client.answer(order)
+        settings = work.settings
         self._limits.check_buffers(settings.active_options, resident.view())
         result = self._computed(work, order)
         if isinstance(order, ClientTask):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+import json
 import logging
 import os
 import signal
@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from fl_lightning.flower import envelope
@@ -27,11 +28,7 @@ _LOOK = 2.0
 
 def main() -> None:
     """Answer messages until the parent ends this process."""
-    parser = argparse.ArgumentParser()
-    for name in ("name", "data", "folder", "address", "secret", "server", "key"):
-        parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--ca")
-    arguments = parser.parse_args()
+    arguments = SimpleNamespace(**json.loads(sys.argv[1]))
     share_heaps()
     give_signs_of_life(Path(arguments.folder) / ALIVE)
     sys.path.append(str(Path.cwd()))  # dotted paths in data.yaml may name modules in this folder
