@@ -27,16 +27,14 @@ class _InTheRunsFolder(ChecksTypes, FindsLastCheckpoint):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Set the folder."""
-        if self.dirpath is None:
-            self.dirpath = str(Path(trainer.default_root_dir).absolute() / "checkpoints")
+        self.dirpath = self.dirpath or str(Path(trainer.default_root_dir).absolute() / "checkpoints")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")  # expected when a run resumes
             super().setup(trainer, pl_module, stage)
 
     def find_last(self, trainer: Trainer) -> set[str]:
         """Look for checkpoints in the folder."""
-        if self.dirpath is None:
-            self.dirpath = str(Path(trainer.default_root_dir).absolute() / "checkpoints")
+        self.dirpath = self.dirpath or str(Path(trainer.default_root_dir).absolute() / "checkpoints")
         return super().find_last(trainer)
 
 
@@ -194,10 +192,6 @@ def choose_checkpoint(config: Namespace, command: str, tell: bool) -> None:
         if tell and not given:
             print(f"Checkpoint: {best}, the best of the run. Use '--ckpt_path' to choose another.")
         return
-    if given:
-        raise ConfigurationError(
-            f"'ckpt_path' is 'best', but there is no '{best}'. Give the path of a checkpoint, or run 'fit' first."
-        )
     other = f"'--ckpt_path {last}', the last round" if last.exists() else "'--ckpt_path'"
     raise ConfigurationError(
         f"'{command}' needs a trained model, but there is no '{best}'. Name a checkpoint by {other}, set "

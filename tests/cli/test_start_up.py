@@ -69,7 +69,7 @@ def test_a_module_in_the_current_folder_is_found_last(tmp_path, monkeypatch):
     path = [entry for entry in sys.path if entry != ""]
     for safe, last in ((False, str(tmp_path)), (True, path[-1])):
         monkeypatch.setattr(sys, "path", list(path))
-        monkeypatch.setattr(command, "_is_safe", lambda safe=safe: safe)
+        monkeypatch.setattr(sys, "flags", SimpleNamespace(safe_path=safe))
         command._see_this_folder()
         command._see_this_folder()
         assert sys.path == (path if safe else [*path, last])
