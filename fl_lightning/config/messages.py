@@ -19,6 +19,7 @@ import fl_lightning
 from fl_lightning.compat.jsonargparse import actions_of, is_setting, type_of
 from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.functional.description import constructor_arguments
+from fl_lightning.utilities.argument_types import in_words
 
 _KEY = re.compile(r'Parser key "([\w.]+)":\s*')
 _NOISE = re.compile(
@@ -26,14 +27,7 @@ _NOISE = re.compile(
     r"Problem with given class_path|Expected an? (<class|typing)|$)"
 )
 _TYPE = re.compile(r"Expected an? (?:<class '(?:[\w.]+\.)?(?!NoneType)(\w+)'>|typing\.Literal\[(.*?)\])")
-_WORDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "str": "text",
-    "list": "a list",
-    "dict": "a mapping",
-}
+_WORDS = {kind.__name__: in_words(kind) for kind in (int, float, bool, str, list, dict)}
 _MAPPING = re.compile(r"Given value: (\{'.*\})$", re.MULTILINE)
 _ENTRY = re.compile(r"Given value: NestedArg\(key='([^'.]+)")
 _CLASS = re.compile(r"There is no class '([\w.]+)'|module '([\w.]+)' has no attribute '(\w+)'|No module named")
@@ -58,13 +52,12 @@ def explain(message: str, options: Iterable[str] = ()) -> str:
     setting, inner = _with_entry(setting, message), _KEY.split(message)[-1]
     types = [f"one of {names}" if names else _WORDS.get(kind, kind) for kind, names in _TYPE.findall(inner)]
     lines = [line.strip(" -") for line in _KEY.sub("", message).splitlines() if not _NOISE.match(line)]
-    cause = re.sub(r"Type typing\.Callable.*? callable class: |\. Got value: .*", "", " ".join(dict.fromkeys(lines))).rstrip(
-        "."
-    )
+    said = " ".join(dict.fromkeys(lines))
+    cause = re.sub(r"Type typing\.Callable.*? callable class: |\. Got value: .*", "", said).rstrip(".")
     classes = re.findall(r"class_path(?: |=)'(?:fl_lightning\.)?([\w.]+)'", _MAPPING.sub("", message))
     owner = classes[-1] if classes else ""
     see = f"All settings{f' of {owner}' * bool(owner)}: fl-lightning fit --help{f' {owner}' * bool(owner)}."
-    if setting and types and (not cause or {"a number", "a whole number"} & set(types)):
+    if setting and types and (not cause or {_WORDS["int"], _WORDS["float"]} & set(types)):
         return f"'{setting}' must be {' or '.join(dict.fromkeys(types))}, but is {_value(inner)}. {see}"
     bases = [locate(path) for part in re.findall(r"Subtypes: .*", inner) for path in _PATH.findall(part)]
     if "is abstract" in cause or owner in _ROOTS:

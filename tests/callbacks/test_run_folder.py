@@ -46,26 +46,17 @@ def test_a_second_command_in_the_folder_of_a_running_one_is_refused(fl, copied_r
 
 @pytest.mark.parametrize("saver", [lambda folder: LastCheckpoint(), every_round, lambda folder: ModelCheckpoint(folder)])
 def test_a_second_run_in_python_is_refused_before_its_first_round(saver, tmp_path):
-    folder = tmp_path / "checkpoints"
-    flags = {**SAVING, "default_root_dir": tmp_path}
-
-    class Second(FederationCallback):
-        refused = False
-
-        def on_round_start(self, outer, module, round_idx, cohort):
-            with pytest.raises(ConfigurationError, match=re.escape(f"Another run is using '{folder}'")):
-                federate(Plain(), 1, saver(folder), Rounds(), flags=flags)
-            self.refused = True
+    folder, flags = tmp_path / "checkpoints", {**SAVING, "default_root_dir": tmp_path}
 
     class Rounds(FederationCallback):
         def on_round_start(self, outer, module, round_idx, cohort):
-            pytest.fail("it began")
+            assert (folder / ".lock").exists()
 
-    second = Second()
-    run = federate(Plain(), 1, saver(folder), second, flags=flags)
-    assert second.refused
-    assert run.global_step == 1
-    federate(Plain(), 1, saver(folder), flags=flags)  # one after the other is allowed
+    with lock_folder(folder), pytest.raises(ConfigurationError, match=re.escape(f"Another run is using '{folder}'")):
+        federate(Plain(), 1, saver(folder), Rounds(), flags=flags)
+    assert not any(folder.glob("*.ckpt"))
+    for _ in range(2):  # one after the other is allowed
+        assert federate(Plain(), 1, saver(folder), Rounds(), flags=flags).global_step == 1
 
 
 def test_runs_that_save_nothing_share_a_folder(tmp_path):

@@ -50,6 +50,7 @@ schema --from formula.csv => 1 => No schema can be proposed for 'formula.csv': F
 schema --from two.csv --csv {"encoding":"none"} => 1 => Cannot read 'two.csv' as a CSV file in NONE ... or state its encoding
 schema --from two.csv --csv { => 1 => '--csv' is not YAML
 schema --from semicolons.csv => 1 => 'semicolons.csv' is one column, 'a;b'. If the file
+schema --from age.csv --ranges => 2 => error: unrecognized arguments: --ranges. All settings: fl-lightning schema --help.
 schema --from none.csv => 1 => 'none.csv' is not a file. Set '--from' to a table.
 schema --from two.csv --output none/x.yaml => 1 => Cannot write 'none/x.yaml'
 schema --from two.csv --output there.yaml => 1 => 'there.yaml' already exists and was not changed. Name another file.

@@ -54,10 +54,10 @@ def main(arguments: Sequence[str]) -> None:
     if not given.table.is_file():
         raise DataError(f"'{given.table}' is not a file. Set '--from' to a table.")
     try:
-        form = csv_form(yaml.safe_load(given.csv), "--csv")
+        export = Export(csv_form(yaml.safe_load(given.csv), "--csv"))
     except yaml.YAMLError as error:
         raise DataError(f"'--csv' is not YAML ({' '.join(str(error).split())}). Put it in single quotes.") from error
-    text = propose(read_source(given.table, Export(form)), given.target)
+    text = propose(read_source(given.table, export), given.target)
     if given.output is None:
         print(text, end="")
     else:
