@@ -143,7 +143,7 @@ def _of_class(wrong: re.Match[str], bases: list[Any]) -> str:
 
 def located(path: str) -> Any:
     """Return what a name of fl_lightning, or a dotted path, stands for; None if there is none."""
-    return getattr(fl_lightning, path) if path in fl_lightning.__all__ else locate(path)
+    return getattr(fl_lightning, path) if path in fl_lightning.__all__ else locate(path) if "." in path else None
 
 
 def _instead(name: str, options: Iterable[str]) -> str:

@@ -176,6 +176,7 @@ FITTED = """
 --model.optimizer.lr=1e30 --federation.local.limit_train_batches=3 => Client 2 (of 585 examples) in round 0
 --data.datamodule.source=mnist --data.datamodule.root=nowhere => 'data.datamodule.source' is 'mnist'; 'auto' also allows
 --trainer.default_root_dir=there => error: 'trainer.default_root_dir' is the file 'there'. Set it to a folder for the run.
+--trainer.default_root_dir=there/below => is 'there/below', which is not writable (Not a directory). Set it to a writable
 data: {public_share: null} => 'data.public_share' is null. Set it, or leave it out for its default, 0.0.
 data: {datamodule: {batch_size: null}} => MNISTDataModule: 'batch_size' must be a whole number, but is None
 federation: {strategy: {class_path: AdaFed, init_args: {power: null}}} => AdaFed: 'power' must be a finite number, but is N
