@@ -44,9 +44,13 @@ def try_checkpoint(trainer: Trainer, trusted: Sequence[str]) -> None:
         return
     try:
         torch.save(tree_map(_without_numbers, checkpoint), buffer)
+        missing = _missing(buffer, trusted)
     except Exception as error:
-        raise _not_saved(owner, str(error)) from error
-    missing = _missing(owner, buffer, trusted)
+        why = refusal(str(error.__cause__)) if isinstance(error, CheckpointError) else str(error)
+        raise ConfigurationError(
+            f"A trial before the first round found that checkpoints of {owner} contain objects that cannot be saved and loaded "
+            f"again ({why}). Remove the objects; for hyperparameters use self.save_hyperparameters(ignore=[...])."
+        ) from error
     if missing:
         raise ConfigurationError(
             f"A trial before the first round found that checkpoints of {owner} contain objects of classes that are not "
@@ -56,30 +60,21 @@ def try_checkpoint(trainer: Trainer, trusted: Sequence[str]) -> None:
         )
 
 
-def _missing(owner: str, buffer: io.BytesIO, trusted: Sequence[str]) -> list[str]:
+def _missing(buffer: io.BytesIO, trusted: Sequence[str]) -> list[str]:
     """Return the additional classes to trust. Loading them here is safe, since this run itself created the objects."""
     with trusting(trusted):
         missing = untrusted(buffer)
     while True:
-        bad = [name for name in missing if can_run_code(name)]
-        if bad:
-            raise _not_saved(owner, f"they need {', '.join(bad)}, which can run arbitrary code")
+        if bad := [name for name in missing if can_run_code(name)]:
+            raise ConfigurationError(f"they need {', '.join(bad)}, which can run arbitrary code")
         try:
             read_checkpoint(buffer, None, [*trusted, *missing])
             return missing
         except CheckpointError as error:
-            why = refusal(str(error.__cause__))
-            found = _REFUSED_CLASS.search(why)
+            found = _REFUSED_CLASS.search(refusal(str(error.__cause__)))
             if found is None or found[1] in [*trusted, *missing]:
-                raise _not_saved(owner, why) from error
+                raise
             missing.append(found[1])  # such as a NumPy dtype, which only appears when it is constructed
-
-
-def _not_saved(owner: str, why: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"A trial before the first round found that checkpoints of {owner} contain objects that cannot be saved and loaded "
-        f"again ({why}). Remove the objects; for hyperparameters use self.save_hyperparameters(ignore=[...])."
-    )
 
 
 def _without_numbers(leaf: Any) -> Any:

@@ -9,16 +9,13 @@ from typing import Any, Literal
 import torch
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from fl_lightning.callbacks.metric_names import refuse_unknown_metrics
 from fl_lightning.callbacks.stopping import requeued
 from fl_lightning.compat.lightning import FindsLastCheckpoint
-from fl_lightning.errors import CheckpointError, ConfigurationError, did_you_mean, require_counts
+from fl_lightning.errors import CheckpointError, ConfigurationError, require_counts
 from fl_lightning.functional.metric_mode import higher_is_better, known_direction
-from fl_lightning.functional.metric_names import is_validation_figure
 from fl_lightning.utilities.argument_types import ChecksTypes
 
 
@@ -27,16 +24,14 @@ class _InTheRunsFolder(ChecksTypes, FindsLastCheckpoint):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Set the folder."""
-        if self.dirpath is None:
-            self.dirpath = str(Path(trainer.default_root_dir).absolute() / "checkpoints")
+        self.dirpath = self.dirpath or str(Path(trainer.default_root_dir).absolute() / "checkpoints")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")  # expected when a run resumes
             super().setup(trainer, pl_module, stage)
 
     def find_last(self, trainer: Trainer) -> set[str]:
         """Look for checkpoints in the folder."""
-        if self.dirpath is None:
-            self.dirpath = str(Path(trainer.default_root_dir).absolute() / "checkpoints")
+        self.dirpath = self.dirpath or str(Path(trainer.default_root_dir).absolute() / "checkpoints")
         return super().find_last(trainer)
 
 
@@ -89,27 +84,6 @@ class BestCheckpoint(_InTheRunsFolder):
             return bool(torch.equal(held["best_model_score"], state["best_model_score"].cpu()))
         except Exception:  # no such file, or one that this run cannot read
             return False
-
-    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check before the first round that the module logs the metric."""
-        if str(self.monitor).startswith("val"):  # other metrics are logged later
-            refuse_unknown_metrics(trainer, pl_module, [("best_checkpoint.monitor", str(self.monitor))])
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the model if it is the best so far.
-
-        Raises:
-            ConfigurationError: if the module does not log the metric.
-        """
-        logged = trainer.callback_metrics
-        if trainer.state.fn is TrainerFn.FITTING and not trainer.sanity_checking and self.monitor not in logged:
-            known = ", ".join(sorted(name for name in logged if is_validation_figure(name))) or "nothing in validation"
-            raise ConfigurationError(
-                f"'best_checkpoint.monitor' is '{self.monitor}', which {type(pl_module).__name__} does not log. It logs: "
-                f"{known}. Set it to one of these; 'best_checkpoint.mode' says whether the max or the min is best."
-                f"{did_you_mean(str(self.monitor), logged)}"
-            )
-        super().on_validation_end(trainer, pl_module)
 
 
 def _renamed(state: Any, before: str, now: str) -> Any:
@@ -194,10 +168,6 @@ def choose_checkpoint(config: Namespace, command: str, tell: bool) -> None:
         if tell and not given:
             print(f"Checkpoint: {best}, the best of the run. Use '--ckpt_path' to choose another.")
         return
-    if given:
-        raise ConfigurationError(
-            f"'ckpt_path' is 'best', but there is no '{best}'. Give the path of a checkpoint, or run 'fit' first."
-        )
     other = f"'--ckpt_path {last}', the last round" if last.exists() else "'--ckpt_path'"
     raise ConfigurationError(
         f"'{command}' needs a trained model, but there is no '{best}'. Name a checkpoint by {other}, set "

@@ -6,9 +6,10 @@ import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
+from fl_lightning.callbacks.checkpoints import BestCheckpoint
 from fl_lightning.core.option import OptionSettings
 from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.functional.metric_names import is_validation_figure
@@ -46,8 +47,8 @@ def monitors_of(trainer: Trainer) -> Names:
         if (isinstance(callback, EarlyStopping) and callback.strict)
         or (isinstance(callback, ModelCheckpoint) and callback.save_top_k != 0)
     ]
-    others = [callback for callback in strict if type(callback).on_sanity_check_end is Callback.on_sanity_check_end]
-    monitors = [(f"{type(callback).__name__}.monitor", str(callback.monitor)) for callback in others]
+    section: dict[type, str] = {BestCheckpoint: "best_checkpoint"}
+    monitors = [(f"{section.get(type(one), type(one).__name__)}.monitor", str(one.monitor)) for one in strict]
     return [(setting, name) for setting, name in monitors if name.startswith("val")]
 
 

@@ -35,8 +35,8 @@ class FederationProgressBar(ProgressBar):
         self._rounds: tqdm[Any] | None = None
         self._clients: tqdm[Any] | None = None
         self._begun, self._cohort, self._failed, self._validated = 0.0, 0, list[str](), False
-        self._notebook: NotebookLine | None = None
-        self._trained, self._last = 0, ""
+        self._notebook: Any = None  # shows what replaces the line of a notebook
+        self._trained, self._last, self._shown = 0, "", 0.0
 
     def disable(self) -> None:
         """Hide the bars; Lightning calls this on all ranks but the first."""
@@ -46,14 +46,14 @@ class FederationProgressBar(ProgressBar):
         """Show the bars again."""
         self._enabled = True
 
-    def _visible(self) -> bool:
-        return self._enabled and sys.stderr.isatty()
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the bars, or the line of a notebook."""
-        self._last = ""
-        self._notebook = NotebookLine() if self._enabled and not sys.stderr.isatty() and in_notebook() else None
-        if not self._visible():
+        self._last, self._notebook = "", None
+        if not self._enabled or not sys.stderr.isatty():
+            if self._enabled and in_notebook():
+                from IPython.display import display  # there is one in a notebook only
+
+                self._notebook = display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
             return
         total, first = _planned(trainer), trainer.current_epoch
         self._rounds = tqdm(total=total, initial=first, desc="Round", unit="round", position=0, leave=True, file=sys.stderr)
@@ -69,12 +69,11 @@ class FederationProgressBar(ProgressBar):
 
     def on_client_start(self, trainer: Trainer, pl_module: LightningModule, round_idx: int, client: int) -> None:
         """Name the client that trains."""
-        if self._notebook is not None:
+        if self._notebook is not None and time.perf_counter() - self._shown >= _SECONDS:
             own = -(-self._cohort // trainer.world_size)
             text = f"Round {_number(trainer, round_idx)}: client {self._trained + 1} of {own}, {client_name(trainer, client)}"
-            done = round_idx + self._trained / max(own, 1)
             text += f" (before: {self._last})" if self._last else ""
-            self._notebook.show(text, done, _planned(trainer), at_once=False)
+            self._show(text, round_idx + self._trained / max(own, 1), _planned(trainer))
         if self._clients is not None:
             self._clients.set_postfix(training=client_name(trainer, client))
 
@@ -100,13 +99,19 @@ class FederationProgressBar(ProgressBar):
         """Count the round and show the server's metrics."""
         if self._notebook is not None:
             self._last = self._line(trainer, round_idx)
-            self._notebook.show(self._last, round_idx + 1, _planned(trainer))
+            self._show(self._last, round_idx + 1, _planned(trainer))
         elif self._enabled and not sys.stderr.isatty():
             print(self._line(trainer, round_idx), file=sys.stderr, flush=True)
         if self._rounds is not None:
             shown = {name: f"{float(value):.4g}" for name, value in trainer.progress_bar_metrics.items() if name != "v_num"}
             self._rounds.set_postfix(shown)
             self._rounds.update()
+
+    def _show(self, text: str, done: float, total: int | None) -> None:
+        """Replace the line of a notebook by a text, and by a bar unless the number of rounds is open."""
+        bar = "" if total is None else f'<progress max="{total}" value="{done:g}"></progress> '
+        self._notebook.update({"text/plain": text, "text/html": f"<div>{bar}<code>{html.escape(text)}</code></div>"}, raw=True)
+        self._shown = time.perf_counter()
 
     def _line(self, trainer: Trainer, round_idx: int) -> str:
         figures = _figures(trainer) if self._validated else {}
@@ -148,33 +153,3 @@ def in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     kernel = getattr(ipython.get_ipython() if ipython is not None else None, "kernel", None)
     return kernel is not None and getattr(getattr(kernel, "session", None), "pid", os.getpid()) == os.getpid()
-
-
-class NotebookLine:
-    """Show a bar with a text, and replace both in place."""
-
-    def __init__(self) -> None:
-        self._handle: Any = None
-        self._shown = 0.0
-
-    def show(self, text: str, done: float, total: int | None, at_once: bool = True) -> None:
-        """Replace the bar and the text.
-
-        Args:
-            text: the text next to the bar.
-            done: the finished rounds, with a part of the current one.
-            total: the planned rounds; None shows no bar.
-            at_once: whether to show it even if the last change was just now.
-        """
-        now = time.perf_counter()
-        if not at_once and now - self._shown < _SECONDS:
-            return
-        self._shown = now
-        from IPython.display import display  # there is one in a notebook only
-
-        bar = "" if total is None else f'<progress max="{total}" value="{done:g}"></progress> '
-        content = {"text/plain": text, "text/html": f"<div>{bar}<code>{html.escape(text)}</code></div>"}
-        if self._handle is None:
-            self._handle = display(content, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-        else:
-            self._handle.update(content, raw=True)

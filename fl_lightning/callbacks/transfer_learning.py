@@ -70,13 +70,10 @@ class TransferLearning(ChecksTypes, Callback):
             self._set(part, frozen)
 
     def _set(self, part: nn.Module, frozen: bool) -> None:
-        if frozen:
-            for inner in part.modules():
+        for inner in part.modules():
+            if frozen:
                 self._modes.setdefault(inner, inner.training)
-                inner.training = False
-        else:
-            for inner in part.modules():
-                inner.training = self._modes.pop(inner, inner.training)
+            inner.training = not frozen and self._modes.pop(inner, inner.training)
         part.requires_grad_(not frozen)
 
     def _find(self, module: LightningModule) -> list[nn.Module]:

@@ -8,7 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from fl_lightning.cli.help import COMMANDS, class_help, first_page, has_first_page
+from fl_lightning.cli.help import COMMANDS, PAGES, class_help, first_page
+from fl_lightning.errors import FederationError, did_you_mean, no_space
 
 HELP = """usage: fl-lightning [-h] [--version] COMMAND ...
 
@@ -23,23 +24,18 @@ A first run: fl-lightning fit --config adafed_mnist
 
 
 def main() -> None:
-    """Run the command line; a full disk ends in one message and exit status 1."""
+    """Run the command line; an error for users, or a full disk, ends in one message and exit status 1."""
     try:
         _run(sys.argv[1:])
-    except OSError as error:
-        from fl_lightning.errors import no_space
-
-        told = no_space(error)
+    except (FederationError, OSError) as error:
+        told = error if isinstance(error, FederationError) else no_space(error)
         if told is None:
             raise
-        print(f"fl-lightning: error: {told}", file=sys.stderr)
-        sys.exit(1)
+        _refuse(str(told), 1)
 
 
 def _run(arguments: list[str]) -> None:
     """Run a command. Help, version and the small commands do not import torch, which takes seconds."""
-    from fl_lightning.errors import FederationError, did_you_mean
-
     command, *rest = arguments or ["" if "_ARGCOMPLETE" in os.environ else "--help"]
     if command in ("--help", "-h") and not rest:
         lines = "\n".join(f"  {name:<22}{text}" for name, (_, text) in COMMANDS.items())
@@ -52,17 +48,16 @@ def _run(arguments: list[str]) -> None:
         return
     if command and command not in COMMANDS and not command.startswith("-"):
         _refuse(f"There is no command '{command}'.{did_you_mean(command, COMMANDS)} Commands: {', '.join(COMMANDS)}.")
-    if has_first_page(command) and rest[:1] in (["--help"], ["-h"]) and len(rest) < 3:
+    if command != "init":  # which finds out whether another package has the name of the new one
         _see_this_folder()
+    if command in PAGES and rest[:1] in (["--help"], ["-h"]) and len(rest) < 3:
         try:
             print(class_help(rest[1]) if rest[1:] else first_page(command), end="")
         except FederationError as error:
             _refuse(str(error))
         return
-    module = COMMANDS[command][0] if command in COMMANDS else ""
-    if command != "init":  # which finds out whether another package has the name of the new one
-        _see_this_folder()
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large tensors in huge pages: torch reads it at its first tensor
+    module, _ = COMMANDS.get(command, ("", ""))
     if not module:
         _train()
         return
@@ -73,9 +68,9 @@ def _run(arguments: list[str]) -> None:
         sys.exit(130)
 
 
-def _refuse(message: str) -> NoReturn:
+def _refuse(message: str, status: int = 2) -> NoReturn:
     print(f"fl-lightning: error: {message}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(status)
 
 
 def _train() -> None:
@@ -84,7 +79,6 @@ def _train() -> None:
 
     folder = run()
     if folder is not None and (folder / "csv").is_dir():
-        from fl_lightning.errors import FederationError
         from fl_lightning.studies.run_page import write_run_page
 
         try:
@@ -96,13 +90,9 @@ def _train() -> None:
 def _see_this_folder() -> None:
     """Let dotted paths name modules in the current folder, as ``python -m`` does and a console script does not.
 
-    The folder comes last, so that no file in it hides an installed package. ``PYTHONSAFEPATH`` disables this.
+    The folder comes last, so that no file in it hides an installed package. ``PYTHONSAFEPATH`` disables this, except in
+    Python 3.10, which does not know it.
     """
     folder = str(Path.cwd())
-    if not _is_safe() and not {"", folder} & set(sys.path):
+    if not getattr(sys.flags, "safe_path", False) and not {"", folder} & set(sys.path):
         sys.path.append(folder)
-
-
-def _is_safe() -> bool:
-    """Return whether Python was told to ignore the current folder, which Python 3.10 does not support."""
-    return bool(getattr(sys.flags, "safe_path", False))

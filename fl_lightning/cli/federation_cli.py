@@ -139,6 +139,11 @@ class FederationCLI(OpenCLI):
         config: Namespace = self.config[self.config.subcommand]
         return config
 
+    @property
+    def _writes(self) -> bool:
+        """Return whether this process writes the folder of a run."""
+        return self.subcommand == "fit" and _is_first_rank() and not self._config.trainer.fast_dev_run
+
     def _settle_folders(self) -> None:
         """Check what can be checked now, and set the folders of the run and of its checkpoints."""
         config = self._config
@@ -178,7 +183,7 @@ class FederationCLI(OpenCLI):
         os.environ.setdefault("WANDB_SILENT", "true")
         kept = root / "wandb_run_id.txt"
         found = kept.read_text(encoding="utf-8").strip() if kept.exists() else ""
-        if self.subcommand == "fit" and _is_first_rank() and not self._config.trainer.fast_dev_run:
+        if self._writes:
             found = self._wandb_id = (found if self._config.ckpt_path else "") or secrets.token_hex(4)
         if found and (self._wandb_id or self.subcommand in ("test", "evaluate")):
             os.environ.setdefault("WANDB_RUN_ID", found)
@@ -189,12 +194,10 @@ class FederationCLI(OpenCLI):
         root = Path(self.trainer.default_root_dir)
         cast(FederationTrainer, self.trainer).makes_folder = not root.exists()
         drop_deprecated(self.trainer.loggers)
-        if subcommand != "fit" or not _is_first_rank() or self._config.trainer.fast_dev_run:
-            super().run_command(subcommand)
-            return
-        with lock_folder(root):
+        if self._writes:
+            self._until_the_end.enter_context(lock_folder(root))
             self._choose_start(Path(self._config.last_checkpoint.dirpath))  # another run may have ended in the meantime
-            super().run_command(subcommand)
+        super().run_command(subcommand)
 
     def before_fit(self) -> None:
         """Print what will be trained, and save W&B's id for later runs, now that everything could be built."""
@@ -209,7 +212,7 @@ class FederationCLI(OpenCLI):
         selected_on = read_run_facts(Path(self.trainer.default_root_dir)).get(SELECTION, TEST_SET)
         if self._config.test_best and selected_on != TEST_SET and best.exists():
             self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best, verbose=False)
-        if self.trainer.is_global_zero and not self._config.trainer.fast_dev_run:
+        if self._writes:
             self.fitted = Path(self.trainer.default_root_dir)
 
     def instantiate_classes(self) -> None:
@@ -309,15 +312,10 @@ def main(args: ArgsType = None) -> Path | None:
 def _expected(error: BaseException | None) -> BaseException | None:
     """Return the error made for the user in a chain of causes; jsonargparse wraps the errors of constructors."""
     while error is not None and not isinstance(error, FederationError | MisconfigurationException):
-        if _is_clients_file(error):
-            return error
+        if isinstance(error, FileNotFoundError | PermissionError) and notes_of(error) and "\n" not in str(error):
+            return error  # it says which file a client lacks; the message of a worker's error is a traceback
         error = error.__cause__
     return error
-
-
-def _is_clients_file(error: BaseException) -> bool:
-    """Return whether an error says which file a client lacks; the message of a worker's error is a traceback."""
-    return isinstance(error, FileNotFoundError | PermissionError) and bool(notes_of(error)) and "\n" not in str(error)
 
 
 def _refuse_second_callbacks(config: Namespace) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from pydoc import locate
-from typing import Any
 
 from fl_lightning.errors import ConfigurationError, did_you_mean
 
@@ -35,64 +33,53 @@ COMMANDS = {
 }
 """Each command with its module, empty for those of Lightning's command line, and with what it does."""
 
-_RUN = (
-    ("--config FILE", "A YAML file; several may be given, and later ones override earlier ones."),
-    ("--trainer.default_root_dir DIR", "Folder of the run: checkpoints, logs, config.yaml. Use one folder per run."),
-)
-_CHOICES = (
+_CONFIG = ("--config FILE", "A YAML file; several may be given, and later ones override earlier ones.")
+_FOLDER = ("--trainer.default_root_dir DIR", "Folder of the run: checkpoints, logs, config.yaml. Use one folder per run.")
+_ROUNDS = ("--trainer.max_epochs N", "Rounds: one epoch of the Trainer is one communication round.")
+_COHORT = ("--federation.clients_per_round X", "Clients per round: a number such as 10, or a fraction such as 0.5.")
+_DATA = (
     ("--data.datamodule CLASS", "The data: MNISTDataModule, ImageFolderDataModule, TableDataModule, your own."),
     ("--data.partitioner CLASS", "How to divide them: IIDPartitioner, DirichletPartitioner, ShardPartitioner, your own."),
 )
-_SEED = ("--seed_everything N", "Seed of the initial weights and of the module's random numbers.")
 _FIT = (
-    *_RUN,
-    ("--trainer.max_epochs N", "Rounds: one epoch of the Trainer is one communication round."),
+    _ROUNDS,
     ("--trainer.logger false", "Disable loggers. The default is CSV files and W&B, which is offline without an API key."),
     ("--ckpt_path last", "Resume the run in its folder, even after a kill mid-round."),
     ("--model CLASS", "The module: ClassificationTask, RegressionTask, or any LightningModule."),
     ("--model.network CLASS", "Network of these tasks: KerasCNN, LeNet, MLP, ResNet18, your own."),
     ("--model.loss CLASS", "Loss: CrossEntropy, F1WeightedCrossEntropy, torch.nn.CrossEntropyLoss, your own."),
     ("--model.optimizer CLASS", "The clients' optimizer, e.g. torch.optim.SGD; set its rate with --model.optimizer.lr 0.1."),
-    *_CHOICES,
+    *_DATA,
     ("--federation.strategy CLASS", "How the server combines updates: FedAvg, AdaFed, FedMedian, Scaffold, your own."),
-    ("--federation.clients_per_round X", "Clients per round: a number such as 10, or a fraction such as 0.5."),
+    _COHORT,
     ("--federation.local.max_epochs N", "Epochs of a client in each round."),
     ("--federation.enabled false", "Train centrally on the union of the clients' data, as a baseline."),
-    _SEED,
+    ("--seed_everything N", "Seed of the initial weights and of the module's random numbers."),
 )
-_EVALUATE = (
-    *_RUN,
+_OF_A_RUN = (
     ("--ckpt_path FILE", "A checkpoint other than the run's best one."),
     ("--data.datamodule CLASS", "Data other than the run's."),
     ("--trainer.accelerator NAME", "cpu, gpu, or auto."),
 )
-_ADAFED, _OF_A_RUN = "configs/adafed_mnist.yaml", "runs/adafed_mnist/config.yaml"
-_PAGES: dict[str, tuple[tuple[tuple[str, str], ...], str]] = {
+_SITES = (
+    ("--checkpoints A.ckpt B.ckpt", "The federation's checkpoint (default: the run's best), and those of others."),
+    ("--metrics CLASS", "A torchmetrics class: torchmetrics.classification.MulticlassAccuracy."),
+    ("--part NAME", "The part of each client's examples: test, validation or training."),
+    ("--resamples N", "Bootstrap resamples behind each interval; 0 for no intervals."),
+    ("--federation.pool CLASS", "FlowerPool: evaluate at the sites of a real federation."),
+)
+_ADAFED, _RUNS_OWN = "configs/adafed_mnist.yaml", "runs/adafed_mnist/config.yaml"
+PAGES: dict[str, tuple[tuple[tuple[str, str], ...], str]] = {
     "fit": (_FIT, _ADAFED),
-    **dict.fromkeys(("validate", "test", "predict"), (_EVALUATE, _OF_A_RUN)),
-    **dict.fromkeys(("partition", "describe"), ((*_RUN, *_CHOICES), _ADAFED)),
+    **dict.fromkeys(("validate", "test", "predict"), (_OF_A_RUN, _RUNS_OWN)),
+    **dict.fromkeys(("partition", "describe"), (_DATA, _ADAFED)),
     "privacy": (
-        (
-            *_RUN,
-            *(row for row in _FIT if row[0].startswith(("--trainer.max_epochs", "--federation.clients_per_round"))),
-            ("--layout NAME", "text, or csv: for programs."),
-            *_CHOICES,
-        ),
+        (_ROUNDS, _COHORT, ("--layout NAME", "text, or csv: for programs."), *_DATA),
         "configs/private_clients_mnist.yaml",
     ),
-    "evaluate": (
-        (
-            *_RUN,
-            ("--checkpoints A.ckpt B.ckpt", "The federation's checkpoint (default: the run's best), and those of others."),
-            ("--metrics CLASS", "A torchmetrics class: torchmetrics.classification.MulticlassAccuracy."),
-            ("--part NAME", "The part of each client's examples: test, validation or training."),
-            ("--resamples N", "Bootstrap resamples behind each interval; 0 for no intervals."),
-            ("--federation.pool CLASS", "FlowerPool: evaluate at the sites of a real federation."),
-        ),
-        _OF_A_RUN,
-    ),
+    "evaluate": (_SITES, _RUNS_OWN),
 }
-"""What a user of a command sets first, and an example's configuration."""
+"""What a user of a command sets first, after its configuration and its folder, and an example's configuration."""
 _PAGE = """usage: fl-lightning {command} --config FILE [--SETTING VALUE ...]
 
 {what}
@@ -118,19 +105,14 @@ example: fl-lightning {command} --config {config}
 """
 
 
-def has_first_page(command: str) -> bool:
-    """Return whether a command has a first page."""
-    return command in _PAGES
-
-
 def first_page(command: str) -> str:
     """Return the help of a command: its first settings, and where to find the others.
 
     Args:
         command: name of the command, such as ``fit``.
     """
-    settings, config = _PAGES[command]
-    rows = "\n".join(f"  {name:<34}{text}" for name, text in settings)
+    settings, config = PAGES[command]
+    rows = "\n".join(f"  {name:<34}{text}" for name, text in (_CONFIG, _FOLDER, *settings))
     return _PAGE.format(command=command, what=COMMANDS[command][1], rows=rows, config=config)
 
 
@@ -147,9 +129,9 @@ def class_help(name: str) -> str:
 
     import fl_lightning
     from fl_lightning.compat.jsonargparse import actions_of, is_setting, type_of
-    from fl_lightning.config.messages import kinds
+    from fl_lightning.config.messages import kinds, located
 
-    found: Any = getattr(fl_lightning, name) if name in fl_lightning.__all__ else locate(name) if "." in name else None
+    found = located(name)
     if not inspect.isclass(found):
         near = did_you_mean(name, fl_lightning.__all__)
         raise ConfigurationError(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
@@ -80,12 +80,6 @@ def without_tips() -> Iterator[None]:
     """Hide Lightning's advertisements and a deprecation warning in its own code; warnings of the user's code are shown."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", module=r"lightning\.")
-        _lightning.addFilter(_is_no_tip)
-        try:
+        no_tip = lambda record: "Tip: For seamless cloud" not in record.getMessage()  # noqa: E731
+        with patch.object(_lightning, "filters", [*_lightning.filters, no_tip]):
             yield
-        finally:
-            _lightning.removeFilter(_is_no_tip)
-
-
-def _is_no_tip(record: logging.LogRecord) -> bool:
-    return "Tip: For seamless cloud" not in record.getMessage()

@@ -16,7 +16,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
 import fl_lightning
-from fl_lightning.cli.help import first_page, has_first_page
+from fl_lightning.cli.help import PAGES, first_page
 from fl_lightning.compat.jsonargparse import (
     ActionConfigFile,
     Completable,
@@ -96,7 +96,7 @@ class FederationParser(Completable, LightningArgumentParser):
     def format_help(self, *args: Any) -> str:
         """Return the first page of a command."""
         command = str(getattr(self, "subcommand", ""))
-        return first_page(command) if has_first_page(command) else super().format_help(*args)
+        return first_page(command) if command in PAGES else super().format_help(*args)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print what was wrong and how to fix it; exit with status 2."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -33,15 +34,13 @@ def intra_op_threads(wanted: int | None) -> Iterator[None]:
 
     Threads change last bits, so under ``auto`` their number must not depend on the machine.
     """
-    threads, given = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
+    threads = torch.get_num_threads()
     torch.set_num_threads(wanted or 1)
-    os.environ["OMP_NUM_THREADS"] = str(wanted or 1)  # which also keeps Lightning from dividing the cores by the ranks
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        del os.environ["OMP_NUM_THREADS"]
-        os.environ |= {} if given is None else {"OMP_NUM_THREADS": given}
+    with patch.dict(os.environ, OMP_NUM_THREADS=str(wanted or 1)):  # also keeps Lightning from dividing the cores by the ranks
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def choose_ranks(settings: Any, data: FederatedDataModule, nodes: int = 1, typed: bool = True) -> tuple[int, str]:
@@ -64,8 +63,7 @@ def choose_ranks(settings: Any, data: FederatedDataModule, nodes: int = 1, typed
         f"on each of {nodes} machines": nodes > 1,
         "the command was called from Python, which starts no others": not typed,
     }
-    why = next((why for why, holds in reasons.items() if holds), None) or _why_one(settings)
-    if why is not None:
+    if why := _first(reasons) or _why_one(settings):
         return 1, why
     try:
         with isolate_rng(), warnings.catch_warnings():
@@ -97,8 +95,12 @@ class IdleCores(Callback):
             print(f"Trains on 1 rank, but there are {cores()} cores: '--trainer.devices auto' uses {ranks} ranks.")
 
 
-def _why_one(settings: Any) -> str | None:
-    """Return why a fit must use one rank; None if more would help."""
+def _first(reasons: Mapping[str, bool]) -> str:
+    return next((why for why, holds in reasons.items() if holds), "")
+
+
+def _why_one(settings: Any) -> str:
+    """Return why a fit must use one rank; an empty string if more would help."""
     reasons = {
         "'federation.enabled' is false, and more ranks would train on other batches": not settings.enabled,
         "'federation.pool' trains the clients elsewhere": settings.pool is not None,
@@ -106,7 +108,7 @@ def _why_one(settings: Any) -> str | None:
             settings.local.side_by_side
         ),
     }
-    return next((why for why, holds in reasons.items() if holds), None)
+    return _first(reasons)
 
 
 def _most(settings: Any, data: FederatedDataModule) -> tuple[int, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from lightning.pytorch import LightningModule, Trainer
 from torchmetrics import Metric
@@ -17,6 +17,8 @@ from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.remote import clients_elsewhere
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.messages import Part
+
+T = TypeVar("T")
 
 
 class FederationTrainer(Trainer):
@@ -31,7 +33,8 @@ class FederationTrainer(Trainer):
             super().fit(*args, **kwargs)
         except Exception:
             if self.makes_folder and self.is_global_zero and not has_whole_epoch(self):
-                _finish_wandb()
+                if (wandb := sys.modules.get("wandb")) is not None and wandb.run is not None:
+                    wandb.finish(exit_code=1)  # it would otherwise keep writing into the folder
                 shutil.rmtree(self.default_root_dir, ignore_errors=True)
             raise
 
@@ -63,10 +66,9 @@ class FederationTrainer(Trainer):
         """
         from fl_lightning.cli.privacy_table import show_privacy
 
-        (settings,) = (callback for callback in self.callbacks if isinstance(callback, FederatedOrchestrator))  # type: ignore[attr-defined]
         datamodule.prepare_data()
         datamodule.setup("fit")
-        show_privacy(settings, self, datamodule, layout == "csv")
+        show_privacy(self._only(FederatedOrchestrator), self, datamodule, layout == "csv")
 
     def evaluate(
         self,
@@ -93,9 +95,8 @@ class FederationTrainer(Trainer):
         """
         from fl_lightning.cli.evaluation import run_evaluation
 
-        (settings,) = (callback for callback in self.callbacks if isinstance(callback, FederatedOrchestrator))  # type: ignore[attr-defined]
         limits = {"part": part, "resamples": resamples, "level": level, "least": min_examples}
-        run_evaluation(self, settings, model, datamodule, checkpoints or [], metrics or [], limits)
+        run_evaluation(self, self._only(FederatedOrchestrator), model, datamodule, checkpoints or [], metrics or [], limits)
 
     def _show(self, datamodule: FederatedDataModule, features: bool = False) -> None:
         if clients_elsewhere(self):
@@ -103,20 +104,18 @@ class FederationTrainer(Trainer):
                 "'federation.pool' is set, so the clients' rows are at their sites. To see what they tell, set "
                 "'federation_report.features' to true: a fit then asks the sites before round 0. Or remove 'federation.pool'."
             )
-        (report,) = (callback for callback in self.callbacks if isinstance(callback, FederationReport))  # type: ignore[attr-defined]
         datamodule.prepare_data()
         datamodule.setup("fit")
-        folder: Path | None = Path(self.default_root_dir)
-        if folder is not None and any((folder / "checkpoints").glob("*.ckpt")):
-            print(f"'{folder}' contains a run, so its files are left unchanged.")
-            folder = None
+        root, report = Path(self.default_root_dir), self._only(FederationReport)
+        holds_run = any((root / "checkpoints").glob("*.ckpt"))
+        if holds_run:
+            print(f"'{root}' contains a run, so its files are left unchanged.")
+        folder = None if holds_run else root
         report.show_partition(datamodule, folder)
         if features or report.features:
             report.show_features(datamodule, folder)
 
-
-def _finish_wandb() -> None:
-    """Finish the W&B run, which would otherwise keep writing into the folder."""
-    wandb = sys.modules.get("wandb")
-    if wandb is not None and wandb.run is not None:
-        wandb.finish(exit_code=1)
+    def _only(self, kind: type[T]) -> T:
+        """Return the callback of a kind that every command has once."""
+        (found,) = (callback for callback in self.callbacks if isinstance(callback, kind))  # type: ignore[attr-defined]
+        return found

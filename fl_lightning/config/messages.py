@@ -19,6 +19,7 @@ import fl_lightning
 from fl_lightning.compat.jsonargparse import actions_of, is_setting, type_of
 from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.functional.description import constructor_arguments
+from fl_lightning.utilities.argument_types import in_words
 
 _KEY = re.compile(r'Parser key "([\w.]+)":\s*')
 _NOISE = re.compile(
@@ -26,14 +27,7 @@ _NOISE = re.compile(
     r"Problem with given class_path|Expected an? (<class|typing)|$)"
 )
 _TYPE = re.compile(r"Expected an? (?:<class '(?:[\w.]+\.)?(?!NoneType)(\w+)'>|typing\.Literal\[(.*?)\])")
-_WORDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "str": "text",
-    "list": "a list",
-    "dict": "a mapping",
-}
+_WORDS = {kind.__name__: in_words(kind) for kind in (int, float, bool, str, list, dict)}
 _MAPPING = re.compile(r"Given value: (\{'.*\})$", re.MULTILINE)
 _ENTRY = re.compile(r"Given value: NestedArg\(key='([^'.]+)")
 _CLASS = re.compile(r"There is no class '([\w.]+)'|module '([\w.]+)' has no attribute '(\w+)'|No module named")
@@ -58,13 +52,12 @@ def explain(message: str, options: Iterable[str] = ()) -> str:
     setting, inner = _with_entry(setting, message), _KEY.split(message)[-1]
     types = [f"one of {names}" if names else _WORDS.get(kind, kind) for kind, names in _TYPE.findall(inner)]
     lines = [line.strip(" -") for line in _KEY.sub("", message).splitlines() if not _NOISE.match(line)]
-    cause = re.sub(r"Type typing\.Callable.*? callable class: |\. Got value: .*", "", " ".join(dict.fromkeys(lines))).rstrip(
-        "."
-    )
+    said = " ".join(dict.fromkeys(lines))
+    cause = re.sub(r"Type typing\.Callable.*? callable class: |\. Got value: .*", "", said).rstrip(".")
     classes = re.findall(r"class_path(?: |=)'(?:fl_lightning\.)?([\w.]+)'", _MAPPING.sub("", message))
     owner = classes[-1] if classes else ""
     see = f"All settings{f' of {owner}' * bool(owner)}: fl-lightning fit --help{f' {owner}' * bool(owner)}."
-    if setting and types and (not cause or {"a number", "a whole number"} & set(types)):
+    if setting and types and (not cause or {_WORDS["int"], _WORDS["float"]} & set(types)):
         return f"'{setting}' must be {' or '.join(dict.fromkeys(types))}, but is {_value(inner)}. {see}"
     bases = [locate(path) for part in re.findall(r"Subtypes: .*", inner) for path in _PATH.findall(part)]
     if "is abstract" in cause or owner in _ROOTS:
@@ -80,7 +73,7 @@ def explain(message: str, options: Iterable[str] = ()) -> str:
     if wrong := _CLASS.search(cause):
         return _takes_settings(setting, wrong[1] or "", inner, bases) or said + _of_class(wrong, bases)
     if unknown := _OPTION.search(cause):
-        near = did_you_mean(unknown[1], constructor_arguments(_located(owner))) if owner else _instead(unknown[1], options)
+        near = did_you_mean(unknown[1], constructor_arguments(located(owner))) if owner else _instead(unknown[1], options)
         return said + (f"{near} {see}" if owner else near or f" {see}")
     if "are required: " in cause:
         return f"{said} Use a configuration that sets them: fl-lightning fit --config adafed_mnist. See fl-lightning configs."
@@ -91,7 +84,7 @@ def _without_class(setting: str, value: str, bases: list[Any]) -> str:
     """Say that a setting names an abstract class, or settings without a class."""
     if lacks := sorted(getattr(locate(value), "__abstractmethods__", ())):
         return f"'{setting}' is {value}, which does not define {' and '.join(map(repr, lacks))}. Add it to the class."
-    such = f", with a class such as {known[0]}" if (known := _known(bases)) else ""
+    such = f", with a class such as {known[0]}" if (known := kinds(*bases)) else ""
     return f"'{setting}' has settings, but no class. Write '{setting}: {{class_path: ..., init_args: ...}}'{such}."
 
 
@@ -131,31 +124,26 @@ def _value(text: str) -> str:
 
 def _of_class(wrong: re.Match[str], bases: list[Any]) -> str:
     """Say what to write in place of a class that does not exist."""
-    name, module, known = wrong[1] or wrong[3] or "", wrong[2], _known(bases)
+    name, module, known = wrong[1] or wrong[3] or "", wrong[2], kinds(*bases)
     instead: str = vars(fl_lightning)["instead_of"](name.removeprefix("fl_lightning."))
     if instead:
         return instead
-    kind = (*filter(inspect.isclass, bases),) or object
-    ours = known or [base.__name__ for base in bases if inspect.isclass(base)] or ([] if module else fl_lightning.__all__)
-    modules = [import_module(one) for one in ([module] if module else _OTHERS)]
-    fits = [(each, one) for one in modules for each, found in vars(one).items() if module or _is_kind(found, kind)]
-    others = {each: f"{one.__name__}.{each}" for each, one in fits if not each.startswith("_")}
+    wanted = tuple(filter(inspect.isclass, bases))
+    ours = known or [base.__name__ for base in wanted] or ([] if module else fl_lightning.__all__)
+    others = {
+        each: f"{home}.{each}"
+        for home in ([module] if module else _OTHERS)
+        for each, found in vars(import_module(home)).items()
+        if not each.startswith("_") and (module or (inspect.isclass(found) and issubclass(found, wanted or object)))
+    }
     near = did_you_mean(name, [*ours, *others], show=lambda each: each if each in ours else others[each])
     others_too = f" Known: {', '.join(known)}; use any other by its" if known else " A class of your own is named by its"
     return f"{near}{others_too} dotted path, from this folder or PYTHONPATH."
 
 
-def _known(bases: list[Any]) -> list[str]:
-    """Return the names of this package's classes that fit a setting."""
-    return list(dict.fromkeys(name for base in bases for name in kinds(base)))
-
-
-def _is_kind(found: Any, kind: Any) -> bool:
-    return inspect.isclass(found) and issubclass(found, kind)
-
-
-def _located(path: str) -> Any:
-    return getattr(fl_lightning, path) if path in fl_lightning.__all__ else locate(path)
+def located(path: str) -> Any:
+    """Return what a name of fl_lightning, or a dotted path, stands for; None if there is none."""
+    return getattr(fl_lightning, path) if path in fl_lightning.__all__ else locate(path) if "." in path else None
 
 
 def _instead(name: str, options: Iterable[str]) -> str:
@@ -165,24 +153,20 @@ def _instead(name: str, options: Iterable[str]) -> str:
     instead: str = vars(fl_lightning)["instead_of"](section) or (f" It is now {now}." if now else "")
     if instead:
         return instead
-    flag = name.removeprefix("federation.local.")
-    if flag != name and f"--trainer.{flag}" in (options := list(options)):
+    options, flag = list(options), name.removeprefix("federation.local.")
+    if flag != name and f"--trainer.{flag}" in options:
         return f" '{flag}' is a setting of the federation's Trainer, not of a client's: set 'trainer.{flag}'."
-    near = did_you_mean(
-        f"--{name}", [one for one in options if not one.endswith((".help", "+")) and one != "--data"], cutoff=0.7
-    )
+    known = [one for one in options if not one.endswith((".help", "+")) and one != "--data"]
+    near = did_you_mean(f"--{name}", known, cutoff=0.7)
     data = " Write 'data: {datamodule: {class_path: ..., init_args: ...}, partitioner: ...}'."
-    return near or (data if section == "data" else "")
+    return near or data * (section == "data")
 
 
-def kinds(base: Any) -> list[str]:
-    """Return the names of this package's classes of a kind."""
-    found = ((name, getattr(fl_lightning, name)) for name in fl_lightning.__all__) if inspect.isclass(base) else ()
-    return [
-        name
-        for name, kind in found
-        if inspect.isclass(kind) and issubclass(kind, base) and kind is not base and not inspect.isabstract(kind)
-    ]
+def kinds(*bases: Any) -> list[str]:
+    """Return the names of this package's classes of some kinds."""
+    wanted, ours = tuple(filter(inspect.isclass, bases)), ((name, getattr(fl_lightning, name)) for name in fl_lightning.__all__)
+    fitting = ((name, kind) for name, kind in ours if inspect.isclass(kind) and issubclass(kind, wanted) and kind not in wanted)
+    return [name for name, kind in fitting if not inspect.isabstract(kind)]
 
 
 def refuse_null(config: Namespace, parser: ArgumentParser) -> None:

@@ -9,7 +9,7 @@ import os
 import types
 from collections.abc import Callable, Mapping, Sequence, Sized
 from numbers import Integral, Real
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -89,7 +89,7 @@ def _refuse_misfits(owner: Any, given: Mapping[str, Any], wanted: Mapping[str, A
 @functools.cache
 def _hints(build: Callable[..., None]) -> dict[str, Any]:
     try:
-        return get_type_hints(build, include_extras=True)
+        return get_type_hints(build)
     except (NameError, TypeError):  # a type that only type checkers import
         return {}
 
@@ -104,8 +104,6 @@ def fits(value: Any, wanted: Any, strict: bool = False) -> bool:
     """
     origin, inner = get_origin(wanted), get_args(wanted)
     kind = origin or wanted
-    if origin is Annotated:
-        return fits(value, inner[0], strict)
     if origin in (Union, types.UnionType):
         return any(fits(value, one, strict) for one in inner)
     if origin is Literal:
@@ -132,19 +130,12 @@ def fits(value: Any, wanted: Any, strict: bool = False) -> bool:
         return True
 
 
-def in_words(wanted: Any, words: Mapping[Any, str] = _WORDS) -> str:
-    """Describe a type to users, e.g. ``a whole number or None``.
-
-    Args:
-        wanted: the type.
-        words: the descriptions of Python's own types.
-    """
+def in_words(wanted: Any) -> str:
+    """Describe a type to users, e.g. ``a whole number or None``."""
     origin, inner = get_origin(wanted), get_args(wanted)
-    if origin is Annotated:
-        return in_words(inner[0], words)
     if origin is Literal:
         return " or ".join(map(repr, inner))
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(in_words(one, words) for one in inner if one is not int or float not in inner))
+        return " or ".join(dict.fromkeys(in_words(one) for one in inner if one is not int or float not in inner))
     name = getattr(origin or wanted, "__name__", str(wanted))
-    return words.get(origin or wanted) or f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+    return _WORDS.get(origin or wanted) or f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"

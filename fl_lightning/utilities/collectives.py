@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import pickle
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,8 +20,6 @@ from fl_lightning.types import ClientUpdate
 T = TypeVar("T")
 _SIGNS = ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "remote process exited")
 """What backends report about a process that has ended."""
-_SHORT = 4096
-"""The bytes that the first exchange of objects carries; longer ones need a second exchange."""
 
 
 def leave_at_exit(ranks: int) -> None:
@@ -89,28 +86,10 @@ class Collectives:
         """Return every rank's object, in the order of ranks."""
         if self.size == 1:
             return [mine]
+        everyone: list[Any] = [None] * self.size
         with self._together():
-            return self._objects(mine)
-
-    def _objects(self, mine: Any) -> list[Any]:
-        """Exchange objects at once if they are short, for which ``all_gather_object`` takes twice as long."""
-        message = pickle.dumps(mine)
-        own = torch.frombuffer(bytearray(len(message).to_bytes(8, "little") + message), dtype=torch.uint8)
-        everyone = self._bytes(own[:_SHORT], _SHORT)
-        longest = 8 + max(int.from_bytes(theirs[:8], "little") for theirs in everyone)
-        if longest > _SHORT:
-            rest = self._bytes(own[_SHORT:], longest - _SHORT)
-            everyone = [first + more for first, more in zip(everyone, rest, strict=True)]
-        return [pickle.loads(memoryview(theirs)[8:]) for theirs in everyone]
-
-    def _bytes(self, mine: Tensor, length: int) -> list[bytes]:
-        """Return every rank's bytes, padded to a length."""
-        device = torch.device("cpu") if dist.get_backend() == "gloo" else self._trainer.strategy.root_device
-        padded = torch.zeros(length, dtype=torch.uint8)
-        padded[: mine.numel()] = mine
-        everyone = [torch.empty(length, dtype=torch.uint8, device=device) for _ in range(self.size)]
-        dist.all_gather(everyone, padded.to(device))
-        return [theirs.cpu().numpy().tobytes() for theirs in everyone]
+            dist.all_gather_object(everyone, mine)
+        return everyone
 
     def gather_or_raise(self, mine: Any, failure: Exception | None) -> list[Any]:
         """Return every rank's object, in the order of ranks.

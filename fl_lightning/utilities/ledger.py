@@ -62,11 +62,8 @@ class Ledger(Generic[T]):
             if self.creates:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._alone(check is not None), open(self.path, "a+b" if self.creates else "r+b") as file:
-                file.seek(0 if check else max(0, file.seek(0, os.SEEK_END) - 1))
+                file.seek(0)
                 known = file.read()
-                if not known.endswith(b"\n"):
-                    file.seek(0)
-                    known = file.read()
                 if check is not None:
                     check(self._entries(known))
                 whole = _whole(known)

@@ -9,9 +9,10 @@ import lightning as L
 import pytest
 import torch
 from engine_runs import Collect, variant
-from federations import Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
+from federations import Blobs, Consecutive, Plain, blobs, federate, same_bits, trainer, weights
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from torch.utils.data import TensorDataset
 
 from fl_lightning import (
     AdaFed,
@@ -96,11 +97,8 @@ def test_validation_is_every_n_rounds_and_limited():
     assert (rounds, len(batches)) == ([1, 3], 2)
 
 
-def test_max_steps_counts_rounds_and_fast_dev_run_is_one_of_one_batch():
+def test_max_steps_counts_rounds():
     assert federate(Plain(), -1, flags={"max_steps": 2}).global_step == 2
-    collect = Collect()
-    assert federate(Plain(), 7, collect, flags={"fast_dev_run": True}).global_step == 1
-    assert [update.num_steps for update in collect.updates] == [1, 1, 1]
 
 
 def test_loggers_have_a_row_for_every_round_and_the_servers_rate(tmp_path):
@@ -156,10 +154,12 @@ def test_progress_bar_shows_rounds_and_clients_on_a_terminal_alone(monkeypatch, 
     assert "round/s" not in captured.err + captured.out
     assert "Epoch" not in captured.err + captured.out
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    run = federate(Plain(), 2, flags={"enable_progress_bar": True})
+    run = trainer(2, FederatedOrchestrator(), enable_progress_bar=True)
+    sets = {name: TensorDataset(*blobs(10, 1)) for name in ("north", "south")}
+    run.fit(Plain(), FederatedDataModule.from_clients(sets))
     assert not any(type(callback) is FederationProgressBar for callback in run.callbacks)  # the Trainer's own is back
     text = capsys.readouterr().err
-    assert all(word in text for word in ("Round", "2/2", "client", "training="))
+    assert all(word in text for word in ("Round", "2/2", "client", "training=south"))
 
 
 def test_a_bar_of_the_users_own_is_left_alone():

@@ -5,11 +5,10 @@ import re
 import pytest
 from command_line import ROOT
 from engine_runs import variant
-from federations import Plain, blobs, federate, trainer
+from federations import Plain, federate
 from lightning.pytorch import Callback
-from torch.utils.data import TensorDataset
 
-from fl_lightning import Faults, FederatedDataModule, FederatedOrchestrator, LocalTraining
+from fl_lightning import Faults, LocalTraining
 
 BAR = {"enable_progress_bar": True}
 
@@ -45,13 +44,6 @@ def test_failed_clients_are_named(capsys):
     with pytest.warns(UserWarning, match="no power"):
         federate(Plain(), 1, flags=BAR, local=LocalTraining(callbacks=[OfClient()]), faults=Faults("skip"))
     assert said(capsys)[0].endswith(", 3 clients, failed: 1")
-
-
-def test_clients_with_names_are_shown_by_them(monkeypatch, capsys):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    sets = {name: TensorDataset(*blobs(10, 1)) for name in ("north", "south")}
-    trainer(1, FederatedOrchestrator(), **BAR).fit(Plain(), FederatedDataModule.from_clients(sets))
-    assert "training=south" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -118,13 +118,6 @@ def test_an_earlier_run_is_not_written_over_and_one_killed_between_its_first_two
     assert torch.load(copied_run / "checkpoints/last.ckpt", weights_only=True)["epoch"] == 2
 
 
-def test_a_module_without_training_step(fl):
-    status, text = small(fl, "--model=lightning.LightningModule")
-    assert status == 1
-    assert "No `training_step()` method defined" in text
-    assert "Traceback" not in text
-
-
 # ------------------------------------------------------------------ what is said of the model and of the data
 
 

@@ -1,19 +1,14 @@
 """Configurations by name, their bases, and what a user gets for a wrong one."""
 
-import os
-import subprocess
-import sys
-import tarfile
-import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
-from command_line import ADAFED, OTHER_TASKS, ROOT, SMALL
+from command_line import ADAFED, ROOT, SMALL
 
 from fl_lightning import ConfigurationError
 from fl_lightning.cli.commands import configs
-from fl_lightning.config.files import find, folder, in_order, names, without
+from fl_lightning.config.files import find, in_order, names, without
 from fl_lightning.studies.settings import SettingsReader
 
 TASK = {"model": {"class_path": "Model"}, "data": {"datamodule": "Data"}}
@@ -141,8 +136,6 @@ def test_every_way_to_give_a_configuration(reader, monkeypatch, capsys):
         "# ä comment with ü\nbase: x\ntrainer:\n  max_epochs: 1e-3\n",
         "trainer: {a: 2020-01-01}\nbase: [x, y]\nmodel: Ünïcode\n",
         "{trainer: {base: 1}, base: x, model: y}",
-        "{model: y, base: x}",
-        "model: y",
         "trainer: {base: 1}",
     ],
 )
@@ -185,40 +178,3 @@ def test_configs_are_listed_shown_and_copied(capsys):
     assert "Use it: fl-lightning compare --config mine.yaml" in capsys.readouterr().out
     configs.main(["--help"])
     assert "configs copy NAME [TO]" in capsys.readouterr().out
-
-
-# ------------------------------------------------------------------ as a user installs it
-
-
-def python(code: str, path: Path, *arguments: str) -> str:
-    environment = os.environ | {"PYTHONPATH": str(path)}
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=120).stdout
-
-
-@pytest.mark.slow
-def test_a_wheel_from_the_sdist_has_the_configs(tmp_path):
-    """Unpacked in a folder of its own, and run from another."""
-    sdist = pytest.importorskip("hatchling.builders.sdist", reason="pip install hatchling").SdistBuilder
-    wheel = pytest.importorskip("hatchling.builders.wheel").WheelBuilder
-    (packed,) = sdist(str(ROOT)).build(directory=str(tmp_path / "dist"), versions=["standard"])
-    with tarfile.open(packed) as archive:
-        archive.extractall(tmp_path / "source", filter="data")
-    (source,) = (tmp_path / "source").iterdir()
-    (built,) = wheel(str(source)).build(directory=str(tmp_path / "dist"), versions=["standard"])
-    with zipfile.ZipFile(built) as archive:
-        archive.extractall(tmp_path / "site")
-    assert sorted((tmp_path / "site" / "fl_lightning" / "configs").rglob("*.py")) == []
-    code = "import fl_lightning.config.files as c; print(c.folder(), *c.names(), sep='\\n')"
-    found, *known = python(code, tmp_path / "site").splitlines()
-    assert found == str(tmp_path / "site" / "fl_lightning" / "configs")
-    assert known == names()
-    code = "from fl_lightning.cli.command import main; main()"
-    printed = python(code, tmp_path / "site", "fit", "--config", "fednova_mnist", "--print_config")
-    assert yaml.safe_load(printed)["federation"]["strategy"]["class_path"] == "fl_lightning.FedNova"
-
-
-def test_the_repository_is_read_with_the_tasks_that_tests_name():
-    assert folder() == ROOT / "configs"
-    assert {"studies/mocha", "studies/fednova_mnist"} < set(names())
-    assert {name for files, _ in OTHER_TASKS.values() for name in files} <= set(names())

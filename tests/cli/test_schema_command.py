@@ -64,17 +64,6 @@ def test_the_proposal_fits_its_table(own, proposed):
     assert torch.isfinite(data.train_set.tensors[0]).all()
 
 
-@pytest.mark.parametrize("gone", ["--ranges", "--without=patient"])
-def test_ranges_and_columns_are_for_the_author(gone, own, monkeypatch, capsys):
-    """What a table of patients tells, no proposal contains."""
-    monkeypatch.setattr("sys.argv", ["fl-lightning", "schema", "--from", "own.csv", gone])
-    with pytest.raises(SystemExit) as ended:
-        command.main()
-    assert ended.value.code == 2
-    said = f"fl-lightning schema: error: unrecognized arguments: {gone}. All settings: fl-lightning schema --help.\n"
-    assert capsys.readouterr().err == said
-
-
 def test_what_the_author_should_look_at(proposed):
     rows = [
         f"{k};{k % 3};{'yes' if k % 2 else 'no'};{k},5;{k:02d}.01.2024;{'unknown' if k == 7 else 3 * k};{k % 2}"

@@ -69,7 +69,7 @@ def test_a_module_in_the_current_folder_is_found_last(tmp_path, monkeypatch):
     path = [entry for entry in sys.path if entry != ""]
     for safe, last in ((False, str(tmp_path)), (True, path[-1])):
         monkeypatch.setattr(sys, "path", list(path))
-        monkeypatch.setattr(command, "_is_safe", lambda safe=safe: safe)
+        monkeypatch.setattr(sys, "flags", SimpleNamespace(safe_path=safe))
         command._see_this_folder()
         command._see_this_folder()
         assert sys.path == (path if safe else [*path, last])
@@ -82,11 +82,13 @@ def test_every_public_name_is_found_on_demand():
         _ = fl_lightning.FedNothing
 
 
-KEPT = """
-import torch, fl_lightning
+MEBIBYTES = """
 def mebibytes():
     lines = open("/proc/self/status").read().splitlines()
     return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) // 1024
+"""
+KEPT = """
+import torch, fl_lightning
 def kept():
     before = mebibytes()
     live = [torch.ones(2**22) for _ in range(10)]  # 160 MiB
@@ -101,7 +103,7 @@ print(without, kept())
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
 def test_freed_memory_is_kept():
-    without, kept = map(int, python(KEPT).split())
+    without, kept = map(int, python(MEBIBYTES + KEPT).split())
     assert without < 20
     assert kept > 150
 
@@ -109,9 +111,6 @@ def test_freed_memory_is_kept():
 PIECES = """
 import threading, time
 from fl_lightning.utilities.allocator import reuse_pieces
-def mebibytes():
-    lines = open("/proc/self/status").read().splitlines()
-    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) // 1024
 def faults():
     return int(open("/proc/self/stat").read().rsplit(")", 1)[1].split()[7])
 live = []
@@ -147,7 +146,7 @@ print(faulted, at_once, mebibytes() - begin)
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
 def test_pieces_reuse_memory_which_is_returned_now_and_then():
-    faults, at_once, later = map(int, python(PIECES).split())
+    faults, at_once, later = map(int, python(MEBIBYTES + PIECES).split())
     assert faults < 3 * 1300  # the pages of few of the 20 pieces
     assert at_once > 40
     assert later < 20

@@ -29,10 +29,9 @@ configs show fednov => 1 => There is no configuration 'fednov'
 configs copy iid => 1 => Did you mean data/iid?
 configs copy data/iid there.yaml => 1 => 'there.yaml' already exists and was not changed. Name another file.
 configs copy data/iid no/folder.yaml => 1 => Cannot write 'no/folder.yaml'
-configs sho => 2 => 'configs' has no action 'sho'. Did you mean show?
+configs sho => 2 => 'configs' has no action 'sho' with 0 arguments. Did you mean show?
 configs fednova => 2 => Did you mean show fednova_mnist
-configs show => 2 => 'configs show' got 0 arguments
-configs list x => 2 => 'configs list' got 1 arguments
+configs show => 2 => 'configs' has no action 'show' with 0 arguments. usage: fl-lightning configs
 dashboard --colour red => 2 => unrecognized arguments: --colour
 dashboard => 2 => fl-lightning dashboard: error: no user or team given. Set --entity, or --out FILE to write only ... --help.
 init => 2 => fl-lightning init: error: the following arguments are required: folder. All settings: fl-lightning init --help.
@@ -51,6 +50,7 @@ schema --from formula.csv => 1 => No schema can be proposed for 'formula.csv': F
 schema --from two.csv --csv {"encoding":"none"} => 1 => Cannot read 'two.csv' as a CSV file in NONE ... or state its encoding
 schema --from two.csv --csv { => 1 => '--csv' is not YAML
 schema --from semicolons.csv => 1 => 'semicolons.csv' is one column, 'a;b'. If the file
+schema --from age.csv --ranges => 2 => error: unrecognized arguments: --ranges. All settings: fl-lightning schema --help.
 schema --from none.csv => 1 => 'none.csv' is not a file. Set '--from' to a table.
 schema --from two.csv --output none/x.yaml => 1 => Cannot write 'none/x.yaml'
 schema --from two.csv --output there.yaml => 1 => 'there.yaml' already exists and was not changed. Name another file.

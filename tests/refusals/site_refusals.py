@@ -261,7 +261,7 @@ SITE_FILE = [
     data("client_test: 0.2\n", "the following arguments are required: datamodule."),
     data(EMBEDDED + "schema: server\n", "'schema' is now one of the datamodule: set it there to a copy of the server's file."),
     data(EMBEDDED + "client_tests: 0.2\n", "Option 'client_tests' is not accepted. Did you mean client_test?"),
-    data(EMBEDDED + "client_test: many\n", "'client_test' must be a number, but is 'many'."),
+    data(EMBEDDED + "client_test: many\n", "'client_test' must be a finite number, but is 'many'."),
     data("datamodule: {path: own.csv}\n", HAS_NO_CLASS.format("datamodule")),
     data(EMBEDDED + "test: {path: own.csv}\n", HAS_NO_CLASS.format("test")),
     data(EMBEDDED + "seed: 1\nseed: 2\n", "'seed' occurs twice, first in line "),

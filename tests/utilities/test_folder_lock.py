@@ -79,10 +79,11 @@ def test_many_that_come_and_go_are_never_two_at_once(tmp_path):
         assert os.waitpid(process, 0)[1] == 0
 
 
-def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
-    def refuse(self):
-        raise OSError(errno.ENOLCK, "No locks available")
+def refuse(self):
+    raise OSError(errno.ENOLCK, "No locks available")
 
+
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with lock_folder(tmp_path) as locked:
@@ -94,9 +95,6 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
 
 
 def test_a_ledger_needs_locks_where_it_checks_what_was_spent(tmp_path, monkeypatch):
-    def refuse(self):
-        raise OSError(errno.ENOLCK, "No locks available")
-
     ledger = Ledger(tmp_path / "ledger.jsonl", dict, ConfigurationError, "Restore it.", creates=True)
     monkeypatch.setattr(FileLock, "_acquire", refuse)
     ledger.append({"a": 1})

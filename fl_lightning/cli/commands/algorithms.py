@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from posixpath import normpath
 
-from fl_lightning.errors import did_you_mean
+from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.strategies import ALGORITHMS, Algorithm
 
 _PAGES = dict(zip(ALGORITHMS, ("averages", "weights", "robust", "clients", "personal", "asynchronous", "routes"), strict=False))
@@ -14,10 +14,13 @@ _PAGES = dict(zip(ALGORITHMS, ("averages", "weights", "robust", "clients", "pers
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the list; an argument keeps the algorithms whose line contains it, and exit status 1 means that none does.
+    """Print the list; an argument keeps the algorithms whose line contains it.
 
     Args:
         arguments: the arguments after ``algorithms``.
+
+    Raises:
+        ConfigurationError: if no line contains it.
     """
     if arguments[:1] in (["-h"], ["--help"]) or len(arguments) > 1:
         print("usage: fl-lightning algorithms [TEXT]    list the algorithms, or those whose line contains the text")
@@ -26,8 +29,7 @@ def main(arguments: Sequence[str]) -> None:
     text = listing(wanted)
     if not text:
         names = [one.name for group in ALGORITHMS.values() for one in group]
-        print(f"fl-lightning: error: No algorithm matches '{wanted}'.{did_you_mean(wanted, names)}", file=sys.stderr)
-        sys.exit(1)
+        raise ConfigurationError(f"No algorithm matches '{wanted}'.{did_you_mean(wanted, names)}")
     print(text)
 
 
@@ -37,9 +39,8 @@ def listing(wanted: str = "") -> str:
     for group, algorithms in ALGORITHMS.items():
         rows = [row for one in algorithms if wanted.lower() in (row := _row(group, one)).lower()]
         lines += [f"{group}:", *rows, ""] if rows else []
-    return (
-        "\n".join([*lines, "Run one: fl-lightning fit --config NAME. Any module and data: change one block."]) if lines else ""
-    )
+    run = ["Run one: fl-lightning fit --config NAME. Any module and data: change one block."]
+    return "\n".join(lines + run) if lines else ""
 
 
 def section(group: str, one: Algorithm) -> str:

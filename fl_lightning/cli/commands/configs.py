@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fl_lightning.config.files import find, folder, names, write_new
-from fl_lightning.errors import ConfigurationError, did_you_mean
+from fl_lightning.errors import did_you_mean
 
 _USAGE = """usage: fl-lightning configs                   list the configurations that come with the package
        fl-lightning configs show NAME         print one
@@ -24,30 +24,25 @@ _GROUPS = {
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command; a wrong name ends in one message and exit status 1, wrong arguments in exit status 2.
+    """Run the command; wrong arguments end in one message and exit status 2.
 
     Args:
         arguments: the arguments after ``configs``.
+
+    Raises:
+        ConfigurationError: if there is no such configuration, or its copy cannot be written.
     """
     action, *rest = arguments or ["list"]
     if action in ("-h", "--help"):
         print(_USAGE, end="")
-    elif action not in ("list", "show", "copy"):
-        known = did_you_mean(action, ["list", "show", "copy"]) or did_you_mean(action, names(), show="show {}".format)
-        _refuse(f"'configs' has no action '{action}'.{known}\n{_USAGE.rstrip()}", 2)
-    elif len(rest) not in {"list": (0,), "show": (1,), "copy": (1, 2)}[action]:
-        _refuse(f"'configs {action}' got {len(rest)} arguments.\n{_USAGE.rstrip()}", 2)
-    else:
+    elif f"{action} {len(rest)}" in ("list 0", "show 1", "copy 1", "copy 2"):
         actions: dict[str, Callable[..., str]] = {"list": listing, "show": show, "copy": copy}
-        try:
-            print(actions[action](*rest), end="")
-        except ConfigurationError as error:
-            _refuse(str(error), 1)
-
-
-def _refuse(message: str, status: int) -> None:
-    print(f"fl-lightning: error: {message}", file=sys.stderr)
-    sys.exit(status)
+        print(actions[action](*rest), end="")
+    else:
+        near = did_you_mean(action, {"list", "show", "copy"} - {action}) or did_you_mean(action, names(), show="show {}".format)
+        said = f"'configs' has no action '{action}' with {len(rest)} arguments.{near}"
+        print(f"fl-lightning: error: {said}\n{_USAGE.rstrip()}", file=sys.stderr)
+        sys.exit(2)
 
 
 def listing() -> str:

@@ -7,14 +7,13 @@ metrics.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from fl_lightning.compat.wandb import workspace_specification
-from fl_lightning.errors import ConfigurationError, FederationError
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.utilities.argument_parser import ArgumentParser
 
 _GROUPED = {"groupby": "config.federation.strategy.class_path", "groupby_aggfunc": "mean"}
@@ -39,54 +38,53 @@ def workspace(entity: str, project: str) -> Any:
 
 def _sections(wr: Any) -> dict[str, list[Any]]:
     """Return the panels of each section, given the package that has their classes."""
+    from fl_lightning.reporting.client_charts import CHART, FIELDS, TABLE  # imports torch, which --help does not need
+
+    def by_strategy(title: str, metric: str, unit: str, x: str = "round") -> Any:
+        """Draw the mean over seeds with a band for each strategy."""
+        names = {"title": title, "title_x": x.rpartition("/")[2], "title_y": unit}
+        return wr.LinePlot(x=x, y=[metric], groupby_rangefunc="stddev", **_GROUPED, **names)
+
+    def matching(title: str, prefix: str, unit: str) -> Any:
+        """Draw all metrics ``<prefix>/<number>``."""
+        return wr.LinePlot(title=title, x="round", metric_regex=f"^{prefix}/[0-9]+$", title_x="round", title_y=unit)
+
+    def by_client(title: str, figure: str) -> Any:
+        """Draw a line for each client or for each quantile, from the table of a run's own charts."""
+        query, names = {"summaryTable": {"tableKey": TABLE}}, {"title": title, "xname": "round"}
+        return wr.CustomChart(query=query, chart_name=CHART, chart_fields={**FIELDS, "lineVal": figure}, chart_strings=names)
+
     return {
         "Strategies": [
-            _by_strategy(wr, "Accuracy by strategy", "val_accuracy", "share of the server's set"),
-            _by_strategy(wr, "Macro-F1 by strategy", "val_f1_macro", "F1"),
-            _by_strategy(wr, "Loss by strategy", "val_loss", "nats"),
-            _by_strategy(wr, "Accuracy for megabytes", "val_accuracy", "share", x="federation/megabytes_total"),
-            _by_strategy(wr, "Accuracy for seconds", "val_accuracy", "share", x="federation/seconds_total"),
-            _by_strategy(wr, "How far clients drift apart", "federation/drift", "L2 norm"),
+            by_strategy("Accuracy by strategy", "val_accuracy", "share of the server's set"),
+            by_strategy("Macro-F1 by strategy", "val_f1_macro", "F1"),
+            by_strategy("Loss by strategy", "val_loss", "nats"),
+            by_strategy("Accuracy for megabytes", "val_accuracy", "share", x="federation/megabytes_total"),
+            by_strategy("Accuracy for seconds", "val_accuracy", "share", x="federation/seconds_total"),
+            by_strategy("How far clients drift apart", "federation/drift", "L2 norm"),
             wr.BarPlot(title="Best accuracy", metrics=["val_accuracy.max"], **_GROUPED),
         ],
         "Classes": [
-            _matching(wr, "F1 of each class", "val_f1", "F1"),
-            _matching(wr, "Class weights of the adaptive loss", "class_weight", "kappa"),
+            matching("F1 of each class", "val_f1", "F1"),
+            matching("Class weights of the adaptive loss", "class_weight", "kappa"),
         ],
         "Clients": [
-            _by_client(wr, "Weights p_k by client, as shares of their sum", "share"),
-            _by_client(wr, "Loss by client", "loss"),
-            _by_client(wr, "L2 norm of the update by client", "update_norm"),
-            _by_client(wr, "Seconds by client", "seconds"),
+            by_client("Weights p_k by client, as shares of their sum", "share"),
+            by_client("Loss by client", "loss"),
+            by_client("L2 norm of the update by client", "update_norm"),
+            by_client("Seconds by client", "seconds"),
         ],
     }
 
 
-def _by_strategy(wr: Any, title: str, metric: str, unit: str, x: str = "round") -> Any:
-    """Draw the mean over seeds with a band for each strategy."""
-    names = {"title": title, "title_x": x.rpartition("/")[2], "title_y": unit}
-    return wr.LinePlot(x=x, y=[metric], groupby_rangefunc="stddev", **_GROUPED, **names)
-
-
-def _matching(wr: Any, title: str, prefix: str, unit: str) -> Any:
-    """Draw all metrics ``<prefix>/<number>``."""
-    return wr.LinePlot(title=title, x="round", metric_regex=f"^{prefix}/[0-9]+$", title_x="round", title_y=unit)
-
-
-def _by_client(wr: Any, title: str, figure: str) -> Any:
-    """Draw a line for each client or for each quantile, from the table of a run's own charts."""
-    from fl_lightning.reporting.client_charts import CHART, FIELDS, TABLE  # imports torch, which --help does not need
-
-    names = {"title": title, "xname": "round"}
-    query = {"summaryTable": {"tableKey": TABLE}}
-    return wr.CustomChart(query=query, chart_name=CHART, chart_fields={**FIELDS, "lineVal": figure}, chart_strings=names)
-
-
 def main(arguments: Sequence[str]) -> None:
-    """Run the command; an error ends in one message and exit status 1.
+    """Run the command.
 
     Args:
         arguments: the arguments after ``dashboard``.
+
+    Raises:
+        ConfigurationError: if the workspace cannot be made, written or sent.
     """
     parser = ArgumentParser(
         prog="fl-lightning dashboard",
@@ -94,22 +92,19 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--entity", default="", help="user or team; required unless --out is given")
     parser.add_argument("--project", default="fl_lightning", help="project of the runs (default: %(default)s)")
-    parser.add_argument(
-        "--out", type=Path, help="write the specification to this file instead of sending it, for which no account is needed"
-    )
+    parser.add_argument("--out", type=Path, help="write the specification to this file instead; needs no account")
     args = parser.parse_args(arguments)
     if not args.out and not args.entity:
         parser.error("no user or team given. Set --entity, or --out FILE to write only the specification")
+    made = workspace(args.entity, args.project)
+    if not args.out:
+        print(_send(made))
+        return
     try:
-        made = workspace(args.entity, args.project)
-        if args.out:
-            args.out.write_text(json.dumps(workspace_specification(made), indent=1) + "\n", encoding="utf-8")
-        print(args.out or _send(made))
-    except (FederationError, OSError) as error:
-        is_file = args.out and isinstance(error, OSError)
-        said = f"'--out' is '{args.out}', which cannot be written ({error}). Choose another file." if is_file else str(error)
-        print(f"{parser.prog}: error: {said}", file=sys.stderr)
-        sys.exit(1)
+        args.out.write_text(json.dumps(workspace_specification(made), indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"'--out' is '{args.out}', which cannot be written ({error}). Choose another file.") from error
+    print(args.out)
 
 
 def _package(part: str) -> Any:
