@@ -9,12 +9,11 @@ repeat exactly, so that three runs of the workload S, of which two differ in s o
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -47,32 +46,23 @@ def computes(operator: Any) -> bool:
     return operator.overloadpacket.__name__ not in _NO_KERNEL and (schema.is_mutable or new)
 
 
-class _Operators(TorchDispatchMode):
-    def __init__(self, found: Counter[str]) -> None:
-        super().__init__()
-        self._found = found
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._found["operators"] += 1
-        self._found["launches"] += computes(func)
-        self._found["reads"] += func.overloadpacket.__name__ in _READS
-        return func(*args, **(kwargs or {}))
-
-
-class _Reads(TorchFunctionMode):
-    def __init__(self, found: Counter[str]) -> None:
-        super().__init__()
-        self._found = found
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._found["reads"] += func in _METHODS
-        return func(*args, **(kwargs or {}))
-
-
 @contextlib.contextmanager
 def operators(found: Counter[str]) -> Iterator[None]:
     """Count operators, launches and reads."""
-    with _Reads(found), _Operators(found):
+
+    class Operators(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found["operators"] += 1
+            found["launches"] += computes(func)
+            found["reads"] += func.overloadpacket.__name__ in _READS
+            return func(*args, **(kwargs or {}))
+
+    class Reads(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found["reads"] += func in _METHODS
+            return func(*args, **(kwargs or {}))
+
+    with Reads(), Operators():
         yield
 
 
@@ -157,7 +147,7 @@ def work_of(engine: str, module: L.LightningModule | None = None) -> dict[str, d
     return found
 
 
-def counts(args: argparse.Namespace) -> None:
+def counts() -> None:
     """Print the table."""
     print(f"\n| {' | '.join(('', *(f'{kind}: {part}' for kind in KINDS for part in PARTS)))} |")
     print("|---" * (1 + len(KINDS) * len(PARTS)) + "|")
@@ -165,6 +155,3 @@ def counts(args: argparse.Namespace) -> None:
         found = work_of(engine)
         cells = (str(found[part][kind]) for kind in KINDS for part in PARTS)
         print(f"| {' | '.join((engine, *cells))} |", flush=True)
-
-
-MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {"counts": counts}

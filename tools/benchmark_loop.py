@@ -15,9 +15,9 @@ import copy
 import gc
 import logging
 import os
+import sys
 import time
 import warnings
-from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
@@ -30,18 +30,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import (
-    AdaFed,
-    FedAvg,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    KerasCNN,
-    LeNet,
-    LocalTraining,
-    Partitioner,
-    ServerEvaluation,
-    Strategy,
-)
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+
+from federations import Consecutive, trainer
+
+import fl_lightning as fl
 from fl_lightning.cli.ranks import choose_ranks
 from fl_lightning.data import TensorLoader
 from fl_lightning.functional import draw_cohort
@@ -49,18 +42,6 @@ from fl_lightning.functional import draw_cohort
 LR = 0.01
 ROUNDS = {"W": 2, "W-eval": 1, "S": 30, "L": 3}
 WIDTHS = (784, 4096, 4096, 4096, 3104, 10)
-
-
-class Sizes(Partitioner):
-    """Consecutive examples, so many for each client."""
-
-    needs_labels = False
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self.sizes = list(sizes)
-
-    def partition(self, num_examples: int, labels: Tensor | None) -> list[Tensor]:
-        return list(torch.arange(sum(self.sizes)).split(self.sizes))
 
 
 class Images(L.LightningDataModule):
@@ -135,7 +116,7 @@ class Workload:
         device: ``cpu`` or ``cuda``.
         clients: of S.
         cohort: of S.
-        rounds: other than usual.
+        rounds: other than usual; 0 for these.
         share: of each client's examples, to try it out.
 
     Attributes:
@@ -146,13 +127,7 @@ class Workload:
     last: nn.Module
 
     def __init__(
-        self,
-        name: str,
-        device: str = "cpu",
-        clients: int = 100,
-        cohort: int = 10,
-        rounds: int | None = None,
-        share: float = 1.0,
+        self, name: str, device: str = "cpu", clients: int = 100, cohort: int = 10, rounds: int = 0, share: float = 1.0
     ) -> None:
         table = yaml.safe_load((Path(__file__).parent.parent / "configs" / "adafed_mnist.yaml").read_text())
         counts = table["data"]["partitioner"]["init_args"]["counts"]
@@ -162,7 +137,7 @@ class Workload:
         self.cohort: int | float = cohort if name == "S" else 1.0
         self.rounds = rounds or ROUNDS[name]
         torch.manual_seed(0)
-        self.net = {"S": LeNet, "L": perceptron}.get(name, KerasCNN)()
+        self.net = {"S": fl.LeNet, "L": perceptron}.get(name, fl.KerasCNN)()
         self.data = Images(sum(self.sizes), {"S": 10, "L": 8}.get(name, 100), {"S": 0, "L": 8}.get(name, int(10_000 * share)))
 
     def _accuracy(self, net: nn.Module, data: tuple[Tensor, Tensor]) -> float:
@@ -216,7 +191,7 @@ class Workload:
         devices: int | str = 1,
         skipped: int = 0,
         eval_batch: Any = None,
-        strategy: Strategy | None = None,
+        strategy: Any = None,
         ranks: dict[str, Any] | None = None,
         **local: Any,
     ) -> float:
@@ -227,19 +202,18 @@ class Workload:
         quiet()
         gc.collect()
         clock = Clock(skipped)
-        callback = FederatedOrchestrator(
-            strategy=strategy or (AdaFed() if self.name == "W-eval" else FedAvg()),
-            local=LocalTraining(**local),
-            server_evaluation=ServerEvaluation(batch_size=eval_batch),
+        callback = fl.FederatedOrchestrator(
+            strategy=strategy or (fl.AdaFed() if self.name == "W-eval" else fl.FedAvg()),
+            local=fl.LocalTraining(**local),
+            server_evaluation=fl.ServerEvaluation(batch_size=eval_batch),
             clients_per_round=self.cohort,
         )
         chosen = Plain(copy.deepcopy(self.net), self.lr) if module is None else module
-        data = FederatedDataModule(self.data, Sizes(self.sizes))
+        data = fl.FederatedDataModule(self.data, Consecutive(self.sizes))
         if devices == "auto":
             devices = choose_ranks(callback, data)[0]
         flags = ranks or {"devices": devices, "strategy": "auto" if devices == 1 else "ddp"}
-        trainer = self._trainer(skipped, callback, clock, *callbacks, **flags)
-        trainer.fit(chosen, data)
+        self._trainer(skipped, callback, clock, *callbacks, **flags).fit(chosen, data)
         self.last = chosen.net if isinstance(chosen, Plain) else chosen
         return clock.seconds / self.rounds
 
@@ -250,23 +224,13 @@ class Workload:
         clock = Clock(1)
         tensors = [tensor.to(self.device) for tensor in self.data.train]
         train = TensorLoader(tensors, self.data.batch_size, None, torch.Generator().manual_seed(0))
-        trainer = self._trainer(1, clock, devices=1, precision=precision)
         val = TensorLoader([tensor.to(self.device) for tensor in self.data.val], 100)
-        trainer.fit(Plain(copy.deepcopy(self.net)), train, val)
+        self._trainer(1, clock, devices=1, precision=precision).fit(Plain(copy.deepcopy(self.net)), train, val)
         return clock.seconds / self.rounds
 
     def _trainer(self, skipped: int, *callbacks: L.Callback, **flags: Any) -> L.Trainer:
-        return L.Trainer(
-            max_epochs=self.rounds + skipped,
-            accelerator="gpu" if self.device.type == "cuda" else "cpu",
-            callbacks=list(callbacks),
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            **flags,
-        )
+        kind = "gpu" if self.device.type == "cuda" else "cpu"
+        return trainer(self.rounds + skipped, *callbacks, accelerator=kind, **flags)
 
 
 def quiet() -> None:

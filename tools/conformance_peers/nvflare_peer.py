@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from common import Case, Result, Run, Vector, load, local_sgd, main, network, server_rounds, vector
+from common import SERVER_OPTIMIZERS, Case, Result, Run, Vector, load, local_sgd, main, network, server_rounds, vector
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.apis.fl_context import FLContext
@@ -33,11 +33,11 @@ def reply(model: Vector, weight: float | None, **meta: Any) -> FLModel:
 
 def averaging(by: Callable[[Case, int], float | None], train: Callable[[Case, int, Vector], Vector] = local_sgd) -> Run:
     def run(case: Case) -> Result:
-        weights, w = [], case.initial
-        for cohort in case.cohorts:
-            replies = [reply(train(case, k, w), by(case, k)) for k in cohort]
-            weights.append(w := BaseFedAvg.aggregate_fn(replies).params["weights"])
-        return Result(weights)
+        def step(w: Vector, cohort: Sequence[int], models: list[Vector]) -> Vector:
+            replies = [reply(model, by(case, k)) for k, model in zip(cohort, models, strict=True)]
+            return BaseFedAvg.aggregate_fn(replies).params["weights"]
+
+        return server_rounds(case, step, train)
 
     return run
 
@@ -110,7 +110,7 @@ def adaptive(optimizer: Callable[[Any, dict[str, Any]], torch.optim.Optimizer]) 
 
         def step(w: Vector, cohort: Sequence[int], models: list[Vector]) -> Vector:
             average = network(case)
-            load(average, case.shares(cohort) @ np.stack(models) - w)
+            load(average, case.mean(cohort, models) - w)
             change = {name: tensor.detach().numpy() for name, tensor in average.named_parameters()}
             generator.server_update(change)
             return vector(generator.model)
@@ -158,14 +158,7 @@ RUNS: dict[str, Run] = {
     "FedAvg": averaging(steps_of),
     "FedProx": averaging(lambda case, k: None, proximal),
     "SCAFFOLD": scaffold(steps_of),
-    "FedAdam": adaptive(
-        lambda parameters, s: torch.optim.Adam(parameters, s["server_lr"], (s["beta_1"], s["beta_2"]), s["tau"])
-    ),
-    "FedAdagrad": adaptive(
-        lambda parameters, s: torch.optim.Adagrad(
-            parameters, s["server_lr"], eps=s["tau"], initial_accumulator_value=s["tau"] ** 2
-        )
-    ),
+    **{name: adaptive(SERVER_OPTIMIZERS[name]) for name in ("FedAdam", "FedAdagrad")},
     "FedBuff": buffered(BuffModelManager),
 }
 CHANGED: dict[str, Run] = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from common import Case, Net, Result, Run, Vector, as_torch_adam, local_sgd, main, network, norm_entries, server_rounds
+from common import Case, Net, Result, Run, Vector, as_torch_adam, entries, local_sgd, main, network, norm_entries, server_rounds
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -48,22 +48,10 @@ def descend(case: Case, client: int, start: Vector, direction: Callable[[Vector,
     return w
 
 
-def _mean(case: Case, cohort: Sequence[int], models: Sequence[Vector]) -> Vector:
-    return case.shares(cohort) @ np.stack(models)
-
-
-def averaging(case: Case) -> Result:
-    """McMahan et al. 2017, Algorithm 1."""
-    return server_rounds(case, lambda w, cohort, models: _mean(case, cohort, models))
-
-
 def fedprox(case: Case) -> Result:
     """Li et al. 2020, eq. 2, by gradient steps."""
-    weights, w = [], case.initial
-    for cohort in case.cohorts:
-        clients = [descend(case, k, w, lambda v, g, w=w: g + case.settings["proximal_mu"] * (v - w)) for k in cohort]
-        weights.append(w := _mean(case, cohort, clients))
-    return Result(weights)
+    mu = case.settings["proximal_mu"]
+    return server_rounds(case, train=lambda case, k, w: descend(case, k, w, lambda v, g: g + mu * (v - w)))
 
 
 def scaffold(case: Case) -> Result:
@@ -129,14 +117,14 @@ def moon(case: Case) -> Result:
                 v = v - case.lr * gradient(case, v, batch, contrast(k, w))
             models.append(v)
         last |= dict(zip(cohort, models, strict=True))
-        weights.append(w := _mean(case, cohort, models))
+        weights.append(w := case.mean(cohort, models))
     return Result(weights)
 
 
 def ditto(case: Case) -> Result:
     """Li et al. 2021, Algorithm 1: FedAvg, and v_k near w_t. Its listing leaves v_k's start open: here the first w_t."""
     strength, own, w = case.settings["strength"], {}, case.initial
-    shared = averaging(case).weights
+    shared = server_rounds(case).weights
     for cohort, after in zip(case.cohorts, shared, strict=True):
         for k in cohort:
             own[k] = descend(case, k, own.get(k, w), lambda v, g, w=w: g + strength * (v - w))
@@ -146,7 +134,7 @@ def ditto(case: Case) -> Result:
 
 def fedrep(case: Case) -> Result:
     """Collins et al. 2021, Algorithm 1: the head for one epoch, then the encoder for one; heads stay at the clients."""
-    encoder = np.concatenate([np.full(t.numel(), n.startswith("encoder.")) for n, t in network(case).named_parameters()])
+    encoder = entries(case, "encoder.")
     weights, w, heads = [], case.initial, {}
     for cohort in case.cohorts:
         models = []
@@ -157,7 +145,7 @@ def fedrep(case: Case) -> Result:
                 v = v - case.lr * trained * gradient(case, v, batch)
             models.append(v)
         heads |= dict(zip(cohort, models, strict=True))
-        weights.append(w := np.where(encoder, _mean(case, cohort, models), case.initial))
+        weights.append(w := np.where(encoder, case.mean(cohort, models), case.initial))
     return Result([w[encoder] for w in weights], {k: v[~encoder] for k, v in heads.items()})
 
 
@@ -167,7 +155,7 @@ def fedbn(case: Case) -> Result:
     for cohort in case.cohorts:
         models = [local_sgd(case, k, np.where(norm, own.get(k, case.initial), w)) for k in cohort]
         own |= dict(zip(cohort, models, strict=True))
-        weights.append(w := _mean(case, cohort, models))
+        weights.append(w := case.mean(cohort, models))
     return Result([w[~norm] for w in weights], {k: v[norm] for k, v in own.items()})
 
 
@@ -183,7 +171,7 @@ def apfl(case: Case) -> Result:
                 u, v = u - case.lr * gradient(case, u, batch), v - case.lr * alpha * g
             own[k], mixed[k] = v, alpha * v + (1 - alpha) * u
             models.append(u)
-        weights.append(w := _mean(case, cohort, models))
+        weights.append(w := case.mean(cohort, models))
     return Result(weights, mixed)
 
 
@@ -200,7 +188,7 @@ def pfedme(case: Case) -> Result:
                     u = u - s["rate"] * s["strength"] * (u - theta)
             models.append(u)
             own[k] = theta
-        weights.append(w := (1 - s["beta"]) * w + s["beta"] * _mean(case, cohort, models))
+        weights.append(w := (1 - s["beta"]) * w + s["beta"] * case.mean(cohort, models))
     return Result(weights, own)
 
 
@@ -225,7 +213,7 @@ def adaptive(second: Callable[[Vector, Vector, float], Vector]) -> Run:
 
         def step(w: Vector, cohort: Sequence[int], models: Sequence[Vector]) -> Vector:
             nonlocal m, v
-            change = _mean(case, cohort, models) - w
+            change = case.mean(cohort, models) - w
             m = s["beta_1"] * m + (1 - s["beta_1"]) * change
             v = second(v, change**2, s["beta_2"])
             return w + s["server_lr"] * m / (np.sqrt(v) + s["tau"])
@@ -241,7 +229,7 @@ def torch_adam(case: Case) -> Result:
 
     def step(w: Vector, cohort: Sequence[int], models: Sequence[Vector]) -> Vector:
         nonlocal number, m, v
-        number, change = number + 1, _mean(case, cohort, models) - w
+        number, change = number + 1, case.mean(cohort, models) - w
         lr, tau = as_torch_adam(s, number)
         m, v = s["beta_1"] * m + (1 - s["beta_1"]) * change, s["beta_2"] * v + (1 - s["beta_2"]) * change**2
         return w + lr * m / (np.sqrt(v) + tau)
@@ -255,7 +243,7 @@ def fedavgm(case: Case) -> Result:
 
     def step(w: Vector, cohort: Sequence[int], models: Sequence[Vector]) -> Vector:
         nonlocal velocity
-        velocity = case.settings["momentum"] * velocity + w - _mean(case, cohort, models)
+        velocity = case.settings["momentum"] * velocity + w - case.mean(cohort, models)
         return w - case.settings["server_lr"] * velocity
 
     return server_rounds(case, step)
@@ -291,7 +279,7 @@ def trimmed_mean(case: Case) -> Result:
 
 
 RUNS: dict[str, Run] = {
-    "FedAvg": averaging,
+    "FedAvg": server_rounds,  # McMahan et al. 2017, Algorithm 1
     "FedAvgM": fedavgm,
     "FedProx": fedprox,
     "SCAFFOLD": scaffold,
