@@ -101,19 +101,18 @@ class _Rounds(L.Callback):
         self._open.close()
 
 
-def counts_of_round(engine: str, clients: int, steps: int, module: L.LightningModule | None = None) -> Counter[str]:
+def counts_of_round(engine: str, clients: int, steps: int) -> Counter[str]:
     """Return what a round of S asks for.
 
     Args:
         engine: the engine, or 'hand' for the loop by hand.
         clients: the number of clients in a round.
         steps: the number of each client's steps.
-        module: the module to train, by default the one of the benchmarks.
     """
     found, one_round = Counter[str](), Counter[str]()
     if engine != "hand":
         work, settings = _workload(clients, steps, 1 + len(COUNTERS)), {"stack_size": clients} if engine == "stacked" else {}
-        work.ours(module, _Rounds(found), engine=engine, **settings)
+        work.ours(_Rounds(found), engine=engine, **settings)
         return found
     for rounds, counts_of_run in ((2, found), (1, one_round)):
         work = _workload(clients, steps, rounds)
@@ -131,10 +130,10 @@ def _workload(clients: int, steps: int, rounds: int) -> Workload:
     return work
 
 
-def work_of(engine: str, module: L.LightningModule | None = None) -> dict[str, dict[str, int]]:
+def work_of(engine: str) -> dict[str, dict[str, int]]:
     """Return the counts of a step, of a client besides its steps, and of a round besides its clients, by kind."""
     n, s = _CLIENTS, _STEPS
-    usual, longer, more = (counts_of_round(engine, *sizes, module) for sizes in ((n, s), (n, s + 1), (n + 1, s)))
+    usual, longer, more = (counts_of_round(engine, *sizes) for sizes in ((n, s), (n, s + 1), (n + 1, s)))
     together = engine == "stacked"
     found: dict[str, dict[str, int]] = {part: {} for part in PARTS}
     for kind in KINDS:

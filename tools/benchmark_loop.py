@@ -66,9 +66,9 @@ class Images(L.LightningDataModule):
 class Plain(L.LightningModule):
     """What a researcher writes: no metrics in training, the accuracy in validation."""
 
-    def __init__(self, net: nn.Module, lr: float = LR) -> None:
+    def __init__(self, net: nn.Module) -> None:
         super().__init__()
-        self.net, self.lr = net, lr
+        self.net = net
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return F.cross_entropy(self.net(batch[0]), batch[1])
@@ -77,7 +77,7 @@ class Plain(L.LightningModule):
         self.log("val_accuracy", (self.net(batch[0]).argmax(1) == batch[1]).float().mean(), batch_size=len(batch[1]))
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=self.lr)
+        return torch.optim.SGD(self.parameters(), lr=LR)
 
 
 class Clock(L.Callback):
@@ -118,13 +118,7 @@ class Workload:
         cohort: of S.
         rounds: other than usual; 0 for these.
         share: of each client's examples, to try it out.
-
-    Attributes:
-        last: the network that the last run ended with.
     """
-
-    lr = LR
-    last: nn.Module
 
     def __init__(
         self, name: str, device: str = "cpu", clients: int = 100, cohort: int = 10, rounds: int = 0, share: float = 1.0
@@ -165,7 +159,7 @@ class Workload:
             for k in cohort:
                 client.load_state_dict(server.state_dict())
                 client.train()
-                optimizer = torch.optim.SGD(client.parameters(), lr=self.lr)
+                optimizer = torch.optim.SGD(client.parameters(), lr=LR)
                 order = parts[k][torch.randperm(self.sizes[k])].to(self.device)
                 for batch in order.split(self.data.batch_size):
                     optimizer.zero_grad()
@@ -181,21 +175,18 @@ class Workload:
                 torch._foreach_copy_(list(server.parameters()), total)
             if len(val[1]):
                 self._accuracy(server, val)
-        self.last = server
         return (now(self.device) - begun) / self.rounds
 
     def ours(
         self,
-        module: L.LightningModule | None = None,
         *callbacks: L.Callback,
         devices: int | str = 1,
         skipped: int = 0,
         eval_batch: Any = None,
         strategy: Any = None,
-        ranks: dict[str, Any] | None = None,
         **local: Any,
     ) -> float:
-        """Seconds per round of the same as a federation; ``ranks`` are the Trainer's flags in place of ``devices``.
+        """Seconds per round of the same as a federation.
 
         On the command line, ``devices auto`` chooses the number of ranks; here it chooses in the same way.
         """
@@ -208,13 +199,11 @@ class Workload:
             server_evaluation=fl.ServerEvaluation(batch_size=eval_batch),
             clients_per_round=self.cohort,
         )
-        chosen = Plain(copy.deepcopy(self.net), self.lr) if module is None else module
         data = fl.FederatedDataModule(self.data, Consecutive(self.sizes))
         if devices == "auto":
             devices = choose_ranks(callback, data)[0]
-        flags = ranks or {"devices": devices, "strategy": "auto" if devices == 1 else "ddp"}
-        self._trainer(skipped, callback, clock, *callbacks, **flags).fit(chosen, data)
-        self.last = chosen.net if isinstance(chosen, Plain) else chosen
+        run = self._trainer(skipped, callback, clock, *callbacks, devices=devices, strategy="auto" if devices == 1 else "ddp")
+        run.fit(Plain(copy.deepcopy(self.net)), data)
         return clock.seconds / self.rounds
 
     def centrally(self, precision: Any = "32-true") -> float:

@@ -613,7 +613,7 @@ def test_speed_what_a_step_asks_of_the_device(engine: str, compile: bool, found:
         profiler, counted = torch.profiler.profile(), Counter[str]()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            work.ours(None, Second(profiler), max_epochs=epochs, engine=engine, compile=compile, stack_size=100, **_FULL)
+            work.ours(Second(profiler), max_epochs=epochs, engine=engine, compile=compile, stack_size=100, **_FULL)
         events = profiler.key_averages()
         for event, (kind, names) in itertools.product(events, KINDS.items()):
             counted[kind] += event.count if event.key.startswith(names) else 0

@@ -137,16 +137,28 @@ def norm_entries(case: Case) -> NDArray[np.bool_]:
     return entries(case, "encoder.1.")
 
 
-def local_sgd(case: Case, client: int, start: Vector) -> Vector:
-    """FedAvg's client: plain SGD from the given weights."""
-    net = network(case)
-    load(net, start)
+def sgd(
+    case: Case,
+    client: int,
+    net: nn.Module,
+    term: Callable[[nn.Module], Any] = lambda net: 0.0,
+    then: Callable[[nn.Module], object] = lambda net: None,
+) -> None:
+    """Plain SGD through a client's batches, with a term in the loss, and something to do after each step."""
     optimizer = torch.optim.SGD(net.parameters(), lr=case.lr)
     net.train()
     for x, y in case.batches(client):
         optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
+        (F.cross_entropy(net(x), y) + term(net)).backward()
         optimizer.step()
+        then(net)
+
+
+def local_sgd(case: Case, client: int, start: Vector) -> Vector:
+    """FedAvg's client: plain SGD from the given weights."""
+    net = network(case)
+    load(net, start)
+    sgd(case, client, net)
     return vector(net)
 
 

@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from common import SERVER_OPTIMIZERS, Case, Result, Run, Vector, load, local_sgd, main, network, server_rounds, vector
+from common import SERVER_OPTIMIZERS, Case, Result, Run, Vector, load, local_sgd, main, network, server_rounds, sgd, vector
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.apis.fl_context import FLContext
@@ -22,7 +22,6 @@ from nvflare.app_opt.pt.fedproxloss import PTFedProxLoss
 from nvflare.app_opt.pt.scaffold import PTScaffoldHelper
 from nvflare.edge.assessors.buff_model_manager import BuffModelManager
 from nvflare.edge.mud import ModelUpdate
-from torch.nn import functional as F
 
 
 def reply(model: Vector, weight: float | None, **meta: Any) -> FLModel:
@@ -50,11 +49,7 @@ def proximal(case: Case, client: int, start: Vector) -> Vector:
     net, anchor, term = network(case), network(case), PTFedProxLoss(case.settings["proximal_mu"])
     load(net, start)
     load(anchor, start)
-    optimizer = torch.optim.SGD(net.parameters(), lr=case.lr)
-    for x, y in case.batches(client):
-        optimizer.zero_grad()
-        (F.cross_entropy(net(x), y) + term(net, anchor)).backward()
-        optimizer.step()
+    sgd(case, client, net, lambda net: term(net, anchor))
     return vector(net)
 
 
@@ -90,12 +85,7 @@ def _turn(case: Case, client: int, model: Any, helper: PTScaffoldHelper, control
     start = copy.deepcopy(model)
     helper.load_global_controls(control)
     shared, own = helper.get_params()
-    optimizer = torch.optim.SGD(model.parameters(), lr=case.lr)
-    for x, y in case.batches(client):
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        helper.model_update(model, case.lr, shared, own)
+    sgd(case, client, model, then=lambda model: helper.model_update(model, case.lr, shared, own))
     helper.terms_update(model, case.lr, shared, own, start)
     return helper.get_delta_controls()
 
