@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from scipy import stats
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # this version, not an installed one
 
@@ -57,30 +57,18 @@ class Directions(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1.0)
 
 
-class Canaries(L.LightningDataModule):
-    """Hold rows, in one batch."""
-
-    def __init__(self, rows: Tensor) -> None:
-        super().__init__()
-        self.rows = rows
-
-    def train_dataloader(self) -> DataLoader[Any]:
-        """Return all rows at once."""
-        return DataLoader(TensorDataset(self.rows), batch_size=len(self.rows))
-
-
 def attack(protects: str, noise: float, rounds: int, canaries: int, seed: int) -> tuple[float, float, int, int]:
     """Run one federation; return epsilon as the run logs it, the attacker's bound, its correct guesses, and its guesses."""
     draw = torch.Generator().manual_seed(seed)
     tosses = torch.rand(canaries, generator=draw) < 0.5
     directions = 10 * torch.eye(canaries)
     if protects == "examples":
-        clients: dict[str, Any] = {"everyone": Canaries(directions[tosses])}
+        clients = {"everyone": TensorDataset(directions[tosses])}
         private = LocalTraining(max_epochs=1, full_batch=True, privacy=ExamplePrivacy(1.0, noise, DELTA), threads=1)
         federation = FederatedOrchestrator(local=private, seed=seed)
     else:
         signs = torch.where(tosses, 1.0, -1.0)
-        clients = {str(k): Canaries(directions[k : k + 1] * signs[k]) for k in range(canaries)}
+        clients = {str(k): TensorDataset(directions[k : k + 1] * signs[k]) for k in range(canaries)}
         hides = [ClientPrivacy(max_norm=1.0, noise_multiplier=noise, delta=DELTA)]
         federation = FederatedOrchestrator(
             FedAvg(weighting="uniform"), transforms=hides, local=LocalTraining(max_epochs=1, threads=1), seed=seed
@@ -88,7 +76,7 @@ def attack(protects: str, noise: float, rounds: int, canaries: int, seed: int) -
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(max_epochs=rounds, callbacks=[federation], enable_checkpointing=False, accelerator="cpu", **quiet)
     module = Directions(canaries)
-    trainer.fit(module, datamodule=FederatedDataModule.from_clients(clients))
+    trainer.fit(module, datamodule=FederatedDataModule.from_clients(clients, batch_size=canaries, shuffle=False))
     moved = -module.layer.weight.detach().flatten()  # a canary that took part has pushed its weight down
     scores = moved - moved.median() if protects == "examples" else moved
     surest = scores.abs().topk(max(1, canaries // 3)).indices

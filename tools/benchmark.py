@@ -1,20 +1,16 @@
-"""What a round costs beside a loop written by hand and beside other packages: ratios from one run, interleaved.
+"""What a round costs beside a loop written by hand: ratios from one run, interleaved.
 
-    python tools/benchmark.py S W W-eval              # against the loop by hand, on one core and on all, 30 minutes
-    python tools/benchmark.py S W --peers PYTHON      # also Flower, pfl, fluke and FedLab, of another environment
-    python tools/benchmark.py L                       # a large model: seconds and memory
+    python tools/benchmark.py S W W-eval              # on one core and on all, 30 minutes
+    python tools/benchmark.py L --repeats 2           # a large model: seconds and memory
     python tools/benchmark.py clients                 # 1,000 to 10,000,000 clients, 100 a round
     python tools/benchmark.py states --repeats 1      # SCAFFOLD among a million clients, 10 GB of disk for a while
-    python tools/benchmark.py memory                  # peak memory over 200 rounds
     python tools/benchmark.py flower --sites 3        # over the network, in an environment with the extra 'flower'
-    python tools/benchmark.py flower --link 10mbit --cut 60@30 --megabytes 20   # over a slow line that breaks
-    python tools/benchmark.py stragglers              # FedProx's curves, beside its algorithm in NumPy
     python tools/benchmark.py counts                  # operators, launches, reads and calls of a step, a client and a round
 
-Every repeat runs the loop by hand, each row, and the loop by hand again, which is the control: a ratio that is not further
-from 1 than the control's spread says nothing. Medians over repeats. Two tables come from the same run: one process with one
-thread, and the whole machine, with ranks as --trainer.devices auto chooses them. glibc keeps freed memory in all processes.
-The peers' environment: see tools/peers.txt.
+Every repeat has each row once, and the first row again at its end, which is the control: a ratio that is not further from 1
+than the control's spread says nothing. Figures are medians over repeats. S and W give two tables of the same run: one process
+with one thread, and the whole machine, with ranks as --trainer.devices auto chooses them. glibc keeps freed memory in all
+processes. Rows of L, clients and states have a process each, because memory counts.
 """
 
 from __future__ import annotations
@@ -25,174 +21,148 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this version, not an installed one
+
+import benchmark_counts
+import benchmark_flower
+import benchmark_loop
+import benchmark_scale
+from benchmark_loop import Workload
+
 from fl_lightning import keep_freed_memory
 from fl_lightning.utilities.machine import cores
 
-ALONE = {"OMP_NUM_THREADS": "1"}
-KEPT = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
-"""What keep_freed_memory sets, for processes that cannot call it."""
-PEERS = ("pfl", "fluke", "fedlab")
-"""Peers in one process; Flower has workers."""
-Row = Callable[[], float]
+Figures = dict[str, float]
+Row = Callable[[], Figures]
 
 
-def process(python: str, *arguments: str, **environment: str) -> dict[str, Any]:
-    """The last line of JSON that a process prints."""
-    command = [python, *arguments]
-    environment = os.environ | ALONE | environment
+def process(call: str) -> Figures:
+    """Return what a call gives in a process of its own, which Lightning may start again for other ranks."""
+    command, environment = [sys.executable, __file__, "one", call], os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800, env=environment, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    answer: dict[str, Any] = json.loads(lines[-1])
-    return answer
-
-
-def elsewhere(name: str, **settings: Any) -> Row:
-    """Ours on several ranks, in processes of its own; ``devices`` may be auto."""
-    return lambda: float(
-        process(sys.executable, __file__, "one", name, "--settings", json.dumps(settings))["seconds_per_round"]
-    )
-
-
-def peer(python: str, which: str, name: str, *arguments: str) -> Row:
-    """A peer, in its own environment."""
-    script = str(Path(__file__).with_name("peers.py"))
-    return lambda: float(process(python, script, which, name, *arguments, **KEPT)["seconds_per_round"])
-
-
-def on_one_core(name: str, work: Any, peers: str | None) -> dict[str, Row]:
-    """The rows of one process with one thread."""
-    found: dict[str, Row] = {"trainer": lambda: work.ours()}
-    if name == "S":
-        found |= {
-            "fabric": lambda: work.ours(engine="fabric"),
-            "stacked": lambda: work.ours(engine="stacked"),
-            "stacked, compiled": lambda: work.ours(engine="stacked", compile=True, skipped=1),
-        }
-    if peers and name != "W-eval":
-        found |= {"flower, one worker (peer)": peer(peers, "flower", name, "--workers", "1")}
-        found |= {f"{which} (peer)": peer(peers, which, name) for which in PEERS}
+        raise SystemExit(f"{call} failed:\n{done.stderr[-2000:]}")
+    found: Figures = json.loads(lines[-1])
     return found
 
 
-def on_all_cores(name: str, work: Any, peers: str | None) -> dict[str, Row]:
-    """The rows of the whole machine."""
+def one(call: str) -> None:
+    """Print what a call gives, as JSON."""
+    found = eval(call, {**vars(benchmark_loop), **vars(benchmark_scale)})
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(json.dumps(found if isinstance(found, dict) else {"seconds per round": found}), flush=True)
+
+
+def measured(rows: Mapping[str, Row], repeats: int) -> dict[str, list[Figures]]:
+    """Return what rows give in each repeat, in turn."""
+    found: dict[str, list[Figures]] = {what: [] for what in rows}
+    for _ in range(repeats):
+        for what, row in rows.items():
+            found[what].append(row())
+            print(f"{what}: {found[what][-1]}", file=sys.stderr, flush=True)
+    return found
+
+
+def table(title: str, found: Mapping[str, list[Figures]]) -> None:
+    """Print the medians of all figures, and how the first of them compares with that of the first row."""
+    first, names = next(iter(found.values())), list(next(iter(found.values()))[0])
+    print(f"\n| {title}, {len(first)} repeats | {' | '.join(names)} | ratio | spread |\n|{'---|' * (len(names) + 3)}")
+    for what, runs in found.items():
+        ratios = sorted(run[names[0]] / base[names[0]] for run, base in zip(runs, first, strict=True))
+        medians = [statistics.median(run[name] for run in runs) for name in names]
+        cells = [f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" for value in medians]
+        cells += [f"{statistics.median(ratios):.2f}", f"{ratios[0]:.2f} to {ratios[-1]:.2f}"]
+        print(f"| {what} | {' | '.join(cells)} |", flush=True)
+
+
+def in_processes(title: str, calls: Mapping[str, str], args: argparse.Namespace) -> None:
+    """Print the table of calls that have a process each; the first comes again at the end."""
+    again = {f"{next(iter(calls))}, again": next(iter(calls.values()))}
+    rows = {what: lambda call=call: process(call) for what, call in {**calls, **again}.items()}
+    table(title, measured(rows, args.repeats))
+
+
+def on_one_core(work: Workload) -> dict[str, Row]:
+    """Return the rows of one process with one thread."""
+    settings: dict[str, dict[str, Any]] = {"trainer": {}}
+    if work.name == "S":
+        settings |= {"fabric": {"engine": "fabric"}, "stacked": {"engine": "stacked"}}
+        settings |= {"stacked, compiled": {"engine": "stacked", "compile": True, "skipped": 1}}
+    return {what: lambda own=own: {"seconds per round": work.ours(**own)} for what, own in settings.items()}
+
+
+def on_all_cores(work: Workload) -> dict[str, Row]:
+    """Return the rows of the whole machine."""
     count = cores()
-    found: dict[str, Row] = {f"hand, {count} threads": lambda: with_threads(count, work.by_hand)}
-    if name == "S":
-        ranks = min(count, work.cohort)
-        found |= {
-            "fabric, --devices auto": elsewhere(name, engine="fabric", devices="auto", skipped=1),
-            f"stacked, compiled, {ranks} ranks": elsewhere(name, engine="stacked", compile=True, devices=ranks, skipped=1),
+    if work.name == "S":
+        ranks = min(count, int(work.cohort))
+        calls = {
+            "fabric, --devices auto": "engine='fabric', devices='auto', skipped=1",
+            f"stacked, compiled, {ranks} ranks": f"engine='stacked', compile=True, devices={ranks}, skipped=1",
         }
     else:
-        found |= {"channels_last, --devices auto": elsewhere(name, channels_last=True, devices="auto")}
-    if name == "W-eval":
-        settings: dict[str, Any] = {"channels_last": True, "devices": "auto", "eval_batch": 500}
-        found |= {"channels_last, --devices auto, batches of 500": elsewhere(name, **settings)}
-    if peers and name != "W-eval":
-        found |= {f"flower, {count} workers (peer)": peer(peers, "flower", name, "--workers", str(count))}
-    return found
+        calls = {"channels_last, --devices auto": "channels_last=True, devices='auto'"}
+    if work.name == "W-eval":
+        calls |= {"channels_last, --devices auto, batches of 500": "channels_last=True, devices='auto', eval_batch=500"}
+    rows: dict[str, Row] = {f"hand, {count} threads": lambda: with_threads(count, work)}
+    return rows | {what: lambda call=call: process(f"Workload('{work.name}').ours({call})") for what, call in calls.items()}
 
 
-def with_threads(count: int, row: Row) -> float:
-    """A row with so many threads instead of one."""
+def with_threads(count: int, work: Workload) -> Figures:
+    """Run the loop by hand with so many threads instead of one."""
     torch.set_num_threads(count)
     try:
-        return row()
+        return {"seconds per round": work.by_hand()}
     finally:
         torch.set_num_threads(1)
 
 
-def compare(name: str, repeats: int, peers: str | None) -> None:
+def compare(name: str, repeats: int) -> None:
     """Print the two tables of a workload; the loop by hand comes first and last in each repeat."""
-    from benchmark_loop import Workload
-
     work = Workload(name)
-    ends: tuple[dict[str, Row], dict[str, Row]] = {"hand": work.by_hand}, {"hand again": work.by_hand}
-    tables = {"one core": on_one_core(name, work, peers), f"{cores()} cores": on_all_cores(name, work, peers)}
-    rows = ends[0] | {what: row for table in tables.values() for what, row in table.items()} | ends[1]
-    for what, row in rows.items():
-        if what != "hand again" and not what.endswith("(peer)"):
-            row()  # warm up, and compile
-    seconds: dict[str, list[float]] = {what: [] for what in rows}
-    for repeat in range(repeats):
-        for what, row in rows.items():
-            seconds[what].append(row())
-        print(f"{name}: repeat {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
-    for title, table in tables.items():
-        print(f"\n| {name} on {title}, {repeats} repeats | seconds per round | ratio to hand | spread |\n|---|---|---|---|")
-        for what in ends[0] | table | ends[1]:
-            ratios = sorted(value / hand for value, hand in zip(seconds[what], seconds["hand"], strict=True))
-            spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
-            print(
-                f"| {what} | {statistics.median(seconds[what]):.3f} | {statistics.median(ratios):.2f} | {spread} |", flush=True
-            )
+    hand: dict[str, Row] = {"hand": lambda: {"seconds per round": work.by_hand()}}
+    again = {"hand again": hand["hand"]}
+    tables = {"one core": on_one_core(work), f"{cores()} cores": on_all_cores(work)}
+    rows = hand | {what: row for rows in tables.values() for what, row in rows.items()} | again
+    measured(rows, 1)  # warm up, and compile
+    found = measured(rows, repeats)
+    for title, own in tables.items():
+        table(f"{name} on {title}", {what: found[what] for what in hand | own | again})
 
 
-def one(name: str, settings: dict[str, Any]) -> None:
-    """A single run of ours, which Lightning may start again for other ranks."""
-    from benchmark_loop import Workload
-
-    seconds = Workload(name).ours(**settings)
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(json.dumps({"seconds_per_round": seconds}), flush=True)
+MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {
+    **{name: lambda args, name=name: compare(name, args.repeats) for name in ("S", "W", "W-eval")},
+    "L": lambda args: in_processes("L", benchmark_scale.LARGE, args),
+    "clients": lambda args: in_processes("clients, 100 a round", benchmark_scale.MANY, args),
+    "states": lambda args: in_processes("clients with state", benchmark_scale.STATES, args),
+    "flower": benchmark_flower.flower,
+    "counts": lambda args: benchmark_counts.counts(),
+}
 
 
 def main() -> None:
+    """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "what",
-        nargs="+",
-        help="workloads, or one of L, clients, states, memory, flower, counts, stragglers",
-    )
+    parser.add_argument("what", nargs="+", metavar=f"{{{','.join(MEASUREMENTS)}}}")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--peers", metavar="PYTHON", help="the interpreter of an environment with the peers")
     parser.add_argument("--sites", type=int, nargs="+", default=[3], help="of 'flower'")
-    parser.add_argument(
-        "--megabytes", type=float, nargs="*", default=[100.0], help="the models of 'flower', beside a small one"
-    )
-    parser.add_argument(
-        "--link", help="of 'flower': the speed of each site's line each way, such as 10mbit, instead of the table"
-    )
-    parser.add_argument(
-        "--cut",
-        nargs="*",
-        default=[],
-        metavar="SECONDS@START",
-        help="with --link: cuts of every line; START is in seconds since the model began to travel, or down, train or up",
-    )
-    parser.add_argument("--epochs", type=int, default=1, help="with --link: local epochs")
-    parser.add_argument("--alone", action="store_true", help="without the bare app beside 'flower'")
-    parser.add_argument("--rounds", type=int, help="of 'stragglers', instead of the published number; with --link")
-    parser.add_argument("--settings", type=json.loads, default={}, help="of 'one': a workload's settings in JSON")
+    parser.add_argument("--megabytes", type=float, nargs="*", default=[100.0], help="models of 'flower', beside a small one")
     args = parser.parse_args()
     keep_freed_memory()
     torch.set_num_threads(1)
     if args.what[0] == "one":
-        one(args.what[1], args.settings)
+        one(args.what[1])
         return
-    import benchmark_counts
-    import benchmark_flower
-    import benchmark_scale
-    import benchmark_state
-    import benchmark_stragglers
-
-    tools = (benchmark_scale, benchmark_state, benchmark_flower, benchmark_counts, benchmark_stragglers)
-    measurements = {name: measure for tool in tools for name, measure in tool.MEASUREMENTS.items()}
     print(f"torch {torch.__version__}, one thread per process, {cores()} cores", flush=True)
     for what in args.what:
-        if what in ("S", "W", "W-eval"):
-            compare(what, args.repeats, args.peers)
-        else:
-            measurements[what](args)
+        MEASUREMENTS[what](args)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,11 @@ repeat exactly, so that three runs of the workload S, of which two differ in s o
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -47,32 +46,23 @@ def computes(operator: Any) -> bool:
     return operator.overloadpacket.__name__ not in _NO_KERNEL and (schema.is_mutable or new)
 
 
-class _Operators(TorchDispatchMode):
-    def __init__(self, found: Counter[str]) -> None:
-        super().__init__()
-        self._found = found
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._found["operators"] += 1
-        self._found["launches"] += computes(func)
-        self._found["reads"] += func.overloadpacket.__name__ in _READS
-        return func(*args, **(kwargs or {}))
-
-
-class _Reads(TorchFunctionMode):
-    def __init__(self, found: Counter[str]) -> None:
-        super().__init__()
-        self._found = found
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._found["reads"] += func in _METHODS
-        return func(*args, **(kwargs or {}))
-
-
 @contextlib.contextmanager
 def operators(found: Counter[str]) -> Iterator[None]:
     """Count operators, launches and reads."""
-    with _Reads(found), _Operators(found):
+
+    class Operators(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found["operators"] += 1
+            found["launches"] += computes(func)
+            found["reads"] += func.overloadpacket.__name__ in _READS
+            return func(*args, **(kwargs or {}))
+
+    class Reads(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found["reads"] += func in _METHODS
+            return func(*args, **(kwargs or {}))
+
+    with Reads(), Operators():
         yield
 
 
@@ -111,19 +101,18 @@ class _Rounds(L.Callback):
         self._open.close()
 
 
-def counts_of_round(engine: str, clients: int, steps: int, module: L.LightningModule | None = None) -> Counter[str]:
+def counts_of_round(engine: str, clients: int, steps: int) -> Counter[str]:
     """Return what a round of S asks for.
 
     Args:
         engine: the engine, or 'hand' for the loop by hand.
         clients: the number of clients in a round.
         steps: the number of each client's steps.
-        module: the module to train, by default the one of the benchmarks.
     """
     found, one_round = Counter[str](), Counter[str]()
     if engine != "hand":
         work, settings = _workload(clients, steps, 1 + len(COUNTERS)), {"stack_size": clients} if engine == "stacked" else {}
-        work.ours(module, _Rounds(found), engine=engine, **settings)
+        work.ours(_Rounds(found), engine=engine, **settings)
         return found
     for rounds, counts_of_run in ((2, found), (1, one_round)):
         work = _workload(clients, steps, rounds)
@@ -141,10 +130,10 @@ def _workload(clients: int, steps: int, rounds: int) -> Workload:
     return work
 
 
-def work_of(engine: str, module: L.LightningModule | None = None) -> dict[str, dict[str, int]]:
+def work_of(engine: str) -> dict[str, dict[str, int]]:
     """Return the counts of a step, of a client besides its steps, and of a round besides its clients, by kind."""
     n, s = _CLIENTS, _STEPS
-    usual, longer, more = (counts_of_round(engine, *sizes, module) for sizes in ((n, s), (n, s + 1), (n + 1, s)))
+    usual, longer, more = (counts_of_round(engine, *sizes) for sizes in ((n, s), (n, s + 1), (n + 1, s)))
     together = engine == "stacked"
     found: dict[str, dict[str, int]] = {part: {} for part in PARTS}
     for kind in KINDS:
@@ -157,7 +146,7 @@ def work_of(engine: str, module: L.LightningModule | None = None) -> dict[str, d
     return found
 
 
-def counts(args: argparse.Namespace) -> None:
+def counts() -> None:
     """Print the table."""
     print(f"\n| {' | '.join(('', *(f'{kind}: {part}' for kind in KINDS for part in PARTS)))} |")
     print("|---" * (1 + len(KINDS) * len(PARTS)) + "|")
@@ -165,6 +154,3 @@ def counts(args: argparse.Namespace) -> None:
         found = work_of(engine)
         cells = (str(found[part][kind]) for kind in KINDS for part in PARTS)
         print(f"| {' | '.join((engine, *cells))} |", flush=True)
-
-
-MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {"counts": counts}

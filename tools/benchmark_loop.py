@@ -15,9 +15,9 @@ import copy
 import gc
 import logging
 import os
+import sys
 import time
 import warnings
-from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
@@ -30,18 +30,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import (
-    AdaFed,
-    FedAvg,
-    FederatedDataModule,
-    FederatedOrchestrator,
-    KerasCNN,
-    LeNet,
-    LocalTraining,
-    Partitioner,
-    ServerEvaluation,
-    Strategy,
-)
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+
+from federations import Consecutive, trainer
+
+import fl_lightning as fl
 from fl_lightning.cli.ranks import choose_ranks
 from fl_lightning.data import TensorLoader
 from fl_lightning.functional import draw_cohort
@@ -49,18 +42,6 @@ from fl_lightning.functional import draw_cohort
 LR = 0.01
 ROUNDS = {"W": 2, "W-eval": 1, "S": 30, "L": 3}
 WIDTHS = (784, 4096, 4096, 4096, 3104, 10)
-
-
-class Sizes(Partitioner):
-    """Consecutive examples, so many for each client."""
-
-    needs_labels = False
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self.sizes = list(sizes)
-
-    def partition(self, num_examples: int, labels: Tensor | None) -> list[Tensor]:
-        return list(torch.arange(sum(self.sizes)).split(self.sizes))
 
 
 class Images(L.LightningDataModule):
@@ -85,9 +66,9 @@ class Images(L.LightningDataModule):
 class Plain(L.LightningModule):
     """What a researcher writes: no metrics in training, the accuracy in validation."""
 
-    def __init__(self, net: nn.Module, lr: float = LR) -> None:
+    def __init__(self, net: nn.Module) -> None:
         super().__init__()
-        self.net, self.lr = net, lr
+        self.net = net
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return F.cross_entropy(self.net(batch[0]), batch[1])
@@ -96,7 +77,7 @@ class Plain(L.LightningModule):
         self.log("val_accuracy", (self.net(batch[0]).argmax(1) == batch[1]).float().mean(), batch_size=len(batch[1]))
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=self.lr)
+        return torch.optim.SGD(self.parameters(), lr=LR)
 
 
 class Clock(L.Callback):
@@ -135,24 +116,12 @@ class Workload:
         device: ``cpu`` or ``cuda``.
         clients: of S.
         cohort: of S.
-        rounds: other than usual.
+        rounds: other than usual; 0 for these.
         share: of each client's examples, to try it out.
-
-    Attributes:
-        last: the network that the last run ended with.
     """
 
-    lr = LR
-    last: nn.Module
-
     def __init__(
-        self,
-        name: str,
-        device: str = "cpu",
-        clients: int = 100,
-        cohort: int = 10,
-        rounds: int | None = None,
-        share: float = 1.0,
+        self, name: str, device: str = "cpu", clients: int = 100, cohort: int = 10, rounds: int = 0, share: float = 1.0
     ) -> None:
         table = yaml.safe_load((Path(__file__).parent.parent / "configs" / "adafed_mnist.yaml").read_text())
         counts = table["data"]["partitioner"]["init_args"]["counts"]
@@ -162,7 +131,7 @@ class Workload:
         self.cohort: int | float = cohort if name == "S" else 1.0
         self.rounds = rounds or ROUNDS[name]
         torch.manual_seed(0)
-        self.net = {"S": LeNet, "L": perceptron}.get(name, KerasCNN)()
+        self.net = {"S": fl.LeNet, "L": perceptron}.get(name, fl.KerasCNN)()
         self.data = Images(sum(self.sizes), {"S": 10, "L": 8}.get(name, 100), {"S": 0, "L": 8}.get(name, int(10_000 * share)))
 
     def _accuracy(self, net: nn.Module, data: tuple[Tensor, Tensor]) -> float:
@@ -190,7 +159,7 @@ class Workload:
             for k in cohort:
                 client.load_state_dict(server.state_dict())
                 client.train()
-                optimizer = torch.optim.SGD(client.parameters(), lr=self.lr)
+                optimizer = torch.optim.SGD(client.parameters(), lr=LR)
                 order = parts[k][torch.randperm(self.sizes[k])].to(self.device)
                 for batch in order.split(self.data.batch_size):
                     optimizer.zero_grad()
@@ -206,41 +175,35 @@ class Workload:
                 torch._foreach_copy_(list(server.parameters()), total)
             if len(val[1]):
                 self._accuracy(server, val)
-        self.last = server
         return (now(self.device) - begun) / self.rounds
 
     def ours(
         self,
-        module: L.LightningModule | None = None,
         *callbacks: L.Callback,
         devices: int | str = 1,
         skipped: int = 0,
         eval_batch: Any = None,
-        strategy: Strategy | None = None,
-        ranks: dict[str, Any] | None = None,
+        strategy: Any = None,
         **local: Any,
     ) -> float:
-        """Seconds per round of the same as a federation; ``ranks`` are the Trainer's flags in place of ``devices``.
+        """Seconds per round of the same as a federation.
 
         On the command line, ``devices auto`` chooses the number of ranks; here it chooses in the same way.
         """
         quiet()
         gc.collect()
         clock = Clock(skipped)
-        callback = FederatedOrchestrator(
-            strategy=strategy or (AdaFed() if self.name == "W-eval" else FedAvg()),
-            local=LocalTraining(**local),
-            server_evaluation=ServerEvaluation(batch_size=eval_batch),
+        callback = fl.FederatedOrchestrator(
+            strategy=strategy or (fl.AdaFed() if self.name == "W-eval" else fl.FedAvg()),
+            local=fl.LocalTraining(**local),
+            server_evaluation=fl.ServerEvaluation(batch_size=eval_batch),
             clients_per_round=self.cohort,
         )
-        chosen = Plain(copy.deepcopy(self.net), self.lr) if module is None else module
-        data = FederatedDataModule(self.data, Sizes(self.sizes))
+        data = fl.FederatedDataModule(self.data, Consecutive(self.sizes))
         if devices == "auto":
             devices = choose_ranks(callback, data)[0]
-        flags = ranks or {"devices": devices, "strategy": "auto" if devices == 1 else "ddp"}
-        trainer = self._trainer(skipped, callback, clock, *callbacks, **flags)
-        trainer.fit(chosen, data)
-        self.last = chosen.net if isinstance(chosen, Plain) else chosen
+        run = self._trainer(skipped, callback, clock, *callbacks, devices=devices, strategy="auto" if devices == 1 else "ddp")
+        run.fit(Plain(copy.deepcopy(self.net)), data)
         return clock.seconds / self.rounds
 
     def centrally(self, precision: Any = "32-true") -> float:
@@ -250,23 +213,13 @@ class Workload:
         clock = Clock(1)
         tensors = [tensor.to(self.device) for tensor in self.data.train]
         train = TensorLoader(tensors, self.data.batch_size, None, torch.Generator().manual_seed(0))
-        trainer = self._trainer(1, clock, devices=1, precision=precision)
         val = TensorLoader([tensor.to(self.device) for tensor in self.data.val], 100)
-        trainer.fit(Plain(copy.deepcopy(self.net)), train, val)
+        self._trainer(1, clock, devices=1, precision=precision).fit(Plain(copy.deepcopy(self.net)), train, val)
         return clock.seconds / self.rounds
 
     def _trainer(self, skipped: int, *callbacks: L.Callback, **flags: Any) -> L.Trainer:
-        return L.Trainer(
-            max_epochs=self.rounds + skipped,
-            accelerator="gpu" if self.device.type == "cuda" else "cpu",
-            callbacks=list(callbacks),
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            **flags,
-        )
+        kind = "gpu" if self.device.type == "cuda" else "cpu"
+        return trainer(self.rounds + skipped, *callbacks, accelerator=kind, **flags)
 
 
 def quiet() -> None:

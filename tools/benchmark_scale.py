@@ -1,87 +1,54 @@
-"""How cost grows: with the number of clients, with rounds, and with models that do not fit into memory."""
+"""How cost grows: with a large model, with the number of clients, and with those that have state."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+from unittest.mock import patch
 
 import lightning as L
 import torch
-from benchmark_loop import Clock, Plain, Sizes, quiet
+from benchmark_loop import Plain, Workload, quiet, trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import (
-    FederatedDataModule,
-    FederatedOrchestrator,
-    IIDPartitioner,
-    LazyClients,
-    LocalTraining,
-)
-
-PATH = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
-"""Lets processes of a measurement import these tools and the package of this tree, whichever one is installed."""
+import fl_lightning as fl
+from fl_lightning.clients import client_files
+from fl_lightning.clients.memory import RULES
+from fl_lightning.utilities.collectives import Collectives
 
 
-def memory_of(kind: str) -> int:
-    """This process's memory in KiB: ``VmHWM`` the peak, ``RssAnon`` what is not backed by a file."""
+def memory_of(kind: str) -> float:
+    """This process's memory in MiB: ``VmHWM`` the peak, ``VmRSS`` now."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(kind))
+    return next(int(line.split()[1]) for line in lines if line.startswith(kind)) / 1024
 
 
-class Features(L.LightningDataModule):
-    """So many examples of 64 numbers."""
-
-    def __init__(self, examples: int) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.tensors = torch.rand(examples, 64, generator=generator), torch.randint(0, 10, (examples,), generator=generator)
-
-    def train_dataloader(self) -> Any:
-        return DataLoader(TensorDataset(*self.tensors), batch_size=10, shuffle=True)
+def large(way: str, *args: Any, **settings: Any) -> dict[str, float]:
+    """Run L in a way of ``Workload``, and return seconds, and the peak of memory beyond the start in models."""
+    work = Workload("L")
+    size, start = sum(p.nbytes for p in work.net.parameters()) / 2**20, memory_of("VmRSS")
+    seconds = getattr(work, way)(*args, **settings)
+    return {"seconds per round": seconds, "memory in models": (memory_of("VmHWM") - start) / size}
 
 
-class Watch(L.Callback):
-    """The peak of memory after certain rounds."""
-
-    def __init__(self, rounds: tuple[int, ...]) -> None:
-        self.rounds = rounds
-        self.peaks: dict[int, int] = {}
-
-    def on_train_epoch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        if trainer.current_epoch + 1 in self.rounds:
-            self.peaks[trainer.current_epoch + 1] = memory_of("VmHWM")
+LARGE = {
+    "hand, sum in float32": "large('by_hand')",
+    "hand, sum in float64": "large('by_hand', torch.float64)",
+    "FedAvg, trainer": "large('ours', skipped=1)",
+    "FedAvg, fabric": "large('ours', engine='fabric', skipped=1)",
+    "AdaFed, fabric": "large('ours', engine='fabric', skipped=1, strategy=fl.AdaFed())",
+    "SCAFFOLD, fabric": "large('ours', engine='fabric', skipped=1, strategy=fl.Scaffold())",
+}
 
 
-def federate(clients: int, rounds: int, engine: str, *callbacks: L.Callback) -> float:
-    """Seconds per round of 10 clients out of so many, with 100 examples each; the first round is not counted."""
-    quiet()
-    clock = Clock(skipped=1)
-    trainer = L.Trainer(
-        max_epochs=rounds + 1,
-        accelerator="cpu",
-        callbacks=[FederatedOrchestrator(local=LocalTraining(engine=engine), clients_per_round=10), clock, *callbacks],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
-    trainer.fit(Plain(net), FederatedDataModule(Features(100 * clients), Sizes([100] * clients)))
-    return clock.seconds / rounds
-
-
-class Opened(LazyClients):
+class Opened(fl.LazyClients):
     """So many clients with two examples each, which are made when they are drawn."""
 
     def __init__(self, number: int) -> None:
@@ -95,120 +62,87 @@ class Opened(LazyClients):
         return TensorDataset(torch.full((2, 8), client / self.number), torch.tensor([client % 10, 3]))
 
 
-def many(number: int, lazily: bool = False, cohort: int = 100, rounds: int = 20) -> None:
-    """Print a run of so many clients a round, out of so many with two examples each: times are the processor's, in seconds."""
+def fill_unsynced(target: Path, fill: Callable[[IO[bytes]], object]) -> None:
+    """A file without a sync, which only the state before the measured rounds may do without."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open(target, "wb") as file:
+        fill(file)
+
+
+class Before(L.Callback):
+    """Store the control variates of clients that took part before, after the first round, which is not measured."""
+
+    def __init__(self, federation: fl.FederatedOrchestrator, clients: int, stored: int) -> None:
+        self.federation, self.clients, self.stored = federation, clients, stored
+
+    def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        if trainer.current_epoch != 1:
+            return
+        memory, numbers = self.federation._run.memory, sum(p.numel() for p in module.parameters())
+        with patch.object(client_files, "fill_whole", fill_unsynced):
+            for first in range(0, self.stored, 1000):
+                for client in range(first, min(first + 1000, self.stored)):
+                    control = torch.full((numbers,), client / self.clients)
+                    memory.put(client * (self.clients // self.stored), RULES, {"control": control})
+                memory.settle(Collectives(trainer))
+
+
+def many(number: int, cohort: int = 100, lazily: bool = True, stored: int = 0) -> dict[str, float]:
+    """Run a cohort a round out of so many clients with two examples each, and return the processor's seconds and more.
+
+    Args:
+        number: of clients.
+        cohort: of clients in a round.
+        lazily: whether examples are made when a client is drawn.
+        stored: of SCAFFOLD's clients with state; 0 for FedAvg.
+    """
     quiet()
-    ends = [time.process_time()]
+    ends, rounds = [time.process_time()], 40 if stored else 20
     clock = L.pytorch.callbacks.LambdaCallback(on_train_epoch_end=lambda *_: ends.append(time.process_time()))
-    federation = FederatedOrchestrator(local=LocalTraining(engine="fabric"), clients_per_round=cohort)
-    flags: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+    strategy = fl.Scaffold() if stored else None
+    federation = fl.FederatedOrchestrator(strategy, fl.LocalTraining(engine="fabric"), clients_per_round=cohort)
     if lazily:
-        data = FederatedDataModule(Opened(number))
+        data = fl.FederatedDataModule(Opened(number))
     else:
         examples = TensorDataset(torch.rand(2 * number, 8), torch.arange(2 * number) % 10)
         loader = DataLoader(examples, 2, shuffle=True)
-        data = FederatedDataModule.from_loaders(loader, partitioner=IIDPartitioner(number))
+        data = fl.FederatedDataModule.from_loaders(loader, partitioner=fl.IIDPartitioner(number))
     net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 10))
     with tempfile.TemporaryDirectory() as folder:
-        callbacks: list[L.Callback] = [federation, clock, L.pytorch.callbacks.ModelCheckpoint(folder)]
-        trainer = L.Trainer(max_epochs=rounds + 1, callbacks=callbacks, enable_model_summary=False, **flags)
-        trainer.fit(Plain(net), data)
+        callbacks = [Before(federation, number, stored)] if stored else []
+        callbacks += [federation, clock, L.pytorch.callbacks.ModelCheckpoint(folder)]
+        run = trainer(rounds + 1 + bool(stored), *callbacks, enable_checkpointing=True, default_root_dir=folder)
+        run.fit(Plain(net), data)
         written = max(path.stat().st_size for path in Path(folder).glob("*.ckpt"))
-    each = statistics.median(b - a for a, b in pairwise(ends[1:]))
-    print(json.dumps({"first": ends[1] - ends[0], "round": each, "peak": memory_of("VmHWM"), "checkpoint": written}))
-
-
-MANY = {
-    "1,000": "1_000",
-    "10,000": "10_000",
-    "100,000": "100_000",
-    "1,000,000": "1_000_000",
-    "1,000,000, read when drawn": "1_000_000, True",
-    "10,000,000, read when drawn": "10_000_000, True",
-    "10,000, 1,000 a round": "10_000, False, 1_000",
-    "1,000,000, read when drawn, 1,000 a round": "1_000_000, True, 1_000",
-    "1,000 again": "1_000",
-}
-
-
-def by_turns(module: str, calls: Mapping[str, str], repeats: int) -> dict[str, list[dict[str, float]]]:
-    """Return what calls of a module's functions print as their last line, each in a process of its own, interleaved."""
-    environment = os.environ | {"PYTHONPATH": PATH}
-    found: dict[str, list[dict[str, float]]] = {what: [] for what in calls}
-    for _ in range(repeats):
-        for what, call in calls.items():
-            command = [sys.executable, "-c", f"import torch, {module} as b; torch.set_num_threads(1); b.{call}"]
-            run = subprocess.run(
-                command, capture_output=True, text=True, check=True, env=environment | {"OMP_NUM_THREADS": "1"}
-            )
-            found[what].append(json.loads(run.stdout.splitlines()[-1]))
-            print(f"{what}: {found[what][-1]}", file=sys.stderr, flush=True)
+        kept = [(path, files, folders) for path, folders, files in os.walk(Path(folder, "client_state"))]
+        blocks = [Path(path, file).stat().st_blocks * 512 for path, files, _ in kept for file in files]
+    each = [after - before for before, after in pairwise(ends[1 + bool(stored) :])]
+    found = {"ms per round": 1000 * statistics.median(each), "mean": 1000 * statistics.mean(each)}
+    found |= {
+        "seconds to round 1": ends[1] - ends[0],
+        "peak MiB": memory_of("VmHWM"),
+        "checkpoint kB": written / 1e3,
+    }
+    if stored:
+        most = max(len(files) + len(folders) for _, files, folders in kept)
+        found |= {"files": len(blocks), "in one folder": most, "bytes of disk each": sum(blocks) / len(blocks)}
     return found
 
 
-def clients(args: argparse.Namespace) -> None:
-    """Time per round, memory and checkpoints over the number of clients."""
-    found = by_turns("benchmark_scale", {what: f"many({given})" for what, given in MANY.items()}, args.repeats)
-    print("\n| clients, 100 a round | ms per round | ratio | spread | to the end of round 0 | peak memory | checkpoint |")
-    print("|---|---|---|---|---|---|---|")
-    for what, rows in found.items():
-        ratios = sorted(row["round"] / few["round"] for row, few in zip(rows, found["1,000"], strict=True))
-        own = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
-        print(
-            f"| {what} | {own['round'] * 1000:.0f} | {statistics.median(ratios):.2f} | {ratios[0]:.2f} to {ratios[-1]:.2f} "
-            f"| {own['first']:.1f} s | {own['peak'] / 1024:.0f} MiB | {own['checkpoint'] / 1000:.0f} kB |"
-        )
-
-
-def memory(args: argparse.Namespace) -> None:
-    """Peak memory after 20 and after 200 rounds, each engine in a process of its own."""
-    print("\n| 200 rounds | peak after 20 | peak after 200 | ratio |\n|---|---|---|---|")
-    for engine in ("trainer", "fabric", "stacked"):
-        call = f"w = b.Watch((20, 200)); b.federate(100, 199, '{engine}', w)"
-        script = f"import json, benchmark_scale as b; {call}; print(json.dumps(w.peaks))"
-        environment = os.environ | {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"}
-        run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
-        peaks = {int(k): v / 1024 for k, v in json.loads(run.stdout.splitlines()[-1]).items()}
-        print(f"| {engine} | {peaks[20]:.0f} MiB | {peaks[200]:.0f} MiB | {peaks[200] / peaks[20]:.3f} |", flush=True)
-
-
-LARGE = {
-    "hand, sum in float32": "w.by_hand()",
-    "hand, sum in float64": "w.by_hand(torch.float64)",
-    "FedAvg, trainer": "w.ours(skipped=1)",
-    "FedAvg, fabric": "w.ours(engine='fabric', skipped=1)",
-    "AdaFed, fabric": "w.ours(engine='fabric', skipped=1, strategy=fl_lightning.AdaFed())",
-    "SCAFFOLD, fabric": "w.ours(engine='fabric', skipped=1, strategy=fl_lightning.Scaffold())",
-    "hand again": "w.by_hand()",
+MANY = {
+    "1,000": "many(1_000, lazily=False)",
+    "10,000": "many(10_000, lazily=False)",
+    "100,000": "many(100_000, lazily=False)",
+    "1,000,000": "many(1_000_000, lazily=False)",
+    "1,000,000, read when drawn": "many(1_000_000)",
+    "10,000,000, read when drawn": "many(10_000_000)",
+    "10,000, 1,000 a round": "many(10_000, 1_000, lazily=False)",
+    "1,000,000, read when drawn, 1,000 a round": "many(1_000_000, 1_000)",
 }
-
-
-def large(args: argparse.Namespace) -> None:
-    """L: seconds per round and peak memory beyond the start, each row in a process of its own."""
-    script = """import benchmark_loop as b, benchmark_scale as scale, fl_lightning, torch
-fl_lightning.keep_freed_memory(); torch.set_num_threads(1)
-w = b.Workload('L'); start = scale.memory_of('VmRSS')
-print({}, (scale.memory_of('VmHWM') - start) * 1024 / sum(p.nbytes for p in w.net.parameters()))"""
-    environment = os.environ | {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"}
-    found: dict[str, list[tuple[float, float]]] = {what: [] for what in LARGE}
-    for _ in range(args.repeats):
-        for what, call in LARGE.items():
-            command = [sys.executable, "-c", script.format(call)]
-            run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-            seconds, models = map(float, run.stdout.split()[-2:])
-            found[what].append((seconds, models))
-    narrow, wide = ([seconds for seconds, _ in found[f"hand, sum in {dtype}"]] for dtype in ("float32", "float64"))
-    print(f"\n| L, {args.repeats} repeats | seconds per round | to the float32 sum | to the float64 sum | memory in models |")
-    print("|---|---|---|---|---|")
-    for what, rows in found.items():
-        seconds = [row[0] for row in rows]
-        ratios = [statistics.median(s / hand for s, hand in zip(seconds, hands, strict=True)) for hands in (narrow, wide)]
-        models = max(row[1] for row in rows)
-        print(f"| {what} | {statistics.median(seconds):.2f} | {ratios[0]:.2f} | {ratios[1]:.2f} | {models:.1f} |", flush=True)
-
-
-MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {
-    "clients": clients,
-    "memory": memory,
-    "L": large,
+STATES = {
+    "1,000": "many(1_000_000, stored=1_000)",
+    "10,000": "many(1_000_000, stored=10_000)",
+    "100,000": "many(1_000_000, stored=100_000)",
+    "1,000,000": "many(1_000_000, stored=1_000_000)",
+    "1,000,000, 1,000 a round": "many(1_000_000, 1_000, stored=1_000_000)",
 }

@@ -3,7 +3,7 @@
 python tools/conformance.py                                    # the papers' listings and byzfl, in this environment
 python tools/conformance.py --peer fluke=/envs/fluke/bin/python --peer flwr=/envs/flwr/bin/python
 
-Each peer's adapter (tools/conformance_peers) runs in that peer's environment, reads case_*.npz and writes result_*.npz.
+Each peer's adapter (tools/conformance_peers) runs in that peer's environment, reads case_*.json and writes result_*.json.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ sys.path.insert(0, str(ADAPTERS))
 
 import cases  # noqa: E402
 import ours  # noqa: E402
-from common import Case, Result, Vector, load_result, save_case  # noqa: E402
+from common import Case, Result, Vector, load_result, save  # noqa: E402
 
 TOLERANCE = 1e-6
 
@@ -92,7 +92,7 @@ def rows_of(peer: str, folder: Path, runs: dict[str, tuple[Case, Result]]) -> li
     """Read what a peer has written."""
     rows = []
     for algorithm, (case, mine) in runs.items():
-        found, changed, explained = (folder / f"{kind}_{algorithm}.npz" for kind in ("result", "changed", "explained"))
+        found, changed, explained = (folder / f"{kind}_{algorithm}.json" for kind in ("result", "changed", "explained"))
         after = compare(case, mine, load_result(changed))[1] if changed.exists() else None
         if explained.exists():
             after = compare(case, load_result(explained), load_result(found))[1]
@@ -118,7 +118,7 @@ def conformance(algorithms: Sequence[str], peers: dict[str, str]) -> list[Row]:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             for algorithm, (case, _) in runs.items():
-                save_case(case, folder / f"case_{algorithm}.npz")
+                save(case, folder / f"case_{algorithm}.json")
             run_peer(peer, python, folder)
             version = (folder / "version.txt").read_text(encoding="utf-8")
             title = "the paper" if peer == "papers" else f"{peer} {version}"

@@ -12,35 +12,27 @@ from __future__ import annotations
 
 import argparse
 import copy
+import multiprocessing
 import os
 import random
 import resource
 import shutil
-import signal
 import sys
-import tempfile
-import time
 from collections import Counter
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 ROOT = Path(__file__).parent.parent
-SMALL: dict[str, Any] = {
-    "trainer": {
-        "max_epochs": 1,
-        "logger": False,
-        "accelerator": "cpu",
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "limit_val_batches": 1,
-    },
-    "model": {"init_args": {"network": "LeNet"}},
-    "data": {"datamodule": {"init_args": {"source": "embedded", "batch_size": 10, "eval_batch_size": 100}}},
-    "federation": {"local": {"max_epochs": 1, "limit_train_batches": 1}},
-    "federation_report": {"partition": False},
-}
+sys.path.append(str(ROOT / "tests" / "support"))
+
+from command_line import ADAFED, SMALL  # noqa: E402
+
+from fl_lightning.cli import federation_cli as command  # noqa: E402
+
 WRONG = (
     *(None, "", "x", "1e400", "null", [], {}, [1, "a"], {"class_path": "x"}, {"class_path": "FedAvg"}, True, "🦆"),
     *(-1, 0, 1, 7, 10**9, 10**30, -0.5, 0.5, 1e-300, 1e300, float("nan"), float("inf")),
@@ -49,17 +41,34 @@ WRONG = (
 LIMIT_S, MEMORY = 25, 6 * 2**30
 
 
-def whole(overlay: Path) -> dict[str, Any]:
-    """A configuration with every setting, as ``--print_config`` shows it."""
-    from fl_lightning.studies.grid import Run
-    from fl_lightning.studies.settings import SettingsReader
+def fit(folder: Path, *arguments: str) -> tuple[int | None, str]:
+    """The exit status (negative for a signal, None if it ran out of time) of a fit in a folder, and what it printed."""
+    process = multiprocessing.get_context("fork").Process(target=_typed, args=(folder, arguments))
+    process.start()
+    process.join(LIMIT_S)
+    status = process.exitcode
+    process.kill()
+    return status, (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
 
-    with tempfile.TemporaryDirectory() as folder:
-        small = Path(folder) / "small.yaml"
-        small.write_text(yaml.safe_dump(SMALL, sort_keys=False))
-        files = tuple(map(str, (ROOT / "configs" / "adafed_mnist.yaml", overlay, small)))
-        reader = SettingsReader()
-        found: dict[str, Any] = yaml.safe_load(reader.text(reader.read(Run((), 0, "case", files, ()))))
+
+def _typed(folder: Path, arguments: Sequence[str]) -> None:
+    """In a process of its own, which has imported everything already."""
+    os.setsid()
+    os.chdir(folder)
+    sink = os.open("log.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(sink, 1)
+    os.dup2(sink, 2)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    sys.argv = ["fl-lightning", "fit", *arguments]
+    command.main()
+
+
+@cache
+def whole(overlay: Path, folder: Path) -> dict[str, Any]:
+    """A small configuration with every setting."""
+    small = [*SMALL, "--trainer.logger=false", "--trainer.max_epochs=1", "--print_config"]
+    text = fit(folder, f"--config={ADAFED}", f"--config={overlay}", *small)[1]
+    found: dict[str, Any] = yaml.safe_load(text[text.index("# lightning") :])
     return found
 
 
@@ -72,70 +81,31 @@ def places(config: Any, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-def spoil(config: dict[str, Any], draw: random.Random) -> tuple[dict[str, Any], str]:
-    """One change, and what it was."""
-    result = copy.deepcopy(config)
-    found = places(result)
-    section = draw.choice(sorted({path[:2] for path in found}))  # else long tables would get most of it
+def spoil(config: dict[str, Any], draw: random.Random) -> str:
+    """Change one place, and say which."""
+    found = places(config)
+    section = draw.choice(sorted({path[:2] for path in found}))  # otherwise long tables would get most of it
     path = draw.choice([path for path in found if path[:2] == section])
-    owner: Any = result
+    owner: Any = config
     for key in path[:-1]:
         owner = owner[key]
     name, key = ".".join(map(str, path)), path[-1]
     kind = draw.choice(("value", "value", "value", "missing", "extra", "renamed", "scaled"))
-    if kind == "value":
-        owner[key] = draw.choice(WRONG)
-        return result, f"{name} = {owner[key]!r}"
     if kind == "scaled" and isinstance(owner[key], int | float) and not isinstance(owner[key], bool):
         owner[key] = owner[key] * draw.choice((-1, 0, 1000, 1e12, 0.1))
-        return result, f"{name} = {owner[key]!r}"
-    if kind == "extra" and isinstance(owner, dict):
-        owner[draw.choice(("colour", "x", "seed", "init_args", "class_path", "1"))] = draw.choice(WRONG)
-        return result, f"beside {name}: {list(owner)[-1]} = {list(owner.values())[-1]!r}"
-    value = owner.pop(key)
-    if kind == "renamed" and isinstance(owner, dict):
-        owner[str(key) + draw.choice(("s", "_", "x"))] = value
-        return result, f"{name} renamed"
-    return result, f"{name} missing"
-
-
-def run(config: Path, folder: Path) -> tuple[int | None, str]:
-    """Fit it in a forked process: exit status (negative for a signal, None if it ran out of time) and what it printed."""
-    log = folder / "log.txt"
-    process = os.fork()
-    if process == 0:
-        os.setsid()
-        os.chdir(folder)
-        sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.dup2(sink, 1)
-        os.dup2(sink, 2)
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        status = 70
-        try:
-            from fl_lightning.cli.federation_cli import main
-
-            sys.argv = ["fl-lightning", "fit", f"--config={config}"]
-            main()
-            status = 0
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else 1 if end.code else 0
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
-    limit = time.monotonic() + LIMIT_S
-    while time.monotonic() < limit:
-        done, code = os.waitpid(process, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(code), log.read_text(errors="replace")
-        time.sleep(0.02)
-    os.killpg(process, signal.SIGKILL)
-    os.waitpid(process, 0)
-    return None, log.read_text(errors="replace")
+    elif kind == "extra" and isinstance(owner, dict):
+        key = draw.choice(("colour", "x", "seed", "init_args", "class_path", "1"))
+        owner[key] = draw.choice(WRONG)
+        return f"beside {name}: {key} = {owner[key]!r}"
+    elif kind == "renamed" and isinstance(owner, dict):
+        owner[str(key) + draw.choice(("s", "_", "x"))] = owner.pop(key)
+        return f"{name} renamed"
+    elif kind == "missing":
+        owner.pop(key)
+        return f"{name} missing"
+    else:
+        owner[key] = draw.choice(WRONG)
+    return f"{name} = {owner[key]!r}"
 
 
 def verdict(status: int | None, text: str, folder: Path) -> str:
@@ -146,7 +116,7 @@ def verdict(status: int | None, text: str, folder: Path) -> str:
         return "FAILED: a traceback"
     if status is None:
         return "still training" if "Modules in" in text or any(left) or "GPU available" in text else "FAILED: hangs"
-    if status < 0 or status == 70:
+    if status < 0:
         return f"FAILED: ended with {status}"
     if status == 0:
         return "valid" if trained else "FAILED: status 0, but no run"
@@ -160,34 +130,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, default=None, help="a single case, with what it prints")
-    parser.add_argument("--out", type=Path, default=Path("runs/fuzz"))
+    parser.add_argument("--out", type=Path, default=Path("runs/fuzz"), help="an empty folder for the cases that fail")
     args = parser.parse_args()
-    import fl_lightning.cli.federation_cli  # noqa: F401  once for all children
-
-    configs = ROOT / "configs"
-    found = {path for kind in ("*_mnist", "attacks/*", "speed/*", "data/*") for path in configs.glob(f"{kind}.yaml")}
+    out = args.out.resolve()
+    out.mkdir(parents=True)
+    found = {path for kind in ("*_mnist", "attacks/*", "speed/*", "data/*") for path in (ROOT / "configs").glob(f"{kind}.yaml")}
     overlays = sorted(path for path in found if path.stem not in ("cells", "table"))  # other data: SMALL does not fit them
     counts: Counter[str] = Counter()
-    for case in range(args.cases) if args.only is None else [args.only]:
+    for case in range(args.cases):
         draw = random.Random(f"{args.seed} {case}")
-        config = whole(draw.choice(overlays))
-        changes = []
-        for _ in range(draw.randint(1, 3)):
-            config, change = spoil(config, draw)
-            changes.append(change)
-        folder = args.out.resolve() / f"{args.seed}-{case}"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        config = copy.deepcopy(whole(draw.choice(overlays), out))
+        changes = [spoil(config, draw) for _ in range(draw.randint(1, 3))]
+        folder = out / f"{args.seed}-{case}"
+        folder.mkdir()
         path = folder / "config.yaml.mutated"
         path.write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
-        status, text = run(path, folder)
+        status, text = fit(folder, f"--config={path}")
         became = verdict(status, text, folder)
         counts[became] += 1
-        if became.startswith("FAILED") or args.only is not None:
-            last = (text.strip().splitlines() or [""])[-1]
-            print(f"{case}: {became}: {'; '.join(changes)}\n    {last}", flush=True)
-        else:
+        last = (text.strip().splitlines() or [""])[-1]
+        print(f"{case}: {became}: {'; '.join(changes)}\n    {last}", flush=True)
+        if not became.startswith("FAILED"):
             shutil.rmtree(folder)
     for became, count in counts.most_common():
         print(f"{count:5d} {became}")

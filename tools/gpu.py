@@ -24,7 +24,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -33,15 +33,14 @@ import lightning as L
 import pytest
 import torch
 from algorithms import ALGORITHMS, outcome, prepare
+from benchmark_loop import Images, Workload, now
 from benchmark_loop import Plain as Simple
-from benchmark_loop import Sizes, Workload
-from benchmark_scale import Features
 from federations import Blobs, Consecutive, Plain, every_round, federate, trainer, weights
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.profiler import ProfilerActivity
 from torch.utils.data import DataLoader, TensorDataset
 
 import fl_lightning as fl
@@ -420,13 +419,13 @@ def test_memory_grows_with_the_data_and_not_with_the_clients(found: Any) -> None
     """Ten clients a round out of ever more."""
     beyond = []
     for number in (10, 100, 1000, 5000):
-        data = Features(100 * number)
+        data = Images(100 * number, 10, 0)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+        net = nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
         federation = fl.FederatedOrchestrator(local=fl.LocalTraining(engine="fabric"), clients_per_round=10)
-        trainer(3, federation, **ON_IT).fit(Simple(net), fl.FederatedDataModule(data, Sizes([100] * number)))
-        beyond.append(torch.cuda.max_memory_allocated() - sum(tensor.nbytes for tensor in data.tensors))
+        trainer(3, federation, **ON_IT).fit(Simple(net), fl.FederatedDataModule(data, Consecutive([100] * number)))
+        beyond.append(torch.cuda.max_memory_allocated() - sum(tensor.nbytes for tensor in data.train))
         found[f"MiB beyond the data of {number} clients"] = round(beyond[-1] / 2**20, 1)
     assert beyond[-1] < 1.25 * beyond[0] + 8 * 2**20
 
@@ -452,35 +451,20 @@ def test_a_client_that_runs_out_of_memory_is_left_out(engine: Any, found: Any) -
 # ---------------------------------------------------------------- torch.compile and CUDA graphs
 
 
-class Rounds(L.Callback):
-    """Seconds of each round."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self._begun = 0.0
-
-    def on_train_epoch_start(self, *_: Any) -> None:
-        """Begin."""
-        self._begun = time.perf_counter()
-
-    def on_train_epoch_end(self, *_: Any) -> None:
-        """End."""
-        if not SMALL:
-            torch.cuda.synchronize()
-        self.seconds.append(round(time.perf_counter() - self._begun, 3))
-
-
 def lenets(make: Callable[[], Any], sizes: list[int], rounds: int = 3, cohort: float = 1.0, **local: Any) -> tuple[Any, Any]:
     """Return weights, and the seconds of the rounds, the accuracy and the number of graphs that were compiled."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     L.seed_everything(6, verbose=False)
     task = fl.ClassificationTask(make(), 10, None, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9))
-    settings, watch = fl.LocalTraining(**{"precision": "32-true", "stack_size": 32, **local}), Rounds()
+    settings, ends = fl.LocalTraining(**{"precision": "32-true", "stack_size": 32, **local}), list[float]()
+    note: Any = lambda *_: ends.append(now(torch.device(DEVICE)))  # noqa: E731
+    watch = LambdaCallback(on_train_start=note, on_train_epoch_end=note)
     run = trainer(rounds, fl.FederatedOrchestrator(local=settings, clients_per_round=cohort), watch, **ON_IT)
-    run.fit(task, fl.FederatedDataModule(Pictures(sum(sizes), 100, batch_size=10), Sizes(sizes)))
+    run.fit(task, fl.FederatedDataModule(Pictures(sum(sizes), 100, batch_size=10), Consecutive(sizes)))
+    seconds = [round(end - begun, 3) for begun, end in itertools.pairwise(ends)]
     graphs = int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-    figures = {"seconds": watch.seconds, "accuracy": float(run.callback_metrics["val_accuracy"]), "graphs": graphs}
+    figures = {"seconds": seconds, "accuracy": float(run.callback_metrics["val_accuracy"]), "graphs": graphs}
     return {name.replace("_orig_mod.", ""): tensor for name, tensor in weights(task).items()}, figures
 
 
@@ -533,42 +517,25 @@ def test_a_stack_learns_in_bf16_true_and_refuses_amp(found: Any) -> None:
 # ---------------------------------------------------------------- speed: S with 1,000 clients, W and L, beside the loop by hand
 
 
-@dataclass(frozen=True)
-class Row:
-    """One measurement.
-
-    Attributes:
-        workload: its name.
-        settings: of the local training; None for the loop by hand again.
-        autocast: of the loop by hand that it is compared with.
-        rounds: that are measured at once.
-        central: whether a plain Trainer runs on all examples instead: what Lightning itself costs.
-    """
-
-    workload: str
-    settings: dict[str, Any] | None = field(default_factory=dict)
-    autocast: torch.dtype | None = None
-    rounds: int = 3
-    central: bool = False
-
-
-_FULL, _AMP, _BF16 = {"precision": "32-true"}, {"precision": "bf16-mixed"}, torch.bfloat16
+_FULL: dict[str, Any] = {"precision": "32-true"}
+_AMP: dict[str, Any] = {"precision": "bf16-mixed"}
 _STACK = _FULL | {"engine": "stacked", "stack_size": 100, "skipped": 1}
-ROWS = {
-    "S: hand again": Row("S", None),
-    "S: stacked": Row("S", _STACK, rounds=10),
-    "S: stacked, compiled": Row("S", _STACK | {"compile": True}, rounds=10),
-    "S: stacked, CUDA graphs": Row("S", _STACK | {"compile": "reduce-overhead"}, rounds=10),
-    "S: fabric": Row("S", _FULL | {"engine": "fabric"}, rounds=2),
-    "S: trainer": Row("S", _FULL | {"engine": "trainer"}, rounds=2),
-    "W bf16: plain Lightning": Row("W", _AMP, _BF16, central=True),
-    "W bf16: trainer": Row("W", _AMP | {"engine": "trainer"}, _BF16),
-    "W bf16: fabric": Row("W", _AMP | {"engine": "fabric"}, _BF16),
-    "W float32: fabric": Row("W", _FULL | {"engine": "fabric"}),
-    "L bf16: trainer": Row("L", _AMP | {"engine": "trainer", "skipped": 1}, _BF16),
-    "L bf16: fabric": Row("L", _AMP | {"engine": "fabric", "skipped": 1}, _BF16),
-    "L float32: fabric": Row("L", _FULL | {"engine": "fabric", "skipped": 1}),
+ROWS: dict[str, tuple[dict[str, Any] | None, int]] = {
+    "S: hand again": (None, 3),
+    "S: stacked": (_STACK, 10),
+    "S: stacked, compiled": (_STACK | {"compile": True}, 10),
+    "S: stacked, CUDA graphs": (_STACK | {"compile": "reduce-overhead"}, 10),
+    "S: fabric": (_FULL | {"engine": "fabric"}, 2),
+    "S: trainer": (_FULL | {"engine": "trainer"}, 2),
+    "W: plain Lightning": (_AMP, 3),
+    "W: trainer": (_AMP | {"engine": "trainer"}, 3),
+    "W: fabric": (_AMP | {"engine": "fabric"}, 3),
+    "W: fabric in float32": (_FULL | {"engine": "fabric"}, 3),
+    "L: trainer": (_AMP | {"engine": "trainer", "skipped": 1}, 3),
+    "L: fabric": (_AMP | {"engine": "fabric", "skipped": 1}, 3),
+    "L: fabric in float32": (_FULL | {"engine": "fabric", "skipped": 1}, 3),
 }
+"""The settings of the local training, None for the loop by hand again, and the rounds that are measured at once."""
 
 
 @functools.lru_cache(maxsize=2)
@@ -583,13 +550,13 @@ def workload(name: str, rounds: int, cohort: int = 100) -> Workload:
 def test_speed(name: str, found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop by hand and the row in turn, and the loop by hand once more as the control; it keeps its data on the GPU."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # as users have it
-    row = ROWS[name]
-    by_hand_on, ours_on = workload(row.workload, 2), workload(row.workload, row.rounds)
-    by_hand = functools.partial(by_hand_on.by_hand, autocast=row.autocast)
-    ours: Callable[[], float] = by_hand
-    if row.settings is not None:
-        ours = functools.partial(ours_on.centrally if row.central else ours_on.ours, **row.settings)
-    begun, limit = time.perf_counter(), 1 if SMALL else 60 if (row.settings or {}).get("compile") else 20
+    settings, rounds = ROWS[name]
+    by_hand_on, ours_on = (workload(name[0], number) for number in (2, rounds))
+    mixed = (settings or {}).get("precision") == "bf16-mixed"
+    by_hand: Any = functools.partial(by_hand_on.by_hand, autocast=torch.bfloat16 if mixed else None)
+    way = ours_on.centrally if "plain Lightning" in name else ours_on.ours
+    ours = by_hand if settings is None else functools.partial(way, **settings)
+    begun, limit = time.perf_counter(), 1 if SMALL else 60 if (settings or {}).get("compile") else 20
     torch._dynamo.reset()
     by_hand()
     first = ours()  # warm up, and compile
@@ -621,21 +588,19 @@ KINDS = {
 class Second(L.Callback):
     """Profile the second round alone: in the first, things are built."""
 
-    def __init__(self) -> None:
-        activities = [ProfilerActivity.CPU, *([] if SMALL else [ProfilerActivity.CUDA])]
-        self.profiler = torch.profiler.profile(activities=activities)
+    def __init__(self, profiler: Any) -> None:
+        self.profiler = profiler
 
     def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
         """Begin."""
         if trainer.current_epoch == 1:
-            self.profiler.__enter__()
+            self.profiler.start()
 
     def on_train_epoch_end(self, trainer: L.Trainer, *_: Any) -> None:
         """End."""
         if trainer.current_epoch == 1:
-            if not SMALL:
-                torch.cuda.synchronize()
-            self.profiler.__exit__(None, None, None)
+            now(torch.device(DEVICE))
+            self.profiler.stop()
 
 
 @pytest.mark.parametrize(("engine", "compile"), [("fabric", False), ("stacked", False), ("stacked", True)])
@@ -645,11 +610,11 @@ def test_speed_what_a_step_asks_of_the_device(engine: str, compile: bool, found:
     work = workload("S", 2, cohort)
     work.rounds = 2
     for epochs in (1, 2):
-        second, counted = Second(), Counter[str]()
+        profiler, counted = torch.profiler.profile(), Counter[str]()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            work.ours(None, second, max_epochs=epochs, engine=engine, compile=compile, stack_size=100, **_FULL)
-        events = second.profiler.key_averages()
+            work.ours(Second(profiler), max_epochs=epochs, engine=engine, compile=compile, stack_size=100, **_FULL)
+        events = profiler.key_averages()
         for event, (kind, names) in itertools.product(events, KINDS.items()):
             counted[kind] += event.count if event.key.startswith(names) else 0
         counts.append(counted)

@@ -30,7 +30,7 @@ def on_cpu(accelerator: Any) -> bool:
 
 @contextmanager
 def intra_op_threads(wanted: int | None) -> Iterator[None]:
-    """Give this process, and those that Lightning starts for it, so many intra-op threads, or one.
+    """Set the number of intra-op threads, one by default, of this process and of those that Lightning starts.
 
     Threads change last bits, so under ``auto`` their number must not depend on the machine.
     """

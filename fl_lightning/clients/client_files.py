@@ -275,5 +275,5 @@ def _allocated(size: int) -> int:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """Return a tensor without the rest of the memory of which it is a view, since torch would write that, too."""
+    """Return the tensor, as a copy if it is a view of more memory: torch would write all of that."""
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()

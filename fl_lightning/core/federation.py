@@ -280,7 +280,7 @@ PassesOn = Callable[[ClientUpdate], None]
 
 
 class RunningChains:
-    """Follow chains, of which one client trains at a time; its first task is begun by the pool.
+    """Follow chains, in each of which one client trains at a time. The pool begins the first task.
 
     Args:
         chains: the tasks of each chain.
@@ -330,7 +330,7 @@ class ClientPool(Protocol):
         ...
 
     def publish(self, model: ServerModel) -> None:
-        """Take a new global model, to which later orders refer by its version.
+        """Store a new global model. Later orders refer to it by its version.
 
         Raises:
             ConfigurationError: if clients have stored tensors of another layout.

@@ -195,7 +195,7 @@ class ServerHooks:
     """Act at the server, on every rank alike. Each method does nothing unless a subclass defines it."""
 
     def held(self, module: nn.Module) -> Sequence[str]:
-        """Return the names of parameters and buffers of which each client keeps its own: they are neither sent nor averaged."""
+        """Return the names of parameters and buffers that stay on the clients, neither sent nor averaged."""
         return ()
 
     def restored(self) -> None:
@@ -604,7 +604,7 @@ def guarantees(options: Iterable[OptionSettings]) -> str:
 
 
 def refuse_rivals(hooks: Mapping[str, ServerHooks], joint: bool) -> None:
-    """Refuse options of which each adds up updates, or plans rounds, in a way of its own, and sums that a strategy ignores.
+    """Refuse two options that both sum updates, or both plan rounds, and sums that a strategy ignores.
 
     Args:
         hooks: the hooks at the server, by the option's name.

@@ -102,7 +102,7 @@ def scaled_to_one(inputs: Tensor) -> Tensor:
 @checks_types
 @dataclass(frozen=True)
 class LabelAveraging:
-    """Let each client repeat examples, drawn with replacement, of the classes of which it has fewer than the average client.
+    """Let each client repeat examples of the classes that it has fewer of than the average client, drawn with replacement.
 
     Clients share their counts of each class once; each round draws anew. A class that a client lacks entirely stays missing
     (Fed-Cyclic and Fed-Star thesis, section 3.4, Algorithm 3). With a transform of one input, the repeated inputs are

@@ -21,7 +21,7 @@ from fl_lightning.messages import Part
 
 
 class Sizes(Partition):
-    """Know the sizes of clients' parts, of which there are no indices: a claim of any size takes no memory.
+    """Store the sizes of clients' parts without indices, so that a claim of any size takes no memory.
 
     Args:
         sizes: the number of examples of each client.

@@ -1,4 +1,4 @@
-"""Read a schema from YAML or JSON. It may come from someone else, so it is bounded, and has no code, patterns or addresses."""
+"""Read a schema from YAML or JSON. Files from others are safe: their size is limited, without code, patterns or addresses."""
 
 from __future__ import annotations
 

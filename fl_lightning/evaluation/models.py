@@ -1,4 +1,4 @@
-"""Read the models that are evaluated: the global one, clients' own ones, and checkpoints of others, of which values count."""
+"""Read the models to evaluate: the global one, clients' own ones, and other checkpoints, of which only values are read."""
 
 from __future__ import annotations
 

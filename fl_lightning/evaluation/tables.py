@@ -45,7 +45,7 @@ def _of(cells: Sequence[Cell], metric: str) -> tuple[list[str], list[str], dict[
 
 
 def in_words(report: EvalReport, note: int = 0) -> str:
-    """Return a cell: the value, its interval and n, or the number of the note that says why there is none."""
+    """Return a cell: the value with its interval and n, or the number of the note that explains why it is missing."""
     if report.points:
         return f"curve (n={report.n})"
     if math.isnan(report.value):

@@ -48,7 +48,7 @@ def steps_of(scales: Tensor, bits: int) -> Tensor:
 
 
 def largest_level(bits: int) -> int:
-    """Return the largest level of so many bits, one of which is the sign."""
+    """Return the largest level that fits into ``bits`` bits, including the sign."""
     return (1 << (bits - 1)) - 1
 
 

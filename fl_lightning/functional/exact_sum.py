@@ -189,7 +189,7 @@ class ExactSum:
 
 
 class ExactNumber:
-    """Keep the exact sum of weighted numbers on the finest grid, of which Python's integers have room for any multiple.
+    """Keep the exact sum of weighted numbers on the finest grid. Python's integers hold any multiple of it.
 
     Attributes:
         bound: see :class:`ExactSum`.

@@ -67,7 +67,7 @@ def histograms_of(batches: Iterable[Any], cuts: Cuts) -> list[list[int]]:
 
 
 def without_few(counts: Sequence[int], least: int) -> tuple[int | None, ...]:
-    """Return counts of which those of few rows are None, and those from which they would follow."""
+    """Return counts with None for those of few rows, and for those that would reveal them."""
     return tuple(count if tells else None for count, tells in zip(counts, told(counts, least), strict=True))
 
 

@@ -223,7 +223,7 @@ class ModelState:
         self.set_apart(moving=sorted({*self.apart["moving"], *moved}))
 
     def extremes(self) -> dict[str, str]:
-        """Return of which frozen buffers the minimum or maximum is taken over clients, by name; see ``extreme_buffers``."""
+        """Return the frozen buffers that take the minimum or maximum over clients, by name; see ``extreme_buffers``."""
         found = [(name, extreme_buffers(owner).get(attribute)) for name, (owner, attribute) in self._named_slots(slice(4, 5))]
         return {name: rule for name, rule in found if rule}
 

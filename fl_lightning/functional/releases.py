@@ -33,7 +33,7 @@ class Release:
 
 
 def epsilon_of_releases(releases: Iterable[Release], delta: float) -> float:
-    """Return epsilon of all releases together, of which each may depend on the results of those before.
+    """Return the epsilon of all releases together. Each may depend on the results of earlier ones.
 
     Args:
         releases: the releases, all with the same protection.

@@ -1,4 +1,4 @@
-"""Find the cells of tables that few rows are behind, and those of which the difference to the next one would tell few."""
+"""Find the cells of tables that count few rows, and those whose difference from the next cell would reveal few."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _apart(more: tuple[int, int], less: tuple[int, int], least: int) -> bool:
 
 
 def curves_among(states: Mapping[str, Any], thresholds: int) -> set[str]:
-    """Return the names of the states that hold the cells of a table for each threshold: ((TN, FP), (FN, TP)).
+    """Return the names of states that hold a table of 2 x 2 cells for each threshold: ((TN, FP), (FN, TP)).
 
     Args:
         states: the states by name, as those of torchmetrics.
@@ -57,7 +57,7 @@ def curves_among(states: Mapping[str, Any], thresholds: int) -> set[str]:
 
 
 def told_states(states: dict[str, Tensor], least: int, thresholds: int = 0) -> dict[str, Tensor]:
-    """Return states of counts as float64, with NaN where they tell of fewer than ``least`` rows.
+    """Return states of counts as float64, with NaN where they would reveal fewer than ``least`` rows.
 
     In states that are not curves, the entries with the same first index stand or fall together.
 

@@ -29,7 +29,7 @@ def told(counts: Sequence[int], least: int) -> list[bool]:
 
 
 def without_small(moments: Moments, categories: Sequence[Sequence[int]], least: int) -> Moments:
-    """Return moments without those of channels of two values that tell of fewer than so many rows: they count no numbers.
+    """Remove the moments of two-valued channels that would reveal fewer than ``least`` rows; their counts become 0.
 
     The two may be 0 and 1, or 1 and 2: with the number of rows, the sum tells how many have which.
 

@@ -207,7 +207,7 @@ class Sums:
         return {name: vector.size for (name, _), vector in self._sums.items()} | {name: 1 for name, _ in self._numbers}
 
     def parts(self, name: str, size: int | None = None) -> list[ExactSum]:
-        """Return the pieces of a sum, which begins as 0 if there is none of that name yet.
+        """Return the pieces of a sum. A sum with a new name starts at 0.
 
         Args:
             name: the sum's name.

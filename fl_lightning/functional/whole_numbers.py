@@ -1,4 +1,4 @@
-"""Write large whole numbers as one number modulo a power of two, so that masks cancel exactly and only totals open.
+"""Write large whole numbers as one number modulo a power of two, so that masks cancel exactly and reveal only totals.
 
 Each number takes 704 bits: an exact sum of float32 numbers, or of their squares, has 660 at most (``exact_moments.py``). All of
 them form one number, since a sum by words would also tell how often the clients' words carry over.

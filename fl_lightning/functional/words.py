@@ -68,7 +68,7 @@ class WordLayout:
 
 
 def to_words(sums: Sums, layout: WordLayout, terms: int) -> Tensor:
-    """Return one client's summands as words, int64; sums to which it has added nothing are 0.
+    """Return one client's summands as words, int64. Sums that it did not add to are 0.
 
     Args:
         sums: the summands, without masks.

@@ -101,7 +101,7 @@ class F1WeightedCrossEntropy(MetricWeightedCrossEntropy):
 
 
 class PresentClasses(Metric):
-    """Wrap a per-class metric and return NaN for classes without examples, to which torchmetrics gives 0, the worst value.
+    """Wrap a per-class metric to return NaN for classes without examples, where torchmetrics returns 0, the worst value.
 
     Args:
         metric: a metric that returns shape (C,).

@@ -1,4 +1,4 @@
-"""Options of a federation, each in a file or folder of its own. Nothing else knows of them but the orchestrator's signature."""
+"""Options of a federation, each in its own file or folder. Only the orchestrator's signature names them."""
 
 from fl_lightning.options.asynchronous import Asynchronous
 from fl_lightning.options.attackers import Attackers

@@ -279,7 +279,7 @@ class ClientPrivacy(ClipUpdate, PrivateOption):
         return {} if self._adaptive is None else {"clipping_norm": self._adaptive.norm}
 
     def not_at_sites(self) -> Iterable[str]:
-        """Return a quantile, of which sites would have to send a count, and a seed."""
+        """Return the quantile, for which each site would have to send a count, and the seed."""
         yield from super().not_at_sites()
         yield from () if self.target_quantile is None else ("target_quantile",)
 

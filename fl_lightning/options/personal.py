@@ -30,7 +30,7 @@ _SHOWN = 6
 @checks_types
 @dataclass(frozen=True)
 class PersonalPart:
-    """Select tensors that each client keeps for itself: they are neither sent nor averaged.
+    """Keep tensors on each client, where they are neither sent nor averaged.
 
     Args:
         modules: the class of submodules, such as ``torch.nn.BatchNorm2d``, with all their parameters, buffers and counters.
@@ -92,7 +92,7 @@ class PersonalParts(OptionSettings):
 
     @property
     def mean(self) -> list[PersonalPart]:
-        """Return the parts of which new clients begin with the others' mean."""
+        """Return the parts that a new client starts with the mean of the other clients' parts."""
         return [part for part in self.parts if part.start == "mean"]
 
     def needs(self) -> Iterator[Need]:

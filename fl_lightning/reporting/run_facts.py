@@ -1,4 +1,4 @@
-"""What a run was made of beside its settings: sizes of the sets and of the network, the device, the versions."""
+"""Describe what a run used besides its settings: sizes of the sets and of the network, the device, the versions."""
 
 from __future__ import annotations
 

@@ -34,14 +34,14 @@ def prefer_offline() -> bool:
 
 
 def sweep_folder(root: str) -> str:
-    """Return the folder of a run that a W&B agent started: one for each run of the sweep, inside the requested folder."""
+    """Return a folder for each run of a W&B sweep, inside the requested one; outside a sweep, the requested one."""
     if "WANDB_SWEEP_ID" not in os.environ or "WANDB_RUN_ID" not in os.environ:
         return root
     return str(Path(root) / os.environ["WANDB_SWEEP_ID"] / os.environ["WANDB_RUN_ID"])
 
 
 def has_api_key() -> bool:
-    """Look for a key where W&B does: in the environment, then netrc. Asking wandb would fix its mode for the process."""
+    """Look for an API key in the environment and in netrc, as W&B does. Calling wandb would fix its mode for the process."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""

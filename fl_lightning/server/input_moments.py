@@ -121,7 +121,7 @@ def add_up_inputs(federation: Federation, hooks: Iterable[ServerHooks], part: St
 
 
 def _set(part: Standardized, whole: Moments, data: FederatedDataModule) -> None:
-    """Set the scale, and warn of channels of which no client tells anything."""
+    """Set the scale, and warn of channels that no client reports."""
     schema, names = schema_of(data.datamodule), channel_names(data, len(whole.counts))
     partial = data.is_remote or part.min_count > 1
     part.set_moments(whole, () if schema is None else schema.filled, partial, names)

@@ -17,7 +17,7 @@ from fl_lightning.types import ClientUpdate, RoundStart
 
 
 class FedBuff(FedAvg):
-    """Step by the mean of the buffered changes, of which stale ones count less: ``w <- w + lr * sum_k p_k s(tau_k) D_k``.
+    """Step by the mean of the buffered changes, with less weight for stale ones: ``w <- w + lr * sum_k p_k s(tau_k) D_k``.
 
     ``D_k = w_k - w_start`` is the change from the model that the client started from, tau_k the number of new models since
     then, and p_k the shares of the buffer's clients, which sum to 1. The factors s(tau_k) are not divided by their sum, so a

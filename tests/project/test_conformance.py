@@ -16,7 +16,7 @@ def runs():
 def test_our_weights_are_those_of_the_papers_and_of_byzfl(runs, tmp_path):
     for algorithm, (case, mine) in runs.items():
         assert max(conformance.compare(case, mine, papers_peer.RUNS[algorithm](case))) < 1e-12, algorithm
-        conformance.save_case(case, tmp_path / f"case_{algorithm}.npz")
+        conformance.save(case, tmp_path / f"case_{algorithm}.json")
     conformance.run_peer("byzfl", sys.executable, tmp_path)
     rows = conformance.rows_of("byzfl", tmp_path, runs)
     assert {row.algorithm: row.verdict for row in rows} == {"Krum": "explained", "median": "equal"}  # one neighbour more

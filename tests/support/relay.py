@@ -138,21 +138,3 @@ class Relay:
             await writer.drain()
         with contextlib.suppress(OSError, RuntimeError):
             writer.write_eof()
-
-
-def rate_of(link: str) -> float:
-    """Return bytes per second of a line such as '10mbit'.
-
-    Raises:
-        ValueError: for another text.
-    """
-    units = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}
-    number, unit = link[:-4], link[-4:].lower()
-    if unit not in units:
-        raise ValueError(f"A line is '{link}', but must be a number and kbit, mbit or gbit, such as 10mbit.")
-    return float(number) * units[unit]
-
-
-def cuts_of(words: list[str]) -> list[tuple[float, str]]:
-    """Return the seconds and the beginnings of cuts such as '60@30'."""
-    return [(float(length), start) for length, _, start in (word.partition("@") for word in words)]

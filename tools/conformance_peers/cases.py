@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from common import CLASSES, INPUTS, Case, Net, vector
+from common import CLASSES, INPUTS, Case, Net, norm_entries, vector
 
 SIZES = (7, 20, 13, 9, 17, 12, 24)
 COHORT, ROUNDS = 5, 3
 _SGD = {"epochs": 2, "batch": 5, "lr": 0.1}
+_FULL = {"epochs": 6, "batch": 100}
 _ADAPTIVE = {"server_lr": 0.05, "tau": 0.01, "beta_1": 0.9, "beta_2": 0.95}
 _ROBUST = {"attackers": 1, "weighting": "uniform"}
 
@@ -26,16 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "FedBN": {"batchnorm": True},
     "APFL": {"alpha": 0.3, "weighting": "uniform"},
     # Its K steps use one batch: the full one. The rate of w is that of theta, as some peers have a single one.
-    "pFedMe": {
-        "strength": 2.0,
-        "steps": 3,
-        "rate": 0.05,
-        "lr": 0.05,
-        "beta": 0.8,
-        "epochs": 6,
-        "batch": 100,
-        "weighting": "uniform",
-    },
+    "pFedMe": {"strength": 2.0, "steps": 3, "rate": 0.05, "lr": 0.05, "beta": 0.8, "weighting": "uniform", **_FULL},
     "q-FedAvg": {"q": 2.0},
     "FedAdam": _ADAPTIVE,
     "FedAdagrad": {**_ADAPTIVE, "beta_1": 0.0},
@@ -57,22 +50,7 @@ def build(algorithm: str) -> Case:
         odds = np.roll([0.7, 0.2, 0.1], client)
         y = generator.choice(CLASSES, size=size, p=odds)
         parts.append((centres[y] + generator.normal(size=(size, INPUTS)) + 0.2 * client, y))
-    net = Net("batchnorm" in settings)
-    initial = vector(net).copy()  # BatchNorm's own start, and weights of the same generator elsewhere
-    drawn = generator.uniform(-0.5, 0.5, size=len(initial))
-    if "batchnorm" not in settings:
-        initial = drawn
-    else:
-        norm = np.isin(np.arange(len(initial)), _norm_positions(net))
-        initial = np.where(norm, initial, drawn)
+    own = vector(Net("batchnorm" in settings)).copy()
     x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return Case(algorithm, settings, initial, x, y, list(SIZES), [], [])
-
-
-def _norm_positions(net: Net) -> list[int]:
-    positions, start = [], 0
-    for name, tensor in net.state_dict().items():
-        if tensor.is_floating_point():
-            positions += range(start, start + tensor.numel()) if name.startswith("encoder.1.") else []
-            start += tensor.numel()
-    return positions
+    case = Case(algorithm, settings, own, x, y, list(SIZES), [], [])
+    return replace(case, initial=np.where(norm_entries(case), own, generator.uniform(-0.5, 0.5, size=len(own))))

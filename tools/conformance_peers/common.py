@@ -12,7 +12,7 @@ import importlib.metadata
 import json
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,10 @@ class Case:
         weights = np.array([1.0 if uniform else self.sizes[client] for client in cohort], dtype=np.float64)
         return weights / weights.sum()
 
+    def mean(self, cohort: Sequence[int], models: Sequence[Vector]) -> Vector:
+        """The average of clients' models with these weights."""
+        return self.shares(cohort) @ np.stack(models)
+
 
 @dataclass(frozen=True)
 class Result:
@@ -122,32 +126,52 @@ def load(net: nn.Module, weights: Vector | Tensor) -> None:
             tensor.copy_(piece.view_as(tensor))
 
 
+def entries(case: Case, prefix: str) -> NDArray[np.bool_]:
+    """Which entries of ``vector`` belong to tensors whose names begin so."""
+    state = {name: tensor for name, tensor in network(case).state_dict().items() if tensor.is_floating_point()}
+    return np.concatenate([np.full(tensor.numel(), name.startswith(prefix)) for name, tensor in state.items()])
+
+
 def norm_entries(case: Case) -> NDArray[np.bool_]:
-    """The entries of ``vector`` that belong to BatchNorm."""
-    net = network(case)
-    state = {name: tensor for name, tensor in net.state_dict().items() if tensor.is_floating_point()}
-    norm = "encoder.1." if "batchnorm" in case.settings else "none"
-    return np.concatenate([np.full(tensor.numel(), name.startswith(norm)) for name, tensor in state.items()])
+    """The entries of ``vector`` that belong to BatchNorm; none without it."""
+    return entries(case, "encoder.1.")
+
+
+def sgd(
+    case: Case,
+    client: int,
+    net: nn.Module,
+    term: Callable[[nn.Module], Any] = lambda net: 0.0,
+    then: Callable[[nn.Module], object] = lambda net: None,
+) -> None:
+    """Plain SGD through a client's batches, with a term in the loss, and something to do after each step."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=case.lr)
+    net.train()
+    for x, y in case.batches(client):
+        optimizer.zero_grad()
+        (F.cross_entropy(net(x), y) + term(net)).backward()
+        optimizer.step()
+        then(net)
 
 
 def local_sgd(case: Case, client: int, start: Vector) -> Vector:
     """FedAvg's client: plain SGD from the given weights."""
     net = network(case)
     load(net, start)
-    optimizer = torch.optim.SGD(net.parameters(), lr=case.lr)
-    net.train()
-    for x, y in case.batches(client):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+    sgd(case, client, net)
     return vector(net)
 
 
-def server_rounds(case: Case, step: Callable[[Vector, Sequence[int], list[Vector]], Vector]) -> Result:
-    """Rounds with FedAvg's clients; ``step`` gets w_t, the cohort and its models, and returns w_{t+1}."""
+def server_rounds(
+    case: Case,
+    step: Callable[[Vector, Sequence[int], list[Vector]], Vector] | None = None,
+    train: Callable[[Case, int, Vector], Vector] = local_sgd,
+) -> Result:
+    """Rounds: ``step(w_t, cohort, models)`` is w_{t+1}, by default the average; ``train(case, k, w_t)`` a client's model."""
     weights, w = [], case.initial
     for cohort in case.cohorts:
-        w = np.asarray(step(w, cohort, [local_sgd(case, client, w) for client in cohort]), dtype=np.float64)
+        models = [train(case, client, w) for client in cohort]
+        w = np.asarray(case.mean(cohort, models) if step is None else step(w, cohort, models), dtype=np.float64)
         weights.append(w)
     return Result(weights)
 
@@ -158,28 +182,30 @@ def as_torch_adam(settings: dict[str, Any], number: int) -> tuple[float, float]:
     return settings["server_lr"] * second**0.5 / first, settings["tau"] * second**0.5
 
 
-def save_case(case: Case, file: Path) -> None:
-    arrays = {"initial": case.initial, "x": case.x, "y": case.y, "sizes": np.array(case.sizes)}
-    rounds = {"cohorts": np.array(case.cohorts), "staleness": np.array(case.staleness)}
-    np.savez(file, algorithm=case.algorithm, settings=json.dumps(case.settings), **arrays, **rounds)
+SERVER_OPTIMIZERS: dict[str, Callable[[Any, dict[str, Any]], torch.optim.Optimizer]] = {
+    "FedAvgM": lambda parameters, s: torch.optim.SGD(parameters, s["server_lr"], s["momentum"]),
+    "FedAdam": lambda parameters, s: torch.optim.Adam(parameters, s["server_lr"], (s["beta_1"], s["beta_2"]), s["tau"]),
+    "FedAdagrad": lambda parameters, s: torch.optim.Adagrad(
+        parameters, s["server_lr"], eps=s["tau"], initial_accumulator_value=s["tau"] ** 2
+    ),
+}
+"""Of peers that take any optimizer of torch at the server."""
+
+
+def save(what: Case | Result, file: Path) -> None:
+    """Write a case or a result as JSON, which keeps every bit of a float."""
+    file.write_text(json.dumps(asdict(what), default=np.ndarray.tolist), encoding="utf-8")
 
 
 def load_case(file: Path) -> Case:
-    with np.load(file) as found:
-        lists = {name: found[name].tolist() for name in ("sizes", "cohorts", "staleness")}
-        arrays = {name: found[name] for name in ("initial", "x", "y")}
-        return Case(str(found["algorithm"]), json.loads(str(found["settings"])), **arrays, **lists)
-
-
-def save_result(result: Result, file: Path) -> None:
-    own = {f"own_{client}": weights for client, weights in (result.own or {}).items()}
-    np.savez(file, weights=np.stack(result.weights), **own)
+    found = json.loads(file.read_text(encoding="utf-8"))
+    return Case(**found | {name: np.array(found[name]) for name in ("initial", "x", "y")})
 
 
 def load_result(file: Path) -> Result:
-    with np.load(file) as found:
-        own = {int(name[4:]): found[name] for name in found.files if name.startswith("own_")}
-        return Result(list(found["weights"]), own or None)
+    found = json.loads(file.read_text(encoding="utf-8"))
+    own = {int(client): np.array(weights) for client, weights in (found["own"] or {}).items()}
+    return Result([np.array(weights) for weights in found["weights"]], own or None)
 
 
 def main(
@@ -196,12 +222,12 @@ def main(
     parser = argparse.ArgumentParser(description=f"Run the cases of a folder with {package}.")
     folder = parser.add_argument("folder", type=Path) and parser.parse_args().folder
     (folder / "version.txt").write_text(importlib.metadata.version(package), encoding="utf-8")
-    for file in sorted(folder.glob("case_*.npz")):
+    for file in sorted(folder.glob("case_*.json")):
         case = load_case(file)
         for kind, table in (("result", runs), ("changed", changed or {}), ("explained", explained or {})):
             if case.algorithm in table:
-                target = folder / f"{kind}_{case.algorithm}.npz"
+                target = folder / f"{kind}_{case.algorithm}.json"
                 try:
-                    save_result(table[case.algorithm](case), target)
+                    save(table[case.algorithm](case), target)
                 except Exception:  # a peer that cannot run it is a row of the table
                     target.with_suffix(".txt").write_text(traceback.format_exc(), encoding="utf-8")

@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from common import Case, Result, Run, Vector, load, local_sgd, main, network, server_rounds, vector
+from common import SERVER_OPTIMIZERS, Case, Result, Run, Vector, load, local_sgd, main, network, server_rounds, sgd, vector
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.apis.fl_context import FLContext
@@ -22,7 +22,6 @@ from nvflare.app_opt.pt.fedproxloss import PTFedProxLoss
 from nvflare.app_opt.pt.scaffold import PTScaffoldHelper
 from nvflare.edge.assessors.buff_model_manager import BuffModelManager
 from nvflare.edge.mud import ModelUpdate
-from torch.nn import functional as F
 
 
 def reply(model: Vector, weight: float | None, **meta: Any) -> FLModel:
@@ -33,11 +32,11 @@ def reply(model: Vector, weight: float | None, **meta: Any) -> FLModel:
 
 def averaging(by: Callable[[Case, int], float | None], train: Callable[[Case, int, Vector], Vector] = local_sgd) -> Run:
     def run(case: Case) -> Result:
-        weights, w = [], case.initial
-        for cohort in case.cohorts:
-            replies = [reply(train(case, k, w), by(case, k)) for k in cohort]
-            weights.append(w := BaseFedAvg.aggregate_fn(replies).params["weights"])
-        return Result(weights)
+        def step(w: Vector, cohort: Sequence[int], models: list[Vector]) -> Vector:
+            replies = [reply(model, by(case, k)) for k, model in zip(cohort, models, strict=True)]
+            return BaseFedAvg.aggregate_fn(replies).params["weights"]
+
+        return server_rounds(case, step, train)
 
     return run
 
@@ -50,11 +49,7 @@ def proximal(case: Case, client: int, start: Vector) -> Vector:
     net, anchor, term = network(case), network(case), PTFedProxLoss(case.settings["proximal_mu"])
     load(net, start)
     load(anchor, start)
-    optimizer = torch.optim.SGD(net.parameters(), lr=case.lr)
-    for x, y in case.batches(client):
-        optimizer.zero_grad()
-        (F.cross_entropy(net(x), y) + term(net, anchor)).backward()
-        optimizer.step()
+    sgd(case, client, net, lambda net: term(net, anchor))
     return vector(net)
 
 
@@ -90,12 +85,7 @@ def _turn(case: Case, client: int, model: Any, helper: PTScaffoldHelper, control
     start = copy.deepcopy(model)
     helper.load_global_controls(control)
     shared, own = helper.get_params()
-    optimizer = torch.optim.SGD(model.parameters(), lr=case.lr)
-    for x, y in case.batches(client):
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        helper.model_update(model, case.lr, shared, own)
+    sgd(case, client, model, then=lambda model: helper.model_update(model, case.lr, shared, own))
     helper.terms_update(model, case.lr, shared, own, start)
     return helper.get_delta_controls()
 
@@ -110,7 +100,7 @@ def adaptive(optimizer: Callable[[Any, dict[str, Any]], torch.optim.Optimizer]) 
 
         def step(w: Vector, cohort: Sequence[int], models: list[Vector]) -> Vector:
             average = network(case)
-            load(average, case.shares(cohort) @ np.stack(models) - w)
+            load(average, case.mean(cohort, models) - w)
             change = {name: tensor.detach().numpy() for name, tensor in average.named_parameters()}
             generator.server_update(change)
             return vector(generator.model)
@@ -158,14 +148,7 @@ RUNS: dict[str, Run] = {
     "FedAvg": averaging(steps_of),
     "FedProx": averaging(lambda case, k: None, proximal),
     "SCAFFOLD": scaffold(steps_of),
-    "FedAdam": adaptive(
-        lambda parameters, s: torch.optim.Adam(parameters, s["server_lr"], (s["beta_1"], s["beta_2"]), s["tau"])
-    ),
-    "FedAdagrad": adaptive(
-        lambda parameters, s: torch.optim.Adagrad(
-            parameters, s["server_lr"], eps=s["tau"], initial_accumulator_value=s["tau"] ** 2
-        )
-    ),
+    **{name: adaptive(SERVER_OPTIMIZERS[name]) for name in ("FedAdam", "FedAdagrad")},
     "FedBuff": buffered(BuffModelManager),
 }
 CHANGED: dict[str, Run] = {

@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from common import Case, Net, Result, Vector, network, norm_entries, vector
+from common import Case, Net, Result, Vector, entries, network, norm_entries, vector
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
@@ -108,10 +108,7 @@ def _own(case: Case, federation: fl.FederatedOrchestrator) -> dict[int, Vector] 
 
 def shared_entries(case: Case) -> Vector:
     """Which weights the server averages: all but the personal ones."""
-    if case.algorithm == "FedRep":
-        sizes = [(name, tensor.numel()) for name, tensor in network(case).named_parameters()]
-        return np.concatenate([np.full(size, name.startswith("encoder.")) for name, size in sizes])
-    return ~norm_entries(case)
+    return entries(case, "encoder.") if case.algorithm == "FedRep" else ~norm_entries(case)
 
 
 def run(case: Case, rounds: int, cohort: int) -> tuple[Case, Result]:
@@ -125,15 +122,9 @@ def run(case: Case, rounds: int, cohort: int) -> tuple[Case, Result]:
     batch = case.settings["batch"]
     data = fl.FederatedDataModule.from_clients(clients, val=clients["00"], batch_size=batch, shuffle=False)
     with tempfile.TemporaryDirectory() as folder:
-        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-        trainer = L.Trainer(
-            max_epochs=rounds,
-            callbacks=[federation, record],
-            accelerator="cpu",
-            precision="64-true",
-            default_root_dir=folder,
-            **quiet,
-        )
+        off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+        flags: Settings = {"accelerator": "cpu", "precision": "64-true", "default_root_dir": folder, **off}
+        trainer = L.Trainer(max_epochs=rounds, callbacks=[federation, record], **flags)
         trainer.fit(Classifier(network(case), case.lr), data)
     case = replace(case, cohorts=record.cohorts, staleness=record.staleness)
     shared = shared_entries(case)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from common import Case, Net, Result, Run, Vector, as_torch_adam, local_sgd, main, network, norm_entries, server_rounds
+from common import Case, Net, Result, Run, Vector, as_torch_adam, entries, local_sgd, main, network, norm_entries, server_rounds
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -48,22 +48,10 @@ def descend(case: Case, client: int, start: Vector, direction: Callable[[Vector,
     return w
 
 
-def _mean(case: Case, cohort: Sequence[int], models: Sequence[Vector]) -> Vector:
-    return case.shares(cohort) @ np.stack(models)
-
-
-def averaging(case: Case) -> Result:
-    """McMahan et al. 2017, Algorithm 1."""
-    return server_rounds(case, lambda w, cohort, models: _mean(case, cohort, models))
-
-
 def fedprox(case: Case) -> Result:
     """Li et al. 2020, eq. 2, by gradient steps."""
-    weights, w = [], case.initial
-    for cohort in case.cohorts:
-        clients = [descend(case, k, w, lambda v, g, w=w: g + case.settings["proximal_mu"] * (v - w)) for k in cohort]
-        weights.append(w := _mean(case, cohort, clients))
-    return Result(weights)
+    mu = case.settings["proximal_mu"]
+    return server_rounds(case, train=lambda case, k, w: descend(case, k, w, lambda v, g: g + mu * (v - w)))
 
 
 def scaffold(case: Case) -> Result:
@@ -95,113 +83,113 @@ def fednova(case: Case) -> Result:
 
 def feddyn(case: Case) -> Result:
     """Acar et al. 2021, Algorithm 1; m there counts all devices."""
-    alpha, weights, w, h = case.settings["alpha"], [], case.initial, np.zeros_like(case.initial)
-    own = {k: np.zeros_like(w) for k in range(len(case.sizes))}
-    for cohort in case.cohorts:
-        models = []
-        for k in cohort:
-            models.append(descend(case, k, w, lambda v, g, k=k, w=w: g - own[k] + alpha * (v - w)))
-            own[k] = own[k] - alpha * (models[-1] - w)
+    alpha, h = case.settings["alpha"], np.zeros_like(case.initial)
+    own = {k: np.zeros_like(h) for k in range(len(case.sizes))}
+
+    def train(case: Case, k: int, w: Vector) -> Vector:
+        model = descend(case, k, w, lambda v, g: g - own[k] + alpha * (v - w))
+        own[k] = own[k] - alpha * (model - w)
+        return model
+
+    def step(w: Vector, cohort: Sequence[int], models: Sequence[Vector]) -> Vector:
+        nonlocal h
         h = h - alpha / len(case.sizes) * sum(model - w for model in models)
-        weights.append(w := np.mean(models, axis=0) - h / alpha)
-    return Result(weights)
+        return np.mean(models, axis=0) - h / alpha
+
+    return server_rounds(case, step, train)
 
 
 def moon(case: Case) -> Result:
     """Li et al. 2021, Algorithm 1; before a client's first turn, its last model is w_t, so that the term is constant."""
-    mu, temperature = case.settings["mu"], case.settings["temperature"]
-    weights, w, last = [], case.initial, {}
+    mu, temperature, last = case.settings["mu"], case.settings["temperature"], {}
 
-    def contrast(k: int, w: Vector) -> Callable[[Tensor, Tensor], Tensor]:
+    def train(case: Case, k: int, w: Vector) -> Vector:
         def term(point: Tensor, x: Tensor) -> Tensor:
             z = _encode(case, point, x)
             near, far = (_encode(case, torch.tensor(model), x) for model in (w, last.get(k, w)))
             scores = [F.cosine_similarity(z, other, dim=1) / temperature for other in (near, far)]
             return mu * F.cross_entropy(torch.stack(scores, dim=1), torch.zeros(len(x), dtype=torch.long))
 
-        return term
+        v = w
+        for batch in case.batches(k):
+            v = v - case.lr * gradient(case, v, batch, term)
+        last[k] = v
+        return v
 
-    for cohort in case.cohorts:
-        models = []
-        for k in cohort:
-            v = w
-            for batch in case.batches(k):
-                v = v - case.lr * gradient(case, v, batch, contrast(k, w))
-            models.append(v)
-        last |= dict(zip(cohort, models, strict=True))
-        weights.append(w := _mean(case, cohort, models))
-    return Result(weights)
+    return server_rounds(case, train=train)
 
 
 def ditto(case: Case) -> Result:
     """Li et al. 2021, Algorithm 1: FedAvg, and v_k near w_t. Its listing leaves v_k's start open: here the first w_t."""
-    strength, own, w = case.settings["strength"], {}, case.initial
-    shared = averaging(case).weights
-    for cohort, after in zip(case.cohorts, shared, strict=True):
-        for k in cohort:
-            own[k] = descend(case, k, own.get(k, w), lambda v, g, w=w: g + strength * (v - w))
-        w = after
-    return Result(shared, own)
+    strength, own = case.settings["strength"], {}
+
+    def train(case: Case, k: int, w: Vector) -> Vector:
+        own[k] = descend(case, k, own.get(k, w), lambda v, g: g + strength * (v - w))
+        return local_sgd(case, k, w)
+
+    return Result(server_rounds(case, train=train).weights, own)
 
 
 def fedrep(case: Case) -> Result:
     """Collins et al. 2021, Algorithm 1: the head for one epoch, then the encoder for one; heads stay at the clients."""
-    encoder = np.concatenate([np.full(t.numel(), n.startswith("encoder.")) for n, t in network(case).named_parameters()])
-    weights, w, heads = [], case.initial, {}
-    for cohort in case.cohorts:
-        models = []
-        for k in cohort:
-            v, batches = np.where(encoder, w, heads.get(k, case.initial)), case.batches(k)
-            for number, batch in enumerate(batches):
-                trained = ~encoder if number < len(batches) // 2 else encoder
-                v = v - case.lr * trained * gradient(case, v, batch)
-            models.append(v)
-        heads |= dict(zip(cohort, models, strict=True))
-        weights.append(w := np.where(encoder, _mean(case, cohort, models), case.initial))
+    encoder, heads = entries(case, "encoder."), {}
+
+    def train(case: Case, k: int, w: Vector) -> Vector:
+        v, batches = np.where(encoder, w, heads.get(k, case.initial)), case.batches(k)
+        for number, batch in enumerate(batches):
+            trained = ~encoder if number < len(batches) // 2 else encoder
+            v = v - case.lr * trained * gradient(case, v, batch)
+        heads[k] = v
+        return v
+
+    weights = server_rounds(case, lambda w, cohort, models: np.where(encoder, case.mean(cohort, models), w), train).weights
     return Result([w[encoder] for w in weights], {k: v[~encoder] for k, v in heads.items()})
 
 
 def fedbn(case: Case) -> Result:
     """Li et al. 2021 (FedBN), section 4: FedAvg of all but BatchNorm, with torch's BatchNorm in local training."""
-    norm, weights, w, own = norm_entries(case), [], case.initial, {}
-    for cohort in case.cohorts:
-        models = [local_sgd(case, k, np.where(norm, own.get(k, case.initial), w)) for k in cohort]
-        own |= dict(zip(cohort, models, strict=True))
-        weights.append(w := _mean(case, cohort, models))
+    norm, own = norm_entries(case), {}
+
+    def train(case: Case, k: int, w: Vector) -> Vector:
+        own[k] = local_sgd(case, k, np.where(norm, own.get(k, case.initial), w))
+        return own[k]
+
+    weights = server_rounds(case, train=train).weights
     return Result([w[~norm] for w in weights], {k: v[norm] for k, v in own.items()})
 
 
 def apfl(case: Case) -> Result:
     """Deng et al. 2020, Algorithm 1, with a fixed alpha: both models step at once; the mixture is the client's own."""
-    alpha, weights, w, own, mixed = case.settings["alpha"], [], case.initial, {}, {}
-    for cohort in case.cohorts:
-        models = []
-        for k in cohort:
-            u, v = w, own.get(k, w)
-            for batch in case.batches(k):
-                g = gradient(case, alpha * v + (1 - alpha) * u, batch)
-                u, v = u - case.lr * gradient(case, u, batch), v - case.lr * alpha * g
-            own[k], mixed[k] = v, alpha * v + (1 - alpha) * u
-            models.append(u)
-        weights.append(w := _mean(case, cohort, models))
-    return Result(weights, mixed)
+    alpha, own, mixed = case.settings["alpha"], {}, {}
+
+    def train(case: Case, k: int, w: Vector) -> Vector:
+        u, v = w, own.get(k, w)
+        for batch in case.batches(k):
+            g = gradient(case, alpha * v + (1 - alpha) * u, batch)
+            u, v = u - case.lr * gradient(case, u, batch), v - case.lr * alpha * g
+        own[k], mixed[k] = v, alpha * v + (1 - alpha) * u
+        return u
+
+    return Result(server_rounds(case, train=train).weights, mixed)
 
 
 def pfedme(case: Case) -> Result:
     """Dinh et al. 2020, Algorithm 1: K steps of theta, one of w, and so on; beta mixes at the server."""
-    s, weights, w, own = case.settings, [], case.initial, {}
-    for cohort in case.cohorts:
-        models = []
-        for k in cohort:
-            u = theta = w
-            for number, batch in enumerate(case.batches(k), 1):
-                theta = theta - case.lr * (gradient(case, theta, batch) + s["strength"] * (theta - u))
-                if number % s["steps"] == 0:
-                    u = u - s["rate"] * s["strength"] * (u - theta)
-            models.append(u)
-            own[k] = theta
-        weights.append(w := (1 - s["beta"]) * w + s["beta"] * _mean(case, cohort, models))
-    return Result(weights, own)
+    s, own = case.settings, {}
+
+    def train(case: Case, k: int, w: Vector) -> Vector:
+        u = theta = w
+        for number, batch in enumerate(case.batches(k), 1):
+            theta = theta - case.lr * (gradient(case, theta, batch) + s["strength"] * (theta - u))
+            if number % s["steps"] == 0:
+                u = u - s["rate"] * s["strength"] * (u - theta)
+        own[k] = theta
+        return u
+
+    def step(w: Vector, cohort: Sequence[int], models: Sequence[Vector]) -> Vector:
+        return (1 - s["beta"]) * w + s["beta"] * case.mean(cohort, models)
+
+    return Result(server_rounds(case, step, train).weights, own)
 
 
 def qfedavg(case: Case) -> Result:
@@ -225,7 +213,7 @@ def adaptive(second: Callable[[Vector, Vector, float], Vector]) -> Run:
 
         def step(w: Vector, cohort: Sequence[int], models: Sequence[Vector]) -> Vector:
             nonlocal m, v
-            change = _mean(case, cohort, models) - w
+            change = case.mean(cohort, models) - w
             m = s["beta_1"] * m + (1 - s["beta_1"]) * change
             v = second(v, change**2, s["beta_2"])
             return w + s["server_lr"] * m / (np.sqrt(v) + s["tau"])
@@ -241,7 +229,7 @@ def torch_adam(case: Case) -> Result:
 
     def step(w: Vector, cohort: Sequence[int], models: Sequence[Vector]) -> Vector:
         nonlocal number, m, v
-        number, change = number + 1, _mean(case, cohort, models) - w
+        number, change = number + 1, case.mean(cohort, models) - w
         lr, tau = as_torch_adam(s, number)
         m, v = s["beta_1"] * m + (1 - s["beta_1"]) * change, s["beta_2"] * v + (1 - s["beta_2"]) * change**2
         return w + lr * m / (np.sqrt(v) + tau)
@@ -255,7 +243,7 @@ def fedavgm(case: Case) -> Result:
 
     def step(w: Vector, cohort: Sequence[int], models: Sequence[Vector]) -> Vector:
         nonlocal velocity
-        velocity = case.settings["momentum"] * velocity + w - _mean(case, cohort, models)
+        velocity = case.settings["momentum"] * velocity + w - case.mean(cohort, models)
         return w - case.settings["server_lr"] * velocity
 
     return server_rounds(case, step)
@@ -291,7 +279,7 @@ def trimmed_mean(case: Case) -> Result:
 
 
 RUNS: dict[str, Run] = {
-    "FedAvg": averaging,
+    "FedAvg": server_rounds,  # McMahan et al. 2017, Algorithm 1
     "FedAvgM": fedavgm,
     "FedProx": fedprox,
     "SCAFFOLD": scaffold,

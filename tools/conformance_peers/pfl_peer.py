@@ -10,7 +10,7 @@ import torch
 
 os.environ["PFL_PYTORCH_DEVICE"] = "cpu"  # before the import
 
-from common import Case, Net, Result, Run, Vector, main, network, vector
+from common import SERVER_OPTIMIZERS, Case, Net, Result, Run, Vector, main, network, vector
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByDatapoints
 from pfl.algorithm.base import NNAlgorithmParams
@@ -133,22 +133,9 @@ def _opposite_sign(run: Run) -> Run:
 
 RUNS: dict[str, Run] = {
     "FedAvg": federation(FederatedAveraging),
-    "FedAvgM": federation(
-        FederatedAveraging,
-        optimizer=lambda parameters, s: torch.optim.SGD(parameters, lr=s["server_lr"], momentum=s["momentum"]),
-    ),
+    **{name: federation(FederatedAveraging, optimizer=optimizer) for name, optimizer in SERVER_OPTIMIZERS.items()},
     "FedProx": federation(FedProx, lambda case, rounds: FedProxParams(mu=case.settings["proximal_mu"], **rounds)),
     "SCAFFOLD": federation(SCAFFOLD, _controls),
-    "FedAdam": federation(
-        FederatedAveraging,
-        optimizer=lambda parameters, s: torch.optim.Adam(parameters, s["server_lr"], (s["beta_1"], s["beta_2"]), s["tau"]),
-    ),
-    "FedAdagrad": federation(
-        FederatedAveraging,
-        optimizer=lambda parameters, s: torch.optim.Adagrad(
-            parameters, s["server_lr"], eps=s["tau"], initial_accumulator_value=s["tau"] ** 2
-        ),
-    ),
 }
 CHANGED: dict[str, Run] = {"SCAFFOLD": _opposite_sign(RUNS["SCAFFOLD"])}
 

@@ -1,1 +1,1 @@
-"""The server of a federation of sites: whom it asks, and what it takes."""
+"""The server of a federation of sites: which sites it asks, and what it accepts."""

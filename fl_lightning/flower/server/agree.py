@@ -1,4 +1,4 @@
-"""Refuse by name, before anything is sent or trained, what cannot work over a network, or means something else at a site."""
+"""Refuse, before anything is sent or trained, what does not work over a network or means something different at a site."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def _audit(parsed: argparse.Namespace) -> None:
 
 
 def _witnessed(log: Path, path: Path) -> str:
-    """Return in words whether the log has every line of which the server has kept the digest."""
+    """Say whether the log has every line whose digest the server has kept."""
     try:
         told = path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:

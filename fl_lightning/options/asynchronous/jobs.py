@@ -74,7 +74,7 @@ class JobsInProgress:
         return StartModel(round_idx, {name: tensor.to(server.device) for name, tensor in model.tensors.items()})
 
     def follow(self, queue: EventQueue, round_idx: int, federation: Federation) -> None:
-        """Go on to the jobs after a round, and keep only their models, with a copy of the current one if it is among them.
+        """Move on to the jobs after a round, and keep only the models that they need, the current one as a copy.
 
         Args:
             queue: the clock after the round.

@@ -55,7 +55,7 @@ class Asynchronous(OptionSettings):
         yield Need(Capability.FIXED_TENSORS, f"{_WHAT} does not cover such tensors", f"Remove {_WHAT}")
 
     def removes(self) -> Iterator[Removal]:
-        """Return what asynchronous rounds take away: cohorts, of which all clients start from the same model."""
+        """Return what asynchronous rounds remove: cohorts whose clients all start from the same model."""
         remove = f"remove {_WHAT}"
         for capability, why in (
             (Capability.WHOLE_ROUNDS, f"with {_WHAT} clients deliver changes of different models"),

@@ -114,7 +114,7 @@ class PrivateOption(OptionSettings):
 
     @abstractmethod
     def whole_run(self, context: ServerContext, rounds: int, first: int = 0) -> Spending:
-        """Return what a run of so many rounds may release at most from a first round on, if no round is repeated."""
+        """Return the most that ``rounds`` rounds, counted from ``first``, may release if no round is repeated."""
 
     @abstractmethod
     def cases(self, released: Sequence[Spending], data: FederatedDataModule) -> list[Case]:

@@ -243,7 +243,7 @@ class MasksAtClients(ClientHooks):
         require_grids(description.grids, strategy.grids([examples], self._editor.grid), own)
 
     def _prepared_strategy(self, description: RoundDescription) -> RunningStrategy:
-        """Return a copy of the strategy that knows the round, and of which a server in this process knows nothing."""
+        """Return a copy of the strategy that knows the round and is hidden from a server in this process."""
         if self._strategy is None:
             found = copy.copy(self._context.strategy)
             if not isinstance(found, RunningStrategy):

@@ -200,7 +200,7 @@ def _grid(values: Any) -> Grid:
 
 
 def digest_of_sums(sizes: Mapping[str, int]) -> str:
-    """Return the digest of a question for whole numbers, of which a site signs one list of survivors."""
+    """Return the digest of a question for whole numbers. A site signs one list of survivors for each."""
     return _hashed(["sums", dict(sizes)]).hex()
 
 

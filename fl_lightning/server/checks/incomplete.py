@@ -1,4 +1,4 @@
-"""Let no metric of an incomplete model decide anything: one of which clients hold parts that the server lacks."""
+"""Refuse decisions by metrics of an incomplete model, which lacks parts that clients hold."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def warn_incomplete(owner: FederationSettings, trainer: Trainer) -> None:
 
 
 def refuse_incomplete(checkpoint: dict[str, Any], key: str) -> None:
-    """Refuse to evaluate a checkpoint of which clients hold parts.
+    """Refuse to evaluate a checkpoint that lacks parts held by clients.
 
     Args:
         checkpoint: the checkpoint as it was read.
