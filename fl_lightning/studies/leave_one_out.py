@@ -12,7 +12,7 @@ from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.metric_mode import higher_is_better
 from fl_lightning.studies.grid import Axis, Choice
-from fl_lightning.studies.layout import Table
+from fl_lightning.studies.page import Table
 from fl_lightning.studies.panels import Measure, Panel
 from fl_lightning.studies.run_table import RunTable
 from fl_lightning.studies.tables import Column, finals, paired_table, table_of

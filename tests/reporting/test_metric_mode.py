@@ -20,7 +20,7 @@ from fl_lightning import (
     ShapleyValues,
 )
 from fl_lightning.functional.metric_mode import known_direction
-from fl_lightning.studies.options import ReportOptions
+from fl_lightning.studies.panels import ReportOptions
 
 HIGHER = [
     *("val_accuracy", "val_acc", "acc1", "val/acc", "val_f1_macro", "val_f1/0", "F1Score", "val_OverallAccuracy"),
@@ -101,7 +101,7 @@ def test_fedstar_looks_at_the_values_of_a_metric_that_does_not_tell():
 
 def test_a_report_marks_no_best_where_nothing_tells_which_it_is():
     options = ReportOptions(also=["val_loss", "val_r2", "federation/client_mean"])
-    found = {one.name: one.higher if one.ranked else None for one in options.measures()}
+    found = {one.name: one.higher if one.ranked else None for one in options.measures()[0]}
     expected = {"accuracy": True, "loss": False, "r2": True}
     both = {f"{part}_{name}": up for part in ("val", "test") for name, up in expected.items()}
     assert found == {**both, "federation/client_mean": None}

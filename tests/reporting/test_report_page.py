@@ -9,8 +9,7 @@ from study_tables import table
 
 from fl_lightning.studies import Row, RunTable
 from fl_lightning.studies.commands import main
-from fl_lightning.studies.layout import Bold, Table
-from fl_lightning.studies.page import write_page
+from fl_lightning.studies.page import Bold, Table, write_page
 from fl_lightning.studies.panels import panels
 from fl_lightning.studies.report import shown_of
 
