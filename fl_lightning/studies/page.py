@@ -116,14 +116,7 @@ class Shown(NamedTuple):
 
 
 def write_page(
-    path: Path,
-    title: str,
-    shown: Sequence[Shown],
-    results: Sections = (),
-    details: Sections = (),
-    set_up: Sequence[Table] = (),
-    words: Sequence[str] = (),
-    first: str = "",
+    path: Path, title: str, shown: Sequence[Shown], results: Sections = (), first: str = "", **more: Sections | Sequence[Any]
 ) -> None:
     """Write the page: the result, curves, further tables, the set-up, and what the files of the runs in its folder say.
 
@@ -132,10 +125,9 @@ def write_page(
         title: the title of the report.
         shown: what is drawn.
         results: tables of the result.
-        details: further tables.
-        set_up: tables of the set-up.
-        words: sentences on how to read the report; what stands between backticks is code.
         first: the metric whose chart is shown first.
+        more: ``details``, further tables; ``set_up``, tables of the set-up; and ``words``, sentences on how to read the report,
+            in which code stands between backticks.
     """
     from jinja2 import Environment, FileSystemLoader  # torch requires it
 
@@ -146,16 +138,14 @@ def write_page(
     style, script = ((folder / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     page = environment.get_template("report.html.j2").render(
         title=title,
-        results=[one for one in results if one[1]],
-        details=[one for one in details if one[1]],
-        set_up=set_up,
-        words=words,
+        results=results,
         charts=charts,
         bands=any(any(spreads) for own in shown for _, _, spreads in own.curves.values()),
         numbers=json.dumps(charts, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         matrices=[(*MATRICES[prefix], found) for prefix in MATRICES if (found := _matrices(shown, prefix))],
         style=style,
         script=script,
+        **more,
         **_of_runs(path.parent),
     )
     write_whole(path, page.encode())

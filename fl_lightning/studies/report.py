@@ -72,9 +72,10 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
     set_up = list(set_up_tables(table))
     words = guide(grouped, [*final, *drawn], table, known=bool(set_up))
     title = options.title or name
-    write_page(folder / "report.html", title, shown_of(table, grouped), results, details, set_up, words, metric)
+    page = folder / "report.html"
+    write_page(page, title, shown_of(table, grouped), results, metric, details=details, set_up=set_up, words=words)
     if page_only:
-        return [folder / "report.html"]
+        return [page]
     pictures = draw_all(table, grouped, drawn, folder)
     _write_texts(folder, title, set_up, words, results, details, pictures)
     files = ["report.html", "report.md", "report.tex", *(f"{file}.{kind}" for file in pictures for kind in FORMATS)]

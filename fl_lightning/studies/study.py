@@ -24,7 +24,7 @@ from fl_lightning.reporting.wandb import LONGEST_TAG
 from fl_lightning.studies.collection import LOGS, read_run
 from fl_lightning.studies.execution import Job, run_all
 from fl_lightning.studies.grid import Axis, Run, folder_name, full_names, read_axes, span
-from fl_lightning.studies.leave_one_out import EVERY, measured, require_federation, site_axis
+from fl_lightning.studies.leave_one_out import EVERY, measured, site_axis
 from fl_lightning.studies.panels import ReportOptions
 from fl_lightning.studies.report import ON_TEST_SET, print_files, require_logged, write_report
 from fl_lightning.studies.run_table import Row, RunTable
@@ -143,8 +143,11 @@ class Study(ChecksTypes):
         same: dict[str, str] = {}
         for run in self.runs:
             config = self._reader.read(run)
-            if self._measured:
-                require_federation(run.name, config)
+            if self._measured and not config.federation.enabled:
+                raise ConfigurationError(
+                    f"The run '{run.name}' has 'federation.enabled' false, but 'leave_one_out' tests the model of a federation "
+                    "at the client that was left out. Remove this choice, or 'leave_one_out'."
+                )
             found[run.name] = config, self._reader.text(config)
             twin = same.setdefault(found[run.name][1], run.name)
             if twin != run.name:
@@ -163,9 +166,8 @@ class Study(ChecksTypes):
         jobs = [self._job(run) for run in self.runs]
         with lock_folder(self.folder, "'compare'", "folder"):
             sweep = self._write_sweep()
-            failed: list[Job] = []
             try:
-                self._run_missing(jobs, failed)
+                failed = self._run_missing(jobs)
             except BaseException:  # a study that is stopped still reports its finished runs
                 with contextlib.suppress(FederationError):
                     self._collect(jobs)
@@ -192,7 +194,8 @@ class Study(ChecksTypes):
         if self.note:
             print(self.note)
 
-    def _run_missing(self, jobs: Sequence[Job], failed: list[Job]) -> None:
+    def _run_missing(self, jobs: Sequence[Job]) -> list[Job]:
+        """Run what is missing, and return the runs that failed."""
         known = {run.name for run in self.runs if (run.setting, run.seed) in self.known.runs}
         missing = [job for job in jobs if not job.is_finished and job.name not in known]
         places = self._places()[: max(1, len(missing))]
@@ -200,6 +203,7 @@ class Study(ChecksTypes):
         print(f"Study '{self.name}': {len(jobs)} runs ({spans}), {len(jobs) - len(missing)} of them finished.", flush=True)
         if missing:
             print(f"Running {len(missing)}, {len(places)} at a time.", flush=True)
+        failed: list[Job] = []
         live = tqdm(bar_format="{desc}", disable=None, file=sys.stdout, leave=False)  # one line, on a terminal alone
 
         def show(running: Sequence[Job]) -> None:
@@ -208,10 +212,10 @@ class Study(ChecksTypes):
 
         for number, (job, status, seconds) in enumerate(run_all(missing, places, show), len(jobs) - len(missing) + 1):
             live.clear()
-            if status:
-                failed.append(job)
+            failed += [job] if status else []
             said = f"failed (exit status {status}): {job.last_words()}" if status else self._came_to(job)
             print(f"[{number}/{len(jobs)}] {job.name}: {seconds:.0f} s, {said}", flush=True)
+        return failed
 
     def _came_to(self, job: Job) -> str:
         last = {metric: value for _, metric, value in sorted(read_run(job.folder, ["*"]), key=lambda logged: logged[0])}

@@ -356,5 +356,5 @@ def test_the_live_line_on_a_terminal(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("fl_lightning.studies.study.run_all", lambda missing, places, tell: iter([tell(jobs)][1:]))
     for is_terminal, shown in ((False, []), (True, ["one: Round 1/3: val_accuracy 0.2   two: starting"])):
         monkeypatch.setattr(sys.stdout, "isatty", lambda own=is_terminal: own, raising=False)
-        Study(ADAFED, seeds=1)._run_missing(jobs, [])
+        Study(ADAFED, seeds=1)._run_missing(jobs)
         assert [line for line in re.split("[\r\n]+", capsys.readouterr().out) if line.startswith("one")] == shown

@@ -80,9 +80,9 @@ HEADER = b"run,strategy,seed,round,metric,value\n"
     [
         (b"", "Cannot read the run table"),
         (b"a,b,c\n1,2,3\n", "is not a run table: its columns are a, b, c, but it needs run, one for each axis"),
-        (HEADER + b"r,A,zero,0,x,1\n", "is damaged"),
+        (HEADER + b"r,A,zero,0,x,1\n", "Cannot read the run table"),
         (HEADER + b"r,A,0,0,study/partition/IID,1\n", "facts such as 'study/partition/IID' now stand in"),
-        (HEADER + b"r,A,0\n", "is damaged"),
+        (HEADER + b"r,A,0\n", "Cannot read the run table"),
     ],
 )
 def test_what_is_no_run_table_is_refused(content, message, tmp_path):
