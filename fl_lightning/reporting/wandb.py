@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import netrc
 import os
 import shlex
 import shutil
@@ -13,7 +12,6 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger, WandbLogger
@@ -42,13 +40,10 @@ def sweep_folder(root: str) -> str:
 
 def has_api_key() -> bool:
     """Look for a key where W&B does: in the environment, then netrc. Asking wandb would fix its mode for the process."""
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    try:
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
+    from requests.utils import get_netrc_auth  # wandb requires it
+
+    server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    return bool(os.environ.get("WANDB_API_KEY") or get_netrc_auth(server))
 
 
 TOTALS = {

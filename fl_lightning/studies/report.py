@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from fl_lightning.errors import ConfigurationError
@@ -67,17 +67,24 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
     results = results or [("", list(cross_tables(table, grouped, crossed)))]
     details: Sections = [("", []) for _ in results]
     for panel in by_panel:
-        for sections, tables in zip((results, details), _tables(table, panel, options, final), strict=True):
-            sections.append((panel.title, [one for one in tables if one is not None]))
-    set_up = list(set_up_tables(table))
+        own, more = _tables(table, panel, options, final)
+        results.append((panel.title, [*filter(None, own)]))
+        details.append((panel.title, [*filter(None, more)]))
+    set_up, title, page = list(set_up_tables(table)), options.title or name, folder / "report.html"
     words = guide(grouped, [*final, *drawn], table, known=bool(set_up))
-    title = options.title or name
-    page = folder / "report.html"
     write_page(page, title, shown_of(table, grouped), results, metric, details=details, set_up=set_up, words=words)
     if page_only:
         return [page]
-    pictures = draw_all(table, grouped, drawn, folder)
-    _write_texts(folder, title, set_up, words, results, details, pictures)
+    markdown = [f"# {title}", "", *(one.markdown() for one in set_up), *(f"- {one}" for one in words), ""]
+    latex = [one.latex() for one in set_up]
+    for (heading, first), (_, further) in zip(results, details, strict=True):
+        markdown += [f"## {heading}", ""] if heading else []
+        markdown += [one.markdown() for one in (*first, *further)]
+        latex += [one.latex(heading) for one in (*first, *further)]
+    pictures = {file: what[0].upper() + what[1:] for file, what in draw_all(table, grouped, drawn, folder).items()}
+    markdown += [f"![{caption}]({file}.png)\n\n*{caption}.*\n" for file, caption in pictures.items()]
+    (folder / "report.md").write_text("\n".join(markdown).rstrip() + "\n", encoding="utf-8")
+    (folder / "report.tex").write_text("\n".join(latex), encoding="utf-8")
     files = ["report.html", "report.md", "report.tex", *(f"{file}.{kind}" for file in pictures for kind in FORMATS)]
     return [folder / file for file in files]
 
@@ -104,30 +111,6 @@ def shown_of(table: RunTable, grouped: Sequence[Panel]) -> list[Shown]:
         label = ", ".join(filter(None, (panel.label(choice) if choice != "all" else "", panel.title)))
         found.append(Shown(label, table.seeds(setting)[0], curves, table.cells(setting, *matrices)))
     return found
-
-
-def _write_texts(
-    folder: Path,
-    title: str,
-    first: Sequence[Table],
-    words: Sequence[str],
-    results: Sections,
-    details: Sections,
-    pictures: Mapping[str, str],
-) -> None:
-    """Write ``report.md`` and ``report.tex``: of each group of settings, its result and then further tables."""
-    markdown = [f"# {title}", "", *(one.markdown() for one in first), *(f"- {one}" for one in words), ""]
-    latex = [one.latex() for one in first]
-    for (heading, own), (_, others) in zip(results, details, strict=True):
-        if heading:
-            markdown += [f"## {heading}", ""]
-        markdown += [one.markdown() for one in (*own, *others)]
-        latex += [one.latex(heading) for one in (*own, *others)]
-    for file, what in pictures.items():
-        caption = what[0].upper() + what[1:]
-        markdown.append(f"![{caption}]({file}.png)\n\n*{caption}.*\n")
-    (folder / "report.md").write_text("\n".join(markdown).rstrip() + "\n", encoding="utf-8")
-    (folder / "report.tex").write_text("\n".join(latex), encoding="utf-8")
 
 
 ON_TEST_SET = (

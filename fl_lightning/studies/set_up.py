@@ -6,7 +6,6 @@ What is known of a run is read from its configuration and its folder, and stands
 from __future__ import annotations
 
 import functools
-import inspect
 import json
 import pydoc
 from collections import Counter
@@ -167,11 +166,9 @@ def _shortened(value: Any) -> Any:
 def _defaults(path: str) -> dict[str, Any]:
     kind: Any = pydoc.locate(path)
     try:
-        arguments = inspect.signature(kind).parameters
-    except (TypeError, ValueError):
+        return defaults_of(kind)
+    except (AttributeError, TypeError, ValueError):  # a function, or what Python cannot inspect
         return {}
-    found = {name: argument.default for name, argument in arguments.items() if argument.default is not argument.empty}
-    return (defaults_of(kind) if isinstance(kind, type) else {}) | found
 
 
 # ---------------------------------------------------------------- what a report says of it
