@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -117,15 +118,12 @@ def draw_partition(summary: PartitionSummary, path: Path) -> bool:
     axes = figure.subplots(1, len(ratio), sharey=True, width_ratios=ratio, squeeze=False)[0]
     if summary.counts is not None:
         _draw_counts(figure, axes[0], summary, summary.counts)
-    places = torch.arange(clients)
-    left = torch.zeros(clients)
-    for name, part in summary.parts.items():
-        part = part * summary.known if name == "training" else part
-        if few:
-            axes[-1].barh(places.numpy(), part.numpy(), left=left.numpy(), label=name)
-        else:  # one shape for all clients is faster than one for each
-            axes[-1].fill_betweenx(places.numpy(), left.numpy(), (left + part).numpy(), step="mid", label=name)
-        left = left + part
+    shape: dict[str, Any] = {"edges": np.arange(clients + 1) - 0.5, "orientation": "horizontal", "fill": True}
+    left = np.zeros(clients)
+    for name, part in summary.parts.items():  # one shape for all clients is faster than one for each
+        right = left + (part * summary.known if name == "training" else part).numpy()
+        axes[-1].stairs(right, baseline=left, label=name, **shape)
+        left = right
     axes[-1].set_xlabel("examples")
     if few:
         for place in (~summary.known).nonzero().flatten().tolist():

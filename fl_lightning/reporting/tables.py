@@ -32,8 +32,7 @@ def write_matrix(trainer: Trainer, name: str, matrix: Tensor, names: Sequence[st
     if trainer.is_global_zero and not trainer.sanity_checking and len(matrix) <= _MOST_CLASSES:
         for logger in trainer.loggers:
             if isinstance(logger, CSVLogger):
-                lines: list[list[Any]] = [_columns(matrix), *_rows(matrix)] if names is None else _named(matrix, names)
-                write_csv(Path(logger.log_dir) / f"{name}.csv", lines[0], lines[1:])
+                write_csv(Path(logger.log_dir) / f"{name}.csv", *_labelled(matrix, names))
 
 
 def log_matrix(trainer: Trainer, name: str, matrix: Tensor, round_idx: int | None = None) -> None:
@@ -47,7 +46,8 @@ def log_matrix(trainer: Trainer, name: str, matrix: Tensor, round_idx: int | Non
     """
     if trainer.is_global_zero and any(isinstance(logger, WandbLogger) and not _is_off(logger) for logger in trainer.loggers):
         drawn = draw_confusion(matrix)
-        log_table(trainer, name, _columns(matrix), _rows(matrix), round_idx, **({f"{name}_picture": drawn} if drawn else {}))
+        header, rows = _labelled(matrix)
+        log_table(trainer, name, header, rows, round_idx, **({f"{name}_picture": drawn} if drawn else {}))
 
 
 def _is_off(logger: WandbLogger) -> bool:
@@ -55,16 +55,10 @@ def _is_off(logger: WandbLogger) -> bool:
     return bool(getattr(logger.experiment, "disabled", False))
 
 
-def _columns(matrix: Tensor) -> list[str]:
-    return ["true", *(f"predicted {c}" for c in range(len(matrix)))]
-
-
-def _rows(matrix: Tensor) -> list[list[int]]:
-    return [[true, *counts] for true, counts in enumerate(matrix.tolist())]
-
-
-def _named(matrix: Tensor, names: Sequence[str]) -> list[list[Any]]:
-    return [["client", *names], *([name, *row] for name, row in zip(names, matrix.tolist(), strict=True))]
+def _labelled(matrix: Tensor, names: Sequence[str] | None = None) -> tuple[list[str], list[list[Any]]]:
+    """Return the header and the rows of a matrix of clients, or of true and predicted classes."""
+    header = ["client", *names] if names else ["true", *(f"predicted {c}" for c in range(len(matrix)))]
+    return header, [[name, *row] for name, row in zip(names or range(len(matrix)), matrix.tolist(), strict=True)]
 
 
 def log_table(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import netrc
 import os
 import shlex
 import shutil
@@ -13,7 +12,6 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger, WandbLogger
@@ -34,21 +32,18 @@ def prefer_offline() -> bool:
 
 
 def sweep_folder(root: str) -> str:
-    """Return a folder for each run of a W&B sweep, inside the requested one; outside a sweep, the requested one."""
+    """Return the folder of a run that a W&B agent started: one for each run of the sweep, inside the requested folder."""
     if "WANDB_SWEEP_ID" not in os.environ or "WANDB_RUN_ID" not in os.environ:
         return root
     return str(Path(root) / os.environ["WANDB_SWEEP_ID"] / os.environ["WANDB_RUN_ID"])
 
 
 def has_api_key() -> bool:
-    """Look for an API key in the environment and in netrc, as W&B does. Calling wandb would fix its mode for the process."""
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    try:
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
+    """Look for a key where W&B does: in the environment, then netrc. Asking wandb would fix its mode for the process."""
+    from requests.utils import get_netrc_auth  # wandb requires it
+
+    server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    return bool(os.environ.get("WANDB_API_KEY") or get_netrc_auth(server))
 
 
 TOTALS = {

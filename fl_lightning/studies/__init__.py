@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fl_lightning.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from fl_lightning.studies.options import ReportOptions
+    from fl_lightning.studies.panels import ReportOptions
     from fl_lightning.studies.report import write_report
     from fl_lightning.studies.run_table import Row, RunTable
     from fl_lightning.studies.study import Study
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'fl_lightning.studies' has no attribute '{name}'")
     require_packages()
-    module = {"ReportOptions": "options", "write_report": "report", "Study": "study"}.get(name, "run_table")
+    module = {"ReportOptions": "panels", "write_report": "report", "Study": "study"}.get(name, "run_table")
     return getattr(import_module(f"fl_lightning.studies.{module}"), name)
 
 

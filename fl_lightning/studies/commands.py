@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -16,12 +17,12 @@ from fl_lightning.config.files import find, read
 from fl_lightning.config.messages import explain, refuse_null
 from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.studies import require_packages
-from fl_lightning.studies.options import ReportOptions
+from fl_lightning.studies.panels import ReportOptions
 from fl_lightning.studies.run_page import write_run_page
 
 COMMANDS = ("compare", "report")
 _OF_A_RUN = {"model", "data", "trainer", "federation"}
-_MAPPINGS = ("settings", "over")
+_OWN = re.compile(r"--(settings|over)\.([^=]+)(?:=(.*))?", re.DOTALL)
 
 
 class _StudyFile(ActionConfigFile):
@@ -75,63 +76,66 @@ def main(arguments: Sequence[str]) -> None:
     Args:
         arguments: the command, then its options.
     """
-    command, *options = arguments
+    before = signal.signal(signal.SIGTERM, _stop)
     try:
-        if command == "report" and options and not options[0].startswith("-"):
-            folder = Path(options.pop(0))
-            if not (folder / "table.csv").exists():
-                print(f"Report: {write_run_page(folder)}")
-                sys.exit(0)
-            options = [f"--folder={folder}", f"--name={folder.name}", *options]
-        require_packages()
-        options, own = _own_options(options)
-        parser = _parser(command)
-        config = parser.parse_args(options)
+        sys.exit(_run(*arguments))
+    except KeyboardInterrupt:
+        _stop(signal.SIGINT, None)
     except FederationError as error:
-        _refuse(command, error)
-    for section, name, value in own:
-        held = config[section] if isinstance(config[section], dict) else {}
-        held.pop(name, None)  # moves it to the end, because the last setting wins
-        config[section] = {**held, name: value}
-    files = config.pop("config") or []
-    if config.name is None and files:
-        config.name = Path(str(files[-1])).stem
-    try:
-        refuse_null(config, parser)
-        settings = {**config.as_dict(), "report": ReportOptions(**config.report.as_dict())}
-        if command == "report":
-            _report(settings)
-            sys.exit(0)
-        from fl_lightning.studies.study import Study
-
-        sys.exit(_compare(Study(**settings)))
-    except FederationError as error:
-        _refuse(command, error)
+        print(f"fl-lightning {arguments[0]}: error: {error}", file=sys.stderr)
+        sys.exit(1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
-def _refuse(command: str, error: FederationError) -> NoReturn:
-    print(f"fl-lightning {command}: error: {error}", file=sys.stderr)
-    sys.exit(1)
+def _stop(number: int, frame: Any) -> NoReturn:
+    print("Stopped. Run the same command again to continue.", file=sys.stderr)
+    sys.exit(128 + number)
 
 
-def _own_options(options: Sequence[str]) -> tuple[list[str], list[tuple[str, str, Any]]]:
-    """Split off the settings given by ``--settings.<name>`` and ``--over.<name>``.
+def _run(command: str, *options: str) -> bool:
+    """Run a command, and return whether runs failed."""
+    if command == "report" and options and not options[0].startswith("-"):
+        folder = Path(options[0])
+        if not (folder / "table.csv").exists():
+            print(f"Report: {write_run_page(folder)}")
+            return False
+        options = (f"--folder={folder}", f"--name={folder.name}", *options[1:])
+    require_packages()
+    settings = _settings(_parser(command), options)
+    if command == "report":
+        _report(settings)
+        return False
+    from fl_lightning.studies.study import Study
+
+    return bool(Study(**settings).compare())
+
+
+def _settings(parser: _Parser, options: Sequence[str]) -> dict[str, Any]:
+    """Parse options; those named ``--settings.<name>`` or ``--over.<name>`` apart.
 
     Of two names that begin alike, such as ``trainer.max_epochs`` and ``trainer.logger``, the parser would lose the first.
     """
     rest: list[str] = []
-    own: list[tuple[str, str, Any]] = []
+    own: list[tuple[str, str, str]] = []
     given = iter(options)
     for option in given:
-        key, equals, value = option.partition("=")
-        section, _, name = key.removeprefix("--").partition(".")
-        named = key.startswith("--") and section in _MAPPINGS and bool(name)
-        text = value if equals else next(given, None) if named else None
-        if named and text is not None:  # otherwise, the parser reports what is missing
-            own.append((section, name, _structure(text)))
-        else:
+        named = _OWN.fullmatch(option)
+        text = None if named is None else next(given, None) if named[3] is None else named[3]
+        if named is None or text is None:  # the parser reports what is missing
             rest.append(option)
-    return rest, own
+        else:
+            own.append((named[1], named[2], text))
+    config = parser.parse_args(rest)
+    for section, name, text in own:
+        held = config[section] if isinstance(config[section], dict) else {}
+        held.pop(name, None)  # moves it to the end, because the last setting wins
+        config[section] = {**held, name: _structure(text)}
+    files = config.pop("config") or []
+    if config.name is None and files:
+        config.name = Path(str(files[-1])).stem
+    refuse_null(config, parser)
+    return {**config.as_dict(), "report": ReportOptions(**config.report.as_dict())}
 
 
 def _structure(text: str) -> Any:
@@ -141,21 +145,6 @@ def _structure(text: str) -> Any:
     except yaml.YAMLError:
         return text
     return found if isinstance(found, list | dict) else text
-
-
-def _compare(study: Any) -> int:
-    before = signal.signal(signal.SIGTERM, _stop)
-    try:
-        return 1 if study.compare() else 0
-    except KeyboardInterrupt:
-        _stop(signal.SIGINT, None)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _stop(number: int, frame: Any) -> NoReturn:
-    print("Stopped. Run the same command again to continue.", file=sys.stderr)
-    sys.exit(128 + number)
 
 
 def _report(settings: dict[str, Any]) -> None:
@@ -168,5 +157,4 @@ def _report(settings: dict[str, Any]) -> None:
     path = Path(settings["table"] or folder / "table.csv")
     known = settings["known"] or []
     table = RunTable.join(RunTable.read(path).axes, [path, *map(Path, [known] if isinstance(known, str) else known)])
-    out = Path(settings["out"] or folder)
-    print_files(write_report(table, settings["report"], out, name, page_only=settings["html"]), out)
+    print_files(write_report(table, settings["report"], Path(settings["out"] or folder), name, page_only=settings["html"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -19,12 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.studies.collection import lines_logged, rounds_logged
-from fl_lightning.studies.settings import fingerprint
 from fl_lightning.utilities.atomic_file import write_whole
 
 _RECORD, _SETTINGS = "study_run.json", "settings.yaml"
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # which Windows lacks
-_CLEAR = "\r\033[K"
 _PATIENCE = 3.0
 """Seconds that a run has to end when asked to stop; it resumes from its last checkpoint in any case."""
 
@@ -58,17 +57,22 @@ class Job:
         record = self._record()
         return bool(record.get("finished")) and record.get("lines") == lines_logged(self.folder)
 
+    @property
+    def _fingerprint(self) -> str:
+        """Return a digest that stays the same if and only if the settings do."""
+        return hashlib.sha256(self.settings.encode()).hexdigest()[:16]
+
     def _record(self) -> dict[str, Any]:
         """Return the record of an earlier attempt with the same settings; empty if there is none."""
         try:
             known: Any = json.loads((self.folder / _RECORD).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return known if isinstance(known, dict) and known.get("settings") == fingerprint(self.settings) else {}
+        return known if isinstance(known, dict) and known.get("settings") == self._fingerprint else {}
 
     def note(self, **what: Any) -> None:
         """Record the result of an attempt, atomically."""
-        record = {"name": self.name, "settings": fingerprint(self.settings), **what}
+        record = {"name": self.name, "settings": self._fingerprint, **what}
         write_whole(self.folder / _RECORD, (json.dumps(record, indent=1) + "\n").encode())
 
     def prepare(self) -> list[str]:
@@ -156,24 +160,6 @@ def run_all(
                 kill(process.pid, number)
             for process in alive:
                 process.join(None if number == _KILL else max(0.1, limit - time.monotonic()))
-
-
-class LiveStatus:
-    """Show the progress of a study's runs in one line that is overwritten on a terminal; elsewhere show nothing."""
-
-    def __init__(self) -> None:
-        self.enabled = sys.stdout.isatty()
-
-    def show(self, jobs: Sequence[Job]) -> None:
-        """Write the line again."""
-        if self.enabled:
-            text = "   ".join(f"{job.name}: {job.progress()}" for job in jobs)
-            print(f"{_CLEAR}{text[: shutil.get_terminal_size().columns - 1]}", end="", flush=True)
-
-    def clear(self) -> None:
-        """Clear the line, so that permanent output can follow."""
-        if self.enabled:
-            print(_CLEAR, end="", flush=True)
 
 
 # ---------------------------------------------------------------- the process of a run

@@ -251,10 +251,8 @@ def confusions(table: RunTable, panel: Panel) -> Figure | None:
 
 def clients(table: RunTable, panel: Panel) -> Figure | None:
     """Draw clients x classes in training examples, for each partition in the panel's settings. None without data."""
-    distinct: dict[str, tuple[list[str], list[str], list[list[float]]]] = {}
-    for name, found in _matrices(table, panel, "partition").items():
-        if found not in distinct.values():
-            distinct[name] = found
+    found = _matrices(table, panel, "partition")
+    distinct = {name: own for k, (name, own) in enumerate(found.items()) if own not in [*found.values()][:k]}
     if not distinct:
         return None
     height, width = (max(len(own[k]) for own in distinct.values()) for k in (0, 1))

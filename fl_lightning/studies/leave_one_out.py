@@ -12,8 +12,8 @@ from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.metric_mode import higher_is_better
 from fl_lightning.studies.grid import Axis, Choice
-from fl_lightning.studies.layout import Table
-from fl_lightning.studies.panels import Measure, Panel
+from fl_lightning.studies.page import Table
+from fl_lightning.studies.panels import Measure, Panel, together
 from fl_lightning.studies.run_table import RunTable
 from fl_lightning.studies.tables import Column, finals, paired_table, table_of
 
@@ -68,19 +68,6 @@ def client_names(config: Namespace) -> list[str]:
     return [data.client_name(client) for client in range(data.num_clients)]
 
 
-def require_federation(name: str, config: Namespace) -> None:
-    """Refuse a run without a federation, which has no client to leave out.
-
-    Raises:
-        ConfigurationError: naming the run.
-    """
-    if not config.federation.enabled:
-        raise ConfigurationError(
-            f"The run '{name}' has 'federation.enabled' false, but 'leave_one_out' tests the model of a federation at the "
-            "client that was left out. Remove this choice, or 'leave_one_out'."
-        )
-
-
 def measured(config: Namespace) -> tuple[str, str]:
     """Return the metric of the report, and whether its ``max`` or ``min`` is best."""
     evaluation = config.federation.client_evaluation
@@ -102,31 +89,25 @@ def leave_one_out_tables(table: RunTable, grouped: Sequence[Panel], measure: Mea
     """
     if LEFT_OUT not in table.axes:
         return
-    place = table.axes.index(LEFT_OUT)
-    together: dict[str, list[Panel]] = {}
+    place, whole = table.axes.index(LEFT_OUT), together(grouped)
+    sections: dict[str, dict[str, dict[str, pd.Series]]] = {}  # by the other axes, then by choice, then by site
     for panel in grouped:
-        setting = next(iter(panel.settings.values()))
-        others = ", ".join(own for k, own in enumerate(setting) if k not in (place, 0))
-        together.setdefault(others, []).append(panel)
-    for title, panels in together.items():
-        sites: dict[str, dict[str, pd.Series]] = {}
-        for panel in panels:
-            for choice, values in finals(table, panel, measure).items():
-                name = choice if place else "all"
-                sites.setdefault(name, {})[panel.settings[choice][place]] = values
+        for choice, values in finals(table, panel, measure).items():
+            setting = panel.settings[choice]
+            others = ", ".join(own for k, own in enumerate(setting) if k not in (place, 0))
+            sections.setdefault(others, {}).setdefault(choice if place else "all", {})[setting[place]] = values
+    for title, sites in sections.items():
         over = {name: pd.Series({site: own.mean() for site, own in found.items()}).dropna() for name, found in sites.items()}
-        tables = [_sites_table(sites, over, panels[0], measure)]
         note = "Runs share most of their training sites, so their results are not independent and the true p is larger."
-        tested = paired_table(over, panels[0], measure, "site", note) if len(sites) > 1 else None
-        yield title, [*tables, *([tested] if tested else [])]
+        tested = [paired_table(over, whole, measure, "site", note)] if len(sites) > 1 else []
+        yield title, [*filter(None, [_sites_table(sites, over, whole, measure), *tested])]
 
 
 def _sites_table(
     sites: Mapping[str, Mapping[str, pd.Series]], over: Mapping[str, pd.Series], panel: Panel, measure: Measure
 ) -> Table:
     """Tabulate the score at each site that was left out, and over sites the mean, the worst and the standard deviation."""
-    none = pd.Series(dtype=float)
-    names = dict.fromkeys(site for own in sites.values() for site in own)
+    none, names = pd.Series(dtype=float), dict.fromkeys(site for own in sites.values() for site in own)
     columns = [Column.of(measure, site, [own.get(site, none) for own in sites.values()]) for site in names]
     for head, what in (("mean", "mean"), ("worst site", "min" if measure.higher else "max"), ("std over sites", "std")):
         columns.append(Column.of(measure, head, [pd.Series([own.agg(what)]).dropna() for own in over.values()]))

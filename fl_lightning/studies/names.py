@@ -97,13 +97,11 @@ def readable(choice: str) -> str:
     return choice.replace("_", " ") if _FILE_NAME.fullmatch(choice) else choice
 
 
-def as_number(choice: str) -> float:
-    """Return a choice as a number; NaN if it is not a number."""
+def _is_number(choice: str) -> bool:
     try:
-        found = float(choice)
+        return math.isfinite(float(choice))
     except ValueError:
-        return math.nan
-    return found if math.isfinite(found) else math.nan
+        return False
 
 
 def setting_in_words(name: str) -> str:
@@ -121,9 +119,7 @@ def label_of(axis: str, choice: str, choices: Iterable[str]) -> str:
     >>> label_of("learning_rate", "0.1", ["0.1", "1"]), label_of("split", "10", ["10", "IID"])
     ('learning rate = 0.1', '10')
     """
-    if any(math.isnan(as_number(other)) for other in choices):
-        return readable(choice)
-    return f"{setting_in_words(axis)} = {choice}"
+    return f"{setting_in_words(axis)} = {choice}" if all(map(_is_number, choices)) else readable(choice)
 
 
 def family(label: str) -> str | None:

@@ -1,16 +1,89 @@
-"""A report as one HTML file that opens without a network: tables, charts to hover over and filter, the configuration."""
+"""Tables of a report, and the report as one HTML file that opens without a network, with charts to hover over and filter."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fl_lightning.studies.collection import natural, read_lines
-from fl_lightning.studies.layout import Bold, Table
 from fl_lightning.utilities.atomic_file import write_whole
+
+
+class Bold(str):
+    """A cell in bold: the best value of its column."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Hold a table of a report.
+
+    Attributes:
+        title: what the table shows.
+        columns: headings of the columns.
+        rows: rows with one cell per column.
+        note: how to read the table.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+    def markdown(self) -> str:
+        """Return the table in Markdown, with the best values in bold."""
+        body = [[f"**{_cell(cell)}**" if isinstance(cell, Bold) else _cell(cell) for cell in row] for row in self.rows]
+        head, *rows = (f"| {' | '.join(row)} |" for row in [list(map(_cell, self.columns)), *body])
+        return "\n".join([f"**{self.title}.** {self.note}".rstrip(), "", head, "|" + "---|" * len(self.columns), *rows, ""])
+
+    def latex(self, what: str = "") -> str:
+        """Return the table as a LaTeX ``table`` environment, which needs the package booktabs.
+
+        Args:
+            what: subject of the table, for the caption.
+        """
+        import pandas as pd  # the page of a single run does without
+
+        title = f"{self.title} ({what})" if what else self.title
+        body = [[rf"\textbf{{{_tex(cell)}}}" if isinstance(cell, Bold) else _tex(cell) for cell in row] for row in self.rows]
+        text: str = pd.DataFrame(body, columns=range(len(self.columns))).to_latex(
+            index=False,
+            header=list(map(_tex, self.columns)),
+            column_format="l" + "r" * (len(self.columns) - 1),
+            caption=_tex(f"{title}. {self.note}".strip()),
+            label=f"tab:{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}",
+        )
+        return text.replace("\\begin{table}\n", "\\begin{table}\n\\centering\n")
+
+
+def _cell(text: str) -> str:
+    """Escape text for a Markdown table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+_TEX = str.maketrans(
+    {
+        **{sign: f"\\{sign}" for sign in "&%_#${}"},
+        **{sign: f"${sign}$" for sign in "<>|"},
+        **{"\\": r"\textbackslash ", "^": r"\^{}", "~": r"\~{}", "†": r"\dag{}", "‡": r"\ddag{}"},
+        **{"±": r"$\pm$", "²": r"$^2$", "≥": r"$\geq$", "≤": r"$\leq$"},
+    }
+)
+
+
+def _tex(text: str) -> str:
+    """Escape text for LaTeX, character by character, so that nothing is escaped twice."""
+    return text.translate(_TEX)
+
+
+# ---------------------------------------------------------------- the page
+
 
 MEMBERS = {"val_f1": "F1 of each class", "client_share": "clients' shares of the aggregate"}
 """Families of metrics with a chart of their own, by the beginning of their names."""
@@ -43,14 +116,7 @@ class Shown(NamedTuple):
 
 
 def write_page(
-    path: Path,
-    title: str,
-    shown: Sequence[Shown],
-    results: Sections = (),
-    details: Sections = (),
-    set_up: Sequence[Table] = (),
-    words: Sequence[str] = (),
-    first: str = "",
+    path: Path, title: str, shown: Sequence[Shown], results: Sections = (), first: str = "", **more: Sections | Sequence[Any]
 ) -> None:
     """Write the page: the result, curves, further tables, the set-up, and what the files of the runs in its folder say.
 
@@ -59,10 +125,9 @@ def write_page(
         title: the title of the report.
         shown: what is drawn.
         results: tables of the result.
-        details: further tables.
-        set_up: tables of the set-up.
-        words: sentences on how to read the report; what stands between backticks is code.
         first: the metric whose chart is shown first.
+        more: ``details``, further tables; ``set_up``, tables of the set-up; and ``words``, sentences on how to read the report,
+            in which code stands between backticks.
     """
     from jinja2 import Environment, FileSystemLoader  # torch requires it
 
@@ -73,16 +138,14 @@ def write_page(
     style, script = ((folder / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     page = environment.get_template("report.html.j2").render(
         title=title,
-        results=[one for one in results if one[1]],
-        details=[one for one in details if one[1]],
-        set_up=set_up,
-        words=words,
+        results=results,
         charts=charts,
         bands=any(any(spreads) for own in shown for _, _, spreads in own.curves.values()),
         numbers=json.dumps(charts, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         matrices=[(*MATRICES[prefix], found) for prefix in MATRICES if (found := _matrices(shown, prefix))],
         style=style,
         script=script,
+        **more,
         **_of_runs(path.parent),
     )
     write_whole(path, page.encode())

@@ -1,13 +1,16 @@
-"""What a report compares: metrics, and the settings that differ on one axis only."""
+"""What a study's report shows: metrics, the settings that differ on one axis only, and how a user chooses among them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.functional.metric_mode import higher_is_better, known_direction
 from fl_lightning.studies.names import in_words, label_of, readable, setting_in_words
-from fl_lightning.studies.set_up import CENTRALIZED, LAST_CLIENT, LOCAL_ONLY
+from fl_lightning.studies.set_up import CENTRALIZED, LAST_CLIENT, LOCAL_ONLY, METRIC
+from fl_lightning.utilities.argument_types import checks_types
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,6 +64,11 @@ class Measure:
         if self.on_test:
             return found.replace("validation ", "test ", 1)
         return f"{found} of the best checkpoint" if self.name.startswith("test_") and found != self.name else found
+
+    @property
+    def at_the_end(self) -> str:
+        """What the final value of a run is."""
+        return "After the last round." if self.last == 1 else f"Mean of the last {self.last} rounds."
 
     @property
     def title(self) -> str:
@@ -196,3 +204,99 @@ def together(panels: Sequence[Panel]) -> Panel:
     names = dict.fromkeys(name for panel in panels for name in panel.names)
     merged["settings"] = {name: merged["settings"][name] for name in names}
     return replace(panels[0], title="", parts=panels, **merged)
+
+
+@checks_types
+@dataclass(frozen=True)
+class ReportOptions:
+    """Choose what a study's report shows.
+
+    Args:
+        metric: metric by which runs are compared; by default ``best_checkpoint.monitor`` of the study's first run.
+        mode: ``max`` if higher is better, ``min`` if lower is; by default, what the name of the metric implies.
+        percent: show the metric, and those of ``also``, times 100.
+        also: further metrics in the table of final values.
+        beside: further metrics in that table, shown as they are and without a best value, such as what privacy has cost.
+        baseline: choice of the first axis against which the others are tested; by default its first.
+        every: number of rounds between the columns of the table over rounds, >= 1.
+        after: round, counted from 1, after which maximum, mean and variance are computed, >= 0.
+        last: number of last rounds whose mean is the final value of a run, >= 1.
+        targets: values of the metric for which to report the cost of reaching them.
+        draw: further metrics to draw as curves.
+        title: title of the report; by default the study's name.
+        names: names for readers by choice, such as ``adafed_f1: AdaFed by F1``. By default, a file of a known algorithm has
+            the algorithm's name.
+
+    Raises:
+        ConfigurationError: for numbers outside their ranges, or if neither ``mode`` nor the metric's name says which is better.
+    """
+
+    metric: str | None = None
+    mode: Literal["max", "min"] | None = None
+    percent: bool = True
+    also: list[str] = field(default_factory=lambda: ["val_f1_macro", "val_f1_weighted"])
+    beside: list[str] = field(default_factory=list)
+    baseline: str | None = None
+    every: int = 10
+    after: int = 15
+    last: int = 1
+    targets: list[float] = field(default_factory=list)
+    draw: list[str] = field(default_factory=list)
+    title: str | None = None
+    names: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, least in (("every", 1), ("after", 0), ("last", 1)):
+            require(getattr(self, name) >= least, f"report.{name}", f"at least {least}", getattr(self, name))
+        if self.metric is not None:
+            higher_is_better(self.metric, self.mode, "report.mode")
+
+    def by_default(self, metric: str, mode: Literal["max", "min"] | None) -> ReportOptions:
+        """Return the options with a metric, and its mode, where they name none."""
+        return self if self.metric is not None else replace(self, metric=metric, mode=self.mode or mode)
+
+    @property
+    def measure(self) -> Measure:
+        """The metric by which runs are compared."""
+        metric = self.metric or METRIC
+        return Measure(metric, higher_is_better(metric, self.mode, "report.mode"), self.percent, self.last)
+
+    def measures(self, on_test: bool = False) -> tuple[list[Measure], list[Measure], list[Measure]]:
+        """Return the metrics of the table of final values, those that are shown for each pair of two axes, and those drawn.
+
+        The first are also those on the test set, if the best checkpoints were tested. A metric has no best value if its name
+        does not imply a direction.
+
+        Args:
+            on_test: whether the server has validated on the test set, so that its figures are called so.
+        """
+        first, *_ = also = self._with(self.also)
+        validated = [own for own in also if own.name.startswith(("val_", "val/"))]
+        tested = [replace(own, name=own.name.replace("val", "test", 1), last=1) for own in validated]
+        plain = [Measure(name, percent=False, last=self.last, ranked=False) for name in self.beside]
+        kinds = [*also, *tested, *plain], [first, *plain], self._with(self.draw)
+        final, crossed, drawn = ([replace(own, on_test=on_test) for own in kind] for kind in kinds)
+        return final, crossed, drawn
+
+    def _with(self, names: Sequence[str]) -> list[Measure]:
+        """Return the metric by which runs are compared, and others, shown alike."""
+        known = {name: known_direction(name) for name in names if name != self.measure.name}
+        more = [Measure(name, up is not False, self.percent, self.last, ranked=up is not None) for name, up in known.items()]
+        return [self.measure, *more]
+
+    def panels(self, table: RunTable) -> list[Panel]:
+        """Return the settings of a table that are compared, with their names for readers."""
+        return panels(table, self.names, self.baseline)
+
+    def check(self, axis: str, choices: Sequence[str]) -> None:
+        """Reject names that the compared axis does not have.
+
+        Raises:
+            ConfigurationError: if a name is wrong; the message lists the valid ones.
+        """
+        for setting, choice in (("baseline", self.baseline), *(("names", name) for name in self.names)):
+            if choice is not None and choice not in choices:
+                raise ConfigurationError(
+                    f"'report.{setting}' has '{choice}', but the choices of the axis '{axis}' are: {', '.join(choices)}. Use "
+                    "one of them."
+                )

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.metric_names import is_validation_figure
 from fl_lightning.studies.figures import FORMATS, draw_all
-from fl_lightning.studies.layout import Table
 from fl_lightning.studies.leave_one_out import leave_one_out_tables
-from fl_lightning.studies.options import ReportOptions
-from fl_lightning.studies.page import MATRICES, Shown, write_page
-from fl_lightning.studies.panels import REFERENCE, Panel
+from fl_lightning.studies.page import MATRICES, Shown, Table, write_page
+from fl_lightning.studies.panels import REFERENCE, Measure, Panel, ReportOptions
 from fl_lightning.studies.run_table import RunTable
 from fl_lightning.studies.set_up import (
     CENTRALIZED,
@@ -59,32 +57,47 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
     options = options.by_default(facts.get("metric", METRIC), facts.get("mode"))
     if folder.exists() and not folder.is_dir():
         raise ConfigurationError(f"Cannot write the report to '{folder}', which is a file. Name a folder.")
-    metric, on_test = options.measure.name, on_test_set(table.facts.values())
-    if metric not in table.metrics:
-        known = ", ".join(metric for metric in table.metrics if "/" not in metric or is_validation_figure(metric)) or "none"
-        raise ConfigurationError(
-            f"'report.metric' is '{metric}', which no run logged. The runs logged: {known}. Set it to one of these."
-        )
+    metric = options.measure.name
+    require_logged(metric, table.metrics, "the runs")
     folder.mkdir(parents=True, exist_ok=True)
     grouped = options.panels(table)
+    final, crossed, drawn = options.measures(on_test_set(table.facts.values()))
     results: Sections = list(leave_one_out_tables(table, grouped, options.measure))
     by_panel = [] if results else grouped
-    results = results or [("", list(cross_tables(table, grouped, options.crossed(on_test))))]
+    results = results or [("", list(cross_tables(table, grouped, crossed)))]
     details: Sections = [("", []) for _ in results]
     for panel in by_panel:
-        final, more = _tables(table, panel, options, on_test)
-        results.append((panel.title, final))
-        details.append((panel.title, more))
-    set_up = list(set_up_tables(table))
-    words = guide(grouped, options, table, known=bool(set_up))
-    title = options.title or name
-    write_page(folder / "report.html", title, shown_of(table, grouped), results, details, set_up, words, metric)
+        own, more = _tables(table, panel, options, final)
+        results.append((panel.title, [*filter(None, own)]))
+        details.append((panel.title, [*filter(None, more)]))
+    set_up, title, page = list(set_up_tables(table)), options.title or name, folder / "report.html"
+    words = guide(grouped, [*final, *drawn], table, known=bool(set_up))
+    write_page(page, title, shown_of(table, grouped), results, metric, details=details, set_up=set_up, words=words)
     if page_only:
-        return [folder / "report.html"]
-    pictures = draw_all(table, grouped, options.drawn(on_test), folder)
-    _write_texts(folder, title, set_up, words, results, details, pictures)
+        return [page]
+    markdown = [f"# {title}", "", *(one.markdown() for one in set_up), *(f"- {one}" for one in words), ""]
+    latex = [one.latex() for one in set_up]
+    for (heading, first), (_, further) in zip(results, details, strict=True):
+        markdown += [f"## {heading}", ""] if heading else []
+        markdown += [one.markdown() for one in (*first, *further)]
+        latex += [one.latex(heading) for one in (*first, *further)]
+    pictures = {file: what[0].upper() + what[1:] for file, what in draw_all(table, grouped, drawn, folder).items()}
+    markdown += [f"![{caption}]({file}.png)\n\n*{caption}.*\n" for file, caption in pictures.items()]
+    (folder / "report.md").write_text("\n".join(markdown).rstrip() + "\n", encoding="utf-8")
+    (folder / "report.tex").write_text("\n".join(latex), encoding="utf-8")
     files = ["report.html", "report.md", "report.tex", *(f"{file}.{kind}" for file in pictures for kind in FORMATS)]
     return [folder / file for file in files]
+
+
+def require_logged(metric: str, logged: Collection[str], who: str) -> None:
+    """Refuse a metric of the report that runs did not log.
+
+    Raises:
+        ConfigurationError: naming what they did log.
+    """
+    if metric not in logged:
+        known = ", ".join(sorted(name for name in logged if "/" not in name or is_validation_figure(name))) or "nothing"
+        raise ConfigurationError(f"'report.metric' is '{metric}', but {who} logged: {known}. Set it to one of these.")
 
 
 def shown_of(table: RunTable, grouped: Sequence[Panel]) -> list[Shown]:
@@ -100,30 +113,6 @@ def shown_of(table: RunTable, grouped: Sequence[Panel]) -> list[Shown]:
     return found
 
 
-def _write_texts(
-    folder: Path,
-    title: str,
-    first: Sequence[Table],
-    words: Sequence[str],
-    results: Sections,
-    details: Sections,
-    pictures: Mapping[str, str],
-) -> None:
-    """Write ``report.md`` and ``report.tex``: of each group of settings, its result and then further tables."""
-    markdown = [f"# {title}", "", *(one.markdown() for one in first), *(f"- {one}" for one in words), ""]
-    latex = [one.latex() for one in first]
-    for (heading, own), (_, others) in zip(results, details, strict=True):
-        if heading:
-            markdown += [f"## {heading}", ""]
-        markdown += [one.markdown() for one in (*own, *others)]
-        latex += [one.latex(heading) for one in (*own, *others)]
-    for file, what in pictures.items():
-        caption = what[0].upper() + what[1:]
-        markdown.append(f"![{caption}]({file}.png)\n\n*{caption}.*\n")
-    (folder / "report.md").write_text("\n".join(markdown).rstrip() + "\n", encoding="utf-8")
-    (folder / "report.tex").write_text("\n".join(latex), encoding="utf-8")
-
-
 ON_TEST_SET = (
     "The server has validated on the test set, so its figures are fit to compare settings that were fixed before, and not to "
     "choose any: a figure by which something was chosen is too good. To choose, hold out a validation set, such as by "
@@ -136,16 +125,15 @@ _BASELINES = {
 }
 
 
-def guide(grouped: Sequence[Panel], options: ReportOptions, table: RunTable, known: bool = False) -> list[str]:
+def guide(grouped: Sequence[Panel], measures: Sequence[Measure], table: RunTable, known: bool = False) -> list[str]:
     """Return points on how to read the report: names of metrics, baselines, unequal training sets.
 
     The partition and the code are among them unless the set-up is known, which names them.
     """
-    on_test = on_test_set(table.facts.values())
-    logged = {m.name: m for m in (*options.measures(on_test), *options.drawn(on_test)) if m.name in table.metrics}
-    words = [f"{one.words} is `{one.name}`" for one in logged.values() if one.words != one.name]
+    logged = {one.name: one.words for one in measures if one.name in table.metrics}
+    words = [f"{words} is `{name}`" for name, words in logged.items() if words != name]
     said = [f"Names: {', '.join(words)}."] if words else []
-    if on_test:
+    if on_test_set(table.facts.values()):
         said.append(ON_TEST_SET)
     partitions = dict.fromkeys(panel.partition for panel in grouped)
     if None not in partitions and not known:
@@ -167,30 +155,23 @@ def guide(grouped: Sequence[Panel], options: ReportOptions, table: RunTable, kno
     return said
 
 
-def print_files(files: Sequence[Path], folder: Path) -> None:
+def print_files(files: Sequence[Path]) -> None:
     """Print which files were written, and where."""
-    if len(files) == 1:
-        print(f"Report: {files[0]}")
-        return
-    pictures = [path for path in files if path.suffix == ".png"]
-    texts = ", ".join(str(folder / f"report.{kind}") for kind in ("html", "md", "tex"))
-    print(f"Report: {texts}, {len(pictures)} figures as PNG, SVG and PDF")
+    drawn = f", {len(files[3:]) // len(FORMATS)} figures as PNG, SVG and PDF" if len(files) > 1 else ""
+    print(f"Report: {', '.join(map(str, files[:3]))}{drawn}")
 
 
-def _tables(table: RunTable, panel: Panel, options: ReportOptions, on_test: bool) -> tuple[list[Table], list[Table]]:
+def _tables(
+    table: RunTable, panel: Panel, options: ReportOptions, measures: Sequence[Measure]
+) -> tuple[list[Table | None], list[Table | None]]:
     """Return the tables of a panel: those of the result, and further ones."""
-    measure, *_ = measures = options.measures(on_test)
+    measure = measures[0]
     named = (measure.name, measure.name.replace("val", "test", 1))
     tests = [own for own in measures if own.name in named and own.name in table.metrics]
-    results = (
-        final_table(table, panel, measures),
-        *(paired_table(finals(table, panel, own), panel, own) for own in tests),
-    )
-    details = (
+    result = [final_table(table, panel, measures), *(paired_table(finals(table, panel, own), panel, own) for own in tests)]
+    return result, [
         progress_table(table, panel, measure, options.every),
         late_table(table, panel, measure, options.after),
         cost_table(table, panel, measure, options.targets),
         clients_table(table, panel, measure),
-    )
-    first, more = ([one for one in own if one is not None] for own in (results, details))
-    return first, more
+    ]

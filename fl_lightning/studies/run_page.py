@@ -12,9 +12,8 @@ import yaml
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.studies.collection import natural, read_run
-from fl_lightning.studies.layout import Table
 from fl_lightning.studies.names import COSTS, MODELS, OF_CLIENTS, SETTINGS
-from fl_lightning.studies.page import Shown, matrix, write_page
+from fl_lightning.studies.page import Shown, Table, matrix, write_page
 from fl_lightning.studies.panels import Measure
 from fl_lightning.studies.set_up import METRIC, code_of, common_table, in_order, on_test_set, set_up
 

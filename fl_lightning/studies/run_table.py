@@ -195,18 +195,16 @@ class RunTable:
         try:
             frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
             known = json.loads((path.parent / FACTS).read_bytes()) if (path.parent / FACTS).exists() else {}
+            head, axes = list(frame.columns), list(frame.columns)[1 : 1 - len(FIXED)]
+            kinds = {name: kind for name, kind in (("seed", int), ("round", int), ("value", float)) if name in head}
+            frame = frame.astype(kinds)
         except (OSError, ValueError, EOFError, zlib.error) as error:
             raise DataError(f"Cannot read the run table '{path}' ({error}). Use one that 'compare' wrote.") from error
-        head, axes = list(frame.columns), list(frame.columns)[1 : 1 - len(FIXED)]
         if head != [FIXED[0], *axes, *FIXED[1:]]:
             raise DataError(
                 f"'{path}' is not a run table: its columns are {', '.join(head)}, but it needs {FIXED[0]}, one for each axis, "
                 f"and {', '.join(FIXED[1:])}. Use one that 'compare' wrote."
             )
-        try:
-            frame = frame.astype({"seed": int, "round": int, "value": float})
-        except ValueError as error:
-            raise DataError(f"The run table '{path}' is damaged: {error}. Write it again with 'compare'.") from error
         if frame["metric"].str.startswith("study/").any():
             raise DataError(
                 f"The run table '{path}' is of an earlier version: facts such as 'study/partition/IID' now stand in '{FACTS}' "

@@ -6,7 +6,6 @@ What is known of a run is read from its configuration and its folder, and stands
 from __future__ import annotations
 
 import functools
-import inspect
 import json
 import pydoc
 from collections import Counter
@@ -18,8 +17,8 @@ from fl_lightning.functional.digest import digest
 from fl_lightning.functional.showing import defaults_of
 from fl_lightning.reporting.run_facts import SELECTION, TEST_SET, read_run_facts
 from fl_lightning.studies.grid import text_of
-from fl_lightning.studies.layout import Table
-from fl_lightning.studies.names import SETTINGS, as_number, class_name, partition_in_words, readable, setting_in_words
+from fl_lightning.studies.names import SETTINGS, class_name, partition_in_words, readable, setting_in_words
+from fl_lightning.studies.page import Table
 
 if TYPE_CHECKING:
     from fl_lightning.studies.run_table import RunTable
@@ -167,11 +166,9 @@ def _shortened(value: Any) -> Any:
 def _defaults(path: str) -> dict[str, Any]:
     kind: Any = pydoc.locate(path)
     try:
-        arguments = inspect.signature(kind).parameters
-    except (TypeError, ValueError):
+        return defaults_of(kind)
+    except (AttributeError, TypeError, ValueError):  # a function, or what Python cannot inspect
         return {}
-    found = {name: argument.default for name, argument in arguments.items() if argument.default is not argument.empty}
-    return (defaults_of(kind) if isinstance(kind, type) else {}) | found
 
 
 # ---------------------------------------------------------------- what a report says of it
@@ -221,15 +218,9 @@ def set_up_tables(table: RunTable) -> Iterator[Table]:
         by_choice = values[left].groupby(list(choices), sort=False)
         along = [name for name in left if by_choice[name].nunique().max() == 1]
         left = [name for name in left if name not in along]
-        first = by_choice[along].first()
-        named = len(along) == 1 and all(_same(choice, text) for choice, text in first[along[0]].items())
-        if along and not named:  # choices that are the very values of a setting need no table
-            rows = [(readable(choice), *own) for choice, *own in first.itertuples()]
+        if along:
+            rows = [(readable(choice), *own) for choice, *own in by_choice[along].first().itertuples()]
             yield Table(f"What differs by {axis}", (axis, *map(setting_in_words, along)), rows)
     if left:
         rows = [(*map(readable, setting), *own) for setting, own in zip(table.settings, values[left].to_numpy(), strict=True)]
         yield Table("What else differs", tuple(map(setting_in_words, (*table.axes, *left))), rows)
-
-
-def _same(choice: str, text: str) -> bool:
-    return choice == text or as_number(choice) == as_number(text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import io
 import json
 from typing import Any
@@ -21,26 +20,18 @@ class _Complete(Exception):  # noqa: N818
     """The parser has all its settings."""
 
 
-class _Parser(FederationCLI):
-    def parse_arguments(self, parser: Any, args: Any) -> None:
-        raise _Complete
-
-
-def fit_parser() -> Any:
-    """Return the command line's parser, with the settings of ``fit``."""
-    made: Any = _Parser.__new__(_Parser)
-    with contextlib.suppress(_Complete):
-        made.__init__(["fit"])
-    return made.parser
-
-
-class SettingsReader:
+class SettingsReader(FederationCLI):
     """Read the settings of runs: build the parser once, and parse runs that differ only in their seed once."""
 
     def __init__(self) -> None:
-        self._parser = fit_parser()
-        self._fit: Any = (subcommand_parsers(self._parser) or {})["fit"]
+        with contextlib.suppress(_Complete):
+            super().__init__(["fit"])
+        self._fit: Any = (subcommand_parsers(self.parser) or {})["fit"]
         self._parsed: dict[tuple[tuple[str, ...], str], Namespace] = {}
+
+    def parse_arguments(self, parser: Any, args: Any) -> None:
+        """Stop here: nothing is built."""
+        raise _Complete
 
     def read(self, run: Run) -> Namespace:
         """Return the whole configuration of a run, including every default.
@@ -66,7 +57,7 @@ class SettingsReader:
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said):
-                config: Namespace = self._parser.parse_args(arguments).fit
+                config: Namespace = self.parser.parse_args(arguments).fit
         except SystemExit:
             message = said.getvalue().strip().removeprefix("fl-lightning: error:").strip()
             short = f" Short names: {', '.join(SHORT)}." if "unrecognized" in message else ""
@@ -81,8 +72,3 @@ class SettingsReader:
     def text(self, config: Namespace) -> str:
         """Return a configuration as YAML, for ``fl-lightning fit --config``."""
         return str(self._fit.dump(config, skip_unset=False, skip_validation=True))  # the parser has checked it
-
-
-def fingerprint(text: str) -> str:
-    """Return a digest that stays the same if and only if the settings do."""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -5,28 +5,31 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from jsonargparse import Namespace
+from tqdm import tqdm
 
 from fl_lightning.cli.ranks import on_cpu
 from fl_lightning.errors import ConfigurationError, FederationError, require
-from fl_lightning.functional.metric_names import VALIDATION, is_validation_figure
+from fl_lightning.functional.metric_names import VALIDATION
 from fl_lightning.reporting.wandb import LONGEST_TAG
 from fl_lightning.studies.collection import LOGS, read_run
-from fl_lightning.studies.execution import Job, LiveStatus, run_all
+from fl_lightning.studies.execution import Job, run_all
 from fl_lightning.studies.grid import Axis, Run, folder_name, full_names, read_axes, span
-from fl_lightning.studies.leave_one_out import EVERY, measured, require_federation, site_axis
-from fl_lightning.studies.options import ReportOptions
-from fl_lightning.studies.report import ON_TEST_SET, print_files, write_report
+from fl_lightning.studies.leave_one_out import EVERY, measured, site_axis
+from fl_lightning.studies.panels import ReportOptions
+from fl_lightning.studies.report import ON_TEST_SET, print_files, require_logged, write_report
 from fl_lightning.studies.run_table import Row, RunTable
 from fl_lightning.studies.set_up import code_of, facts, named_settings, on_test_set, set_up
 from fl_lightning.studies.settings import SettingsReader
-from fl_lightning.studies.sweep import write_sweep
 from fl_lightning.studies.tables import final_table, finals, paired_table
 from fl_lightning.utilities.argument_types import ChecksTypes
 from fl_lightning.utilities.folder_lock import lock_folder
@@ -92,6 +95,7 @@ class Study(ChecksTypes):
             self._leave_one_out(leave_one_out)
         self.name = name or folder_name(["-".join([Path(self.base[-1]).stem, *(axis.name for axis in self.axes)])])
         self.folder = Path(folder or f"runs/studies/{self.name}")
+        self.table_path = self.folder / "table.csv"
         self.jobs, self.note = jobs, note
         self._keep, self._report = keep, report
         if self.axes:
@@ -139,8 +143,11 @@ class Study(ChecksTypes):
         same: dict[str, str] = {}
         for run in self.runs:
             config = self._reader.read(run)
-            if self._measured:
-                require_federation(run.name, config)
+            if self._measured and not config.federation.enabled:
+                raise ConfigurationError(
+                    f"The run '{run.name}' has 'federation.enabled' false, but 'leave_one_out' tests the model of a federation "
+                    "at the client that was left out. Remove this choice, or 'leave_one_out'."
+                )
             found[run.name] = config, self._reader.text(config)
             twin = same.setdefault(found[run.name][1], run.name)
             if twin != run.name:
@@ -150,11 +157,6 @@ class Study(ChecksTypes):
                 )
         return found
 
-    @property
-    def table_path(self) -> Path:
-        """The path of the table."""
-        return self.folder / "table.csv"
-
     def compare(self) -> list[Job]:
         """Run what is missing, write the table and the report, and print where they are.
 
@@ -163,11 +165,9 @@ class Study(ChecksTypes):
         """
         jobs = [self._job(run) for run in self.runs]
         with lock_folder(self.folder, "'compare'", "folder"):
-            texts = {name: text for name, (_, text) in self.configurations.items()}
-            sweep = write_sweep(self.folder, self.name, texts, self.report.measure)
-            failed: list[Job] = []
+            sweep = self._write_sweep()
             try:
-                self._run_missing(jobs, failed)
+                failed = self._run_missing(jobs)
             except BaseException:  # a study that is stopped still reports its finished runs
                 with contextlib.suppress(FederationError):
                     self._collect(jobs)
@@ -194,7 +194,8 @@ class Study(ChecksTypes):
         if self.note:
             print(self.note)
 
-    def _run_missing(self, jobs: Sequence[Job], failed: list[Job]) -> None:
+    def _run_missing(self, jobs: Sequence[Job]) -> list[Job]:
+        """Run what is missing, and return the runs that failed."""
         known = {run.name for run in self.runs if (run.setting, run.seed) in self.known.runs}
         missing = [job for job in jobs if not job.is_finished and job.name not in known]
         places = self._places()[: max(1, len(missing))]
@@ -202,23 +203,24 @@ class Study(ChecksTypes):
         print(f"Study '{self.name}': {len(jobs)} runs ({spans}), {len(jobs) - len(missing)} of them finished.", flush=True)
         if missing:
             print(f"Running {len(missing)}, {len(places)} at a time.", flush=True)
-        live = LiveStatus()
-        for number, (job, status, seconds) in enumerate(run_all(missing, places, live.show), len(jobs) - len(missing) + 1):
+        failed: list[Job] = []
+        live = tqdm(bar_format="{desc}", disable=None, file=sys.stdout, leave=False)  # one line, on a terminal alone
+
+        def show(running: Sequence[Job]) -> None:
+            text = "   ".join(f"{job.name}: {job.progress()}" for job in running)
+            live.set_description_str(text[: shutil.get_terminal_size().columns - 1])
+
+        for number, (job, status, seconds) in enumerate(run_all(missing, places, show), len(jobs) - len(missing) + 1):
             live.clear()
-            if status:
-                failed.append(job)
+            failed += [job] if status else []
             said = f"failed (exit status {status}): {job.last_words()}" if status else self._came_to(job)
             print(f"[{number}/{len(jobs)}] {job.name}: {seconds:.0f} s, {said}", flush=True)
+        return failed
 
     def _came_to(self, job: Job) -> str:
         last = {metric: value for _, metric, value in sorted(read_run(job.folder, ["*"]), key=lambda logged: logged[0])}
-        known = sorted(metric for metric in last if "/" not in metric or is_validation_figure(metric))
         metric = self.report.measure.name
-        if metric not in last:
-            raise ConfigurationError(
-                f"'report.metric' is '{metric}', which the run '{job.name}' did not log. It logged: "
-                f"{', '.join(known) or 'nothing'}. Set it to one of these."
-            )
+        require_logged(metric, last, f"the run '{job.name}'")
         return f"{metric} {last[metric]:.4f}"
 
     def _collect(self, jobs: Sequence[Job]) -> None:
@@ -243,8 +245,26 @@ class Study(ChecksTypes):
     def write_report(self, table: RunTable, folder: Path) -> None:
         """Write the tables and figures of a table of this study, and print where they are."""
         baseline = self.report.baseline or (self.axes[0].choices[0].name if self.axes else None)
-        files = write_report(table, replace(self.report, baseline=baseline), folder, self.name)
-        print_files(files, folder)
+        print_files(write_report(table, replace(self.report, baseline=baseline), folder, self.name))
+
+    def _write_sweep(self) -> Path:
+        """Write ``sweep.yaml``, the same study as a W&B grid over the runs' configurations in the folder ``sweep``."""
+        files, path, measure = self.folder / "sweep", self.folder / "sweep.yaml", self.report.measure
+        shutil.rmtree(files, ignore_errors=True)  # files of an earlier version of the study
+        files.mkdir()
+        for name, (_, text) in self.configurations.items():
+            (files / f"{name}.yaml").write_text(text, encoding="utf-8")
+        configuration = {
+            "name": self.name,
+            "program": "fl-lightning",
+            "method": "grid",
+            "metric": {"name": measure.name, "goal": "maximize" if measure.higher else "minimize"},
+            "parameters": {"config": {"values": [str(files / f"{name}.yaml") for name in self.configurations]}},
+            "command": ["fl-lightning", "fit", "${args}"],
+        }
+        head = f"# wandb sweep {path}, then on every machine: wandb agent <what that prints>\n"
+        path.write_text(head + yaml.safe_dump(configuration, sort_keys=False), encoding="utf-8")
+        return path
 
     # ---------------------------------------------------------------- how a run is started
 

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fl_lightning.studies.layout import Bold, Table
 from fl_lightning.studies.names import COSTS, MODELS, OF_CLIENTS
+from fl_lightning.studies.page import Bold, Table
 from fl_lightning.studies.panels import Measure, Panel, together
 from fl_lightning.studies.run_table import RunTable
 
@@ -114,6 +114,7 @@ class Column(NamedTuple):
         higher: whether higher is better, so that the best is in bold; None if nothing is.
         scale: factor from logged to shown values.
         digits: number of digits after the decimal point.
+        seeds: the number of seeds of each row, if a row without some of their values says so.
     """
 
     head: str
@@ -121,6 +122,7 @@ class Column(NamedTuple):
     higher: bool | None = None
     scale: float = 1.0
     digits: int = 1
+    seeds: Sequence[int] = ()
 
     @classmethod
     def of(cls, measure: Measure, head: str, values: Sequence[pd.Series]) -> Column:
@@ -134,10 +136,11 @@ class Column(NamedTuple):
         mean = values.apply(lambda own: statistics.fmean(own.dropna()) if own.count() else math.nan, axis=1)
         able = mean[np.isfinite(mean) & np.array(compete, dtype=bool)]
         top = math.nan if self.higher is None or len(able) < 2 else able.max() if self.higher else able.min()
-        found = []
-        for own, std, count, competes in zip(mean, deviation(values), values.count(axis=1), compete, strict=True):
+        found, seeds = [], self.seeds or [0] * len(values)
+        for own, std, count, of, competes in zip(mean, deviation(values), values.count(axis=1), seeds, compete, strict=True):
             numbers = (f"{x * self.scale:.{self.digits}f}" if math.isfinite(x) else "nan" for x in (own, std)[: min(count, 2)])
-            found.append((Bold if competes and own == top else str)(" ± ".join(numbers) or "-"))
+            text = " ± ".join(numbers) or ("never" if self.seeds else "-")
+            found.append((Bold if competes and own == top else str)(f"{text} ({count} of {of})" if 0 < count < of else text))
         return found
 
 
@@ -195,17 +198,13 @@ def late_table(table: RunTable, panel: Panel, measure: Measure, after: int) -> T
     return _of_panel(f"{measure.title} after the first {after} rounds", panel, measure.name, columns, note)
 
 
-def _at_the_end(last: int) -> str:
-    return "After the last round." if last == 1 else f"Mean of the last {last} rounds."
-
-
 def final_table(table: RunTable, panel: Panel, measures: Sequence[Measure]) -> Table | None:
     """Tabulate metrics at the end of the runs (Fed-Star thesis: accuracy, macro and weighted F1); None if none was logged."""
     logged = [measure for measure in measures if any(map(len, panel.curves(table, measure.name)))]
     if not logged:
         return None
     columns = [Column.of(measure, measure.label, [*finals(table, panel, measure).values()]) for measure in logged]
-    return _of_panel("At the end", panel, logged[0].name, columns, _at_the_end(logged[0].last))
+    return _of_panel("At the end", panel, logged[0].name, columns, logged[0].at_the_end)
 
 
 def cross_tables(table: RunTable, panels: Sequence[Panel], measures: Sequence[Measure]) -> Iterator[Table]:
@@ -225,7 +224,7 @@ def cross_tables(table: RunTable, panels: Sequence[Panel], measures: Sequence[Me
             continue
         columns = [Column.of(measure, head, [own.get(name, none) for name in whole.names]) for head, own in found.items()]
         sets = {panel.measured_on(panel.against, measure.name) for panel in panels} - {None}
-        note = f"Columns: {panels[0].other}. {_at_the_end(measure.last)}"
+        note = f"Columns: {panels[0].other}. {measure.at_the_end}"
         made = _of_panel(f"{measure.title} at the end", whole, measure.name, columns, note)
         differ = " The columns are measured on different sets, so compare within a column." if len(sets) > 1 else ""
         yield replace(made, note=made.note + differ)
@@ -250,23 +249,16 @@ def cost_table(table: RunTable, panel: Panel, measure: Measure, targets: Sequenc
         costs["ticks"] = [own.reindex_like(up) for up, own in zip(sent, ticks, strict=True)]
     curves = panel.curves(table, measure.name)
     columns: list[Column] = []
-    partly: dict[int, list[tuple[int, int]]] = {}
+    seeds = [own.shape[1] for own in curves]
     for target in targets:
         needed = [rounds_to(own, target, measure.higher) for own in curves]
         end = f"to {'≥' if measure.higher else '≤'} {target * measure.scale:g}"
-        partly[len(columns)] = [(len(there), own.shape[1]) for there, own in zip(needed, curves, strict=True)]
-        columns.append(Column(f"rounds {end}", needed))
+        columns.append(Column(f"rounds {end}", needed, seeds=seeds))
         for unit, totals in costs.items():
             columns.append(Column(f"{unit} {end}", [_at(own, there) for own, there in zip(totals, needed, strict=True)]))
     columns += [Column(f"total {unit}", [last_rounds(own) for own in totals]) for unit, totals in costs.items()]
     note = " ".join(COSTS[unit] for unit in costs)
-    made = table_of("Cost", panel.axis, panel.rows(measure.name), columns, panel.compete(measure.name), note)
-    rows = [list(row) for row in made.rows]
-    for place, counts in partly.items():
-        for row, (some, seeds) in zip(rows, counts, strict=True):
-            if some < seeds or not seeds:
-                row[place + 1] = f"{row[place + 1]} ({some} of {seeds})" if some else "never"
-    return replace(made, rows=rows)
+    return table_of("Cost", panel.axis, panel.rows(measure.name), columns, panel.compete(measure.name), note)
 
 
 def _at(totals: pd.DataFrame, rounds: pd.Series) -> pd.Series:

@@ -5,12 +5,10 @@ import re
 
 import pytest
 import torch
-from study_tables import table
+from study_tables import of_curves, table
 
-from fl_lightning.studies import Row, RunTable
 from fl_lightning.studies.commands import main
-from fl_lightning.studies.layout import Bold, Table
-from fl_lightning.studies.page import write_page
+from fl_lightning.studies.page import Bold, Table, write_page
 from fl_lightning.studies.panels import panels
 from fl_lightning.studies.report import shown_of
 
@@ -41,9 +39,9 @@ def test_the_lines_are_means_over_seeds(tmp_path):
 
 
 def test_it_needs_no_network_and_runs_nothing_of_names(tmp_path):
-    rows = [Row("r", ("<script>alert(1)</script>",), 0, r, "val_accuracy", r / 3) for r in range(2)]
+    made = of_curves({"<script>alert(1)</script>": [[0.0, 0.5]]}, axes=("a<b",))
     tables = [("", [Table("A & B", ("x",), ((Bold("</td><b>"),),), "5 < 6")])]
-    text, numbers = written(tmp_path, RunTable(["a<b"], rows), "<i>", tables, ["`a<b` is"])
+    text, numbers = written(tmp_path, made, "<i>", tables, ["`a<b` is"])
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")  # the name of SVG, which nothing opens
     assert not re.search(r"\b(src|href|@import|url)\b *[=(]", text)
     assert text.count("<script") == 2  # the numbers and the code
@@ -53,8 +51,8 @@ def test_it_needs_no_network_and_runs_nothing_of_names(tmp_path):
 
 
 def test_numbers_that_are_not_finite_are_gaps(tmp_path):
-    rows = [Row("r", ("A",), 0, r, "val_loss", x) for r, x in enumerate((1.0, float("nan"), float("inf")))]
-    assert written(tmp_path, RunTable(["algorithm"], rows))[1]["metrics"]["val_loss"][0]["y"] == [1.0, None, None]
+    made = of_curves({"A": [[1.0, float("nan"), float("inf")]]}, "val_loss")
+    assert written(tmp_path, made)[1]["metrics"]["val_loss"][0]["y"] == [1.0, None, None]
 
 
 def run_report(capsys, *arguments: str) -> tuple[int, str]:

@@ -129,10 +129,9 @@ def test_with_more_clients_than_columns_charts_show_quantiles():
     assert found["p90"] == [pytest.approx((0, np.quantile(losses, 0.9)))]
 
 
-@pytest.mark.parametrize("tables", [(), (FederationReport(clients=False),)])
-def test_without_the_table_of_clients_each_client_keeps_its_panel(tables):
+def test_without_the_table_of_clients_each_client_keeps_its_panel():
     """Otherwise nothing would show the clients."""
-    assert panels(fitted(1, *tables))["client_loss"] == {"client_loss/north", "client_loss/south"}
+    assert panels(fitted(1, FederationReport(clients=False)))["client_loss"] == {"client_loss/north", "client_loss/south"}
 
 
 def test_lightnings_own_logger_has_a_panel_for_each_figure_and_the_tables():
@@ -148,18 +147,16 @@ def test_a_chart_has_as_many_rows_as_wandb_draws():
     rows = [[r, str(k), 0.5] for r in range(1700) for k in range(20)]
     columns, lines = chart_rows(["round", "client", "loss"], rows, by_client=True)
     assert columns == ["round", "line", "loss"]
-    rounds = sorted({line[0] for line in lines})
-    assert rounds[-1] == 1699
-    assert set(np.diff(rounds)) == {4}  # 34,000 rows in steps of 4: 8,500, below 10,000
-    assert len(lines) == 20 * len(rounds) == 8500
+    rounds = range(3, 1700, 4)  # 34,000 rows in steps of 4, which end with the last: 8,500, below 10,000
+    assert [line[0] for line in lines] == [r for r in rounds for _ in range(20)]
 
 
 def test_a_figure_that_a_client_lacks_has_quantiles_over_the_others():
     rows = [[0, "0", 1.0, None], [0, "1", 3.0, None], [1, "0", 2.0, 5.0], [1, "1", 4.0, None]]
     _, lines = chart_rows(["round", "client", "loss", "score"], rows, by_client=False)
-    found = {(r, name): figures for r, name, *figures in lines}
-    assert [found[0, name] for name in ("min", "median", "max")] == [[1.0, None], [2.0, None], [3.0, None]]
-    assert [found[1, name] for name in ("min", "median", "max")] == [[2.0, 5.0], [3.0, 5.0], [4.0, 5.0]]
+    first, second = ([line[2:] for line in lines if line[0] == r and line[1] in ("min", "median", "max")] for r in (0, 1))
+    assert first == [[1.0, None], [2.0, None], [3.0, None]]
+    assert second == [[2.0, 5.0], [3.0, 5.0], [4.0, 5.0]]
 
 
 def test_what_wandb_gets_of_a_round():
@@ -170,9 +167,8 @@ def test_what_wandb_gets_of_a_round():
     assert workspace_figures(given, totals) == kept | costs | totals
     assert workspace_figures(given, {}) == kept
     assert workspace_figures({"val_picture": object()}, totals).keys() == {"val_picture"}
-    totals = {"federation/megabytes_total": 2.0}
-    slashed = {"val/mae": 0.5, "val/f1/3": 0.1, "val_f1/3": 0.1}
-    assert workspace_figures(slashed, totals) == slashed | {"by_megabytes/val/mae": 0.5} | totals
+    assert "by_seconds/val/mae" in workspace_figures({"val/mae": 0.5}, totals)
+    assert workspace_figures({"val/f1/3": 0.1}, totals).keys() == {"val/f1/3"}
 
 
 def test_the_command_to_upload_is_shown_although_wandb_also_prints_one_and_not_for_uploaded_parts(monkeypatch):

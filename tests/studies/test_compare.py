@@ -20,7 +20,7 @@ from fl_lightning import ConfigurationError
 from fl_lightning.studies import Study
 from fl_lightning.studies.collection import read_run
 from fl_lightning.studies.commands import main
-from fl_lightning.studies.execution import Job, LiveStatus, context, run_all
+from fl_lightning.studies.execution import Job, context, run_all
 from fl_lightning.studies.grid import Run
 from fl_lightning.studies.run_table import RunTable
 from fl_lightning.studies.settings import SettingsReader
@@ -52,12 +52,8 @@ def compare(capsys):
     """Type ``compare`` in this process; its runs are copied from a process that later calls find again."""
 
     def type_(*arguments: object) -> tuple[int, str]:
-        handler = signal.getsignal(signal.SIGTERM)
-        try:
-            with pytest.raises(SystemExit) as end:
-                main(["compare", *map(str, arguments)])
-        finally:
-            signal.signal(signal.SIGTERM, handler)
+        with pytest.raises(SystemExit) as end:
+            main(["compare", *map(str, arguments)])
         captured = capsys.readouterr()
         return int(end.value.code or 0), captured.out + captured.err
 
@@ -229,16 +225,11 @@ def test_seeds_as_typed(given, seeds, typed):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_paths_of_a_study_may_be_objects(tmp_path):
-    texts, objects = (Study(kind("configs/fedavg_mnist"), folder=kind(tmp_path), seeds=1) for kind in (str, Path))
-    assert objects.base == texts.base == ["configs/fedavg_mnist"]
-    assert objects.folder == tmp_path
-
-
 @pytest.mark.slow
-def test_seeds_share_what_was_parsed(monkeypatch):
-    """Each run's settings are those that it would have by itself."""
-    study = Study(ADAFED, {"strategy": ["FedAvg", "AdaFed"]}, seeds="4,0,7")
+def test_seeds_share_what_was_parsed(monkeypatch, tmp_path):
+    """Each run's settings are those that it would have by itself. Paths may be objects."""
+    study = Study(Path(ADAFED), {"strategy": ["FedAvg", "AdaFed"]}, seeds="4,0,7", folder=tmp_path)
+    assert (study.base, study.folder) == ([ADAFED], tmp_path)
     alone = {run.name: (reader := SettingsReader()).text(reader.read(run)) for run in study.runs}
     parsed: list[Run] = []
     parse = SettingsReader._parse
@@ -311,16 +302,20 @@ def test_runs_done_elsewhere_are_not_run_again(compare, no_figures):
 def test_clients_with_data_of_their_own_are_compared_by_the_metric_of_their_best_checkpoint(compare, no_figures):
     """Each client's datamodule keeps the seed that it was given."""
     Path("own.yaml").write_text(CLIENTS.replace("out}", "out, logger: false}") + "best_checkpoint: {monitor: val_loss}\n")
+    folder = Path("runs/studies/own-strategy")
+    (folder / "sweep").mkdir(parents=True)
+    (folder / "sweep/earlier.yaml").write_text("")
     status, text = compare("--base", "own.yaml", "--over.strategy", "FedAvg,FedMedian", "--seeds", "5,")
     assert status == 0, text
-    folder = Path("runs/studies/own-strategy")
     settings = yaml.safe_load((folder / "runs/strategy=FedAvg,seed=5/settings.yaml").read_text())
     assert settings["data"]["clients"]["hospital_b"]["init_args"]["seed"] == 1
-    table = RunTable.read(folder / "table.csv")
-    assert f"FedAvg,seed=5: 0 s, val_loss {table.curves(('FedAvg',), 'val_loss').at[0, 5]:.4f}" in re.sub(
-        r"\d+ s,", "0 s,", text
-    )
-    assert yaml.safe_load((folder / "sweep.yaml").read_text())["metric"] == {"name": "val_loss", "goal": "minimize"}
+    loss = RunTable.read(folder / "table.csv").curves(("FedAvg",), "val_loss").at[0, 5]
+    assert re.search(rf"FedAvg,seed=5: \d+ s, val_loss {loss:.4f}", text)
+    sweep = yaml.safe_load((folder / "sweep.yaml").read_text())
+    assert (sweep["method"], sweep["metric"]) == ("grid", {"name": "val_loss", "goal": "minimize"})
+    assert sweep["command"] == ["fl-lightning", "fit", "${args}"]
+    assert [Path(file) for file in sweep["parameters"]["config"]["values"]] == sorted(folder.glob("sweep/*"))
+    assert yaml.safe_load((folder / "sweep/strategy=FedAvg,seed=5.yaml").read_text())["seed_everything"] == 5
     written = (folder / "report.md").read_text()
     with pytest.raises(SystemExit) as end:
         main(["report", "--name=own-strategy", "--out=again"])
@@ -358,11 +353,8 @@ def test_the_live_line_on_a_terminal(tmp_path, capsys, monkeypatch):
     jobs[0].folder.mkdir()
     jobs[0].log.write_text("Seed set to 0\nRound 0/3: val_accuracy 0.1\nRound 1/3: val_accuracy 0.2\nsomething\n")
     assert [job.last_words() for job in jobs] == ["something", "no log"]
-    LiveStatus().show(jobs)
-    assert capsys.readouterr().out == ""  # a file or a pipe
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    status = LiveStatus()
-    status.show(jobs)
-    status.clear()
-    shown = "\r\033[Kone: Round 1/3: val_accuracy 0.2   two: starting"
-    assert capsys.readouterr().out == f"{shown[: 3 + 79 + 1]}\r\033[K"
+    monkeypatch.setattr("fl_lightning.studies.study.run_all", lambda missing, places, tell: iter([tell(jobs)][1:]))
+    for is_terminal, shown in ((False, []), (True, ["one: Round 1/3: val_accuracy 0.2   two: starting"])):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda own=is_terminal: own, raising=False)
+        Study(ADAFED, seeds=1)._run_missing(jobs)
+        assert [line for line in re.split("[\r\n]+", capsys.readouterr().out) if line.startswith("one")] == shown

@@ -2,13 +2,16 @@
 
 import math
 import statistics
+from itertools import combinations
 
 import pytest
-from study_tables import ACCURACY, table
+from study_tables import ACCURACY, of_curves, runs_of, table
 
 from fl_lightning import ConfigurationError
+from fl_lightning.strategies import ALGORITHMS
 from fl_lightning.studies import ReportOptions, Row, RunTable, write_report
 from fl_lightning.studies import figures as drawing
+from fl_lightning.studies.figures import MOST_STYLES, style, styles
 from fl_lightning.studies.panels import Measure, panels
 
 pytest.importorskip("matplotlib", reason="figures are an extra: pip install 'fl_lightning[compare]'")
@@ -80,7 +83,7 @@ def test_a_report_names_its_files_and_is_the_same_again_and_an_earlier_one_s_pic
 
 
 def test_a_table_without_classes_has_only_curves(tmp_path):
-    bare = RunTable([], [Row("r", (), 0, r, "val_loss", 1.0 / (r + 1)) for r in range(3)])
+    bare = of_curves({"r": [[1.0, 0.5, 1 / 3]]}, "val_loss", ())
     files = write_report(bare, ReportOptions(metric="val_loss", mode="min", percent=False), tmp_path, "bare")
     expected = ["curves.pdf", "curves.png", "curves.svg", "report.html", "report.md", "report.tex"]
     assert sorted(path.name for path in files) == expected
@@ -88,7 +91,7 @@ def test_a_table_without_classes_has_only_curves(tmp_path):
 
 
 def test_reports_of_what_is_not_there(tmp_path):
-    said = "which no run logged. The runs logged: val_accuracy, val_f1_macro."
+    said = "'test_accuracy', but the runs logged: val_accuracy, val_f1_macro."
     with pytest.raises(ConfigurationError, match=said):
         write_report(table(), ReportOptions(metric="test_accuracy"), tmp_path, "x")
     (tmp_path / "file").write_text("")
@@ -96,26 +99,24 @@ def test_reports_of_what_is_not_there(tmp_path):
         write_report(table(), ReportOptions(), tmp_path / "file", "x")
 
 
+def labels(figure) -> list[list[str]]:
+    return [[line.get_label() for line in axis.lines] for axis in figure.axes]
+
+
 def test_the_legend_tells_how_many_seeds_lines_have_and_many_settings_are_drawn_a_few_at_a_time():
-    rows = [Row("r", (name,), seed, 0, "val_accuracy", 0.5) for name, seeds in (("A", 2), ("B", 5)) for seed in range(seeds)]
-    few = RunTable(["strategy"], rows)
+    few = of_curves({"A": [[0.5]] * 2, "B": [[0.5]] * 5})
     (legend,) = drawing.curves(few, panels(few), Measure()).legends
     assert legend.get_title().get_text() == "Lines: mean over 2 to 5 seeds; bands: ± one standard deviation"
-    rows = [Row(f"r{k}", (f"s{k}",), 0, r, "val_accuracy", k / 20) for k in range(15) for r in range(2)]
-    many = RunTable(["strategy"], rows)
+    many = of_curves({f"s{k}": [[k / 20] * 2] for k in range(15)})
     figure = drawing.curves(many, panels(many), Measure())
-    names = [[line.get_label() for line in axis.lines] for axis in figure.axes]
-    assert names == [["s0", *(f"s{k}" for k in range(1, 8))], ["s0", *(f"s{k}" for k in range(8, 15))]]
+    assert labels(figure) == [["s0", *(f"s{k}" for k in range(1, 8))], ["s0", *(f"s{k}" for k in range(8, 15))]]
     assert not figure.legends
-    assert [[text.get_text() for text in axis.get_legend().texts] for axis in figure.axes] == names
+    assert [[text.get_text() for text in axis.get_legend().texts] for axis in figure.axes] == labels(figure)
 
 
 def test_each_partition_that_is_compared_is_drawn():
-    rows = [
-        Row(f"r{n}", (n,), 0, 0, f"partition/0/{k}", x)
-        for n, xs in (("a", (1, 2)), ("b", (1, 2)), ("c", (5, 6)))
-        for k, x in enumerate(xs)
-    ]
+    counts = {"a": (1, 2), "b": (1, 2), "c": (5, 6)}
+    rows = [Row(n, (n,), 0, 0, f"partition/0/{k}", x) for n, own in counts.items() for k, x in enumerate(own)]
     made = RunTable(["partition"], rows)
     figure = drawing.clients(made, panels(made)[0])
     pictures = [axis for axis in figure.axes if axis.get_xlabel() == "class"]
@@ -124,12 +125,65 @@ def test_each_partition_that_is_compared_is_drawn():
 
 def test_names_are_no_formulas_and_gaps_are_no_values(tmp_path):
     """A name with a dollar, a run that diverged, and a metric that one panel lacks."""
-    values = {("$x$", "even"): [0.5, math.nan, math.inf], ("b", "even"): [0.1, 0.2, 0.3]}
-    rows = [Row(f"r{s}", s, 0, r, "val_accuracy", x) for s, xs in values.items() for r, x in enumerate(xs)]
-    rows += [Row("other", ("b", "skew"), 0, 0, "val_loss", 1.0)]
-    made = RunTable(["strategy", "partition"], rows)
+    axes = ("strategy", "partition")
+    drawn = of_curves({"$x$|even": [[0.5, math.nan, math.inf]], "b|even": [[0.1, 0.2, 0.3]]}, axes=axes)
+    made = RunTable(axes, [*drawn.rows(), Row("other", ("b", "skew"), 0, 0, "val_loss", 1.0)])
     write_report(made, ReportOptions(every=1, after=1, also=[]), tmp_path, "x")
     assert "| $x$ | **50.00** | nan | inf |" in (tmp_path / "report.md").read_text().replace("nan | nan", "nan | inf")
     figure = drawing.curves(made, panels(made), Measure())
     assert [text.get_text() for text in figure.legends[0].texts] == [r"\$x\$", "b"]
     assert [math.isnan(y) for y in figure.axes[0].lines[0].get_ydata()] == [False, True, True]
+
+
+def test_the_partition_is_in_the_title():
+    made = runs_of({name: (0.5, ["partition/IID, 3 clients"]) for name in "AB"})
+    assert drawing.curves(made, panels(made), Measure()).get_suptitle() == "Partition: IID, 3 clients"
+    runs = {f"{a}|{split}": (0.5, [f"partition/{split}, 3 clients"]) for split in ("IID", "shards") for a in "AB"}
+    made = runs_of(runs, ("algorithm", "split"))
+    figure = drawing.curves(made, panels(made), Measure())
+    assert figure.get_suptitle() == ""
+    titles = [f"split: {split}\npartition: {split}, 3 clients" for split in ("IID", "shards")]
+    assert [axis.get_title() for axis in figure.axes] == titles
+
+
+# ------------------------------------------------------------------ the look of lines
+
+
+def test_any_two_lines_differ_also_without_colour():
+    """Any two styles differ in two of colour, dash and marker: what a reader cannot see of one is in another."""
+    assert MOST_STYLES == 40
+    for one, other in combinations([style(k) for k in range(MOST_STYLES)], 2):
+        assert sum(getattr(one, part) != getattr(other, part) for part in ("colour", "dash", "marker")) >= 2
+
+
+def test_an_algorithm_looks_the_same_in_every_study():
+    one = styles(["FedAvg", "AdaFed", "mine", "Krum"])
+    other = styles(["Krum", "yours", "AdaFed", "FedProx", "FedAvg"])
+    assert all(one[name] == other[name] for name in ("FedAvg", "AdaFed", "Krum"))
+    for own in (one, styles([one.name for group in ALGORITHMS.values() for one in group])):
+        assert len({(s.colour, s.dash, s.marker) for s in own.values()}) == len(own)
+
+
+def test_twelve_strategies_are_in_one_panel_and_look_the_same_in_all():
+    names = ["FedAvg", "AdaFed", "FedProx", *(f"s{k}" for k in range(9))]
+    made = of_curves({f"{name}|{split}": [[0.5]] for name in names for split in "xy"}, axes=("strategy", "split"))
+    figure = drawing.curves(made, panels(made), Measure())
+    assert [axis.get_title() for axis in figure.axes] == ["split: x", "split: y"]
+    first, second = ([(line.get_color(), line.get_marker(), line.get_label()) for line in axis.lines] for axis in figure.axes)
+    assert first == second
+    assert [label for *_, label in first] == names
+    assert len(set(first)) == 12
+
+
+def test_more_lines_are_drawn_by_family_with_the_baseline_in_each():
+    known = ["FedAvg", "FedAdam", "AdaFed", "AdaFed, by F1", "Krum", "Trimmed mean", "Fed-Star", "Centralized"]
+    made = of_curves({name: [[0.5]] for name in (*known, *(f"s{k}" for k in range(6)))})
+    figure = drawing.curves(made, panels(made), Measure())
+    assert dict(zip([axis.get_title() for axis in figure.axes], labels(figure), strict=True)) == {
+        "Averages and server optimizers": ["FedAvg", "FedAdam"],
+        "Weights by performance and fairness": ["FedAvg", "AdaFed", "AdaFed, by F1"],
+        "Robust to wrong updates": ["FedAvg", "Krum", "Trimmed mean"],
+        "Routes between clients": ["FedAvg", "Fed-Star"],
+        "Others": ["FedAvg", *(f"s{k}" for k in range(6))],
+        "Baselines": ["FedAvg", "Centralized"],
+    }

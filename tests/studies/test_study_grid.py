@@ -1,17 +1,14 @@
 """The axes of a study, as a user writes them, and the runs that they span."""
 
+import math
 from pathlib import Path
 
 import pytest
-import yaml
 from command_line import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_lightning import ConfigurationError
 from fl_lightning.studies.grid import Axis, Choice, full_names, read_axes, span
-from fl_lightning.studies.panels import Measure
-from fl_lightning.studies.sweep import write_sweep
 
 
 @pytest.fixture(autouse=True)
@@ -57,22 +54,6 @@ def test_axes_as_they_are_written(over, choices):
     assert axis.name == next(iter(over))
 
 
-@pytest.mark.parametrize(
-    ("over", "message"),
-    [
-        ({"strategy": []}, "'over.strategy' has no choices. Give at least one choice, each once, or name the choices"),
-        ({"strategy": ["FedAvg", "FedAvg"]}, "'over.strategy' has 'FedAvg' more than once"),
-        ({"seed": [1, 2]}, "'seed' is a column of every run table. Rename it."),
-        ({"strategy": 3}, "'over.strategy' must be a list or names with settings, but is 3. An axis is a list"),
-        ({"partition": ["iid.yaml", "FedAvg"]}, "'over.partition' mixes configuration files with 'FedAvg'"),
-        ({"partition": {"a": {1: 2}}}, "'over.partition.a' must name settings"),
-    ],
-)
-def test_axes_that_are_none(over, message):
-    with pytest.raises(ConfigurationError, match=message):
-        read_axes(over)
-
-
 def test_files_by_their_names():
     """A path wins over a name of the package; runs get paths."""
     (run,) = span(read_axes({"partition": ["data/shards.yaml"]}), [0], ["adafed_mnist", "skew"], {})
@@ -80,20 +61,16 @@ def test_files_by_their_names():
     assert run.files == (str(ROOT / "configs/adafed_mnist.yaml"), "skew.yaml", str(ROOT / "configs/data/shards.yaml"))
 
 
-@pytest.mark.parametrize(("over", "base"), [({"partition": ["nowhere.yaml"]}, "base.yaml"), ({}, "nowhere.yaml")])
-def test_files_that_are_not_there(over, base):
-    with pytest.raises(ConfigurationError, match=r"There is no configuration .nowhere.yaml."):
-        span(read_axes(over), [0], [base], {})
-
-
 @given(sizes=st.lists(st.integers(1, 3), max_size=3), seeds=st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True))
 def test_every_combination_is_run_once(sizes, seeds):
     axes = [Axis(f"a{k}", tuple(Choice(f"c/{n} ", (), ((f"s{k}", n),)) for n in range(size))) for k, size in enumerate(sizes)]
     runs = span(axes, seeds, ["base.yaml"], {"common": 1, "s0": "below"})
-    expected = len(seeds)
-    for size in sizes:
-        expected *= size
-    assert len(runs) == expected == len({run.name for run in runs}) == len({(run.setting, run.seed) for run in runs})
+    assert (
+        len(runs)
+        == len(seeds) * math.prod(sizes)
+        == len({run.name for run in runs})
+        == len({(run.setting, run.seed) for run in runs})
+    )
     assert [run.seed for run in runs] == sorted((run.seed for run in runs), key=seeds.index)  # a seed at a time
     for run in runs:
         assert run.files == ("base.yaml",)
@@ -106,18 +83,6 @@ def test_names_that_would_be_the_same_folder():
     axes = read_axes({"algorithm": {"a/b": {"mu": 1}, "a b": {"mu": 2}}})
     names = [run.name for run in span(axes, [0], ["base.yaml"], {})]
     assert names == ["algorithm=a_b,seed=0", "algorithm=a_b,seed=0-1"]
-
-
-def test_a_sweep_has_the_study_s_runs():
-    """Each run is a whole configuration; those of an earlier version of the study are gone."""
-    Path("sweep").mkdir()
-    Path("sweep/earlier.yaml").write_text("")
-    path = write_sweep(Path(), "mine", {"a,seed=0": "name: a\n", "b,seed=0": "name: b\n"}, Measure("val_loss", higher=False))
-    sweep = yaml.safe_load(path.read_text())
-    assert [yaml.safe_load(Path(file).read_text())["name"] for file in sweep["parameters"]["config"]["values"]] == ["a", "b"]
-    assert (sweep["name"], sweep["method"], sweep["metric"]) == ("mine", "grid", {"name": "val_loss", "goal": "minimize"})
-    assert sweep["command"] == ["fl-lightning", "fit", "${args}"]
-    assert len(list(Path("sweep").iterdir())) == 2
 
 
 def test_sections_become_full_names_and_classes_stay_whole():

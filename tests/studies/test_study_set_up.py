@@ -1,34 +1,29 @@
-"""What a reader needs to repeat a study: its set-up, the set it is measured on, and axes of numbers."""
+"""What a reader needs to repeat a study: its set-up, the set it is measured on, and names; and what is not comparable."""
 
 import csv
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from command_line import small
+from command_line import ADAFED, ROOT, small
 from federations import SIZES, Blobs, Consecutive, Plain, trainer
-from study_tables import cells
 from study_tables import runs_of as table
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback
 from fl_lightning.reporting.run_facts import run_facts
-from fl_lightning.studies import ReportOptions, Row, RunTable, Study, write_report
-from fl_lightning.studies.panels import Measure, panels
-from fl_lightning.studies.set_up import named_settings, set_up, set_up_tables
-from fl_lightning.studies.tables import clients_table
+from fl_lightning.strategies import ALGORITHMS
+from fl_lightning.studies import ReportOptions, Study, write_report
+from fl_lightning.studies.names import family, partition_in_words, readable
+from fl_lightning.studies.panels import panels
+from fl_lightning.studies.set_up import code_of, facts, named_settings, set_up
+from fl_lightning.utilities.source_version import source_version
 
 pytest.importorskip("matplotlib", reason="figures are an extra: pip install 'fl_lightning[compare]'")
 pytest.importorskip("scipy", reason="paired tests are an extra: pip install 'fl_lightning[compare]'")
 
-
 # ------------------------------------------------------------------ the set-up
-
-
-def test_an_axis_that_is_named_by_its_values_needs_no_table():
-    runs = {mu: (0.5, [f"setting federation.local.proximal_mu/{float(mu)}"]) for mu in ("0", "0.1")}
-    assert [one.title for one in set_up_tables(table(runs, ("mu",)))] == ["Set-up"]
-    assert list(set_up_tables(table({"A": (0.5, [])}))) == []  # nothing is known of its runs
 
 
 @pytest.mark.slow
@@ -106,28 +101,6 @@ def test_a_fit_tests_its_best_checkpoint(fl, tmp_path, adafed_run):
     assert (found["selection"], found["validated on"]) == ("test set", "the 1,000 test images")
 
 
-# ------------------------------------------------------------------ clients of different seeds
-
-
-def of_clients(counts: list[float]) -> RunTable:
-    """Two seeds, whose client 'a' has these numbers of examples."""
-    rows = []
-    for seed, count in enumerate(counts):
-        logged = {"partition/a/0": count, "client_comparison/a/global": 0.5 + seed / 10, "client_share/a": 0.2 + seed / 10}
-        rows += [Row(f"r-{seed}", ("A",), seed, 0, metric, value) for metric, value in logged.items()]
-    return RunTable(["algorithm"], rows)
-
-
-@pytest.mark.parametrize(("counts", "shown"), [([3.0, 3.0], "55.00 ± 7.07"), ([3.0, 4.0], "50.00")])
-def test_different_clients_are_never_averaged(counts, shown):
-    made_of = of_clients(counts)
-    (panel,) = panels(made_of)
-    made = clients_table(made_of, panel, Measure())
-    assert cells(made) == [["a, A", shown]]
-    assert ("Seed 0: the others divide the data differently." in made.note) is (counts[0] != counts[1])
-    assert made_of.of_clients(("A",), "client_share/a").shape[1] == (2 if counts[0] == counts[1] else 1)
-
-
 # ------------------------------------------------------------------ axes of numbers
 
 
@@ -151,3 +124,82 @@ def test_a_grid_on_the_test_set_warns(tmp_path, capsys):
         made.write(study.table_path)
         study._show()
         assert ("Warning: The server has validated on the test set" in capsys.readouterr().out) is warns
+
+
+# ------------------------------------------------------------------ names
+
+
+def test_a_file_of_an_algorithm_has_its_name_and_one_that_the_user_wrote_stays():
+    for group, one in ((group, one) for group, algorithms in ALGORITHMS.items() for one in algorithms):
+        assert readable(one.config) == one.name
+        assert family(one.name) == family(f"{one.name}, half of it") == group
+    for own in ("FedAvg", "AdaFed, weights only", "none", "8 bits", "clients, 0.1", "SGD(lr=0.1)", "0.5", "KRUM"):
+        assert readable(own) == own
+
+
+def test_partitions_in_words():
+    counts = {"class_path": "TablePartitioner", "init_args": {"counts": [[1, 2], [3, 4], [5, 6]], "seed": 3}}
+    assert partition_in_words(counts) == "given counts of each class, 3 clients"
+    own = {"class_path": "my.Halves", "init_args": {"share": 0.5, "seed": 1, "names": None, "strict": True}}
+    assert partition_in_words(own) == "Halves, share 0.5"
+    assert partition_in_words(None) == "one dataset for each client"
+
+
+# ------------------------------------------------------------------ what is not comparable
+
+
+@pytest.mark.slow
+def test_the_facts_of_a_run_come_from_its_configuration():
+    kinds = ("centralized", "local only", "last client")
+    files = {name: str(ROOT / "configs" / f"{name.replace(' ', '_')}_mnist.yaml") for name in (*kinds, "fedper")}
+    choices = {
+        "base": None,
+        "embedded": {"data.datamodule.source": "embedded", "data.datamodule.batch_size": 3},
+        "limited": {"trainer.limit_val_batches": 2},
+        "skew": str(ROOT / "configs" / "data" / "label_skew.yaml"),
+        **files,
+    }
+    study = Study(ADAFED, {"only": choices}, seeds=1)
+    found = {run.setting[0]: facts(study.configurations[run.name][0].as_dict()) for run in study.runs}
+    made = {name: [f"{kind}/{text}" for kind, text in own.items()] for name, own in found.items()}
+    partition, server = "given counts of each class, 6 clients", "server_set/the validation set of MNISTDataModule"
+    assert made["base"] == [f"partition/{partition}", "training/100 %", f"{server} (source auto)"]
+    assert made["embedded"][2] == f"{server} (source embedded)"
+    assert made["limited"][2] == f"{server} (source auto), limited to 2 batches"
+    parts = "the clients' own test parts (20 % each; Dirichlet, beta 0.5, 10 clients)"
+    assert made["skew"][1:] == ["training/80 %", f"client_set/{parts}", f"server_set/{parts}, together"]
+    complete = f"the clients' own test parts (20 % each; {partition}), each with its client's complete model"
+    assert made["fedper"][-1] == f"server_set/{complete}"
+    assert [made[kind][-1] for kind in kinds] == [f"reference/{kind}" for kind in kinds]
+
+
+def test_the_code_of_a_run_is_what_it_wrote_into_its_configuration(tmp_path):
+    assert code_of(tmp_path) == {}
+    for first, code in (("# fl_lightning==0.2.0 (commit 60b2303)", {"code": "0.2.0 (commit 60b2303)"}), ("seed: 1", {})):
+        (tmp_path / "config.yaml").write_text(f"{first}\ntrainer: {{}}\n")
+        assert code_of(tmp_path) == code
+
+
+def test_the_commit_of_a_checkout(tmp_path):
+    """What git itself says; without a checkout, the release alone."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.example", *arguments]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    def version() -> str:
+        source_version.cache_clear()
+        return source_version("1.2.3", tmp_path)
+
+    assert version() == "1.2.3"
+    git("init", "--quiet")
+    (tmp_path / "code.py").write_text("1")
+    git("add", "code.py")
+    git("commit", "--quiet", "-m", "first")
+    commit = git("rev-parse", "HEAD")[:7]
+    assert version() == f"1.2.3 (commit {commit})"
+    (tmp_path / "code.py").write_text("2")
+    assert version() == f"1.2.3 (commit {commit}-dirty)"
+    (tmp_path / ".git" / "HEAD").write_text("no reference")
+    assert version() == "1.2.3"
+    source_version.cache_clear()

@@ -33,7 +33,13 @@ WRONG = """
 --base adafed_mnist --known nowhere.csv => Cannot read the run table 'nowhere.csv'
 --base adafed_mnist --jobs 0 => 'jobs' must be at least 1, or auto
 --base adafed_mnist --jobs many => All settings: fl-lightning compare --help; examples: docs/studies.md.
---base adafed_mnist --over.strategy FedAvg,FedAvg => has 'FedAvg' more than once
+--base adafed_mnist --over.strategy FedAvg,FedAvg => 'over.strategy' has 'FedAvg' more than once
+--base adafed_mnist --over.strategy [] => 'over.strategy' has no choices. Give at least one choice, each once
+over: {strategy: 3} => 'over.strategy' must be a list or names with settings, but is 3. An axis is a list
+--base adafed_mnist --over.seed [1,2] => 'seed' is a column of every run table. Rename it.
+--base adafed_mnist --over.partition nowhere.yaml => There is no configuration 'nowhere.yaml'
+--base adafed_mnist --over.partition iid.yaml,FedAvg => 'over.partition' mixes configuration files with 'FedAvg'
+--base adafed_mnist --over.partition {"a":{1:2}} => 'over.partition.a' must name settings
 --base adafed_mnist --over.strategy FedAvgg => Cannot configure the run 'strategy=FedAvgg,seed=0'
 --base adafed_mnist --over.strategi FedAvg => Short names: strategy, route
 --base adafed_mnist --over.federation.stratgy [1] => federation.strategy

@@ -21,7 +21,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import fl_lightning as fl
 from fl_lightning.cells import CellSite
-from fl_lightning.studies.options import ReportOptions
+from fl_lightning.studies.panels import ReportOptions
 
 Use = Callable[[Any], Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from fl_lightning.studies import ReportOptions, Row, RunTable
-from fl_lightning.studies.layout import Bold, Table
+from fl_lightning.studies.page import Bold, Table
 
 ACCURACY = {  # by strategy and seed: after rounds 0 to 3
     ("FedAvg", 0): [0.10, 0.50, 0.70, 0.60],
@@ -98,3 +98,13 @@ def everything() -> tuple[RunTable, ReportOptions]:
         facts[run] = own | {"partition": split, "code": f"0.{seed + 1}.0", "settings": settings, "server_set": server_set}
     options = {"every": 2, "after": 2, "targets": [0.65, 0.8], "beside": ["federation/epsilon_of_clients"], "title": "All"}
     return RunTable(["algorithm", "split"], rows, facts), ReportOptions(names={"FedBN": "FedBN, own layers"}, **options)
+
+
+def of_curves(
+    runs: dict[str, list[list[float]]], metric: str = "val_accuracy", axes: tuple[str, ...] = ("strategy",)
+) -> RunTable:
+    """Runs by name (and a second choice after a bar): of each seed, the values of a metric over rounds."""
+    settings = {name: tuple(name.split("|")) if axes else () for name in runs}
+    seeds = [(name, seed, values) for name, own in runs.items() for seed, values in enumerate(own)]
+    rows = [Row(f"{n}-{seed}", settings[n], seed, r, metric, x) for n, seed, values in seeds for r, x in enumerate(values)]
+    return RunTable(axes, rows)
