@@ -64,15 +64,12 @@ class Engine(Protocol):
         Raises:
             EngineError: if another engine must train these clients.
         """
-        ...
 
     def recover(self) -> None:
         """Clean up after a client's error."""
-        ...
 
     def close(self) -> None:
         """Release the data of the last client and what was built to train it; :meth:`fit` builds it again."""
-        ...
 
 
 class TrainerEngine:
