@@ -52,7 +52,7 @@ class ClientFit:
         Returns:
             The last ``global_step`` and the metrics that the module logged.
         """
-        module, attributes = self.module, vars(self.module)
+        attributes = vars(self.module)
         self.run = ClientRun("fabric", self._place, data, self._callbacks, self._precision)
         self.recorder = LogRecorder(self._device, self.run.callback_metrics)
         epochs, steps = plan.limits
@@ -60,7 +60,7 @@ class ClientFit:
         self._data = data
         self._hooks.begin(self.run, self.recorder)
         stand_in: Any = self.run
-        module.trainer = data.trainer = stand_in
+        self.module.trainer = data.trainer = stand_in
         attributes["log"] = self.recorder.log
         data.setup("fit")
         try:

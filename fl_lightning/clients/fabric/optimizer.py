@@ -55,31 +55,28 @@ class ClientHooks:
 
     def begin(self, run: ClientRun, recorder: LogRecorder) -> None:
         """Prepare for the next fit."""
-        self.run, self.recorder = run, recorder
+        self.run: Any = run
+        self.recorder = recorder
         for callback in self._callbacks:  # as Lightning does
             callback.log, callback.log_dict = recorder.log, self._module.log_dict  # type: ignore[attr-defined]
 
     def set_up(self) -> None:
         """Set up the callbacks, then the module."""
         for callback in self._around["setup"]:
-            callback.setup(self._stand_in, self._module, stage="fit")
+            callback.setup(self.run, self._module, stage="fit")
         self._module.setup(stage="fit")
         self._module.configure_model()
 
     def tear_down(self) -> None:
         """Tear down the callbacks, then the module."""
         for callback in self._around["teardown"]:
-            callback.teardown(self._stand_in, self._module, stage="fit")
+            callback.teardown(self.run, self._module, stage="fit")
         self._module.teardown(stage="fit")
 
     def hear_of(self, error: BaseException) -> None:
         """Tell the callbacks that the fit ends with an error."""
         for callback in self._around["on_exception"]:
-            callback.on_exception(self._stand_in, self._module, error)
-
-    @property
-    def _stand_in(self) -> Any:
-        return self.run
+            callback.on_exception(self.run, self._module, error)
 
     def call(self, hook: str, *args: Any) -> Any:
         """Call a hook, and return the result of the module's own method."""
@@ -121,9 +118,8 @@ class ClientOptimizer:
 
     def __init__(self, module: LightningModule, local: LocalTraining, precision: Any, hooks: ClientHooks) -> None:
         self._module, self._local, self._precision, self._hooks = module, local, precision, hooks
-        self._zeroes = is_overridden("optimizer_zero_grad", module)
-        self._schedules = is_overridden("lr_scheduler_step", module)
-        self._steps = is_overridden("optimizer_step", module)
+        overridable = ("optimizer_zero_grad", "lr_scheduler_step", "optimizer_step")
+        self._zeroes, self._schedules, self._steps = (is_overridden(name, module) for name in overridable)
 
     def begin(self) -> None:
         """Build the optimizer for the next fit."""
@@ -146,9 +142,7 @@ class ClientOptimizer:
                 f"{type(self._optimizer).__name__} removes the gradients' scale inside its step, after they are clipped. Set "
                 "fused=False in 'configure_optimizers', remove the clipping, or set 'federation.local.precision' to bf16-mixed."
             )
-        self._wrapped: Any = None
-        if self._steps:
-            self._wrapped = stepping_through(self._optimizer, self)
+        self._wrapped: Any = stepping_through(self._optimizer, self) if self._steps else None
 
     def zero_grad(self, batch_idx: int) -> None:
         """Clear the gradients, between the forward and the backward pass."""
@@ -232,10 +226,7 @@ class ClientOptimizer:
                         f"A scheduler monitors {config.monitor!r}, which {type(self._module).__name__} does not log in "
                         "training. Log it, or let the scheduler monitor another metric."
                     )
-                continue
-            if self._schedules:
+            elif self._schedules:
                 self._module.lr_scheduler_step(config.scheduler, value)
-            elif value is None:
-                config.scheduler.step()
             else:
-                config.scheduler.step(value)
+                config.scheduler.step(*(() if value is None else (value,)))
