@@ -204,7 +204,7 @@ class PythonState:
             and not isinstance(parts[key[0]], MetricCollection)  # it groups its metrics in its first update
             and not equal(value, self._beginning.get(key, _ABSENT))
         ]
-        continued = {key: own for key, value in changed if type(own := values.builtin(value)) in values.BUILTIN}
+        continued = {key: plain for key, value in changed if type(plain := values.builtin(value)) in values.BUILTIN}
         kept = {".".join(key): value for key, value in continued.items()}
         kept |= {f"{prefix}.{name}": _state_of(parts[prefix], name) for prefix, name in own}
         if self._shared:

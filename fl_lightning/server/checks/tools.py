@@ -17,7 +17,7 @@ from fl_lightning.functional.model_parts import constant_modules
 from fl_lightning.settings.local_training import LocalTraining
 
 _TUNERS = known.BatchSizeFinder, known.LearningRateFinder
-_TUNE = "Tune without a federation ('federation.enabled' false, or a Trainer without it), set what it finds, and remove the callback."
+_TUNE = "Tune without a federation ('federation.enabled' false, or a Trainer without it), set what it finds, and remove it."
 _REFUSED: dict[type[Callback] | tuple[type[Callback], ...], str] = {
     _TUNERS: f"would tune rounds as if they were training steps. {_TUNE}",
     known.GradientAccumulationScheduler: "would accumulate rounds. Set 'federation.local.accumulate_grad_batches' instead, "
