@@ -147,7 +147,8 @@ class Rounds:
         if round_idx == 0 or not run.rounds:
             run.rounds = [self.federation.planned_rounds]
         (planned,) = run.rounds
-        if planned is not None and round_idx >= planned and run.schedules and not self._warned_of_extension:
+        scheduled = run.settings.get("model.lr_scheduler") and not self._warned_of_extension
+        if planned is not None and round_idx >= planned and scheduled:
             self._warned_of_extension = True
             rank_zero_warn(
                 f"Round {round_idx} goes beyond the {planned} rounds for which this run was first started. Learning-rate "

@@ -66,7 +66,7 @@ class ClientFit:
         try:
             self._run_all()
         except BaseException as error:
-            self._hooks.hear_of(error)
+            self._hooks.around("on_exception", error)
             raise
         finally:
             del attributes["log"]
@@ -80,7 +80,9 @@ class ClientFit:
         module, run = self.module, self.run
         if self._prepares:
             module.prepare_data()
-        self._hooks.set_up()
+        self._hooks.around("setup", stage="fit")
+        module.setup(stage="fit")
+        module.configure_model()
         self._precision.convert_module(module)
         parameters = list(parameters_of(module).values())
         if {parameter.device for parameter in parameters} - {self._device}:
@@ -102,7 +104,8 @@ class ClientFit:
                 self._epoch(loader)
             self._hooks.call("on_train_end")
         self._hooks.call("on_fit_end")
-        self._hooks.tear_down()
+        self._hooks.around("teardown", stage="fit")
+        module.teardown(stage="fit")
 
     def _count_batches(self) -> int:
         return self._local.batches(length_of(self._data.train_dataloader(), "fabric"), self._place.fast_dev_run)
@@ -118,7 +121,7 @@ class ClientFit:
         for batch_idx, raw in enumerate(loader):
             complete = batch_idx + 1 >= last
             run.note(is_last_batch=complete)
-            batch = self._transferred(raw)
+            batch = raw if self._in_place else transferred(self._precision.convert_input(raw), self._transfers, self._device)
             recorder.batch = batch
             skips = batch is not None and self._hooks.call("on_train_batch_start", batch, batch_idx) == -1
             complete = complete or skips  # the rest of the epoch
@@ -144,11 +147,6 @@ class ClientFit:
             self._optimizer.schedule("epoch", run.current_epoch, True)
         recorder.reset()
         run.note(_epoch=run.current_epoch + 1)
-
-    def _transferred(self, batch: Any) -> Any:
-        if self._in_place:
-            return batch
-        return transferred(self._precision.convert_input(batch), self._transfers, self._device)
 
     def _batch(self, batch: Any, batch_idx: int, steps: bool) -> dict[str, Any]:
         """Train on a batch, and return the outputs for ``on_train_batch_end``."""

@@ -60,23 +60,10 @@ class ClientHooks:
         for callback in self._callbacks:  # as Lightning does
             callback.log, callback.log_dict = recorder.log, self._module.log_dict  # type: ignore[attr-defined]
 
-    def set_up(self) -> None:
-        """Set up the callbacks, then the module."""
-        for callback in self._around["setup"]:
-            callback.setup(self.run, self._module, stage="fit")
-        self._module.setup(stage="fit")
-        self._module.configure_model()
-
-    def tear_down(self) -> None:
-        """Tear down the callbacks, then the module."""
-        for callback in self._around["teardown"]:
-            callback.teardown(self.run, self._module, stage="fit")
-        self._module.teardown(stage="fit")
-
-    def hear_of(self, error: BaseException) -> None:
-        """Tell the callbacks that the fit ends with an error."""
-        for callback in self._around["on_exception"]:
-            callback.on_exception(self.run, self._module, error)
+    def around(self, hook: str, *args: Any, **more: Any) -> None:
+        """Call ``setup``, ``teardown`` or ``on_exception`` of the callbacks."""
+        for callback in self._around[hook]:
+            getattr(callback, hook)(self.run, self._module, *args, **more)
 
     def call(self, hook: str, *args: Any) -> Any:
         """Call a hook, and return the result of the module's own method."""
