@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 from fl_lightning.clients.fabric.engine import precision_of, refuse_module
-from fl_lightning.clients.fabric.optimizer import HOOKS, length_of
+from fl_lightning.clients.fabric.fit import HOOKS, length_of
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import LocalResult, PreparedTask, keep_metrics_to_this_process
 from fl_lightning.clients.stacked.effects import REMEDY
