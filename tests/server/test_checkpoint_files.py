@@ -182,9 +182,7 @@ def test_what_a_checkpoint_needs_is_said_before_round_0_ready_to_paste(kind, tmp
     with pytest.raises(CheckpointError, match=r"If you trust its author, set 'federation.checkpoints.trusted_classes' to"):
         trainer(1, FederatedOrchestrator()).validate(Own(shape), data, ckpt_path=path)
     trainer(1, FederatedOrchestrator(checkpoints=Checkpoints(names))).validate(Own(shape), data, ckpt_path=path, verbose=False)
-    resumed = trainer(2, FederatedOrchestrator(checkpoints=Checkpoints(names)))
-    resumed.fit(Own(shape), data, ckpt_path=path)
-    assert resumed.global_step == 2
+    assert federate(Own(shape), 2, ckpt_path=path, checkpoints=Checkpoints(names)).global_step == 2
     assert set(torch.serialization.get_safe_globals()) == before
 
 
