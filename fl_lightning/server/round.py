@@ -57,8 +57,8 @@ class FederationRound(Cohort):
     def __post_init__(self) -> None:
         self.clients = self.plan.clients
         federation = self.federation
-        self._pool, self._server, self._strategy = federation.pool, federation.server, federation.strategy
-        self._comm = federation.comm
+        self._pool, self._server, self._strategy = federation.pool, federation.server, federation.settings.strategy
+        self._comm = self._pool.comm
         # Otherwise the last scores are used.
         self._due = self.round_idx % federation.settings.server_evaluation.every_n_rounds == 0
         self._tell_end = partial(announce, federation.trainer, "on_client_end")

@@ -63,7 +63,7 @@ class Rounds:
         federation, trainer = self.federation, self.federation.trainer
         self.rounds += 1
         self.untouched.check(trainer)
-        self.termination.agree(federation.comm, raises=True)
+        self.termination.agree(federation.pool.comm, raises=True)
         with outside_precision(trainer, self._default_dtype):
             tasks = self._round(module, trainer.current_epoch)
             if not federation.pool.simulated:
@@ -71,7 +71,7 @@ class Rounds:
             figures = {name: x for hook in self._hooks for name, x in hook.end_round(trainer.current_epoch, tasks).items()}
         if figures:
             module.log_dict(figures, on_step=False, on_epoch=True, batch_size=1)
-        self.termination.agree(federation.comm, raises=False)
+        self.termination.agree(federation.pool.comm, raises=False)
 
     def conclude(self) -> None:
         """Let the options in use act after the last round, and warn of a resumed fit that had no round left to run."""
